@@ -1,0 +1,38 @@
+# Everything runs in .venv, which `make setup` makes. On Debian the missing system packages are
+# installed when this is run as root.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup test demo bench soak lint clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+		echo "installing python3-venv"; \
+		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2
+
+demo: setup
+	$(BIN)/python -m ackflow.demo
+
+bench: setup
+	$(BIN)/python -m bench
+
+soak: setup
+	$(BIN)/pytest -m soak --timeout 7200
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,209 @@
+"""What an operator changes: options, pauses, where a group reads, what is thrown away."""
+
+from msgspec import structs
+
+from .. import ids, ranges
+from ..errors import GroupNotFound, NotFound, QueueNotFound
+from ..policy import Dialect, GroupOptions, QueueOptions, settings
+from ..ranges import Ranges
+from ..store.rows import LEASED, Cursor, Group, Lane, Queue
+from ..store.tx import Tx
+from .expire import end_leases, pass_over
+from .lanes import group_for, queue_for, sequence_at
+
+
+def find_queue(tx: Tx, name: str) -> Queue:
+    found = tx.queue(name)
+    if found is None:
+        raise QueueNotFound(f"there is no queue {name!r}")
+    return found
+
+
+def find_group(tx: Tx, queue: Queue, name: str) -> Group:
+    found = tx.group(queue.id, name)
+    if found is None:
+        raise GroupNotFound(f"queue {queue.name!r} has no group {name!r}")
+    return found
+
+
+def configure(tx: Tx, name: str, changes: dict[str, object]) -> QueueOptions:
+    """Create a queue or change the options given; the others stay."""
+    queue = queue_for(tx, name)
+    queue.options = structs.replace(queue.options, **changes)
+    tx.save_queue(queue)
+    for group in tx.groups(queue.id):
+        group.rules = settings(group.dialect, queue.options, group.options)
+    tx.touched.add(name)
+    return queue.options
+
+
+def configure_group(
+    tx: Tx, queue_name: str, name: str, changes: dict[str, object], dialect: Dialect | None
+) -> Group:
+    """Create a group or change the options given; where it starts is decided once."""
+    queue = queue_for(tx, queue_name)
+    found = tx.group(queue.id, name)
+    if found is None:
+        return group_for(tx, queue, name, dialect or "native", GroupOptions(**changes))  # type: ignore[arg-type]
+    changes = {k: v for k, v in changes.items() if k != "start"}
+    found.options = structs.replace(found.options, **changes)
+    found.dialect = dialect or found.dialect
+    found.rules = settings(found.dialect, queue.options, found.options)
+    tx.save_group(found)
+    tx.reblock(found)
+    tx.touched.add(queue.name)
+    return found
+
+
+def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
+    """Stop or start handing out, of a queue or of one group; settling and expiry go on."""
+    queue = find_queue(tx, queue_name)
+    if name is None:
+        queue.paused = paused
+        tx.save_queue(queue)
+    else:
+        group = find_group(tx, queue, name)
+        group.paused = paused
+        tx.save_group(group)
+    tx.touched.add(queue.name)
+
+
+def seek(
+    tx: Tx,
+    queue_name: str,
+    name: str,
+    to: str | int,
+    time: bool = False,
+    partition: str | None = None,
+) -> int:
+    """Move a group to the start, the end, a time or a sequence; every claim it had there ends."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, name)
+    lanes = _lanes(tx, queue, partition)
+    for lane in lanes:
+        cursor = tx.cursor(lane.id, group.id)
+        assert cursor is not None
+        _seek(tx, group, lane, cursor, _target(tx, lane, to, time))
+    tx.touched.add(queue.name)
+    return len(lanes)
+
+
+def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
+    if to == "end":
+        return lane.head
+    if to == "start":
+        return lane.base
+    assert isinstance(to, int)
+    return max(lane.base, min(sequence_at(tx, lane, to) if time else to, lane.head))
+
+
+def _seek(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
+    """Forward, what is passed counts as skipped; back, everything before the target does."""
+    old = cursor.next
+    pass_over(tx, lane, cursor, max(old, target), "skipped")
+    if target < old:
+        cursor.done = cursor.dead = cursor.purged = cursor.expired = cursor.hidden = 0
+        cursor.skipped = cursor.next = target
+        tx.run("uncount_dead", group.id, lane.id, 0)
+    cursor.ready = cursor.next < lane.head
+    tx.changed(cursor)
+
+
+def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
+    """Remove every message of a queue or partition; dead letters stay."""
+    queue = find_queue(tx, queue_name)
+    removed = 0
+    for lane in _lanes(tx, queue, partition):
+        removed += int(tx.all("lane_totals", lane.id)[0][1]) - ranges.count(lane.gone)
+        for cursor in tx.cursors_of_lane(lane.id):
+            pass_over(tx, lane, cursor, lane.head, "purged")
+            cursor.ready = False
+        _drop_messages(tx, lane)
+        lane.base, lane.gone = lane.head, []
+        tx.save_lane(lane)
+    tx.touched.add(queue.name)
+    return removed
+
+
+def delete_queue(tx: Tx, name: str) -> bool:
+    """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
+    queue = tx.queue(name)
+    if queue is None:
+        return False
+    for lane in tx.lanes(queue.id):
+        _drop_messages(tx, lane)
+        tx.run("drop_claims_of_lane", lane.id)
+        tx.run("drop_cursors_of_lane", lane.id)
+    for group in tx.groups(queue.id):
+        tx.run("drop_leases_of_group", group.id)
+        tx.run("drop_group", group.id)
+    for partition in tx.partitions(queue.id):
+        tx.run("drop_txids_of_partition", partition.id)
+    tx.run("drop_dead_of_queue", queue.id)
+    tx.run("drop_lanes", queue.id)
+    tx.run("drop_partitions", queue.id)
+    tx.run("drop_queue", queue.id)
+    tx.cache.clear()
+    tx.touched.add(name)
+    return True
+
+
+def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
+    """Remove a group, its claims and its dead letters; a group of that name starts anew."""
+    queue = find_queue(tx, queue_name)
+    group = tx.group(queue.id, name)
+    if group is None:
+        return False
+    tx.flush()
+    tx.run("drop_claims_of_group", group.id)
+    tx.run("drop_leases_of_group", group.id)
+    tx.run("drop_dead_of_group", group.id)
+    tx.run("drop_cursors_of_group", group.id)
+    tx.run("drop_group", group.id)
+    tx.cache.clear()
+    return True
+
+
+def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
+    """Remove one message for every group that has not settled it."""
+    queue = find_queue(tx, queue_name)
+    place = ids.parse_message_id(id)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    if lane is None or lane.queue != queue.id or not lane.base <= place.sequence < lane.head:
+        return False
+    one = [place.sequence, place.sequence + 1]
+    if ranges.contains(lane.gone, place.sequence):
+        return False
+    for cursor in tx.cursors_of_lane(lane.id):
+        if cursor.next > place.sequence:
+            _cut(tx, lane, cursor, one)
+    lane.gone = ranges.union(lane.gone, one)
+    tx.save_lane(lane)
+    tx.touched.add(queue.name)
+    return True
+
+
+def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
+    for claim in tx.claims_in(lane.id, cursor.grp, one[0], one[1]):
+        if not ranges.contains(claim.ranges, one[0]):
+            continue
+        claim.ranges = ranges.difference(claim.ranges, one)
+        tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+        cursor.purged += 1
+        tx.changed(cursor)
+        if claim.state == LEASED and claim.lease is not None:
+            end_leases(tx, lane.id, {claim.lease: one}, "deleted")
+
+
+def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
+    if partition is None:
+        return tx.lanes(queue.id)
+    home = tx.partition(queue.id, partition)
+    if home is None:
+        raise NotFound(f"queue {queue.name!r} has no partition {partition!r}")
+    return tx.lanes_in(home.id)
+
+
+def _drop_messages(tx: Tx, lane: Lane) -> None:
+    tx.run("drop_bodies_of_lane", lane.id)
+    tx.run("drop_segments_of_lane", lane.id)

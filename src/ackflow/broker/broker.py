@@ -1,0 +1,196 @@
+"""The broker: the store, the writer, waiting pops and upkeep, tied together.
+
+It decides when verbs run and which of them must be on disk; what they do is in their modules.
+"""
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from ..clock import SECOND, Clock, Signal, micros
+from ..errors import AckflowError, SessionClosed
+from ..model import Upkeep
+from ..store.tx import Tx
+from ..store.writer import Job, Writer
+from .handout import Handout
+from .pop import PopRequest, pop
+from .push import Answer, PushRequest, push
+from .upkeep import Keeper
+from .waiting import Waiting
+
+P = ParamSpec("P")
+T = TypeVar("T")
+POLL_SECONDS = 0.005
+BUSY_ROUND_SECONDS = 0.05
+IDLE_ROUND_SECONDS = 1.0
+TURN_SECONDS = 10.0
+
+log = logging.getLogger("ackflow")
+
+
+class NotMyTurn(AckflowError):
+    """Another process does the upkeep of this database."""
+
+
+class Store(Protocol):
+    """What the broker needs of a database."""
+
+    id: int
+
+    def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]: ...
+    def read(self, body: Callable[[Tx], T]) -> T: ...
+    def changed(self) -> int: ...
+    def look_for_space(self) -> None: ...
+    def checkpoint(self) -> None: ...
+    def backup(self, target: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Broker:
+    """Verbs over one store. Every method may be called from any thread."""
+
+    def __init__(self, store: Store, clock: Clock, upkeep: bool = True) -> None:
+        self.store = store
+        self.clock = clock
+        self.waiting = Waiting()
+        self.writer = Writer(store, push, self.waiting.ring)
+        self._keeper = Keeper(self.read, self._keep)
+        self._name = secrets.token_hex(8)
+        self._turn_until = 0
+        self._keeping = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if upkeep:
+            self._thread = threading.Thread(
+                target=self._look_after, name="ackflow-upkeep", daemon=True
+            )
+            self._thread.start()
+
+    def do(
+        self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run one verb in a group transaction; `synced`: it is on disk when this returns."""
+        self._check_open()
+        return self.writer.run(lambda tx: verb(tx, *args, **kwargs), synced=synced)  # type: ignore[no-any-return]
+
+    def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a verb that only reads, on a snapshot beside the writer."""
+        self._check_open()
+        return self.store.read(lambda tx: verb(tx, *args, **kwargs))
+
+    def push(self, request: PushRequest) -> Answer:
+        self._check_open()
+        return self.writer.run(_never, synced=True, merge=request)  # type: ignore[no-any-return]
+
+    def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
+        """Pop, waiting up to `wait` seconds for something to come."""
+        answer = self.try_pop(request)
+        if answer.runs or wait <= 0:
+            return answer
+        deadline = self.clock.now() + micros(wait)
+        kind, signal = (request.queue, request.group, request.partition), Signal()
+        self.waiting.enter(kind, signal)
+        try:
+            while True:
+                signal.clear()
+                answer = self.try_pop(request)
+                if answer.runs or self.clock.now() >= deadline:
+                    return answer
+                self.clock.wait(signal, min(deadline, answer.retry_at or deadline))
+                self._check_open()
+        finally:
+            self.waiting.leave(kind, signal)
+            if signal.rung():
+                self.waiting.pass_on(kind)
+
+    def try_pop(self, request: PopRequest) -> Handout:
+        answer = self.do(pop, False, request)
+        if answer.runs:
+            self.waiting.pass_on((request.queue, request.group, request.partition))
+        return answer
+
+    def submit(self, verb: Callable[[Tx], Any], synced: bool, then: Callable[[Job], None]) -> None:
+        """Run a verb on the writer's thread; for callers that must not block."""
+        self._check_open()
+        self.writer.submit(Job(verb, synced, None, then))
+
+    def read(self, verb: Callable[[Tx], T]) -> T:
+        return self.store.read(verb)
+
+    def write(self, verb: Callable[[Tx], T]) -> T:
+        return self.writer.run(verb, synced=False)  # type: ignore[no-any-return]
+
+    def upkeep(self) -> Upkeep:
+        """Do every duty of upkeep once, now."""
+        with self._keeping:
+            return self._keeper.run_once()
+
+    def close(self) -> None:
+        """Stop upkeep and waiting pops, and close the database. Closing twice does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self.waiting.some.set()
+        self.waiting.ring()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self.writer.close()
+        with self.writer.exclusively():
+            self.store.close()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise SessionClosed()
+
+    def _look_after(self) -> None:
+        """The upkeep thread: rounds of upkeep, and between them an eye on other processes."""
+        next_round, seen = self.clock.now(), -1
+        while not self._closed.is_set():
+            if self.clock.now() >= next_round:
+                pause = BUSY_ROUND_SECONDS if self._round() else IDLE_ROUND_SECONDS
+                next_round = self.clock.now() + micros(pause)
+            left = max(0.0, (next_round - self.clock.now()) / SECOND)
+            if self.waiting.some.is_set():
+                self._closed.wait(min(left, POLL_SECONDS))
+                with contextlib.suppress(AckflowError):
+                    version = self.store.changed()
+                    if version != seen:
+                        seen = version
+                        self.waiting.ring()
+            else:
+                self.waiting.some.wait(left)
+
+    def _keep(self, duty: Callable[[Tx], T]) -> T:
+        """Write as the one upkeep of the database; another process that has the turn keeps it."""
+        if self.clock.now() + micros(TURN_SECONDS / 2) > self._turn_until:
+            self._turn_until = self.write(self._take_turn)
+        return self.write(duty)
+
+    def _take_turn(self, tx: Tx) -> int:
+        found = tx.value("get_meta", "upkeep")
+        holder, until = str(found).split(" ") if found else ("", "0")
+        if holder != self._name and int(until) > tx.now:
+            raise NotMyTurn()
+        until = str(tx.now + micros(TURN_SECONDS))
+        tx.run("put_meta", "upkeep", f"{self._name} {until}")
+        return int(until)
+
+    def _round(self) -> bool:
+        try:
+            self.store.look_for_space()
+            busy = self.upkeep().total > 0
+            self.store.checkpoint()
+            return busy
+        except NotMyTurn:
+            return False
+        except AckflowError as error:
+            if not self._closed.is_set():
+                log.warning("upkeep failed and is tried again: %s", error)
+            return False
+
+
+def _never(_: Tx) -> Sequence[Any]:
+    raise AssertionError("pushes are merged")

@@ -1,0 +1,148 @@
+"""Looking at messages without touching them: bounded by a limit and a time, resumable."""
+
+import time
+
+from msgspec import Struct
+
+from .. import ids, ranges
+from ..errors import InvalidArgument, NotFound
+from ..model import Page, StoredMessage, when
+from ..store.rows import DUE, LEASED, Group, Lane, Queue, Segment
+from ..store.tx import Tx
+from .admin import find_group, find_queue
+from .handout import is_binary, payload
+
+SEGMENTS_AT_ONCE = 32
+
+
+class BrowseRequest(Struct):
+    """What to look for; `text` is bytes that the payload contains, `after` continues a page."""
+
+    queue: str
+    partition: str | None = None
+    group: str | None = None
+    text: bytes | None = None
+    since: int | None = None
+    until: int | None = None
+    limit: int = 100
+    seconds: float = 2.0
+    after: str | None = None
+
+
+def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
+    """Messages in the order of lane and sequence. `next` is given as long as there may be more."""
+    queue = find_queue(tx, request.queue)
+    group = find_group(tx, queue, request.group) if request.group else None
+    deadline = time.monotonic() + request.seconds
+    at_lane, at = _resume(request.after)
+    found: list[StoredMessage] = []
+    for lane in _lanes(tx, queue, request.partition):
+        if lane.id < at_lane:
+            continue
+        at = at if lane.id == at_lane else lane.base
+        while at < lane.head:
+            if len(found) >= request.limit or time.monotonic() > deadline:
+                return Page(found, f"{lane.id}.{at}")
+            segments = tx.segments_from(lane.id, at, SEGMENTS_AT_ONCE)
+            if not segments:
+                break
+            for segment in segments:
+                at = _look(tx, request, queue, group, lane, segment, max(at, segment.first), found)
+                if len(found) >= request.limit or time.monotonic() > deadline:
+                    break
+    return Page(found)
+
+
+def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessage:
+    """One stored message by its id."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, group_name) if group_name else None
+    place = ids.parse_message_id(id)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    if (
+        lane is not None
+        and lane.queue == queue.id
+        and not ranges.contains(lane.gone, place.sequence)
+    ):
+        one = [place.sequence, place.sequence + 1]
+        for segment, sequence, _ in tx.segments_over(lane.id, one):
+            return _view(tx, queue, group, lane, segment, sequence)
+    raise NotFound(f"queue {queue_name!r} does not store a message {id}")
+
+
+def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) -> str:
+    """Where one message stands in a group."""
+    if segment.for_group not in (None, group.id):
+        return "hidden"
+    cursor = tx.cursor(lane.id, group.id)
+    if cursor is None or sequence >= cursor.next:
+        return "waiting" if segment.due_at > tx.now else "ready"
+    for claim in tx.claims_in(lane.id, group.id, sequence, sequence + 1):
+        if ranges.contains(claim.ranges, sequence):
+            over = claim.state == DUE or (claim.at is not None and claim.at <= tx.now)
+            return "ready" if over else "leased" if claim.state == LEASED else "waiting"
+    return "dead" if tx.dead("dead_of", group.id, lane.id, sequence) else "settled"
+
+
+def _look(
+    tx: Tx, request: BrowseRequest, queue: Queue, group: Group | None, lane: Lane,
+    segment: Segment, first: int, found: list[StoredMessage],
+) -> int:  # fmt: skip
+    """Look through one segment from a sequence on; answers with where to go on."""
+    late = request.until is not None and segment.created_at >= request.until
+    if late or (request.since is not None and segment.created_at < request.since):
+        return segment.stop
+    if request.text is not None and request.text not in tx.body(segment).data:
+        return segment.stop
+    for sequence in range(first, segment.stop):
+        if len(found) >= request.limit:
+            return sequence
+        if ranges.contains(lane.gone, sequence):
+            continue
+        if request.text is None or request.text in payload(
+            tx.body(segment), sequence - segment.first
+        ):
+            found.append(_view(tx, queue, group, lane, segment, sequence))
+    return segment.stop
+
+
+def _view(
+    tx: Tx, queue: Queue, group: Group | None, lane: Lane, segment: Segment, sequence: int
+) -> StoredMessage:
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    body, index = tx.body(segment), sequence - segment.first
+    id = ids.message_id(tx.store, lane.id, sequence)
+    rest = body.rest
+    return StoredMessage(
+        id=id,
+        queue=queue.name,
+        partition=home.name,
+        priority=lane.priority,
+        sequence=sequence,
+        created_at=when(segment.created_at),
+        due_at=when(segment.due_at),
+        raw=payload(body, index),
+        is_json=not is_binary(body, index),
+        transaction_id=rest.txids.get(index, id) if rest else id,
+        headers=rest.headers.get(index, {}) if rest else {},
+        state=state_of(tx, group, lane, segment, sequence) if group else None,
+    )
+
+
+def _resume(after: str | None) -> tuple[int, int]:
+    if after is None:
+        return 0, 0
+    lane, _, sequence = after.partition(".")
+    if not (lane.isdecimal() and sequence.isdecimal()):
+        raise InvalidArgument(f"{after!r} is not the `next` of a page")
+    return int(lane), int(sequence)
+
+
+def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
+    if partition is None:
+        return tx.lanes(queue.id)
+    home = tx.partition(queue.id, partition)
+    if home is None:
+        raise NotFound(f"queue {queue.name!r} has no partition {partition!r}")
+    return sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)

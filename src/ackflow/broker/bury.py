@@ -1,0 +1,43 @@
+"""Dead letters are made here: a copy of the message, with why, in the same transaction."""
+
+from ..errors import Gone
+from ..policy import Kind
+from ..ranges import Ranges, count
+from ..store.rows import Cursor, DeadRow, Group, Lane
+from ..store.tx import Tx
+from .handout import payload, rest_of
+
+
+def bury(
+    tx: Tx,
+    group: Group,
+    lane: Lane,
+    cursor: Cursor,
+    which: Ranges,
+    kind: Kind,
+    reason: str | None,
+    *,
+    deliveries: int,
+    failures: int,
+    at: int,
+    consumer: str | None = None,
+) -> int:
+    """Copy messages to the dead letters of a group and count them; the caller drops the claim."""
+    rows = []
+    for segment, first, stop in tx.segments_over(lane.id, which):
+        body = tx.body(segment)
+        for sequence in range(first, stop):
+            index = sequence - segment.first
+            rows.append(
+                DeadRow(
+                    0, lane.queue, group.id, lane.id, sequence, kind, reason, deliveries, failures,
+                    segment.created_at, at, consumer, True, payload(body, index),
+                    rest_of(body, index),
+                )
+            )  # fmt: skip
+    if len(rows) != count(which):
+        raise Gone("a message to be dead-lettered is no longer stored")
+    tx.add_dead(rows)
+    cursor.dead += len(rows)
+    tx.changed(cursor)
+    return len(rows)

@@ -1,0 +1,157 @@
+"""Dead letters: list, sum up, send back, throw away."""
+
+from msgspec import Struct
+
+from .. import ids
+from ..errors import NotFound
+from ..model import DeadLetter, DeadSummary, Page, when
+from ..store.rows import Carry, DeadRow, Lane, Queue, Rest
+from ..store.tx import Tx
+from .admin import find_group, find_queue
+from .copy import append_copies, no_copies
+from .lanes import lane_for, queue_for
+
+SLICE = 500
+
+
+class DeadFilter(Struct):
+    """Which dead letters of a queue are meant; times are of death."""
+
+    queue: str
+    group: str | None = None
+    partition: str | None = None
+    kind: str | None = None
+    since: int | None = None
+    until: int | None = None
+    error: str | None = None
+    ids: list[int] | None = None
+
+
+def entries(
+    tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
+) -> Page[DeadLetter]:
+    """One page of dead letters, newest first, and how many there are in all."""
+    queue = find_queue(tx, which.queue)
+    found = rows(tx, which, limit, offset, before)
+    more = str(found[-1].id) if len(found) == limit else None
+    return Page([_letter(tx, queue, row) for row in found], more, count(tx, which))
+
+
+def count(tx: Tx, which: DeadFilter) -> int:
+    queue = find_queue(tx, which.queue)
+    if which.ids is not None:
+        return len(rows(tx, which, len(which.ids)))
+    return int(tx.value("dead_count", queue.id, *_columns(tx, queue, which)))
+
+
+def rows(
+    tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
+) -> list[DeadRow]:
+    queue = find_queue(tx, which.queue)
+    if which.ids is not None:
+        found = [row for id in which.ids[:limit] for row in tx.dead("dead_by_id", id)]
+        return [row for row in found if row.queue == queue.id]
+    top = before if before is not None else 1 << 62
+    return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
+
+
+def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
+    """How many died of what: by group, kind and the error's text before the first colon."""
+    queue = find_queue(tx, queue_name)
+    grp = find_group(tx, queue, group).id if group else None
+    names = {g.id: g.name for g in tx.groups(queue.id)}
+    return [
+        DeadSummary(names[row[0]], row[1], row[2] or "", row[3], when(row[4]), when(row[5]))
+        for row in tx.all("dead_summary", queue.id, grp)
+    ]
+
+
+def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
+    """Send dead letters back to their lane for their group, or to another queue for all groups.
+
+    Both counters start at 0. Answers with how many were sent; call again until it is 0.
+    """
+    found = rows(tx, which, limit)
+    found.sort(key=lambda row: (row.grp, row.lane, row.seq))
+    start = 0
+    for index in range(1, len(found) + 1):
+        last = index == len(found)
+        if last or (found[index].grp, found[index].lane) != (found[start].grp, found[start].lane):
+            _send(tx, found[start:index], to)
+            start = index
+    return len(found)
+
+
+def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
+    """Throw dead letters away; answers with how many, call again until it is 0."""
+    found = rows(tx, which, limit)
+    for row in found:
+        _forget(tx, row, "purged")
+    return len(found)
+
+
+def _send(tx: Tx, letters: list[DeadRow], to: str | None) -> None:
+    copies = no_copies()
+    for row in letters:
+        txid = ids.message_id(tx.store, row.lane, row.seq)
+        copies.add(row.payload, row.rest, txid)
+        _forget(tx, row, "done")
+    home = tx.lane(letters[0].lane)
+    assert home is not None, "dead letters go with their queue"
+    if to is None:
+        append_copies(tx, home, copies, 0.0, letters[0].grp, Carry(0, 0, True))
+    else:
+        append_copies(tx, _elsewhere(tx, home, to), copies, 0.0, None, None)
+
+
+def _elsewhere(tx: Tx, home: Lane, to: str) -> Lane:
+    partition = tx.partition_by_id(home.partition)
+    assert partition is not None
+    return lane_for(tx, queue_for(tx, to), partition.name, home.priority)
+
+
+def _forget(tx: Tx, row: DeadRow, counter: str) -> None:
+    tx.run("drop_dead", row.id)
+    cursor = tx.cursor(row.lane, row.grp)
+    if cursor is not None and row.counted:
+        cursor.dead -= 1
+        setattr(cursor, counter, getattr(cursor, counter) + 1)
+        tx.changed(cursor)
+
+
+def _columns(tx: Tx, queue: Queue, which: DeadFilter) -> tuple[object, ...]:
+    grp = find_group(tx, queue, which.group).id if which.group else None
+    partition = None
+    if which.partition is not None:
+        home = tx.partition(queue.id, which.partition)
+        if home is None:
+            raise NotFound(f"queue {queue.name!r} has no partition {which.partition!r}")
+        partition = home.id
+    return grp, which.kind, partition, which.since, which.until, which.error
+
+
+def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
+    lane, group = tx.lane(row.lane), tx.group_by_id(row.grp)
+    home = tx.partition_by_id(lane.partition) if lane else None
+    assert lane and group and home
+    id = ids.message_id(tx.store, row.lane, row.seq)
+    rest = row.rest or Rest()
+    return DeadLetter(
+        id=row.id,
+        message_id=id,
+        queue=queue.name,
+        group=group.name,
+        partition=home.name,
+        priority=lane.priority,
+        kind=row.kind,
+        reason=row.reason,
+        deliveries=row.deliveries,
+        failures=row.failures,
+        created_at=when(row.created_at),
+        died_at=when(row.died_at),
+        consumer=row.consumer,
+        raw=row.payload,
+        is_json=not rest.binary,
+        transaction_id=rest.txids.get(0, id),
+        headers=rest.headers.get(0, {}),
+    )

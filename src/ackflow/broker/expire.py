@@ -1,0 +1,163 @@
+"""Time passes: leases end, waiting messages become due, old messages go.
+
+Pop and settle call this before they look, so that nothing depends on when upkeep ran.
+"""
+
+from .. import ranges
+from ..clock import micros
+from ..policy import Dead, after_expiry
+from ..store.rows import DUE, LEASED, WAITING, Cursor, Fate, Group, Lane, Lease, Queue
+from ..store.tx import Tx
+from .bury import bury
+
+LEASES_AT_ONCE = 500
+
+
+def refresh(tx: Tx, group: Group) -> bool:
+    """End the leases of a group that are over and wake what is due; True if anything changed."""
+    changed = False
+    for (id,) in tx.all("expired_leases", group.id, tx.now, LEASES_AT_ONCE):
+        lease = tx.lease_by_id(id)
+        assert lease is not None, "a leased claim without its lease"
+        expire(tx, group, lease)
+        changed = True
+    for lane in {row[0] for row in tx.all("wake_due", group.id, tx.now)}:
+        make_ready(tx, lane, group.id)
+        changed = True
+    return changed
+
+
+def expire(tx: Tx, group: Group, lease: Lease) -> None:
+    """Take back what a lease past its end still held. All times follow from that end."""
+    ended = lease.expires_at
+    lanes = set()
+    for claim in tx.claims_of_lease(lease.id):
+        lanes.add(claim.lane)
+        note(lease, "expired", ended, claim.lane, claim.ranges)
+        fate = after_expiry(group.rules, claim.deliveries, ended)
+        if isinstance(fate, Dead):
+            lane, cursor = tx.lane(claim.lane), tx.cursor(claim.lane, group.id)
+            assert lane is not None and cursor is not None
+            reason = claim.error or f"not settled in {claim.deliveries} deliveries"
+            bury(tx, group, lane, cursor, claim.ranges, fate.kind, reason,
+                 deliveries=claim.deliveries, failures=claim.failures, at=ended,
+                 consumer=lease.consumer)  # fmt: skip
+            tx.drop_claim(claim)
+            continue
+        claim.redelivered, claim.lease = True, None
+        claim.state, claim.at = (DUE, None) if fate.at <= tx.now else (WAITING, fate.at)
+        tx.save_claim(claim)
+        if claim.state == DUE:
+            make_ready(tx, claim.lane, group.id)
+    lease.ended_at = ended
+    tx.save_lease(lease)
+    unblock(tx, group, lanes)
+
+
+def expire_if_over(tx: Tx, group: Group, lease: Lease) -> None:
+    if lease.ended_at is None and lease.expires_at <= tx.now:
+        expire(tx, group, lease)
+
+
+def make_ready(tx: Tx, lane: int, grp: int) -> None:
+    cursor = tx.cursor(lane, grp)
+    if cursor is not None and not cursor.ready:
+        cursor.ready = True
+        tx.changed(cursor)
+
+
+def unblock(tx: Tx, group: Group, lanes: set[int]) -> None:
+    """Let an ordered group be served again from partitions in which it holds nothing any more."""
+    if group.rules.ordering != "ordered":
+        return
+    for partition in {cursor.partition for lane in lanes if (cursor := tx.cursor(lane, group.id))}:
+        if tx.value("partition_leased", group.id, partition) is None:
+            tx.block_partition(group.id, partition, False)
+
+
+def note(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> None:
+    """Write into a lease what became of some of its messages; times are kept to the second."""
+    for fate in reversed(lease.fates):
+        if fate.verb == verb and fate.lane == lane:
+            if at - fate.at < micros(1):
+                fate.ranges = ranges.union(fate.ranges, which)
+                return
+            break
+    lease.fates.append(Fate(verb, at, lane, which))
+
+
+def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
+    """Remove up to `limit` segments older than the queue's retention, read or not."""
+    age = queue.options.retention_seconds
+    if age is None or lane.base >= lane.head:
+        return 0
+    limit_time = tx.now - micros(age)
+    old = []
+    for segment in tx.segments_from(lane.id, lane.base, limit):
+        if segment.created_at > limit_time:
+            break
+        old.append(segment)
+    if not old:
+        return 0
+    claims = tx.claims_of_lane(lane.id)
+    for cursor in tx.cursors_of_lane(lane.id):
+        pass_over(tx, lane, cursor, old[-1].stop, "expired", leased=False)
+    # What a consumer holds goes only when its lease is over.
+    held = min((c.ranges[0] for c in claims if c.state == LEASED), default=lane.head)
+    old = [segment for segment in old if segment.stop <= held]
+    if not old:
+        return 0
+    for segment in old:
+        tx.drop_segment(segment)
+    lane.base = old[-1].stop
+    tx.save_lane(lane)
+    return len(old)
+
+
+def pass_over(
+    tx: Tx, lane: Lane, cursor: Cursor, stop: int, counter: str, leased: bool = True
+) -> None:
+    """Move a cursor to `stop` and end its claims below that, counted as skipped, purged, expired.
+
+    The tokens of leases that held some of it answer LeaseLost from then on, unless `leased` is
+    False: then what is leased is left alone.
+    """
+    ended: dict[int, ranges.Ranges] = {}
+    passed = 0
+    for claim in tx.claims_in(lane.id, cursor.grp, 0, stop):
+        below = ranges.clip(claim.ranges, 0, stop)
+        if not below or (claim.state == LEASED and not leased):
+            continue
+        passed += ranges.count(below)
+        if claim.state == LEASED and claim.lease is not None:
+            ended[claim.lease] = ranges.union(ended.get(claim.lease, []), below)
+        claim.ranges = ranges.difference(claim.ranges, below)
+        tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+    if cursor.next < stop:
+        hidden = sum(
+            segment.stop - max(segment.first, cursor.next)
+            for segment in tx.odd_segments(lane.id, cursor.next)
+            if segment.for_group not in (None, cursor.grp) and segment.first < stop
+        )
+        deleted = ranges.count(ranges.clip(lane.gone, cursor.next, stop))
+        cursor.hidden += hidden
+        cursor.purged += deleted
+        passed += stop - cursor.next - hidden - deleted
+        cursor.next = stop
+    setattr(cursor, counter, getattr(cursor, counter) + passed)
+    tx.changed(cursor)
+    end_leases(tx, lane.id, ended, counter)
+
+
+def end_leases(tx: Tx, lane: int, ended: dict[int, ranges.Ranges], verb: str) -> None:
+    """Write into leases that part of what they held was taken from them."""
+    for id, which in ended.items():
+        lease = tx.lease_by_id(id)
+        assert lease is not None
+        note(lease, verb, tx.now, lane, which)
+        if not tx.claims_of_lease(id):
+            lease.ended_at = tx.now
+        tx.save_lease(lease)
+        group = tx.group_by_id(lease.grp)
+        if group is not None:
+            unblock(tx, group, {lane})

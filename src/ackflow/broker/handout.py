@@ -1,0 +1,100 @@
+"""What a pop hands over: runs of messages as they are stored, and the lease they are held under."""
+
+from msgspec import Struct
+
+from ..ranges import Ranges
+from ..store.rows import Body, Carry, Rest, Segment
+from ..store.tx import Tx
+
+Piece = tuple[Segment, int, int]
+
+
+class Run(Struct):
+    """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`."""
+
+    lane: int
+    partition: str
+    priority: int
+    first: int
+    lo: int
+    hi: int
+    created_at: int
+    body: Body
+    deliveries: int
+    failures: int
+    redelivered: bool
+    number: int
+    pending: int
+
+
+class Handout(Struct):
+    """The answer of a pop. Without runs, `why` and `retry_at` say what it is waiting for."""
+
+    queue: str
+    group: str
+    store: int
+    token: int | None = None
+    expires_at: int | None = None
+    runs: list[Run] = []
+    why: str | None = None
+    retry_at: int | None = None
+
+
+class Taken(Struct):
+    """Messages taken from a lane with equal counters, which already count this hand-out."""
+
+    ranges: Ranges
+    pieces: list[Piece]
+    since: int
+    deliveries: int
+    failures: int
+    redelivered: bool
+    error: str | None
+
+
+def payload(body: Body, index: int) -> bytes:
+    start = body.ends[index - 1] if index else 0
+    return body.data[start : body.ends[index]]
+
+
+def rest_of(body: Body, index: int) -> Rest | None:
+    """What one message has beside its payload, as a Rest of its own."""
+    rest = body.rest
+    if rest is None:
+        return None
+    one = Rest()
+    if index in rest.txids:
+        one.txids = {0: rest.txids[index]}
+    if index in rest.headers:
+        one.headers = {0: rest.headers[index]}
+    if is_binary(body, index):
+        one.binary = [0, 1]
+    return one
+
+
+def is_binary(body: Body, index: int) -> bool:
+    from ..ranges import contains
+
+    return body.rest is not None and bool(body.rest.binary) and contains(body.rest.binary, index)
+
+
+def runs_of(
+    tx: Tx, taken: Taken, partition: str, priority: int, head: int, number: int
+) -> list[Run]:
+    """The runs to hand over for what was taken from one lane."""
+    runs = []
+    for segment, lo, hi in taken.pieces:
+        number_here = number
+        number += hi - lo
+        runs.append(
+            Run(
+                segment.lane, partition, priority, segment.first, lo, hi, segment.created_at,
+                tx.body(segment), taken.deliveries, taken.failures, taken.redelivered,
+                number_here, head,
+            )
+        )  # fmt: skip
+    return runs
+
+
+def carried(segment: Segment) -> Carry:
+    return segment.carry or Carry(0, 0, False)

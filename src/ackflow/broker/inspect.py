@@ -1,0 +1,188 @@
+"""Statistics: every number is counted from rows at the moment of asking."""
+
+from .. import ids, ranges
+from ..clock import SECOND
+from ..model import (
+    Counts,
+    GroupStats,
+    LeaseStats,
+    PartitionStats,
+    Progress,
+    QueueStats,
+    when,
+    when_or_none,
+)
+from ..store.rows import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
+from ..store.tx import Tx
+from .admin import find_group, find_queue
+
+LEASES_AT_MOST = 1_000
+
+
+def queues(tx: Tx) -> list[QueueStats]:
+    return [queue_stats(tx, queue.name) for queue in tx.queues()]
+
+
+def queue_stats(tx: Tx, name: str) -> QueueStats:
+    queue = find_queue(tx, name)
+    dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
+    lanes = tx.lanes(queue.id)
+    totals = [tx.all("lane_totals", lane.id)[0] for lane in lanes]
+    return QueueStats(
+        name=queue.name,
+        created_at=when(queue.created_at),
+        paused=queue.paused,
+        options=queue.options,
+        partitions=len({lane.partition for lane in lanes}),
+        messages=sum(t[1] for t in totals) - sum(ranges.count(lane.gone) for lane in lanes),
+        bytes=sum(t[2] for t in totals),
+        dead_letters=sum(dead.values()),
+        groups=[_group_stats(tx, queue, g, dead.get(g.id, 0)) for g in tx.groups(queue.id)],
+    )
+
+
+def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, name)
+    dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
+    return _group_stats(tx, queue, group, dead.get(group.id, 0))
+
+
+def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int) -> GroupStats:
+    cursors = tx.cursors_of_group(group.id)
+    counts, oldest = count(tx, group, cursors)
+    return GroupStats(
+        queue=queue.name,
+        name=group.name,
+        created_at=when(group.created_at),
+        dialect=group.dialect,
+        paused=group.paused,
+        settings=group.rules,
+        options=group.options,
+        counts=counts,
+        dead_letters=dead,
+        oldest_seconds=None if oldest is None else max(0.0, (tx.now - oldest) / SECOND),
+        consumed=sum(c.consumed for c in cursors),
+        failed=sum(c.failed for c in cursors),
+        delivered=sum(c.delivered for c in cursors),
+    )
+
+
+def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | None]:
+    """What became of every message in these lanes, and when the oldest unsettled one began to wait."""
+    total, oldest = Counts(), None
+    claimed: dict[int, list[tuple[int, int, int]]] = {}
+    for lane_id, state, n, since in tx.all("claim_counts", group.id, tx.now):
+        claimed.setdefault(lane_id, []).append((state, n, since))
+    for cursor in cursors:
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        delayed, hidden = _unseen(tx, group, lane, cursor)
+        deleted = ranges.count(ranges.clip(lane.gone, cursor.next, lane.head))
+        fresh = lane.head - cursor.next - hidden - deleted
+        total.ready += fresh - delayed
+        total.waiting += delayed
+        total.purged += cursor.purged + deleted
+        total.done += cursor.done
+        total.dead += cursor.dead
+        total.skipped += cursor.skipped
+        total.expired += cursor.expired
+        times = [since for _, _, since in claimed.get(lane.id, [])]
+        if fresh and (created := tx.created_at(lane.id, cursor.next)) is not None:
+            times.append(created)
+        oldest = min([*times, oldest] if oldest is not None else times, default=None)
+        for state, n, _ in claimed.get(lane.id, []):
+            if state == LEASED:
+                total.leased += n
+            elif state == DUE:
+                total.ready += n
+            else:
+                total.waiting += n
+    return total, oldest
+
+
+def _unseen(tx: Tx, group: Group, lane: Lane, cursor: Cursor) -> tuple[int, int]:
+    """Of what a cursor has not looked at: how much is delayed, how much is not for the group."""
+    delayed = hidden = 0
+    if cursor.next < lane.head:
+        for segment in tx.odd_segments(lane.id, cursor.next):
+            first = max(segment.first, cursor.next)
+            n = segment.stop - first
+            if segment.for_group not in (None, group.id):
+                hidden += n
+            elif segment.due_at > tx.now:
+                delayed += n - ranges.count(ranges.clip(lane.gone, first, segment.stop))
+    return delayed, hidden
+
+
+def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[PartitionStats]:
+    queue = find_queue(tx, queue_name)
+    result = []
+    for home in tx.partitions(queue.id, after, limit):
+        lanes = tx.lanes_in(home.id)
+        totals = [tx.all("lane_totals", lane.id)[0] for lane in lanes]
+        gone = sum(ranges.count(lane.gone) for lane in lanes)
+        result.append(
+            PartitionStats(queue.name, home.name, when(home.created_at),
+                           [lane.priority for lane in lanes],
+                           sum(t[1] for t in totals) - gone, sum(t[2] for t in totals))
+        )  # fmt: skip
+    return result
+
+
+def leases(tx: Tx, queue_name: str, name: str | None) -> list[LeaseStats]:
+    """The live leases of a queue, or of one group; at most a thousand a group."""
+    queue = find_queue(tx, queue_name)
+    groups = tx.groups(queue.id) if name is None else [find_group(tx, queue, name)]
+    found = []
+    for group in groups:
+        for (id,) in tx.all("live_leases", group.id, tx.now, LEASES_AT_MOST):
+            lease = tx.lease_by_id(id)
+            assert lease is not None
+            found.append(lease_stats(tx, queue, group, lease))
+    return sorted(found, key=lambda lease: lease.acquired_at)
+
+
+def lease_stats(tx: Tx, queue: Queue, group: Group, lease: Lease) -> LeaseStats:
+    homes = {lane.partition for id, _ in lease.parts if (lane := tx.lane(id))}
+    names = sorted(home.name for id in homes if (home := tx.partition_by_id(id)))
+    return LeaseStats(
+        token=ids.token_text(lease.token),
+        queue=queue.name,
+        group=group.name,
+        consumer=lease.consumer,
+        acquired_at=when(lease.acquired_at),
+        expires_at=when(lease.expires_at),
+        batch=lease.n,
+        acked=sum(ranges.count(f.ranges) for f in lease.fates if f.verb == "ack"),
+        held=sum(ranges.count(c.ranges) for c in tx.claims_of_lease(lease.id)),
+        partitions=names,
+    )
+
+
+def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[Progress]:
+    """How far a group is in each partition."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, name)
+    live = leases(tx, queue_name, name)
+    by_home: dict[int, list[Cursor]] = {}
+    for cursor in tx.cursors_of_group(group.id):
+        by_home.setdefault(cursor.partition, []).append(cursor)
+    result = []
+    for id, cursors in sorted(by_home.items()):
+        home = tx.partition_by_id(id)
+        assert home is not None
+        if partition not in (None, home.name):
+            continue
+        counts, _ = count(tx, group, cursors)
+        last = max(cursors, key=lambda c: c.last_at or 0)
+        last_id = (
+            None if last.last_seq is None else ids.message_id(tx.store, last.lane, last.last_seq)
+        )
+        result.append(
+            Progress(queue.name, home.name, group.name, last_id, when_or_none(last.last_created),
+                     when_or_none(last.last_at), sum(c.consumed for c in cursors),
+                     sum(c.failed for c in cursors), counts,
+                     [lease for lease in live if home.name in lease.partitions])
+        )  # fmt: skip
+    return result

@@ -1,0 +1,72 @@
+"""Queues, groups and lanes come into being on first use; this is the one place where they do."""
+
+from msgspec import UNSET
+
+from ..policy import GroupOptions, QueueOptions
+from ..store.rows import Cursor, Group, Lane, Queue
+from ..store.tx import Tx
+
+
+def queue_for(tx: Tx, name: str) -> Queue:
+    found = tx.queue(name)
+    if found is None:
+        parts = name.split(".")
+        options = QueueOptions(namespace=parts[0], task=parts[1]) if len(parts) > 1 else None
+        found = tx.add_queue(name, options or QueueOptions())
+    return found
+
+
+def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
+    """The lane of a partition at a priority; a new one gets a cursor of every group."""
+    home = tx.partition(queue.id, partition) or tx.add_partition(queue.id, partition)
+    lane = tx.lane_of(home.id, priority)
+    if lane is None:
+        lane = tx.add_lane(queue.id, home.id, priority)
+        for grp in tx.group_ids(queue.id):
+            blocked = tx.value("partition_leased", grp, home.id) is not None and _ordered(tx, grp)
+            tx.add_cursor(Cursor(lane.id, grp, home.id, priority, next=0, blocked=blocked))
+    return lane
+
+
+def group_for(
+    tx: Tx, queue: Queue, name: str, dialect: str = "native", options: GroupOptions | None = None
+) -> Group:
+    """The group of that name; a new one starts where its options say, in every lane there is."""
+    found = tx.group(queue.id, name)
+    if found is None:
+        found = tx.add_group(queue, name, dialect, options or GroupOptions())
+        for lane in tx.lanes(queue.id):
+            start = first_for(tx, found, lane)
+            tx.add_cursor(
+                Cursor(
+                    lane.id,
+                    found.id,
+                    lane.partition,
+                    lane.priority,
+                    next=start,
+                    ready=start < lane.head,
+                    skipped=start,
+                )
+            )
+    return found
+
+
+def first_for(tx: Tx, group: Group, lane: Lane) -> int:
+    """The first sequence of a lane that a new group reads."""
+    start = group.options.start
+    if start == "new":
+        return lane.head
+    if start == "all" or start is UNSET:
+        return lane.base
+    return sequence_at(tx, lane, start)
+
+
+def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
+    """The first sequence pushed at or after a time."""
+    found = tx.value("segment_since", lane.id, time)
+    return lane.head if found is None else int(found)
+
+
+def _ordered(tx: Tx, grp: int) -> bool:
+    group = tx.group_by_id(grp)
+    return group is not None and group.rules.ordering == "ordered"

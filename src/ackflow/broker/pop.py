@@ -1,0 +1,177 @@
+"""Pop: find the lanes with work, take a batch from them, hold it under one lease."""
+
+from msgspec import Struct
+
+from .. import ids, ranges
+from ..clock import micros
+from ..errors import InvalidArgument
+from ..policy import MAX_CLAIM
+from ..ranges import Ranges
+from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, Queue
+from ..store.tx import Tx
+from .expire import refresh
+from .handout import Handout, Run, Taken, runs_of
+from .lanes import group_for, queue_for
+from .read import read_lease
+from .take import take
+
+LANES_AT_ONCE = 64
+
+
+class PopRequest(Struct):
+    """What a consumer asks for. With `token`, a repeated pop answers with the same lease."""
+
+    queue: str
+    group: str
+    consumer: str
+    batch: int = 1
+    lease_seconds: float | None = None
+    auto_ack: bool = False
+    partition: str | None = None
+    partitions: int | None = None
+    token: int | None = None
+    dialect: str = "native"
+
+
+def pop(tx: Tx, request: PopRequest) -> Handout:
+    """Lease up to `batch` messages to a consumer; nothing there gives a hand-out without runs."""
+    queue = queue_for(tx, request.queue)
+    group = group_for(tx, queue, request.group, request.dialect)
+    answer = Handout(queue.name, group.name, tx.store)
+    if request.token is not None and (lease := tx.lease(request.token)):
+        if lease.grp != group.id:
+            raise InvalidArgument("the token belongs to a lease of another queue or group")
+        return read_lease(tx, lease)
+    refresh(tx, group)
+    room = _room(tx, queue, group, answer)
+    partition = None
+    if request.partition is not None:
+        home = tx.partition(queue.id, request.partition)
+        if home is None:
+            return _empty(tx, group, answer)
+        partition = home.id
+    parts = _gather(tx, queue, group, request, min(request.batch, room), partition)
+    if not parts:
+        return _empty(tx, group, answer)
+    if request.auto_ack or group.rules.policy == "none":
+        _settle_at_once(tx, parts)
+    else:
+        _lease(tx, group, request, parts, answer)
+    answer.runs = [run for part in parts for run in part.runs]
+    return answer
+
+
+class Part(Struct):
+    """What one pop took from one lane."""
+
+    lane: Lane
+    cursor: Cursor
+    taken: list[Taken]
+    runs: list[Run]
+
+
+def _room(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
+    """How many messages the group may be given now; the answer says why when it is none."""
+    if queue.paused or group.paused:
+        answer.why = "paused"
+        return 0
+    if group.rules.ordering == "exclusive":
+        end = tx.value("lock_end", group.id)
+        if end is not None:
+            answer.why, answer.retry_at = "locked", end
+            return 0
+    window = group.rules.max_ack_pending
+    if window is None:
+        return 1 << 40
+    room = window - int(tx.value("leased_count", group.id))
+    if room <= 0:
+        answer.why = "window"
+    return max(0, room)
+
+
+def _gather(
+    tx: Tx, queue: Queue, group: Group, request: PopRequest, want: int, partition: int | None
+) -> list[Part]:
+    """Take from one lane after the other until there is enough or no lane has work."""
+    most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
+    parts: list[Part] = []
+    homes: set[int] = set()
+    while want > 0:
+        cursor = tx.next_work(group.id, partition)
+        if cursor is None or (cursor.partition not in homes and len(homes) >= most):
+            break
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        number = cursor.delivered
+        taken = take(tx, queue, group, lane, cursor, want)
+        if not taken:
+            continue
+        homes.add(cursor.partition)
+        part = Part(lane, cursor, taken, [])
+        _load(tx, part, number)
+        parts.append(part)
+        want -= sum(ranges.count(t.ranges) for t in taken)
+    return parts
+
+
+def _load(tx: Tx, part: Part, number: int) -> None:
+    home = tx.partition_by_id(part.lane.partition)
+    assert home is not None
+    for taken in part.taken:
+        part.runs += runs_of(tx, taken, home.name, part.lane.priority, part.lane.head, number)
+        number += ranges.count(taken.ranges)
+
+
+def _settle_at_once(tx: Tx, parts: list[Part]) -> None:
+    for part in parts:
+        cursor = part.cursor
+        n = sum(ranges.count(t.ranges) for t in part.taken)
+        cursor.done += n
+        cursor.consumed += n
+        last = part.runs[-1]
+        cursor.last_seq, cursor.last_created, cursor.last_at = last.hi - 1, last.created_at, tx.now
+        tx.changed(cursor)
+
+
+def _lease(tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer: Handout) -> None:
+    seconds = request.lease_seconds or group.rules.lease_seconds
+    expires = tx.now + micros(seconds)
+    token = ids.new_token() if request.token is None else request.token
+    everything = [(part.lane.id, _together(part.taken)) for part in parts]
+    n = sum(ranges.count(which) for _, which in everything)
+    lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)
+    id = tx.add_lease(lease)
+    for part in parts:
+        for taken in part.taken:
+            for piece in _pieces(taken.ranges):
+                tx.add_claim(
+                    Claim(0, group.id, part.lane.id, piece, LEASED, expires, taken.since,
+                          taken.deliveries, taken.failures, taken.redelivered, taken.error, id)
+                )  # fmt: skip
+    if group.rules.ordering == "ordered":
+        for home in {part.lane.partition for part in parts}:
+            tx.block_partition(group.id, home, True)
+    answer.token, answer.expires_at = token, expires
+
+
+def _together(taken: list[Taken]) -> Ranges:
+    result = taken[0].ranges
+    for more in taken[1:]:
+        result = ranges.union(result, more.ranges)
+    return result
+
+
+def _pieces(which: Ranges) -> list[Ranges]:
+    """A range set in claims of at most MAX_CLAIM messages."""
+    pieces = []
+    while which:
+        piece = ranges.lowest(which, MAX_CLAIM)
+        pieces.append(piece)
+        which = ranges.clip(which, piece[-1], which[-1])
+    return pieces
+
+
+def _empty(tx: Tx, group: Group, answer: Handout) -> Handout:
+    if answer.retry_at is None:
+        answer.retry_at = tx.value("next_time", group.id)
+    return answer

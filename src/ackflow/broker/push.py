@@ -1,0 +1,272 @@
+"""Push: append runs of messages to lanes. Neighbouring pushes to one lane become one segment."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, msgpack
+
+from .. import ranges
+from ..clock import SECOND, micros
+from ..errors import AckflowError, KeyConflict, StorageFull
+from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ..store.rows import Carry, Lane, Queue, Rest, Segment
+from ..store.tx import Tx, make_body
+from .lanes import lane_for, queue_for
+
+
+class Chunk(Struct):
+    """Messages for one lane, encoded and joined before the writer is taken."""
+
+    queue: str
+    partition: str
+    priority: int
+    delay: float | None
+    ends: "array[int]"
+    data: bytes
+    rest: Rest | None = None
+
+
+class PushRequest(Struct):
+    """What one push call brings. A key makes a repeat answer with the first result."""
+
+    chunks: list[Chunk]
+    key: str | None = None
+    digest: bytes = b""
+
+
+class Placed(Struct, array_like=True):
+    """Where a run of pushed messages lies; a duplicate lies where its first one does."""
+
+    lane: int
+    first: int
+    stop: int
+    duplicate: bool = False
+
+
+Answer = list[list[Placed]]
+_answers = msgpack.Decoder(Answer).decode
+
+
+def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]:
+    """Append everything the requests bring; answer each with the places of its messages."""
+    answers: list[Answer | AckflowError] = []
+    joined: dict[tuple[str, str, int, float | None], list[tuple[Chunk, list[Placed]]]] = {}
+    for request in requests:
+        if tx.full:
+            answers.append(StorageFull())
+            continue
+        try:
+            known = recall(tx, request.key, request.digest)
+        except KeyConflict as refusal:
+            answers.append(refusal)
+            continue
+        if known is not None:
+            answers.append(_answers(known))
+            continue
+        answer: Answer = []
+        for chunk in request.chunks:
+            places: list[Placed] = []
+            answer.append(places)
+            lane = chunk.queue, chunk.partition, chunk.priority, chunk.delay
+            if chunk.rest is None:
+                joined.setdefault(lane, []).append((chunk, places))
+            else:
+                _flush(tx, joined.pop(lane, []))
+                places += _push_with_rest(tx, chunk)
+        if request.key is not None:
+            _flush_all(tx, joined)
+            remember(tx, request.key, request.digest, msgpack.encode(answer))
+        answers.append(answer)
+    _flush_all(tx, joined)
+    return answers
+
+
+def recall(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
+    """The answer given to this key before, if any; the same key for another body is refused."""
+    if key is None:
+        return None
+    row = tx.one("get_key", key, tx.now - KEY_SECONDS * SECOND)
+    if row is None:
+        return None
+    if row[0] != digest:
+        raise KeyConflict()
+    return bytes(row[1])
+
+
+def remember(tx: Tx, key: str, digest: bytes, answer: bytes) -> None:
+    tx.run("add_key", key, digest, answer, tx.now)
+
+
+def append(
+    tx: Tx,
+    queue: Queue,
+    lane: Lane,
+    ends: bytes,
+    data: bytes,
+    rest: Rest | None,
+    *,
+    body: int | None = None,
+    not_before: int | None = None,
+    for_group: int | None = None,
+    carry: Carry | None = None,
+) -> Segment:
+    """Write one segment at the head of a lane and mark the lane for the groups that read it."""
+    count = len(ends) // 4
+    if body is None:
+        body = tx.add_body(ends, data, rest)
+    created = max(tx.now, lane.last_at)
+    segment = Segment(
+        lane.id, lane.head, count, created, not_before, for_group, carry, body, len(data)
+    )
+    tx.append(lane, segment)
+    tx.cache.keep_body(lane.id, segment.first, make_body(ends, data, rest))
+    announce(tx, queue, lane, for_group)
+    return segment
+
+
+def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
+    for grp in tx.group_ids(queue.id) if for_group is None else [for_group]:
+        cursor = tx.cursor(lane.id, grp)
+        if cursor is not None and not cursor.ready:
+            cursor.ready = True
+            tx.changed(cursor)
+    tx.touched.add(queue.name)
+
+
+def not_before(tx: Tx, queue: Queue, delay: float | None) -> int | None:
+    """When a message with this delay is due: its own delay, else the queue's, else at once."""
+    seconds = queue.options.delay_seconds if delay is None else delay
+    return tx.now + micros(seconds) if seconds > 0 else None
+
+
+def _flush_all(
+    tx: Tx, joined: dict[tuple[str, str, int, float | None], list[tuple[Chunk, list[Placed]]]]
+) -> None:
+    for group in joined.values():
+        _flush(tx, group)
+    joined.clear()
+
+
+def _flush(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
+    """Write chunks of one lane as few segments."""
+    while group:
+        size = count = taken = 0
+        for chunk, _ in group:
+            size += len(chunk.data)
+            count += len(chunk.ends)
+            if taken and (size > MAX_SEGMENT_BYTES or count > MAX_SEGMENT_COUNT):
+                break
+            taken += 1
+        _write(tx, group[:taken])
+        group = group[taken:]
+
+
+def _write(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
+    head = group[0][0]
+    if len(group) == 1:
+        ends, data = head.ends, head.data
+    else:
+        data = b"".join(chunk.data for chunk, _ in group)
+        ends = array("i")
+        for chunk, _ in group:
+            offset = ends[-1] if ends else 0
+            ends.extend(end + offset for end in chunk.ends)
+    segment = _append_chunk(tx, head, ends, data, None)
+    at = segment.first
+    for chunk, places in group:
+        places.append(Placed(segment.lane, at, at + len(chunk.ends)))
+        at += len(chunk.ends)
+
+
+def _append_chunk(
+    tx: Tx, chunk: Chunk, ends: "array[int]", data: bytes, rest: Rest | None
+) -> Segment:
+    queue = queue_for(tx, chunk.queue)
+    lane = lane_for(tx, queue, chunk.partition, chunk.priority)
+    due = not_before(tx, queue, chunk.delay)
+    return append(tx, queue, lane, ends.tobytes(), data, rest, not_before=due)
+
+
+def _push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
+    """Push messages with headers, bytes or transaction ids; a known transaction id adds nothing."""
+    rest = chunk.rest or Rest()
+    known = _duplicates(tx, chunk, rest)
+    fresh = [i for i in range(len(chunk.ends)) if i not in known]
+    places: list[Placed | None] = [None] * len(chunk.ends)
+    if fresh:
+        kept = chunk if not known else _only(chunk, fresh)
+        segment = _append_chunk(tx, kept, kept.ends, kept.data, kept.rest)
+        for offset, index in enumerate(fresh):
+            at = segment.first + offset
+            places[index] = Placed(segment.lane, at, at + 1)
+        _remember_txids(
+            tx, chunk, segment, {i: t for i, t in rest.txids.items() if i in set(fresh)}, fresh
+        )
+    for index, first in known.items():
+        place = places[first] if isinstance(first, int) else first
+        assert place is not None
+        places[index] = Placed(place.lane, place.first, place.stop, True)
+    return _joined(place for place in places if place is not None)
+
+
+def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
+    """Messages whose transaction id is known, with the place (or the index here) of the first."""
+    queue = tx.queue(chunk.queue)
+    home = tx.partition(queue.id, chunk.partition) if queue else None
+    known: dict[int, Placed | int] = {}
+    here: dict[str, int] = {}
+    for index, txid in sorted(rest.txids.items()):
+        if txid in here:
+            known[index] = here[txid]
+            continue
+        row = tx.one("get_txid", home.id, txid) if home else None
+        if row is not None and (row[2] is None or row[2] > tx.now):
+            known[index] = Placed(row[0], row[1], row[1] + 1)
+        else:
+            here[txid] = index
+    return known
+
+
+def _remember_txids(
+    tx: Tx, chunk: Chunk, segment: Segment, txids: dict[int, str], fresh: list[int]
+) -> None:
+    queue = queue_for(tx, chunk.queue)
+    lane = lane_for(tx, queue, chunk.partition, chunk.priority)
+    window = queue.options.dedup_seconds
+    until = None if window is None else tx.now + micros(window)
+    place = {index: offset for offset, index in enumerate(fresh)}
+    for index, txid in txids.items():
+        tx.run("put_txid", lane.partition, txid, lane.id, segment.first + place[index], until)
+
+
+def _only(chunk: Chunk, kept: list[int]) -> Chunk:
+    """The chunk without the messages that are not kept."""
+    rest = chunk.rest or Rest()
+    starts = [0, *chunk.ends]
+    data = b"".join(chunk.data[starts[i] : starts[i + 1]] for i in kept)
+    ends, total = array("i"), 0
+    for i in kept:
+        total += starts[i + 1] - starts[i]
+        ends.append(total)
+    less = Rest(
+        {new: rest.txids[old] for new, old in enumerate(kept) if old in rest.txids},
+        {new: rest.headers[old] for new, old in enumerate(kept) if old in rest.headers},
+        ranges.of(new for new, old in enumerate(kept) if ranges.contains(rest.binary, old)),
+    )
+    return Chunk(chunk.queue, chunk.partition, chunk.priority, chunk.delay, ends, data, less)
+
+
+def _joined(places: Iterable[Placed]) -> list[Placed]:
+    """Neighbouring places as one."""
+    result: list[Placed] = []
+    for place in places:
+        last = result[-1] if result else None
+        if (
+            last is not None
+            and (last.lane, last.stop, last.duplicate) == (place.lane, place.first, False)
+            and not place.duplicate
+        ):
+            last.stop = place.stop
+        else:
+            result.append(place)
+    return result

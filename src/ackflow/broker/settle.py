@@ -1,0 +1,340 @@
+"""Settle: every verb that ends a delivery, and extend, which keeps one alive.
+
+All of them are fenced by the token of the hand-out. What is refused changes nothing.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from .. import ranges
+from ..clock import micros
+from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound
+from ..policy import Dead, Kind, after_nack, spent
+from ..ranges import Ranges
+from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease
+from ..store.tx import Tx
+from .bury import bury
+from .copy import copy
+from .expire import expire_if_over, make_ready, note, unblock
+
+Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
+VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
+SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
+
+
+class Verdict(Struct, frozen=True):
+    """How a delivery ends. `delay`: None follows the back-off. `rest`: also release what follows.
+    `up_to`: also what comes before it in its lane under the same token. `confirm`: on disk first.
+    """
+
+    verb: Verb
+    reason: str | None = None
+    delay: float | None = None
+    rest: bool = False
+    up_to: bool = False
+    confirm: bool = False
+
+
+class Mark(Struct):
+    """A verdict on some messages of a lease: all of it, of one lane, or these ranges of a lane."""
+
+    verdict: Verdict
+    lane: int | None = None
+    ranges: Ranges | None = None
+
+
+class Refused(Struct):
+    """Messages a verdict did not apply to, and why."""
+
+    lane: int
+    ranges: Ranges
+    error: AckflowError
+
+
+class Outcome(Struct):
+    """What one mark did: messages settled now, settled so before, refused, gone to dead letters."""
+
+    settled: int = 0
+    noop: int = 0
+    dead: int = 0
+    refused: list[Refused] = field(default_factory=list)
+
+
+def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
+    """Apply marks to one lease, in order; each answers for itself."""
+    lease = tx.lease(token)
+    group = tx.group_by_id(lease.grp) if lease else None
+    if lease is None or group is None:
+        return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
+    expire_if_over(tx, group, lease)
+    settlement = Settlement(tx, group, lease)
+    outcomes = [settlement.apply(mark) for mark in marks]
+    settlement.finish()
+    return outcomes
+
+
+def extend(tx: Tx, token: int, seconds: float | None) -> int:
+    """Let a live lease end no earlier than `seconds` from now; answers with its new end."""
+    lease = tx.lease(token)
+    group = tx.group_by_id(lease.grp) if lease else None
+    if lease is None or group is None:
+        raise LeaseLost()
+    if lease.ended_at is not None:
+        raise AlreadySettled("every message of the lease is settled already")
+    if lease.expires_at <= tx.now:
+        raise LeaseExpired()
+    wanted = tx.now + micros(group.rules.lease_seconds if seconds is None else seconds)
+    if wanted > lease.expires_at:
+        lease.expires_at = wanted
+        tx.save_lease(lease)
+        tx.run("move_claims", lease.id, wanted)
+    return lease.expires_at
+
+
+class Settlement:
+    """A lease being settled: its claims in memory, written once at the end."""
+
+    def __init__(self, tx: Tx, group: Group, lease: Lease) -> None:
+        self._tx = tx
+        self._group = group
+        self._lease = lease
+        self._claims = tx.claims_of_lease(lease.id) if lease.ended_at is None else []
+        self._changed: dict[int, Claim] = {}
+        self._freed: set[int] = set()
+        self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
+
+    def apply(self, mark: Mark) -> Outcome:
+        outcome = Outcome()
+        for lane, everything in self._lease.parts:
+            if mark.lane is None or mark.lane == lane:
+                self._apply(
+                    mark.verdict, lane, everything if mark.ranges is None else mark.ranges, outcome
+                )
+        if mark.lane is not None and all(lane != mark.lane for lane, _ in self._lease.parts):
+            outcome.refused.append(Refused(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
+        return outcome
+
+    def finish(self) -> None:
+        """Write what changed; a lease with nothing left is over and frees its partitions."""
+        tx = self._tx
+        if not self._changed:
+            return
+        for claim in self._changed.values():
+            tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+        if not any(claim.ranges for claim in self._claims):
+            self._lease.ended_at = tx.now
+        tx.save_lease(self._lease)
+        unblock(tx, self._group, self._freed)
+        if self._wakes:
+            queue = tx.queue_by_id(self._group.queue)
+            assert queue is not None
+            tx.touched.add(queue.name)
+
+    def _apply(self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome) -> None:
+        held: Ranges = []
+        for claim in self._claims:
+            if claim.lane == lane:
+                held = ranges.union(held, claim.ranges)
+        everything = verdict.up_to or (verdict.verb == "ack" and self._group.rules.policy == "all")
+        mine = ranges.intersection(held, asked)
+        self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome)
+        if mine and everything:
+            mine = ranges.clip(held, 0, mine[-1])
+        if mine:
+            self._end(verdict, lane, mine, outcome)
+            if self._group.rules.policy == "all" and verdict.verb == "ack":
+                outcome.settled += self._ack_for_all(lane, mine[-1])
+            if verdict.rest:
+                self._release_after(lane, mine[-1])
+
+    def _account(self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome) -> None:
+        """Say of messages no longer held whether this verb ended them before, or something else."""
+        for fate in self._lease.fates if missing else ():
+            part = ranges.intersection(missing, fate.ranges) if fate.lane == lane else []
+            if part:
+                missing = ranges.difference(missing, part)
+                if fate.verb == verb:
+                    outcome.noop += ranges.count(part)
+                else:
+                    outcome.refused.append(Refused(lane, part, _refusal(fate.verb)))
+        if missing:
+            outcome.refused.append(Refused(lane, missing, NotFound(_NOT_HERE)))
+
+    def _end(self, verdict: Verdict, lane: int, which: Ranges, outcome: Outcome) -> None:
+        """End the delivery of messages that are held."""
+        row, cursor = self._tx.lane(lane), self._tx.cursor(lane, self._group.id)
+        assert row is not None and cursor is not None
+        note(self._lease, verdict.verb, self._tx.now, lane, which)
+        outcome.settled += ranges.count(which)
+        for claim in self._claims:
+            part = ranges.intersection(claim.ranges, which) if claim.lane == lane else []
+            if part:
+                claim.ranges = ranges.difference(claim.ranges, part)
+                self._changed[claim.id] = claim
+                self._freed.add(lane)
+                outcome.dead += self._dispatch(verdict, row, cursor, claim, part)
+        self._tx.changed(cursor)
+
+    def _dispatch(
+        self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
+    ) -> int:
+        """Apply one verb to part of one claim; answers with how many became dead letters."""
+        match verdict.verb:
+            case "ack":
+                consume(self._tx, cursor, part)
+            case "release":
+                self._again(
+                    claim, part, self._tx.now, claim.deliveries - 1, claim.failures, claim.error
+                )
+            case "nack":
+                return self._nack(verdict, lane, cursor, claim, part)
+            case "requeue":
+                return self._requeue(verdict, lane, cursor, claim, part)
+            case "reject":
+                return self._bury(
+                    lane, cursor, claim, part, "rejected", verdict.reason, claim.failures
+                )
+            case "dead_letter":
+                return self._bury(
+                    lane, cursor, claim, part, "failed", verdict.reason, claim.failures
+                )
+        return 0
+
+    def _nack(
+        self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
+    ) -> int:
+        failures = claim.failures + 1
+        cursor.failed += ranges.count(part)
+        fate = after_nack(
+            self._group.rules, claim.deliveries, failures, self._tx.now, verdict.delay
+        )
+        if isinstance(fate, Dead):
+            return self._bury(lane, cursor, claim, part, fate.kind, verdict.reason, failures)
+        self._again(claim, part, fate.at, claim.deliveries, failures, verdict.reason)
+        return 0
+
+    def _again(
+        self, claim: Claim, part: Ranges, at: int, deliveries: int, failures: int, error: str | None
+    ) -> None:
+        due = at <= self._tx.now
+        self._tx.add_claim(
+            Claim(0, claim.grp, claim.lane, part, DUE if due else WAITING, None if due else at,
+                  claim.since, deliveries, failures, True, error, None)
+        )  # fmt: skip
+        if due:
+            make_ready(self._tx, claim.lane, claim.grp)
+        self._wakes = True
+
+    def _bury(
+        self, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges, kind: Kind,
+        reason: str | None, failures: int,
+    ) -> int:  # fmt: skip
+        return bury(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
+                    deliveries=claim.deliveries, failures=failures, at=self._tx.now,
+                    consumer=self._lease.consumer)  # fmt: skip
+
+    def _requeue(
+        self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
+    ) -> int:
+        """Put a copy at the end of the lane for this group alone; the original is done."""
+        if spent(self._group.rules, claim.deliveries):
+            return self._bury(
+                lane, cursor, claim, part, "max_deliver", verdict.reason, claim.failures
+            )
+        reason = verdict.reason or claim.error
+        copy(self._tx, self._group, lane, part, verdict.delay or 0.0,
+             Carry(claim.deliveries, claim.failures, True, reason))  # fmt: skip
+        cursor.done += ranges.count(part)
+        return 0
+
+    def _release_after(self, lane: int, stop: int) -> None:
+        """Release what comes after a failed message in the batch."""
+        release, after = Verdict("release"), False
+        for part, which in self._lease.parts:
+            if part == lane:
+                after, which = True, ranges.clip(which, stop, which[-1])
+            held: Ranges = []
+            for claim in self._claims if after else ():
+                if claim.lane == part:
+                    held = ranges.union(held, ranges.intersection(claim.ranges, which))
+            if held:
+                self._end(release, part, held, Outcome())
+
+    def _ack_for_all(self, lane: int, stop: int) -> int:
+        """Policy all: whoever holds an earlier message of the lane, it is done."""
+        tx, settled = self._tx, 0
+        cursor = tx.cursor(lane, self._group.id)
+        assert cursor is not None
+        others: dict[int, Ranges] = {}
+        for claim in tx.claims_in(lane, self._group.id, 0, stop):
+            part = ranges.clip(claim.ranges, 0, stop)
+            if claim.lease == self._lease.id or not part:
+                continue
+            if claim.state == LEASED and claim.lease is not None:
+                others[claim.lease] = ranges.union(others.get(claim.lease, []), part)
+            elif claim.redelivered:
+                claim.ranges = ranges.difference(claim.ranges, part)
+                tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+                consume(tx, cursor, part)
+                settled += ranges.count(part)
+        for id, part in others.items():
+            other = tx.lease_by_id(id)
+            assert other is not None
+            theirs = Settlement(tx, self._group, other)
+            outcome = Outcome()
+            theirs._end(Verdict("ack"), lane, part, outcome)
+            theirs.finish()
+            settled += outcome.settled
+        return settled
+
+
+def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
+    """Count messages as done and remember the last of them."""
+    n = ranges.count(part)
+    cursor.done += n
+    cursor.consumed += n
+    cursor.last_seq = part[-1] - 1
+    cursor.last_created = tx.created_at(cursor.lane, cursor.last_seq)
+    cursor.last_at = tx.now
+    tx.changed(cursor)
+
+
+_NOT_HERE = "the message is not part of this lease"
+
+
+def _refusal(fate: str) -> AckflowError:
+    if fate == "expired":
+        return LeaseExpired()
+    if fate in VERBS:
+        return AlreadySettled(f"the delivery was already settled: {fate}")
+    return LeaseLost(f"the lease was ended: the message was {fate}")
+
+
+def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:
+    """Settle on several leases in one transaction; `atomic`: one refusal undoes everything."""
+    if not atomic:
+        return [outcome for token, some in marks.items() for outcome in settle(tx, token, some)]
+    outcomes: list[Outcome] = []
+    try:
+        with tx.savepoint():
+            outcomes = settle_many(tx, marks, False)
+            if any(outcome.refused for outcome in outcomes):
+                raise RolledBack()
+    except RolledBack:
+        _roll_back(outcomes, [mark for some in marks.values() for mark in some])
+    return outcomes
+
+
+class RolledBack(AckflowError):
+    """Another message of the atomic batch was refused, so this one was not settled."""
+
+    code = "rolled_back"
+    status = 409
+
+
+def _roll_back(outcomes: list[Outcome], marks: list[Mark]) -> None:
+    for outcome, mark in zip(outcomes, marks, strict=True):
+        if not outcome.refused:
+            outcome.refused = [Refused(mark.lane or 0, mark.ranges or [], RolledBack())]
+        outcome.settled = outcome.noop = outcome.dead = 0

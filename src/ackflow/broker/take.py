@@ -1,0 +1,212 @@
+"""Taking messages from one lane: what came back and is due before what is new, then by sequence."""
+
+from .. import ranges
+from ..clock import micros
+from ..ranges import Ranges
+from ..store.rows import WAITING, Claim, Cursor, Group, Lane, Queue, Segment
+from ..store.tx import Tx
+from .bury import bury
+from .expire import drop_old
+from .handout import Taken, carried
+
+SEGMENTS_AT_ONCE = 256
+
+
+def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Taken]:
+    """Take up to `want` messages for a group and move its cursor; the caller makes the claims."""
+    while queue.options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
+        pass
+    held_at = None
+    if group.rules.ordering == "ordered":
+        held_at = tx.value("first_returned", lane.id, group.id)
+    taken = _take_due(tx, queue, group, lane, cursor, want, held_at)
+    left = want - sum(ranges.count(t.ranges) for t in taken)
+    if left and held_at is None and cursor.next < lane.head:
+        taken += _take_new(tx, queue, group, lane, cursor, left)
+    cursor.ready = (held_at is None and cursor.next < lane.head) or _more_due(
+        tx, lane, group, held_at
+    )
+    cursor.delivered += sum(ranges.count(t.ranges) for t in taken)
+    cursor.served = tx.tick()
+    tx.changed(cursor)
+    return taken
+
+
+def _more_due(tx: Tx, lane: Lane, group: Group, held_at: int | None) -> bool:
+    due = tx.due_claims(lane.id, group.id, 1)
+    return bool(due) and (held_at is None or due[0].ranges[0] < held_at)
+
+
+def _take_due(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, held_at: int | None
+) -> list[Taken]:
+    claims = tx.due_claims(lane.id, group.id, want)
+    if not claims:
+        return []
+    claims = [c for c in claims if not _waited_too_long(tx, queue, group, lane, cursor, c)]
+    stop = _stop_after(claims, want)
+    if held_at is not None:
+        stop = min(stop, held_at)
+    taken: list[Taken] = []
+    for claim in claims:
+        part = ranges.clip(claim.ranges, 0, stop)
+        if not part:
+            continue
+        claim.ranges = ranges.difference(claim.ranges, part)
+        tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+        _merge(taken, claim, part)
+    for one in taken:
+        one.pieces = list(tx.segments_over(lane.id, one.ranges))
+    return taken
+
+
+def _stop_after(claims: list[Claim], want: int) -> int:
+    """The sequence below which the `want` lowest of these claims lie."""
+    everything: Ranges = []
+    for claim in claims:
+        everything = ranges.union(everything, claim.ranges)
+    some = ranges.lowest(everything, want)
+    return some[-1] if some else 0
+
+
+def _merge(taken: list[Taken], claim: Claim, part: Ranges) -> None:
+    """Claims with equal counters become one again when they are handed out."""
+    for one in taken:
+        if (one.deliveries - 1, one.failures, one.redelivered, one.error) == (
+            claim.deliveries, claim.failures, claim.redelivered, claim.error
+        ):  # fmt: skip
+            one.ranges = ranges.union(one.ranges, part)
+            one.since = min(one.since, claim.since)
+            return
+    taken.append(
+        Taken(
+            part,
+            [],
+            claim.since,
+            claim.deliveries + 1,
+            claim.failures,
+            claim.redelivered,
+            claim.error,
+        )
+    )
+
+
+def _waited_too_long(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, claim: Claim
+) -> bool:
+    limit = queue.options.max_wait_seconds
+    if limit is None or claim.redelivered or claim.since + micros(limit) > tx.now:
+        return False
+    bury_waited(tx, group, lane, cursor, claim.ranges, claim.since + micros(limit), limit)
+    tx.drop_claim(claim)
+    return True
+
+
+def bury_waited(
+    tx: Tx, group: Group, lane: Lane, cursor: Cursor, which: Ranges, at: int, limit: float
+) -> None:
+    reason = f"waited longer than {limit:g} s for a first delivery"
+    bury(tx, group, lane, cursor, which, "max_wait", reason, deliveries=0, failures=0, at=at)
+
+
+def _take_new(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
+) -> list[Taken]:
+    taken: list[Taken] = []
+    while want > 0 and cursor.next < lane.head:
+        for segment in tx.segments_from(lane.id, cursor.next, min(want, SEGMENTS_AT_ONCE)):
+            if want <= 0:
+                break
+            want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
+    return taken
+
+
+def _take_segment(
+    tx: Tx,
+    queue: Queue,
+    group: Group,
+    lane: Lane,
+    cursor: Cursor,
+    segment: Segment,
+    want: int,
+    taken: list[Taken],
+) -> int:
+    """Look at the next segment of a cursor and move past what was taken or is not for it."""
+    first = max(cursor.next, segment.first)
+    if segment.for_group not in (None, group.id):
+        cursor.hidden += segment.stop - first
+        cursor.next = segment.stop
+        return 0
+    if segment.due_at > tx.now or _too_old(tx, queue, segment):
+        there = _present(lane, cursor, first, segment.stop)
+        cursor.next = segment.stop
+        if there and segment.due_at > tx.now:
+            _postpone(tx, group, segment, there)
+        elif there:
+            limit = queue.options.max_wait_seconds or 0
+            bury_waited(tx, group, lane, cursor, there, segment.due_at + micros(limit), limit)
+        return 0
+    stop = min(segment.stop, first + want)
+    there = _present(lane, cursor, first, stop)
+    cursor.next = stop
+    if there:
+        _add(taken, segment, there)
+    return ranges.count(there)
+
+
+def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
+    limit = queue.options.max_wait_seconds
+    return (
+        limit is not None
+        and segment.due_at + micros(limit) <= tx.now
+        and not carried(segment).redelivered
+    )
+
+
+def _present(lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
+    """What is left of a stretch once deleted messages are taken out and counted."""
+    if not lane.gone:
+        return [first, stop]
+    there = ranges.difference([first, stop], ranges.clip(lane.gone, first, stop))
+    cursor.purged += stop - first - ranges.count(there)
+    return there
+
+
+def _postpone(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
+    """A segment not yet due becomes a waiting claim, so that the cursor can pass it."""
+    start = carried(segment)
+    tx.add_claim(
+        Claim(0, group.id, segment.lane, there, WAITING, segment.not_before, segment.due_at,
+              start.deliveries, start.failures, start.redelivered, start.error, None)
+    )  # fmt: skip
+
+
+def _add(taken: list[Taken], segment: Segment, there: Ranges) -> None:
+    start = carried(segment)
+    counters = (start.deliveries + 1, start.failures, start.redelivered, start.error)
+    pieces = [(segment, first, stop) for first, stop in ranges.pairs(there)]
+    last = taken[-1] if taken else None
+    if last and (last.deliveries, last.failures, last.redelivered, last.error) == counters:
+        last.ranges = ranges.union(last.ranges, there)
+        last.pieces += pieces
+    else:
+        taken.append(Taken(there, pieces, segment.due_at, *counters))
+
+
+def overdue(tx: Tx, grp: int, lane_id: int) -> int:
+    """Dead-letter the messages at a cursor that waited too long; answers with how many."""
+    group, lane, cursor = tx.group_by_id(grp), tx.lane(lane_id), tx.cursor(lane_id, grp)
+    queue = tx.queue_by_id(lane.queue) if lane else None
+    if not (group and lane and cursor and queue):
+        return 0
+    dead = cursor.dead
+    for claim in tx.due_claims(lane.id, group.id, SEGMENTS_AT_ONCE):
+        _waited_too_long(tx, queue, group, lane, cursor, claim)
+    for segment in tx.segments_from(lane.id, cursor.next, SEGMENTS_AT_ONCE):
+        if segment.stop <= cursor.next:
+            continue
+        if segment.for_group in (None, grp) and not _too_old(tx, queue, segment):
+            break
+        _take_segment(tx, queue, group, lane, cursor, segment, 0, [])
+    tx.changed(cursor)
+    return cursor.dead - dead

@@ -1,0 +1,186 @@
+"""Upkeep: what has to happen although nobody asks for it.
+
+Each duty finds its work beside the writer and does it in slices short enough not to be noticed.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..clock import SECOND, micros
+from ..model import Upkeep
+from ..store.rows import Lane, Queue
+from ..store.tx import Tx
+from .expire import drop_old, refresh
+from .stage import drop_old_stages
+from .take import overdue
+
+T = TypeVar("T")
+Do = Callable[[Callable[[Tx], T]], T]
+
+SLICE_SECONDS = 0.010
+ROWS = 500
+LANES = 2_000
+KEY_AGE = 24 * 3600 * SECOND
+
+
+class Keeper:
+    """Runs every duty once; remembers only where its walks have got to."""
+
+    def __init__(self, read: Do, write: Do) -> None:  # type: ignore[type-arg]
+        self._read = read
+        self._write = write
+        self._trimmed_to = 0
+        self._pruned_to = 0
+
+    def run_once(self) -> Upkeep:
+        done = Upkeep()
+        done.leases_expired = self._expire()
+        done.expired = self._drop_old()
+        done.max_wait = self._bury_overdue()
+        done.trimmed = self._trim()
+        done.pruned = self._prune()
+        return done
+
+    def _expire(self) -> int:
+        """Take back leases that are over, and wake what is due, so that waiting pops are told."""
+        groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
+        for id in groups:
+            self._write(lambda tx, id=id: _refresh(tx, id))
+        return len(groups)
+
+    def _drop_old(self) -> int:
+        """Remove what is older than its queue's retention."""
+        dropped = 0
+        for queue in self._read(lambda tx: tx.queues()):
+            if queue.options.retention_seconds is not None:
+                for lane in self._read(lambda tx, q=queue: tx.lanes(q.id)):
+                    while n := self._write(lambda tx, q=queue, lane=lane: _drop(tx, q, lane)):
+                        dropped += n
+        return dropped
+
+    def _bury_overdue(self) -> int:
+        """Dead-letter what waited too long for its first delivery, though nobody pops."""
+        buried = 0
+        for queue in self._read(lambda tx: tx.queues()):
+            if queue.options.max_wait_seconds is not None:
+                for group, lane in self._read(lambda tx, q=queue: _waiting_lanes(tx, q)):
+                    buried += self._write(lambda tx, g=group, lane=lane: overdue(tx, g, lane))
+        return buried
+
+    def _trim(self) -> int:
+        """Remove segments that every group has passed and that are kept no longer."""
+        start = self._trimmed_to
+        lanes = self._read(lambda tx: _lanes_to_trim(tx, start))
+        dropped = 0
+        for lane in lanes[1]:
+            while n := self._write(lambda tx, lane=lane: trim(tx, lane)):
+                dropped += n
+        self._trimmed_to = lanes[0]
+        return dropped
+
+    def _prune(self) -> int:
+        """Forget lease history, keys, transaction ids and stages past their time."""
+        pruned = 0
+        start = self._pruned_to
+        self._pruned_to, old = self._read(lambda tx: _old_leases(tx, start))
+        for at in range(0, len(old), ROWS):
+            some = old[at : at + ROWS]
+            self._write(lambda tx, some=some: [tx.run("drop_lease", id) for id in some])
+        pruned += len(old)
+        if self._read(_anything_old):
+            pruned += self._write(_drop_old_rows)
+        return pruned
+
+
+def trim(tx: Tx, lane_id: int) -> int:
+    """Remove a slice of a lane's settled and no longer kept segments."""
+    lane = tx.lane(lane_id)
+    queue = tx.queue_by_id(lane.queue) if lane else None
+    if lane is None or queue is None:
+        return 0
+    tx.flush()
+    low = tx.value("lowest_cursor", lane.id)
+    if low is None:
+        return 0
+    claimed = tx.value("lowest_claim", lane.id)
+    low = low if claimed is None else min(low, claimed)
+    limit = tx.now - micros(queue.options.keep_seconds)
+    deadline = time.monotonic() + SLICE_SECONDS
+    dropped = 0
+    for segment in tx.segments_from(lane.id, lane.base, ROWS):
+        if segment.stop > low or segment.created_at > limit or time.monotonic() > deadline:
+            break
+        if queue.options.dedup_seconds is None:
+            for index, txid in (
+                tx.body(segment).rest.txids if tx.body(segment).rest else {}
+            ).items():  # type: ignore[union-attr]
+                tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
+        tx.drop_segment(segment)
+        lane.base = segment.stop
+        dropped += 1
+    if dropped:
+        lane.gone = [] if not lane.gone or lane.gone[-1] <= lane.base else lane.gone
+        tx.save_lane(lane)
+    return dropped
+
+
+def _refresh(tx: Tx, id: int) -> None:
+    group = tx.group_by_id(id)
+    if group is not None and refresh(tx, group):
+        queue = tx.queue_by_id(group.queue)
+        assert queue is not None
+        tx.touched.add(queue.name)
+
+
+def _drop(tx: Tx, queue: Queue, lane: Lane) -> int:
+    fresh_queue, fresh_lane = tx.queue_by_id(queue.id), tx.lane(lane.id)
+    return drop_old(tx, fresh_queue, fresh_lane, 100) if fresh_queue and fresh_lane else 0
+
+
+def _waiting_lanes(tx: Tx, queue: Queue) -> list[tuple[int, int]]:
+    return [
+        (group.id, row[0])
+        for group in tx.groups(queue.id)
+        for row in tx.all("ready_lanes", group.id, 0, LANES)
+    ]
+
+
+def _lanes_to_trim(tx: Tx, start: int) -> tuple[int, list[int]]:
+    """Lanes whose oldest segment may go, and where to go on with the next round."""
+    rows = tx.all("lanes_to_trim", start, LANES)
+    ripe = []
+    for (id,) in rows:
+        lane = tx.lane(id)
+        queue = tx.queue_by_id(lane.queue) if lane else None
+        if lane and queue:
+            created = tx.created_at(id, lane.base)
+            if created is not None and created + micros(queue.options.keep_seconds) <= tx.now:
+                ripe.append(id)
+    return (rows[-1][0] if len(rows) == LANES else 0), ripe
+
+
+def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
+    """Ended leases whose history is over, in the order they were made."""
+    rows = tx.all("leases_after", start, 10 * LANES)
+    old = []
+    for id, grp, acquired, ended in rows:
+        group = tx.group_by_id(grp)
+        queue = tx.queue_by_id(group.queue) if group else None
+        history = micros(queue.options.history_seconds) if queue else 0
+        if acquired + history > tx.now:
+            return 0, old
+        if ended is not None and ended + history <= tx.now:
+            old.append(id)
+    return (rows[-1][0] if len(rows) == 10 * LANES else 0), old
+
+
+def _anything_old(tx: Tx) -> bool:
+    return bool(tx.value("any_old", tx.now - KEY_AGE, tx.now, tx.now - KEY_AGE))
+
+
+def _drop_old_rows(tx: Tx) -> int:
+    dropped = drop_old_stages(tx, 10)
+    dropped += len(tx.all("old_keys", tx.now - KEY_AGE, ROWS))
+    dropped += len(tx.all("old_txids", tx.now, ROWS))
+    return dropped

@@ -1,0 +1,53 @@
+"""Waiting pops and their wake-ups.
+
+A commit rings the first waiter of each kind; a waiter that gets something rings the next. So a
+push wakes as many waiters as there is work for, and one more.
+"""
+
+import threading
+from collections import deque
+
+from ..clock import Signal
+
+Kind = tuple[str, str, str | None]
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: dict[Kind, deque[Signal]] = {}
+        self.some = threading.Event()
+
+    def enter(self, kind: Kind, signal: Signal) -> None:
+        """Wait for work of a kind: (queue, group, partition or None for any)."""
+        with self._lock:
+            self._waiters.setdefault(kind, deque()).append(signal)
+            self.some.set()
+
+    def leave(self, kind: Kind, signal: Signal) -> None:
+        with self._lock:
+            waiters = self._waiters[kind]
+            waiters.remove(signal)
+            if not waiters:
+                del self._waiters[kind]
+            if not self._waiters:
+                self.some.clear()
+
+    def ring(self, queues: set[str] | None = None) -> None:
+        """Something may have come in these queues (None: in any)."""
+        if not self._waiters:
+            return
+        with self._lock:
+            for kind, waiters in self._waiters.items():
+                if queues is None or kind[0] in queues:
+                    waiters[0].ring()
+
+    def pass_on(self, kind: Kind) -> None:
+        """The waiter that was rung got something, or gave up: let the next one look."""
+        if kind not in self._waiters:
+            return
+        with self._lock:
+            for signal in self._waiters.get(kind, ()):
+                if not signal.rung():
+                    signal.ring()
+                    return

@@ -1,0 +1,199 @@
+"""Why: what became of a message for a group, and why it is or is not delivered now."""
+
+from typing import Any
+
+from .. import ids, ranges
+from ..clock import SECOND
+from ..model import Why, when
+from ..policy import QUEUE_MODE
+from ..store.rows import DUE, LEASED, Claim, Cursor, Group, Lane, Queue
+from ..store.tx import Tx
+from .expire import refresh
+
+_DONE = {
+    "ack": "acknowledged",
+    "requeue": "requeued: a copy went to the end of its lane",
+    "skipped": "skipped: the group was moved past it",
+    "purged": "purged",
+    "expired": "removed by retention",
+}
+
+
+def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
+    """Answer in one sentence and in fields; a message or queue that is not there is an answer too."""
+    place = ids.parse_message_id(id)
+    base: dict[str, Any] = {"message_id": id, "group": group_name}
+    queue = tx.queue(queue_name)
+    if queue is None:
+        return Why(f"Unknown: there is no queue {queue_name!r}.", "unknown", **base)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    if lane is None or lane.queue != queue.id or place.sequence >= lane.head:
+        return Why(f"Unknown: queue {queue_name!r} never had this message.", "unknown", **base)
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    base |= {"partition": home.name, "priority": lane.priority, "sequence": place.sequence}
+    group = tx.group(queue.id, group_name)
+    if group is None:
+        return Why(f"Nobody asked yet: queue {queue_name!r} has no group {group_name!r}; "
+                   "it is created by its first pop.", "no_group", **base)  # fmt: skip
+    refresh(tx, group)
+    cursor = tx.cursor(lane.id, group.id)
+    assert cursor is not None
+    return _Case(tx, queue, group, lane, cursor, place.sequence, base).answer()
+
+
+class _Case:
+    """One message of one group, looked at from every side."""
+
+    def __init__(
+        self, tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, sequence: int,
+        base: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.tx, self.queue, self.group, self.lane = tx, queue, group, lane
+        self.cursor, self.sequence, self.base = cursor, sequence, base
+
+    def answer(self) -> Why:
+        if ranges.contains(self.lane.gone, self.sequence):
+            return self.say("deleted", "Deleted: the message was removed by hand.")
+        if self.sequence >= self.cursor.next:
+            return self.unseen()
+        for claim in self.tx.claims_in(
+            self.lane.id, self.group.id, self.sequence, self.sequence + 1
+        ):
+            if ranges.contains(claim.ranges, self.sequence):
+                return self.claimed(claim)
+        for row in self.tx.dead("dead_of", self.group.id, self.lane.id, self.sequence):
+            return self.say(
+                "dead",
+                f"Dead since {_time(row.died_at)} ({row.kind}): {row.reason or 'no reason given'}.",
+                kind=row.kind, error=row.reason, at=when(row.died_at), deliveries=row.deliveries,
+                failures=row.failures, consumer=row.consumer,
+            )  # fmt: skip
+        return self.settled()
+
+    def say(self, state: str, sentence: str, **fields: Any) -> Why:
+        return Why(sentence, state, **self.base, **fields)
+
+    def unseen(self) -> Why:
+        for segment, _, _ in self.tx.segments_over(
+            self.lane.id, [self.sequence, self.sequence + 1]
+        ):
+            if segment.for_group not in (None, self.group.id):
+                return self.say(
+                    "hidden", "Not for this group: it is a copy made for another group."
+                )
+            if segment.due_at > self.tx.now:
+                return self.say("delayed", f"Delayed until {_time(segment.due_at)}.",
+                                until=when(segment.due_at), deliveries=0)  # fmt: skip
+        ahead = self.sequence - self.cursor.next
+        for segment in self.tx.odd_segments(self.lane.id, self.cursor.next):
+            stop = min(segment.stop, self.sequence)
+            first = max(segment.first, self.cursor.next)
+            other = segment.for_group not in (None, self.group.id) or segment.due_at > self.tx.now
+            if other and first < stop:
+                ahead -= stop - first
+        ahead -= ranges.count(ranges.clip(self.lane.gone, self.cursor.next, self.sequence))
+        return self.ready(ahead + self.due_before(self.cursor.next) + 1, {"deliveries": 0})
+
+    def due_before(self, sequence: int) -> int:
+        found = self.tx.due_claims(self.lane.id, self.group.id, 1 << 30)
+        return sum(ranges.count(ranges.clip(c.ranges, 0, sequence)) for c in found)
+
+    def claimed(self, claim: Claim) -> Why:
+        counters = {
+            "deliveries": claim.deliveries,
+            "failures": claim.failures,
+            "error": claim.error,
+        }
+        if claim.state == LEASED:
+            lease = self.tx.lease_by_id(claim.lease or 0)
+            assert lease is not None and claim.at is not None
+            return self.say(
+                "leased",
+                f"Leased by {lease.consumer} until {_time(claim.at)}, "
+                f"delivery {claim.deliveries}.",
+                consumer=lease.consumer, token=ids.token_text(lease.token), until=when(claim.at),
+                at=when(lease.acquired_at), **counters,
+            )  # fmt: skip
+        if claim.state == DUE:
+            return self.ready(self.due_before(self.sequence) + 1, counters)
+        assert claim.at is not None
+        if not claim.redelivered:
+            return self.say(
+                "delayed", f"Delayed until {_time(claim.at)}.", until=when(claim.at), **counters
+            )
+        after = f"after {claim.error!r}" if claim.error else "after its lease ran out"
+        return self.say(
+            "waiting", f"Waiting until {_time(claim.at)} {after}.", until=when(claim.at), **counters
+        )
+
+    def ready(self, position: int, counters: dict[str, Any]) -> Why:
+        """It could be delivered, unless something holds the queue, the group or the lane."""
+        fields = {"position": position, **counters}
+        if self.queue.paused or self.group.paused:
+            what = "queue" if self.queue.paused else "group"
+            return self.say("paused", f"Held back: the {what} is paused.", **fields)
+        held = self.held_back()
+        if held is not None:
+            return self.say("held_back", held[0], behind=held[1], until=held[2], **fields)
+        window = self.group.rules.max_ack_pending
+        if window is not None and self.tx.value("leased_count", self.group.id) >= window:
+            return self.say("window_full", f"Held back: {window} messages are leased already, "
+                            "as many as max_ack_pending allows.", **fields)  # fmt: skip
+        return self.say("ready", f"Ready at position {position} of its lane.", **fields)
+
+    def held_back(self) -> tuple[str, str | None, Any] | None:
+        ordering = self.group.rules.ordering
+        if ordering == "shared":
+            return None
+        end = self.tx.value("lock_end", self.group.id)
+        if ordering == "exclusive":
+            if end is None:
+                return None
+            return f"Held back: the queue is locked until {_time(end)}.", None, when(end)
+        if self.cursor.blocked:
+            return self.behind_lease()
+        returned = self.tx.value("first_returned", self.lane.id, self.group.id)
+        if returned is None or returned > self.sequence:
+            return None
+        other = ids.message_id(self.tx.store, self.lane.id, returned)
+        (claim,) = [c for c in self.tx.claims_in(self.lane.id, self.group.id, returned, returned + 1)
+                    if ranges.contains(c.ranges, returned)]  # fmt: skip
+        at = claim.at or self.tx.now
+        return (
+            f"Held back by message {other} before it, which waits until {_time(at)}.",
+            other,
+            when(at),
+        )
+
+    def behind_lease(self) -> tuple[str, str | None, Any]:
+        for lane in self.tx.lanes_in(self.lane.partition):
+            for claim in self.tx.claims_in(lane.id, self.group.id, 0, lane.head):
+                lease = self.tx.lease_by_id(claim.lease) if claim.lease else None
+                if lease is not None and claim.at is not None:
+                    other = ids.message_id(self.tx.store, lane.id, claim.ranges[0])
+                    return (
+                        f"Held back by message {other}, leased by {lease.consumer} until "
+                        f"{_time(claim.at)}: the group reads each partition in order.",
+                        other,
+                        when(claim.at),
+                    )
+        return "Held back: its partition is leased.", None, None
+
+    def settled(self) -> Why:
+        """Done, as the lease that ended it tells while it is remembered."""
+        for lease in self.tx.leases_over(self.group.id, self.lane.id, self.sequence):
+            for fate in reversed(lease.fates):
+                if fate.lane == self.lane.id and ranges.contains(fate.ranges, self.sequence):
+                    words = _DONE.get(fate.verb, fate.verb)
+                    state = "acked" if fate.verb == "ack" else fate.verb
+                    return self.say(state, f"Done: {words} at {_time(fate.at)} by {lease.consumer}.",
+                                    at=when(fate.at), consumer=lease.consumer,
+                                    token=ids.token_text(lease.token))  # fmt: skip
+        history = self.tx.now - round(self.queue.options.history_seconds * SECOND)
+        return self.say("done", f"Done before {_time(history)}, or handed out without a lease.",
+                        until=when(history))  # fmt: skip
+
+
+def _time(micros: int) -> str:
+    return when(micros).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")

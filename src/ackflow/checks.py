@@ -1,0 +1,175 @@
+"""Bad input is refused here, with a sentence that names the right values, before anything is done."""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct
+
+from .clock import micros
+from .errors import InvalidArgument, UnknownOption
+from .policy import (
+    DEFAULTS,
+    MAX_BATCH,
+    MAX_NAME,
+    MAX_PRIORITY,
+    AckPolicy,
+    GroupOptions,
+    Ordering,
+    QueueOptions,
+)
+
+S = TypeVar("S", bound=Struct)
+MIN_HISTORY = 300.0
+
+
+def name(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
+    if not value or len(value.encode("utf-8", "surrogatepass")) > MAX_NAME:
+        raise InvalidArgument(f"{what} has 1 to {MAX_NAME} bytes")
+    if not value.isprintable():
+        raise InvalidArgument(f"{what} {value!r} has characters that cannot be printed")
+    return value
+
+
+def text(value: object, what: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
+    return value
+
+
+def whole(value: object, what: str, least: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidArgument(f"{what} is a whole number from {least} to {most}, not {value!r}")
+    return value
+
+
+def priority(value: object) -> int:
+    return whole(value, "priority", 0, MAX_PRIORITY)
+
+
+def batch(value: object) -> int:
+    return whole(value, "batch", 1, MAX_BATCH)
+
+
+def seconds(value: object, what: str, least: float = 0.0) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not math.isfinite(value) or not least <= value <= 10e9:  # type: ignore[arg-type]
+        raise InvalidArgument(f"{what} is a number of seconds from {least:g} on, not {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def positive(value: object, what: str) -> float:
+    number = seconds(value, what)
+    if number <= 0:
+        raise InvalidArgument(f"{what} is more than 0 seconds")
+    return number
+
+
+def time(value: object, what: str) -> int:
+    """A time as microseconds: an aware datetime, or seconds since 1970."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(
+                f"{what} has no time zone; use datetime.now(timezone.utc) or the like"
+            )
+        return micros(value.timestamp())
+    return micros(seconds(value, what))
+
+
+def time_or_none(value: object, what: str) -> int | None:
+    return None if value is None else time(value, what)
+
+
+def headers(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"headers is a mapping of text to text, not {type(value).__name__}")
+    for key, item in value.items():
+        if not isinstance(key, str) or not isinstance(item, str):
+            raise InvalidArgument(f"header {key!r} and its value must be text")
+    return dict(value)
+
+
+def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The queue options given, checked and in their stored form."""
+    _known(QueueOptions, given)
+    checked: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in _RULES:
+            checked[key] = _RULES[key](value, key)
+        elif key in ("namespace", "task"):
+            checked[key] = text(value, key) or ""
+        elif key == "history_seconds":
+            checked[key] = seconds(value, key, MIN_HISTORY)
+        elif value is None and key in ("max_wait_seconds", "retention_seconds", "dedup_seconds"):
+            checked[key] = None
+        elif key in ("max_wait_seconds", "retention_seconds"):
+            checked[key] = positive(value, key)
+        else:
+            checked[key] = seconds(value, key)
+    return checked
+
+
+def group_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The group options given, checked and in their stored form."""
+    _known(GroupOptions, given)
+    checked: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in _RULES:
+            checked[key] = _RULES[key](value, key)
+        elif key == "ordering":
+            checked[key] = one_of(value, key, get_args(Ordering))
+        elif key == "policy":
+            checked[key] = one_of(value, key, get_args(AckPolicy))
+        elif key == "max_ack_pending":
+            checked[key] = _limit(value, key)
+        elif key == "start":
+            checked[key] = value if value in ("all", "new") else _start(value)
+    return checked
+
+
+def one_of(value: object, what: str, allowed: tuple[str, ...]) -> Any:
+    if value not in allowed:
+        raise InvalidArgument(f"{what} is one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def dialect(value: object) -> Any:
+    return one_of(value, "dialect", tuple(DEFAULTS))
+
+
+def _start(value: object) -> int:
+    if isinstance(value, str):
+        raise InvalidArgument(f"start is 'all', 'new' or a time, not {value!r}")
+    return time(value, "start")
+
+
+def _limit(value: object, what: str) -> int | None:
+    """A limit; None and -1 mean no limit."""
+    if value is None or (value == -1 and not isinstance(value, bool)):
+        return None
+    return whole(value, what, 1, 1_000_000_000)
+
+
+def _backoff(value: object, what: str) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidArgument(f"{what} is a list of seconds, not {value!r}")
+    return tuple(seconds(step, what) for step in value)
+
+
+def _known(options: type[S], given: Mapping[str, Any]) -> None:
+    names = [field.name for field in msgspec.structs.fields(options)]
+    for key in given:
+        if key not in names:
+            raise UnknownOption(f"there is no option {key!r}; there are {', '.join(sorted(names))}")
+
+
+_RULES: dict[str, Any] = {
+    "lease_seconds": positive,
+    "retry_limit": _limit,
+    "max_deliver": _limit,
+    "backoff": _backoff,
+}

@@ -1,0 +1,194 @@
+"""Payloads become bytes here, before the writer is taken, and nowhere else."""
+
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from . import checks, ranges
+from .broker.push import Chunk, PushRequest
+from .errors import InvalidArgument, PayloadTooLarge
+from .policy import MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from .store.rows import Rest
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """A message to push with something of its own beside its data.
+
+    What is not given follows the push call. A transaction id seen before in the partition adds
+    nothing and answers with the first message's id.
+    """
+
+    data: Any
+    partition: str | None = None
+    priority: int | None = None
+    delay: float | None = None
+    transaction_id: str | None = None
+    headers: Mapping[str, str] | None = None
+
+
+def items_of(data: object) -> Sequence[object]:
+    """A list or tuple is many messages, anything else is one."""
+    return data if isinstance(data, list | tuple) else [data]
+
+
+def request(
+    queue: str,
+    data: object,
+    *,
+    partition: str,
+    priority: int,
+    delay: float | None,
+    key: str | None,
+) -> tuple[PushRequest, list[list[int]] | None]:
+    """A push request, and for each chunk the places of its messages in the call (None: in order)."""
+    checks.name(queue, "queue")
+    checks.name(partition, "partition")
+    checks.priority(priority)
+    if delay is not None:
+        checks.seconds(delay, "delay")
+    items = items_of(data)
+    if any(isinstance(item, Item) for item in items):
+        chunks, places = _mixed(queue, items, partition, priority, delay)
+    else:
+        chunks, places = _plain(queue, items, partition, priority, delay), None
+    return PushRequest(chunks, *keyed(key, chunks)), places
+
+
+def keyed(key: str | None, chunks: Iterable[Chunk]) -> tuple[str | None, bytes]:
+    """A request key with the digest of the body it stands for."""
+    if key is None:
+        return None, b""
+    checks.name(key, "key")
+    digest = hashlib.blake2b(digest_size=16)
+    for chunk in chunks:
+        where = (chunk.queue, chunk.partition, chunk.priority, chunk.delay, chunk.rest)
+        digest.update(msgspec.msgpack.encode(where))
+        digest.update(chunk.ends.tobytes())
+        digest.update(chunk.data)
+    return key, digest.digest()
+
+
+def encode(value: object) -> bytes:
+    """A value as JSON; `msgspec.Raw` is JSON already and is kept byte for byte."""
+    try:
+        if isinstance(value, msgspec.Raw):
+            raw = bytes(value)
+            msgspec.json.decode(raw)
+        else:
+            raw = _encode(value)
+    except OverflowError:
+        raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidArgument(f"the data of a message is JSON or bytes: {error}") from None
+    if b"null" in raw:
+        _refuse_nan(value)
+    return raw
+
+
+def _plain(
+    queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
+) -> list[Chunk]:
+    """Chunks of one lane for values without anything of their own."""
+    binary = any(isinstance(item, bytes | bytearray | memoryview) for item in items)
+    if binary or any(isinstance(item, msgspec.Raw) for item in items):
+        plain = [Item(data=item) for item in items]
+        return _mixed(queue, plain, partition, priority, delay)[0]
+    try:
+        parts = [_encode(item) for item in items]
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        parts = [encode(item) for item in items]
+    chunks = []
+    for some in _split(parts):
+        data = b"".join(some)
+        if b"null" in data:
+            _refuse_nan(items)
+        chunks.append(
+            Chunk(queue, partition, priority, delay, array("i", accumulate(map(len, some))), data)
+        )
+    return chunks
+
+
+def _mixed(
+    queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
+) -> tuple[list[Chunk], list[list[int]]]:
+    """Chunks by lane and delay; within each the messages keep their order."""
+    lanes: dict[tuple[str, int, float | None], list[int]] = {}
+    full = [item if isinstance(item, Item) else Item(data=item) for item in items]
+    for index, item in enumerate(full):
+        lane = (
+            checks.name(item.partition, "partition") if item.partition is not None else partition,
+            checks.priority(item.priority) if item.priority is not None else priority,
+            checks.seconds(item.delay, "delay") if item.delay is not None else delay,
+        )
+        lanes.setdefault(lane, []).append(index)
+    chunks, places = [], []
+    for lane, indexes in lanes.items():
+        parts = [_payload(full[index].data) for index in indexes]
+        start = 0
+        for some in _split(parts):
+            mine = indexes[start : start + len(some)]
+            start += len(some)
+            ends = array("i", accumulate(map(len, some)))
+            rest = _rest([full[index] for index in mine])
+            chunks.append(Chunk(queue, *lane, ends, b"".join(some), rest))
+            places.append(mine)
+    return chunks, places
+
+
+def _payload(data: object) -> bytes:
+    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else encode(data)
+
+
+def _rest(items: list[Item]) -> Rest | None:
+    rest = Rest()
+    for index, item in enumerate(items):
+        if item.transaction_id is not None:
+            rest.txids[index] = checks.name(item.transaction_id, "transaction_id")
+        if item.headers:
+            rest.headers[index] = checks.headers(item.headers)
+    rest.binary = ranges.of(
+        i for i, item in enumerate(items) if isinstance(item.data, bytes | bytearray | memoryview)
+    )
+    return rest if rest.txids or rest.headers or rest.binary else None
+
+
+def _split(parts: list[bytes]) -> list[list[bytes]]:
+    """Payloads in runs that fit a segment."""
+    sizes = list(map(len, parts))
+    if sizes and max(sizes) > MAX_PAYLOAD:
+        raise PayloadTooLarge(
+            f"a message has {max(sizes):,} bytes, at most {MAX_PAYLOAD:,} are allowed; nothing was pushed"
+        )
+    if len(parts) <= MAX_SEGMENT_COUNT and sum(sizes) <= MAX_SEGMENT_BYTES:
+        return [parts] if parts else []
+    runs: list[list[bytes]] = [[]]
+    room = MAX_SEGMENT_BYTES
+    for part in parts:
+        if runs[-1] and (len(part) > room or len(runs[-1]) >= MAX_SEGMENT_COUNT):
+            runs.append([])
+            room = MAX_SEGMENT_BYTES
+        runs[-1].append(part)
+        room -= len(part)
+    return runs
+
+
+def _refuse_nan(value: object) -> None:
+    """JSON has no NaN or infinity, and the encoder would write null without a word."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidArgument(f"the data of a message is JSON, which has no {value}")
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _refuse_nan(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            _refuse_nan(item)

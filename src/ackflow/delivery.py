@@ -1,0 +1,317 @@
+"""Messages as a consumer gets them: cheap to hand over, decoded when looked at."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+from msgspec import Struct
+
+from . import ids, ranges
+from .broker.handout import Handout, Run, is_binary, payload
+from .broker.push import Answer
+from .broker.settle import Mark, Outcome, Verdict
+from .model import Metadata, Sequences, when
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Origin(Struct, gc=False):
+    """The hand-out a message came with."""
+
+    session: Any
+    queue: str
+    group: str
+    store: int
+    token: int | None
+    expires_at: int | None
+
+
+class Share(Struct, gc=False):
+    """The run a message lies in, and its hand-out."""
+
+    origin: Origin
+    run: Run
+
+
+class Delivery(Struct, gc=False, eq=False):
+    """One delivery of one message; subclasses add the verbs that end it."""
+
+    _share: Share
+    _index: int
+
+    @property
+    def data(self) -> Any:
+        """The payload: a JSON value, or bytes when bytes were pushed. Decoded at each look."""
+        body = self._share.run.body
+        index = self._index
+        ends = body.ends
+        raw = body.data[ends[index - 1] if index else 0 : ends[index]]
+        if body.rest is not None and is_binary(body, index):
+            return raw
+        return _decode(raw)
+
+    @property
+    def raw(self) -> bytes:
+        """The payload as it was pushed, byte for byte."""
+        return payload(self._share.run.body, self._index)
+
+    @property
+    def id(self) -> str:
+        return ids.message_id(self._share.origin.store, self._share.run.lane, self.sequence)
+
+    @property
+    def queue(self) -> str:
+        return self._share.origin.queue
+
+    @property
+    def group(self) -> str:
+        return self._share.origin.group
+
+    @property
+    def partition(self) -> str:
+        return self._share.run.partition
+
+    @property
+    def priority(self) -> int:
+        return self._share.run.priority
+
+    @property
+    def sequence(self) -> int:
+        """The place in its lane, from 0."""
+        return self._share.run.first + self._index
+
+    @property
+    def created_at(self) -> datetime:
+        return when(self._share.run.created_at)
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was handed out, this time included; returns that do not count are left out."""
+        return self._share.run.deliveries
+
+    @property
+    def failures(self) -> int:
+        """How often it was nacked."""
+        return self._share.run.failures
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether somebody was given it before."""
+        return self._share.run.redelivered
+
+    @property
+    def headers(self) -> dict[str, str]:
+        rest = self._share.run.body.rest
+        return rest.headers.get(self._index, {}) if rest else {}
+
+    @property
+    def transaction_id(self) -> str:
+        """The id its producer gave it, else its own id."""
+        rest = self._share.run.body.rest
+        return (rest.txids.get(self._index) if rest else None) or self.id
+
+    @property
+    def token(self) -> str | None:
+        """The token of its lease; None when it was handed out without one."""
+        token = self._share.origin.token
+        return None if token is None else ids.token_text(token)
+
+    @property
+    def lease_expires_at(self) -> datetime | None:
+        """When the lease ends unless it is extended; as it was when the message was handed out."""
+        at = self._share.origin.expires_at
+        return None if at is None else when(at)
+
+    @property
+    def metadata(self) -> Metadata:
+        run = self._share.run
+        return Metadata(
+            Sequences(self.sequence, run.number + self.sequence - run.lo + 1),
+            run.deliveries,
+            max(0, run.pending - self.sequence - 1),
+            self.created_at,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} {self.queue}/{self.partition} delivery {self.deliveries}>"
+
+
+class Message(Delivery, gc=False, eq=False):
+    """One delivery. Each verb below ends it, except extend; a lost lease raises LeaseLost."""
+
+    @property
+    def _session(self) -> "Session":
+        return self._share.origin.session  # type: ignore[no-any-return]
+
+    def ack(self, *, confirm: bool = False, up_to: bool = False) -> None:
+        """Done. `confirm`: return only when that is on disk. `up_to`: with all before it in its
+        lane under the same lease."""
+        self._session.settle_one(self, Verdict("ack", confirm=confirm, up_to=up_to))
+
+    def nack(
+        self, reason: str | None = None, *, delay: float | None = None, rest: bool = False
+    ) -> None:
+        """Failed: comes again after `delay`, else after the back-off, else now; at the limit it
+        becomes a dead letter. `rest`: release what comes after it in the batch."""
+        self._session.settle_one(self, Verdict("nack", reason, delay, rest))
+
+    def release(self) -> None:
+        """Give it back at once, in its old place, uncounted."""
+        self._session.settle_one(self, Verdict("release"))
+
+    def requeue(self, *, delay: float | None = None) -> None:
+        """Put a copy at the end of its lane for this group, with its counters; this one is done."""
+        self._session.settle_one(self, Verdict("requeue", delay=delay))
+
+    def reject(self, reason: str | None = None) -> None:
+        """Never again: kept in the dead letters with the reason."""
+        self._session.settle_one(self, Verdict("reject", reason))
+
+    def dead_letter(self, reason: str | None = None) -> None:
+        """To the dead letters now, as a failure."""
+        self._session.settle_one(self, Verdict("dead_letter", reason))
+
+    def extend(self, seconds: float | None = None) -> datetime | None:
+        """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
+        return self._session.extend_one(self, seconds)
+
+
+M = TypeVar("M", bound=Delivery)
+
+
+class Batch(tuple[M, ...]):
+    """What one pop brought, under one lease. Empty when there was nothing; then `why` tells if
+    something held it back: paused, locked or window."""
+
+    origin: Origin
+    why: str | None
+    retry_at: datetime | None
+
+    @classmethod
+    def of(cls, session: Any, handout: Handout, message: type[M]) -> "Batch[M]":
+        origin = Origin(
+            session, handout.queue, handout.group, handout.store, handout.token, handout.expires_at
+        )
+        found: list[M] = []
+        for run in handout.runs:
+            share = Share(origin, run)
+            found += [message(share, i) for i in range(run.lo - run.first, run.hi - run.first)]
+        batch = cls(found)
+        batch.origin = origin
+        batch.why = handout.why
+        batch.retry_at = None if handout.retry_at is None else when(handout.retry_at)
+        return batch
+
+    @property
+    def token(self) -> str | None:
+        return None if self.origin.token is None else ids.token_text(self.origin.token)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        return None if self.origin.expires_at is None else when(self.origin.expires_at)
+
+
+class Receipt(Sequence[str]):
+    """The ids of pushed messages, in the order of the push; made when looked at."""
+
+    def __init__(self, store: int, answer: Answer, places: list[list[int]] | None) -> None:
+        self._store = store
+        self._answer = answer
+        self._places = places
+        self._flat: list[tuple[int, int, bool]] | None = None
+
+    def __len__(self) -> int:
+        return sum(place.stop - place.first for run in self._answer for place in run)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        flat = self._entries()
+        if isinstance(index, slice):
+            return [self._id(entry) for entry in flat[index]]
+        return self._id(flat[index])
+
+    @property
+    def duplicates(self) -> list[int]:
+        """Which messages of the push were already there, by their place in the push."""
+        return [i for i, entry in enumerate(self._entries()) if entry[2]]
+
+    def _id(self, entry: tuple[int, int, bool]) -> str:
+        return ids.message_id(self._store, entry[0], entry[1])
+
+    def _entries(self) -> list[tuple[int, int, bool]]:
+        if self._flat is None:
+            runs = [
+                [(p.lane, s, p.duplicate) for p in run for s in range(p.first, p.stop)]
+                for run in self._answer
+            ]
+            if self._places is None:
+                self._flat = [entry for run in runs for entry in run]
+            else:
+                pairs = zip(self._places, runs, strict=True)
+                placed = {i: e for places, run in pairs for i, e in zip(places, run, strict=True)}
+                self._flat = [placed[i] for i in range(len(placed))]
+        return self._flat
+
+
+class Refusal(Struct, frozen=True):
+    """A message a verb did not apply to, and why."""
+
+    message_id: str
+    code: str
+    message: str
+
+
+class Settled(Struct):
+    """What settling a batch did. `noop`: settled the same way before. `refused`: not settled."""
+
+    settled: int = 0
+    noop: int = 0
+    dead: int = 0
+    refused: list[Refusal] = []
+
+    def add(self, store: int, outcome: Outcome) -> None:
+        self.settled += outcome.settled
+        self.noop += outcome.noop
+        self.dead += outcome.dead
+        for part in outcome.refused:
+            self.refused += [
+                Refusal(ids.message_id(store, part.lane, s), part.error.code, part.error.message)
+                for s in ranges.numbers(part.ranges)
+            ]
+
+
+def marks_of(
+    verdicts: Iterable[tuple[Delivery, Verdict]],
+) -> dict[int, list[Mark]]:
+    """Marks by lease token; neighbours with one verdict become one mark. Messages handed out
+    without a lease have nothing to settle and are left out."""
+    marks: dict[int, list[Mark]] = {}
+    share, verdict, indexes = None, None, list[int]()
+    for message, judged in verdicts:
+        if message._share is not share or judged != verdict:
+            _close(marks, share, verdict, indexes)
+            share, verdict, indexes = message._share, judged, []
+        indexes.append(message._index)
+    _close(marks, share, verdict, indexes)
+    return marks
+
+
+def _close(
+    marks: dict[int, list[Mark]], share: Share | None, verdict: Verdict | None, indexes: list[int]
+) -> None:
+    if share is None or verdict is None or share.origin.token is None:
+        return
+    first = share.run.first
+    low, high = indexes[0], indexes[-1] + 1
+    if high - low == len(indexes) and indexes == list(range(low, high)):
+        which = [first + low, first + high]
+    else:
+        which = ranges.of(first + i for i in indexes)
+    marks.setdefault(share.origin.token, []).append(Mark(verdict, share.run.lane, which))

@@ -1,0 +1,160 @@
+"""Every error Ackflow raises: one family, each with a stable code, an HTTP status and a sentence.
+
+The docstring of a class is its default message. Codes never change; messages may.
+"""
+
+from typing import Any, ClassVar
+
+
+class AckflowError(Exception):
+    """Something went wrong in Ackflow."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str | None = None, **details: Any) -> None:
+        self.message = message or type(self).__doc__ or self.code
+        self.details = details
+        super().__init__(self.message)
+
+
+class InvalidArgument(AckflowError):
+    """An argument is not valid; nothing was changed."""
+
+    code = "invalid_argument"
+    status = 400
+
+
+class UnknownOption(InvalidArgument):
+    """An option of that name does not exist."""
+
+    code = "unknown_option"
+
+
+class PayloadTooLarge(InvalidArgument):
+    """A message is larger than the limit; nothing was pushed."""
+
+    code = "payload_too_large"
+    status = 413
+
+
+class NotFound(AckflowError):
+    """There is no such thing here."""
+
+    code = "not_found"
+    status = 404
+
+
+class QueueNotFound(NotFound):
+    """There is no queue of that name."""
+
+    code = "queue_not_found"
+
+
+class GroupNotFound(NotFound):
+    """The queue has no group of that name."""
+
+    code = "group_not_found"
+
+
+class LeaseLost(AckflowError):
+    """The lease is no longer held; the message belongs to someone else or is settled."""
+
+    code = "invalid_lease"
+    status = 409
+
+
+class LeaseExpired(LeaseLost):
+    """The lease ran out before the message was settled; it is delivered again."""
+
+    code = "LOCK_EXPIRED"
+    status = 410
+
+
+class AlreadySettled(LeaseLost):
+    """The delivery was already settled by another verb."""
+
+    code = "already_settled"
+
+
+class KeyConflict(AckflowError):
+    """The request key was used before with another body; use a new key for a new request."""
+
+    code = "key_conflict"
+    status = 409
+
+
+class VersionConflict(AckflowError):
+    """The value changed since it was read; read it again and retry."""
+
+    code = "version_conflict"
+    status = 409
+
+
+class TransactionFailed(AckflowError):
+    """One operation was refused, so nothing of the transaction was done."""
+
+    code = "transaction_failed"
+    status = 409
+
+
+class StageMissing(AckflowError):
+    """A stage named for publishing does not exist; nothing was published."""
+
+    code = "stage_missing"
+    status = 409
+
+
+class Gone(AckflowError):
+    """The messages are no longer stored."""
+
+    code = "gone"
+    status = 410
+
+
+class StorageFull(AckflowError):
+    """The disk is full; pushes are refused until there is room, settling goes on."""
+
+    code = "storage_full"
+    status = 507
+
+
+class StorageBusy(AckflowError):
+    """Another process kept the database locked for too long; try again."""
+
+    code = "storage_busy"
+    status = 503
+
+
+class StorageFailed(AckflowError):
+    """The database could not be read or written."""
+
+    code = "storage_failed"
+    status = 500
+
+
+class SchemaTooNew(AckflowError):
+    """The database was written by a newer Ackflow; upgrade Ackflow to open it."""
+
+    code = "schema_too_new"
+
+
+class NotADatabase(AckflowError):
+    """The file is not an Ackflow database."""
+
+    code = "not_a_database"
+    status = 400
+
+
+class SessionClosed(AckflowError):
+    """The session is closed; connect again."""
+
+    code = "session_closed"
+    status = 503
+
+
+class SessionForked(AckflowError):
+    """The session was opened in another process; after a fork, connect again in the child."""
+
+    code = "session_forked"
+    status = 503

@@ -1,0 +1,82 @@
+"""Message ids and lease tokens: numbers with a written form, so that neither needs a look-up.
+
+A message id is a UUIDv8 of (store 40 bits, lane 34, sequence 48). A token is 64 random bits,
+written as 11 URL-safe characters or as a UUID; both forms are read.
+"""
+
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import NamedTuple
+from uuid import UUID
+
+from .errors import InvalidArgument
+
+_VERSION = 0x8 << 76
+_VARIANT = 0x2 << 62
+_TAIL = (1 << 62) - 1
+
+
+class Place(NamedTuple):
+    """Where a message lies: the store, the lane in it, the sequence in that."""
+
+    store: int
+    lane: int
+    sequence: int
+
+
+def new_store() -> int:
+    return secrets.randbits(40)
+
+
+def message_id(store: int, lane: int, sequence: int) -> str:
+    return _text(store << 82 | lane << 48 | sequence)
+
+
+def parse_message_id(text: str) -> Place:
+    bits = _bits(text, "message id")
+    return Place(bits >> 82, bits >> 48 & (1 << 34) - 1, bits & (1 << 48) - 1)
+
+
+def new_token() -> int:
+    return secrets.randbits(64) - (1 << 63)
+
+
+def token_text(token: int) -> str:
+    raw = (token + (1 << 63)).to_bytes(8, "big")
+    return urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def token_uuid(token: int) -> str:
+    return _text((token + (1 << 63)) << 58)
+
+
+def parse_token(text: str) -> int:
+    """Read a token in either written form."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"a lease token is text, not {type(text).__name__}")
+    if len(text) == 11:
+        try:
+            raw = urlsafe_b64decode(text + "=")
+        except ValueError:
+            raise InvalidArgument(f"{text!r} is not a lease token") from None
+        value = int.from_bytes(raw, "big") - (1 << 63)
+        if len(raw) == 8 and token_text(value) == text:
+            return value
+        raise InvalidArgument(f"{text!r} is not a lease token")
+    return (_bits(text, "lease token") >> 58) - (1 << 63)
+
+
+def _text(bits: int) -> str:
+    value = bits >> 74 << 80 | _VERSION | (bits >> 62 & 0xFFF) << 64 | _VARIANT | bits & _TAIL
+    digits = f"{value:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _bits(text: str, what: str) -> int:
+    try:
+        value = UUID(text).int
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidArgument(f"{text!r} is not a {what}") from None
+    if value >> 76 & 0xF != 0x8 or value >> 62 & 0x3 != 0x2:
+        raise InvalidArgument(f"{text!r} is not a {what}")
+    return value >> 80 << 74 | (value >> 64 & 0xFFF) << 62 | value & _TAIL

@@ -1,0 +1,133 @@
+"""What a queue and a group may be told, the defaults of every dialect, and what follows a failure.
+
+Pure: no I/O, and no clock but the times passed in.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from .clock import micros
+
+Ordering = Literal["shared", "ordered", "exclusive"]
+AckPolicy = Literal["explicit", "all", "none"]
+Dialect = Literal["native", "queen", "pushpop", "jetstream", "middleware"]
+Kind = Literal["failed", "max_deliver", "rejected", "max_wait"]
+
+QUEUE_MODE = "__QUEUE_MODE__"
+DEFAULT_PARTITION = "Default"
+
+MAX_PAYLOAD = 16 * 1024 * 1024
+MAX_SEGMENT_BYTES = 4 * 1024 * 1024
+MAX_SEGMENT_COUNT = 10_000
+MAX_CLAIM = 1_000
+MAX_BATCH = 100_000
+MAX_PRIORITY = 255
+MAX_NAME = 255
+KEY_SECONDS = 24 * 3600
+STAGE_SECONDS = 24 * 3600
+
+
+class QueueOptions(Struct, frozen=True, omit_defaults=True):
+    """What `configure` may set on a queue; the first five are defaults for its groups."""
+
+    lease_seconds: float | UnsetType = UNSET
+    retry_limit: int | None | UnsetType = UNSET
+    max_deliver: int | None | UnsetType = UNSET
+    backoff: tuple[float, ...] | UnsetType = UNSET
+    history_seconds: float = 600.0
+    delay_seconds: float = 0.0
+    max_wait_seconds: float | None = None
+    retention_seconds: float | None = None
+    keep_seconds: float = 86_400.0
+    dedup_seconds: float | None = 86_400.0
+    namespace: str = ""
+    task: str = ""
+
+
+class GroupOptions(Struct, frozen=True, omit_defaults=True):
+    """What `group` may set; what is not set follows the queue, then the group's dialect."""
+
+    ordering: Ordering | UnsetType = UNSET
+    policy: AckPolicy | UnsetType = UNSET
+    lease_seconds: float | UnsetType = UNSET
+    retry_limit: int | None | UnsetType = UNSET
+    max_deliver: int | None | UnsetType = UNSET
+    backoff: tuple[float, ...] | UnsetType = UNSET
+    max_ack_pending: int | None | UnsetType = UNSET
+    start: Literal["all", "new"] | int = "all"
+
+
+class Settings(Struct, frozen=True):
+    """The rules a group lives by, once queue, group and dialect are laid over each other."""
+
+    ordering: Ordering
+    policy: AckPolicy
+    lease_seconds: float
+    retry_limit: int | None
+    max_deliver: int | None
+    backoff: tuple[float, ...]
+    max_ack_pending: int | None
+    batch: int
+
+
+DEFAULTS: dict[Dialect, Settings] = {
+    "native": Settings("shared", "explicit", 300.0, 3, 20, (), None, 1),
+    "queen": Settings("ordered", "explicit", 300.0, 3, None, (), None, 1),
+    "pushpop": Settings("exclusive", "explicit", 30.0, None, None, (), None, 1),
+    "jetstream": Settings("shared", "explicit", 30.0, None, None, (), 1000, 1),
+    "middleware": Settings("shared", "explicit", 10.0, None, None, (), 10, 10),
+}
+
+
+def settings(dialect: Dialect, queue: QueueOptions, group: GroupOptions) -> Settings:
+    """Lay the group's options over the queue's over the dialect's defaults."""
+    chosen = msgspec.structs.asdict(DEFAULTS[dialect])
+    for options in (queue, group):
+        for name in chosen:
+            value = getattr(options, name, UNSET)
+            if value is not UNSET:
+                chosen[name] = value
+    return Settings(**chosen)
+
+
+class Again(Struct, frozen=True):
+    """The message waits until `at`, then is delivered again."""
+
+    at: int
+
+
+class Dead(Struct, frozen=True):
+    """The message has reached a limit and goes to the dead letters."""
+
+    kind: Kind
+
+
+def after_nack(
+    rules: Settings, deliveries: int, failures: int, now: int, delay: float | None
+) -> Again | Dead:
+    """What follows a failure that the consumer reported; `failures` includes this one."""
+    if rules.retry_limit is not None and failures >= rules.retry_limit:
+        return Dead("failed")
+    if spent(rules, deliveries):
+        return Dead("max_deliver")
+    return Again(now + micros(pause(rules, deliveries) if delay is None else delay))
+
+
+def after_expiry(rules: Settings, deliveries: int, ended: int) -> Again | Dead:
+    """What follows a lease that ran out at `ended`, whenever that is noticed."""
+    if spent(rules, deliveries):
+        return Dead("max_deliver")
+    return Again(ended + micros(pause(rules, deliveries)))
+
+
+def spent(rules: Settings, deliveries: int) -> bool:
+    return rules.max_deliver is not None and deliveries >= rules.max_deliver
+
+
+def pause(rules: Settings, deliveries: int) -> float:
+    """Seconds to wait after the n-th delivery; the last step of the back-off repeats."""
+    if not rules.backoff:
+        return 0.0
+    return rules.backoff[min(deliveries, len(rules.backoff)) - 1]

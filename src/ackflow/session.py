@@ -1,0 +1,614 @@
+"""The one interface of Ackflow: a session on a database."""
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from . import checks, codec, ids
+from .broker import admin, browse, dead, inspect, read, settle, stage
+from .broker import why as whys
+from .broker.broker import Broker
+from .broker.pop import PopRequest
+from .broker.settle import SYNCED, Mark, Verb, Verdict
+from .broker.transact import transact
+from .clock import Clock, SystemClock
+from .delivery import Batch, Delivery, Message, Receipt, Settled, marks_of
+from .errors import InvalidArgument, SessionForked
+from .model import (
+    DeadLetter,
+    DeadSummary,
+    GroupStats,
+    LeaseStats,
+    Page,
+    PartitionStats,
+    Progress,
+    QueueStats,
+    StoredMessage,
+    Upkeep,
+    Value,
+    Why,
+    when,
+)
+from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptions
+from .store.sqlite import MayLose, SqliteStore
+from .transaction import Committed, Operations, Transaction
+
+M = TypeVar("M", bound=Delivery)
+Time = datetime | float
+Messages = Delivery | Sequence[Delivery]
+
+
+def connect(
+    url: str | os.PathLike[str],
+    *,
+    consumer: str | None = None,
+    may_lose: MayLose = "acks",
+    clock: Clock | None = None,
+    upkeep: bool = True,
+) -> "Session":
+    """Open a database file, made if it is not there; `:memory:` gives a private one.
+
+    `may_lose` names what a power cut may cost: nothing; acks (the default: a message acked without
+    confirm may come again); recent (pushes of the last moments too); everything (the whole file).
+    A killed process loses nothing of what was confirmed, whatever the mode.
+    """
+    clock = clock or SystemClock()
+    store = SqliteStore(os.fspath(url), clock, may_lose)
+    return Session(Broker(store, clock, upkeep), consumer)
+
+
+class Session:
+    """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
+
+    def __init__(self, broker: Broker, consumer: str | None = None) -> None:
+        self._broker = broker
+        self._pid = os.getpid()
+        given = f"{socket.gethostname()}:{self._pid}" if consumer is None else consumer
+        self.consumer = checks.name(given, "consumer")
+
+    # producing
+
+    def push(
+        self,
+        queue: str,
+        data: Any,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        priority: int = 0,
+        delay: float | None = None,
+        key: str | None = None,
+    ) -> Receipt:
+        """Append messages to a queue; they are on disk when this returns.
+
+        A list or tuple is many messages, anything else is one; an `Item` brings settings of its
+        own. A repeat with the same `key` adds nothing and answers with the first receipt.
+        """
+        request, places = codec.request(
+            queue, data, partition=partition, priority=priority, delay=delay, key=key
+        )
+        return Receipt(self._b.store.id, self._b.push(request), places)
+
+    def stage(
+        self,
+        producer: str,
+        batch: int,
+        queue: str,
+        data: Any,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        priority: int = 0,
+        delay: float | None = None,
+    ) -> str:
+        """Write messages that nobody sees until the stage, named by the answer, is published."""
+        request, _ = codec.request(
+            queue, data, partition=partition, priority=priority, delay=delay, key=None
+        )
+        checks.whole(batch, "batch", 0, 1 << 60)
+        return self._b.do(
+            stage.stage, True, checks.name(producer, "producer"), batch, request.chunks
+        )
+
+    def publish(
+        self, producer: str, batch: int, stages: Iterable[str], also: Operations | None = None
+    ) -> int:
+        """Publish these stages and drop all others of the batch, with `also` in one commit.
+
+        Answers with the number of messages published; a batch published before is left alone.
+        """
+        request = None if also is None else also.request()
+        answer = self._b.do(
+            stage.publish, True, checks.name(producer, "producer"), batch, list(stages), request
+        )
+        return sum(place.stop - place.first for run in answer for place in run)
+
+    # consuming
+
+    def pop(
+        self,
+        queue: str,
+        *,
+        group: str = QUEUE_MODE,
+        batch: int | None = None,
+        wait: float = 0.0,
+        lease_seconds: float | None = None,
+        auto_ack: bool = False,
+        partition: str | None = None,
+        partitions: int | None = None,
+        consumer: str | None = None,
+        token: str | None = None,
+        dialect: Dialect = "native",
+    ) -> Batch[Message]:
+        """Lease up to `batch` messages, waiting up to `wait` seconds for the first.
+
+        `auto_ack` hands them out as done. `partition` asks for one partition, `partitions` limits
+        how many the batch may come from. A `token` of the caller's makes a repeated pop answer with
+        the same lease. `dialect` decides the defaults of a group that is new.
+        """
+        request = self.pop_request(
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            partition=partition, partitions=partitions, consumer=consumer, token=token,
+            dialect=dialect,
+        )  # fmt: skip
+        return Batch.of(self, self._b.pop(request, checks.seconds(wait, "wait")), Message)
+
+    def pop_request(
+        self,
+        queue: str,
+        *,
+        group: str = QUEUE_MODE,
+        batch: int | None = None,
+        lease_seconds: float | None = None,
+        auto_ack: bool = False,
+        partition: str | None = None,
+        partitions: int | None = None,
+        consumer: str | None = None,
+        token: str | None = None,
+        dialect: Dialect = "native",
+    ) -> PopRequest:
+        """The checked form of a pop's arguments."""
+        checks.dialect(dialect)
+        return PopRequest(
+            queue=checks.name(queue, "queue"),
+            group=checks.name(group, "group"),
+            consumer=self.consumer if consumer is None else checks.name(consumer, "consumer"),
+            batch=checks.batch(DEFAULTS[dialect].batch if batch is None else batch),
+            lease_seconds=None
+            if lease_seconds is None
+            else checks.positive(lease_seconds, "lease_seconds"),
+            auto_ack=bool(auto_ack),
+            partition=None if partition is None else checks.name(partition, "partition"),
+            partitions=None
+            if partitions is None
+            else checks.whole(partitions, "partitions", 1, 10_000),
+            token=None if token is None else ids.parse_token(token),
+            dialect=dialect,
+        )
+
+    def read(self, token: str) -> Batch[Message]:
+        """The messages of a lease again, all of them, settled meanwhile or not."""
+        return Batch.of(self, self._b.do(read.read, False, ids.parse_token(token)), Message)
+
+    def lease(self, token: str) -> "Lease":
+        """A lease by its token alone, to settle messages of it from anywhere."""
+        return Lease(self, ids.parse_token(token))
+
+    # settling
+
+    def ack(self, messages: Messages, *, confirm: bool = False) -> Settled:
+        """Done. What is no longer held is told in the answer; it comes again to someone."""
+        return self._settle_all(messages, Verdict("ack", confirm=confirm))
+
+    def nack(
+        self, messages: Messages, reason: str | None = None, *, delay: float | None = None
+    ) -> Settled:
+        """Failed: they come again after `delay`, else after the back-off, else now."""
+        return self._settle_all(messages, Verdict("nack", reason, delay))
+
+    def release(self, messages: Messages) -> Settled:
+        """Give them back at once, in their old places, uncounted."""
+        return self._settle_all(messages, Verdict("release"))
+
+    def requeue(self, messages: Messages, *, delay: float | None = None) -> Settled:
+        """Put copies at the end of their lanes for this group; the originals are done."""
+        return self._settle_all(messages, Verdict("requeue", delay=delay))
+
+    def reject(self, messages: Messages, reason: str | None = None) -> Settled:
+        """Never again: kept in the dead letters with the reason."""
+        return self._settle_all(messages, Verdict("reject", reason))
+
+    def dead_letter(self, messages: Messages, reason: str | None = None) -> Settled:
+        """To the dead letters now, as failures."""
+        return self._settle_all(messages, Verdict("dead_letter", reason))
+
+    def settle(
+        self, verdicts: Iterable[tuple[Delivery, Verdict | Verb]], *, atomic: bool = False
+    ) -> Settled:
+        """Settle each message its own way, in one transaction.
+
+        By default each stands for itself. `atomic`: one that is refused undoes all of them.
+        """
+        judged = [(m, v if isinstance(v, Verdict) else Verdict(v)) for m, v in verdicts]
+        for _, verdict in judged:
+            check_verdict(verdict)
+        return self._settle_marks(marks_of(judged), atomic)
+
+    def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
+        """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
+        Answers with the earliest new end."""
+        given = None if seconds is None else checks.positive(seconds, "seconds")
+        some = [messages] if isinstance(messages, Delivery) else messages
+        tokens = {m._share.origin.token for m in some} - {None}
+        ends = [self._b.do(settle.extend, False, cast(int, token), given) for token in tokens]
+        return when(min(ends)) if ends else None
+
+    def settle_one(self, message: Delivery, verdict: Verdict) -> None:
+        """Settle one message; raises what an answer would tell."""
+        check_verdict(verdict)
+        share = message._share
+        if share.origin.token is None:
+            return
+        at = share.run.first + message._index
+        mark = Mark(verdict, share.run.lane, [at, at + 1])
+        self._settle_one(share.origin.token, mark)
+
+    def extend_one(self, message: Delivery, seconds: float | None) -> datetime | None:
+        return self.extend([message], seconds)
+
+    def _settle_one(self, token: int, mark: Mark) -> None:
+        synced = mark.verdict.confirm or mark.verdict.verb in SYNCED
+        (outcome,) = self._b.do(settle.settle, synced, token, [mark])
+        if outcome.refused:
+            raise outcome.refused[0].error
+
+    def _settle_all(self, messages: Messages, verdict: Verdict) -> Settled:
+        check_verdict(verdict)
+        if isinstance(messages, Batch):
+            token = messages.origin.token
+            return self._settle_marks(
+                {token: [Mark(verdict)]} if token is not None and messages else {}
+            )
+        some = [messages] if isinstance(messages, Delivery) else messages
+        return self._settle_marks(marks_of((message, verdict) for message in some))
+
+    def _settle_marks(self, marks: dict[int, list[Mark]], atomic: bool = False) -> Settled:
+        result = Settled()
+        synced = any(
+            m.verdict.confirm or m.verdict.verb in SYNCED for some in marks.values() for m in some
+        )
+        if marks:
+            for outcome in self._b.do(settle.settle_many, synced, marks, atomic):
+                result.add(self._b.store.id, outcome)
+        return result
+
+    # transactions and values
+
+    def transaction(self, key: str | None = None) -> Transaction:
+        """Settles and pushes over any queues, and small values: all or nothing."""
+        return Transaction(self, key)
+
+    def commit(self, operations: Operations) -> Committed:
+        return Committed(self._b.do(transact, True, operations.request()), self._b.store.id)
+
+    def value(self, key: str) -> Value | None:
+        """A value put in a transaction, or None."""
+        checks.name(key, "key")
+        row = self._b.look(lambda tx: tx.one("get_value", key))
+        return (
+            None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
+        )
+
+    def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
+        """The values whose keys begin with a prefix, in order of key."""
+        rows = self._b.look(lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit))
+        return [Value(r[0], msgspec.json.decode(r[1]), r[2], when(r[3])) for r in rows]
+
+    # setting up
+
+    def configure(self, queue: str, **options: Any) -> QueueOptions:
+        """Create a queue or change the options given; the others stay as they are."""
+        given = checks.queue_options(options)
+        return self._b.do(admin.configure, True, checks.name(queue, "queue"), given)
+
+    def group(
+        self, queue: str, name: str, *, dialect: Dialect | None = None, **options: Any
+    ) -> GroupStats:
+        """Create a group or change the options given. `start` (all, new or a time) is for a new one."""
+        given = checks.group_options(options)
+        checks.name(queue, "queue")
+        checks.name(name, "group")
+        if dialect is not None:
+            checks.dialect(dialect)
+        self._b.do(admin.configure_group, True, queue, name, given, dialect)
+        return self.group_stats(queue, name)
+
+    def pause(self, queue: str, group: str | None = None) -> None:
+        """Hand out nothing of a queue, or to a group, until resumed; settling goes on."""
+        self._b.do(admin.pause, True, queue, group, True)
+
+    def resume(self, queue: str, group: str | None = None) -> None:
+        self._b.do(admin.pause, True, queue, group, False)
+
+    def seek(
+        self,
+        queue: str,
+        group: str,
+        *,
+        to: str | None = None,
+        time: Time | None = None,
+        sequence: int | None = None,
+        partition: str | None = None,
+    ) -> int:
+        """Move a group: to="start" or "end", or to a time, or to a sequence of each lane.
+
+        Its leases there end. Answers with the number of lanes moved.
+        """
+        if [to, time, sequence].count(None) != 2:
+            raise InvalidArgument("seek takes exactly one of to, time and sequence")
+        target: str | int
+        if to is not None:
+            target = checks.one_of(to, "to", ("start", "end"))
+        elif time is not None:
+            target = checks.time(time, "time")
+        else:
+            target = checks.whole(sequence, "sequence", 0, (1 << 48) - 1)
+        return self._b.do(admin.seek, True, queue, group, target, time is not None, partition)
+
+    def purge(self, queue: str, partition: str | None = None) -> int:
+        """Remove all messages of a queue or partition, leased ones too; answers with how many."""
+        return self._b.do(admin.purge, True, queue, partition)
+
+    def delete_queue(self, queue: str) -> bool:
+        """Remove a queue with everything in it; False when there was none."""
+        return self._b.do(admin.delete_queue, True, queue)
+
+    def delete_group(self, queue: str, group: str) -> bool:
+        """Remove a group with its leases and dead letters; False when there was none."""
+        return self._b.do(admin.delete_group, True, queue, group)
+
+    def delete_message(self, queue: str, id: str) -> bool:
+        """Remove one message for every group; False when it is not stored."""
+        return self._b.do(admin.delete_message, True, queue, id)
+
+    # dead letters
+
+    def dead_letters(
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        partition: str | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        after: str | None = None,
+    ) -> Page[DeadLetter]:
+        """Dead letters of a queue, newest first; `after` is the `next` of the page before."""
+        which = self._which(queue, group, partition, kind, error, since, until, None)
+        before = None
+        if after is not None:
+            if not after.isdecimal():
+                raise InvalidArgument(f"{after!r} is not the `next` of a page")
+            before = int(after)
+        checks.whole(limit, "limit", 1, 10_000)
+        return self._b.look(dead.entries, which, limit, offset, before)
+
+    def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
+        """How many died of what, most first; errors are taken together up to the first colon."""
+        return self._b.look(dead.summary, queue, group)
+
+    def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Iterable[int] | None = None,
+        to: str | None = None,
+        limit: int | None = None,
+        group: str | None = None,
+        partition: str | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+    ) -> int:
+        """Send dead letters back to their lane for their group, or to another queue for all.
+
+        All of the queue's that match, or those with the given ids; answers with how many.
+        """
+        if to is not None:
+            checks.name(to, "to")
+        which = self._which(queue, group, partition, kind, error, since, until, ids)
+        return self._slices(lambda n: self._b.do(dead.redrive, True, which, to, n), which, limit)
+
+    def purge_dead(
+        self,
+        queue: str,
+        *,
+        ids: Iterable[int] | None = None,
+        group: str | None = None,
+        partition: str | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+    ) -> int:
+        """Throw dead letters away: all that match, or those with the given ids."""
+        which = self._which(queue, group, partition, kind, error, since, until, ids)
+        return self._slices(lambda n: self._b.do(dead.purge_dead, True, which, n), which, None)
+
+    def _which(
+        self, queue: str, group: str | None, partition: str | None, kind: str | None,
+        error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
+    ) -> dead.DeadFilter:  # fmt: skip
+        return dead.DeadFilter(
+            queue, group, partition, kind, checks.time_or_none(since, "since"),
+            checks.time_or_none(until, "until"), error, None if given is None else list(given),
+        )  # fmt: skip
+
+    def _slices(self, act: Any, which: dead.DeadFilter, limit: int | None) -> int:
+        """Act on at most as many as there are now, so that what dies meanwhile is left alone."""
+        left = self._b.look(dead.count, which) if limit is None else limit
+        total = 0
+        while left > 0 and (n := act(min(left, dead.SLICE))):
+            total += n
+            left -= n
+        return total
+
+    # looking
+
+    def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
+        """What became of a message for a group, and why it is or is not delivered now."""
+        return self._b.do(whys.why, False, queue, message_id, group)
+
+    def queues(self) -> list[QueueStats]:
+        return self._b.look(inspect.queues)
+
+    def queue_stats(self, queue: str) -> QueueStats:
+        return self._b.look(inspect.queue_stats, queue)
+
+    def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
+        return self._b.look(inspect.group_stats, queue, group)
+
+    def partitions(self, queue: str) -> list[PartitionStats]:
+        return self._b.look(inspect.partitions, queue, 0, -1)
+
+    def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
+        """The live leases of a queue or group: who holds what until when."""
+        return self._b.look(inspect.leases, queue, group)
+
+    def progress(
+        self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
+    ) -> list[Progress]:
+        """How far a group is, partition by partition."""
+        return self._b.look(inspect.progress, queue, group, partition)
+
+    def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
+        """One stored message, without side effects."""
+        return self._b.look(browse.get, queue, id, group)
+
+    def browse(
+        self,
+        queue: str,
+        *,
+        partition: str | None = None,
+        group: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        limit: int = 100,
+        seconds: float = 2.0,
+        after: str | None = None,
+    ) -> Page[StoredMessage]:
+        """Stored messages without side effects; with `group`, each with its state there."""
+        return self._browse(queue, None, partition, group, since, until, limit, seconds, after)
+
+    def search(
+        self,
+        queue: str,
+        text: str | bytes,
+        *,
+        partition: str | None = None,
+        group: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        limit: int = 100,
+        seconds: float = 2.0,
+        after: str | None = None,
+    ) -> Page[StoredMessage]:
+        """Stored messages whose payload contains a text. Ends after `limit` or `seconds`; as long
+        as `next` is given there may be more, also when nothing was found so far."""
+        raw = text.encode() if isinstance(text, str) else text
+        return self._browse(queue, raw, partition, group, since, until, limit, seconds, after)
+
+    def _browse(
+        self, queue: str, text: bytes | None, partition: str | None, group: str | None,
+        since: Time | None, until: Time | None, limit: int, seconds: float, after: str | None,
+    ) -> Page[StoredMessage]:  # fmt: skip
+        request = browse.BrowseRequest(
+            queue, partition, group, text, checks.time_or_none(since, "since"),
+            checks.time_or_none(until, "until"), checks.whole(limit, "limit", 1, 10_000),
+            checks.seconds(seconds, "seconds"), after,
+        )  # fmt: skip
+        return self._b.look(browse.browse, request)
+
+    # keeping
+
+    def upkeep(self) -> Upkeep:
+        """Do one round of upkeep now; in a session with upkeep it also runs by itself."""
+        return self._b.upkeep()
+
+    def backup(self, target: str | os.PathLike[str]) -> None:
+        """Copy the database as it is at this moment to a new file, while it is in use."""
+        self._b.store.backup(os.fspath(target))
+
+    def close(self) -> None:
+        """End the session; what was answered stays. Leases live on until they end."""
+        if os.getpid() == self._pid:
+            self._broker.close()
+
+    @property
+    def _b(self) -> Broker:
+        if os.getpid() != self._pid:
+            raise SessionForked()
+        return self._broker
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Lease(Generic[M]):
+    """A lease known by its token alone. Without ids a verb means every message of it still held."""
+
+    def __init__(self, session: Session, token: int) -> None:
+        self._session = session
+        self._token = token
+
+    def ack(self, *message_ids: str, confirm: bool = False) -> Settled:
+        return self._settle(message_ids, Verdict("ack", confirm=confirm))
+
+    def nack(
+        self, *message_ids: str, reason: str | None = None, delay: float | None = None
+    ) -> Settled:
+        return self._settle(message_ids, Verdict("nack", reason, delay))
+
+    def release(self, *message_ids: str) -> Settled:
+        return self._settle(message_ids, Verdict("release"))
+
+    def requeue(self, *message_ids: str, delay: float | None = None) -> Settled:
+        return self._settle(message_ids, Verdict("requeue", delay=delay))
+
+    def reject(self, *message_ids: str, reason: str | None = None) -> Settled:
+        return self._settle(message_ids, Verdict("reject", reason))
+
+    def dead_letter(self, *message_ids: str, reason: str | None = None) -> Settled:
+        return self._settle(message_ids, Verdict("dead_letter", reason))
+
+    def extend(self, seconds: float | None = None) -> datetime:
+        given = None if seconds is None else checks.positive(seconds, "seconds")
+        return when(self._session._b.do(settle.extend, False, self._token, given))
+
+    def read(self) -> Batch[Message]:
+        return self._session.read(ids.token_text(self._token))
+
+    def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
+        check_verdict(verdict)
+        marks = [Mark(verdict)] if not message_ids else []
+        for id in message_ids:
+            place = ids.parse_message_id(id)
+            marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
+        return self._session._settle_marks({self._token: marks})
+
+
+def check_verdict(verdict: Verdict) -> None:
+    checks.one_of(verdict.verb, "verdict", settle.VERBS)
+    checks.text(verdict.reason, "reason")
+    if verdict.delay is not None:
+        checks.seconds(verdict.delay, "delay")

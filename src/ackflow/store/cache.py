@@ -1,0 +1,62 @@
+"""What the writer remembers between transactions.
+
+Everything here is dropped when another process has written to the database and when a transaction
+is rolled back; only then may a verb change a cached record before its transaction has committed.
+"""
+
+from collections import OrderedDict
+
+from .rows import Body, Cursor, Group, Lane, Partition, Queue
+
+MAX_CURSORS = 50_000
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.queues: dict[str | int, Queue] = {}
+        self.partitions: dict[tuple[int, str] | int, Partition] = {}
+        self.lanes: dict[tuple[int, int] | int, Lane] = {}
+        self.groups: dict[tuple[int, str] | int, Group] = {}
+        self.group_ids: dict[int, list[int]] = {}
+        self.cursors: dict[tuple[int, int], Cursor] = {}
+        self._bodies: OrderedDict[tuple[int, int], Body] = OrderedDict()
+        self._bytes = 0
+
+    def clear(self) -> None:
+        self.queues.clear()
+        self.partitions.clear()
+        self.lanes.clear()
+        self.groups.clear()
+        self.group_ids.clear()
+        self.cursors.clear()
+        self._bodies.clear()
+        self._bytes = 0
+
+    def shrink(self) -> None:
+        """Forget the records when there are too many of them; called between transactions."""
+        if len(self.cursors) > MAX_CURSORS or len(self.lanes) > 2 * MAX_CURSORS:
+            self.cursors.clear()
+            self.lanes.clear()
+            self.partitions.clear()
+
+    def body(self, lane: int, first: int) -> Body | None:
+        found = self._bodies.get((lane, first))
+        if found is not None:
+            self._bodies.move_to_end((lane, first))
+        return found
+
+    def keep_body(self, lane: int, first: int, body: Body) -> None:
+        """Keep the payloads of a segment; (lane, first) is never given to another one."""
+        size = len(body.data)
+        if size > MAX_BODY_BYTES // 4 or (lane, first) in self._bodies:
+            return
+        self._bodies[lane, first] = body
+        self._bytes += size
+        while self._bytes > MAX_BODY_BYTES:
+            self._bytes -= len(self._bodies.popitem(last=False)[1].data)
+
+    def forget_body(self, lane: int, first: int) -> None:
+        body = self._bodies.pop((lane, first), None)
+        if body is not None:
+            self._bytes -= len(body.data)

@@ -1,0 +1,63 @@
+"""Numbered migrations: plain .sql files, applied in order, each in a transaction of its own."""
+
+from collections.abc import Sequence
+from importlib import resources
+
+import apsw
+
+from ..errors import NotADatabase, SchemaTooNew
+
+APPLICATION_ID = 0x41434B46  # "ACKF"
+Migration = tuple[int, str]
+
+
+def shipped(dialect: str) -> list[Migration]:
+    """The migrations of this version, as (number, SQL), in order."""
+    folder = resources.files(__package__) / "sql" / dialect
+    names = sorted(f.name for f in folder.iterdir() if f.name[:4].isdigit())
+    return [(int(name[:4]), (folder / name).read_text()) for name in names]
+
+
+def statements(dialect: str) -> dict[str, str]:
+    """The named statements of a dialect."""
+    text = (resources.files(__package__) / "sql" / dialect / "statements.sql").read_text()
+    blocks = text.split("-- name: ")[1:]
+    return {name.strip(): sql.strip() for name, _, sql in (b.partition("\n") for b in blocks)}
+
+
+def migrate(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
+    """Bring a database to the newest schema; refuse a foreign file and one of a newer version."""
+    newest = migrations[-1][0]
+    if _version(db) == newest and _is_ours(db):
+        return
+    db.execute("begin immediate")
+    try:
+        version = _version(db)
+        if version > newest and _is_ours(db):
+            raise SchemaTooNew(
+                f"the database has schema {version}, this Ackflow knows schemas up to {newest}; "
+                "upgrade Ackflow to open it"
+            )
+        if not _is_ours(db) and (version or _has_tables(db)):
+            raise NotADatabase("the file is an SQLite database of another program")
+        for number, sql in migrations:
+            if number > version:
+                db.execute(sql)
+        db.pragma("application_id", APPLICATION_ID)
+        db.pragma("user_version", newest)
+        db.execute("commit")
+    except BaseException:
+        db.execute("rollback")
+        raise
+
+
+def _version(db: apsw.Connection) -> int:
+    return int(db.pragma("user_version"))
+
+
+def _is_ours(db: apsw.Connection) -> bool:
+    return bool(db.pragma("application_id") == APPLICATION_ID)
+
+
+def _has_tables(db: apsw.Connection) -> bool:
+    return bool(db.execute("select count(*) from sqlite_master").fetchall()[0][0])

@@ -1,0 +1,195 @@
+"""The rows of the store as records. Verbs load one, change it, save it; the store decides nothing."""
+
+from msgspec import Struct, field
+
+from ..policy import Dialect, GroupOptions, QueueOptions, Settings
+from ..ranges import Ranges
+
+LEASED, WAITING, DUE = 0, 1, 2
+
+
+class Queue(Struct):
+    id: int
+    name: str
+    created_at: int
+    paused: bool
+    options: QueueOptions
+
+
+class Partition(Struct):
+    id: int
+    queue: int
+    name: str
+    created_at: int
+
+
+class Lane(Struct):
+    """One append-only log: a partition at one priority."""
+
+    id: int
+    queue: int
+    partition: int
+    priority: int
+    base: int = 0
+    head: int = 0
+    last_at: int = 0
+    gone: Ranges = []
+
+
+class Carry(Struct, array_like=True):
+    """The counters with which a requeued copy starts, and the message it is a copy of."""
+
+    deliveries: int
+    failures: int
+    redelivered: bool
+    error: str | None = None
+
+
+class Segment(Struct):
+    """The header of one pushed run of messages; immutable."""
+
+    lane: int
+    first: int
+    count: int
+    created_at: int
+    not_before: int | None
+    for_group: int | None
+    carry: Carry | None
+    body: int
+    bytes: int
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.count
+
+    @property
+    def due_at(self) -> int:
+        return self.created_at if self.not_before is None else self.not_before
+
+
+class Rest(Struct, omit_defaults=True):
+    """What some messages of a body have beside their payload, by place in the body."""
+
+    txids: dict[int, str] = {}
+    headers: dict[int, dict[str, str]] = {}
+    binary: Ranges = []
+
+
+class Body(Struct):
+    """The payloads of a segment: `ends` are their end offsets in `data`."""
+
+    ends: memoryview
+    data: bytes
+    rest: Rest | None = None
+
+
+class Group(Struct):
+    id: int
+    queue: int
+    name: str
+    created_at: int
+    dialect: Dialect
+    paused: bool
+    options: GroupOptions
+    rules: Settings
+
+
+class Cursor(Struct):
+    """How far a group is in a lane, and what became of everything before that."""
+
+    lane: int
+    grp: int
+    partition: int
+    priority: int
+    next: int
+    served: int = 0
+    ready: bool = False
+    blocked: bool = False
+    delivered: int = 0
+    consumed: int = 0
+    failed: int = 0
+    done: int = 0
+    dead: int = 0
+    skipped: int = 0
+    purged: int = 0
+    expired: int = 0
+    hidden: int = 0
+    last_seq: int | None = None
+    last_created: int | None = None
+    last_at: int | None = None
+
+
+class Claim(Struct):
+    """Messages of one lane that a group has looked at and not settled, all with one fate."""
+
+    id: int
+    grp: int
+    lane: int
+    ranges: Ranges
+    state: int
+    at: int | None
+    since: int
+    deliveries: int
+    failures: int
+    redelivered: bool
+    error: str | None
+    lease: int | None
+
+
+class Fate(Struct, array_like=True):
+    """Which ranges of a lease one verb ended, and when."""
+
+    verb: str
+    at: int
+    lane: int
+    ranges: Ranges
+
+
+class Lease(Struct):
+    """One hand-out: who got what under which token, and what became of it."""
+
+    id: int
+    token: int
+    grp: int
+    consumer: str
+    acquired_at: int
+    expires_at: int
+    ended_at: int | None
+    n: int
+    parts: list[tuple[int, Ranges]] = field(default_factory=list)
+    fates: list[Fate] = field(default_factory=list)
+
+
+class DeadRow(Struct):
+    id: int
+    queue: int
+    grp: int
+    lane: int
+    seq: int
+    kind: str
+    reason: str | None
+    deliveries: int
+    failures: int
+    created_at: int
+    died_at: int
+    consumer: str | None
+    counted: bool
+    payload: bytes
+    rest: Rest | None
+
+
+class Stage(Struct):
+    """One piece of a staged push: stored, invisible until published."""
+
+    stage: str
+    piece: int
+    producer: str
+    batch: int
+    queue: str
+    partition: str
+    priority: int
+    delay: int | None
+    count: int
+    bytes: int
+    body: int
+    created_at: int

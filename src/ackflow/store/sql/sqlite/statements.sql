@@ -1,0 +1,322 @@
+-- Every statement the store runs, by name.
+
+-- name: get_meta
+select value from meta where key = ?1
+-- name: put_meta
+insert into meta values (?1, ?2) on conflict do update set value = excluded.value
+
+-- name: queue_named
+select id, name, created_at, paused, options from queues where name = ?1
+-- name: queue_by_id
+select id, name, created_at, paused, options from queues where id = ?1
+-- name: all_queues
+select id, name, created_at, paused, options from queues order by name
+-- name: add_queue
+insert into queues (name, created_at, options) values (?1, ?2, ?3) returning id
+-- name: save_queue
+update queues set paused = ?2, options = ?3 where id = ?1
+-- name: drop_queue
+delete from queues where id = ?1
+
+-- name: partition_named
+select id, queue, name, created_at from partitions where queue = ?1 and name = ?2
+-- name: partition_by_id
+select id, queue, name, created_at from partitions where id = ?1
+-- name: partitions_of
+select id, queue, name, created_at from partitions where queue = ?1 and id > ?2 order by id limit ?3
+-- name: add_partition
+insert into partitions (queue, name, created_at) values (?1, ?2, ?3) returning id
+-- name: drop_partitions
+delete from partitions where queue = ?1
+
+-- name: lane_of
+select id, queue, partition, priority, base, head, last_at, gone from lanes
+where partition = ?1 and priority = ?2
+-- name: lane_by_id
+select id, queue, partition, priority, base, head, last_at, gone from lanes where id = ?1
+-- name: lanes_of_queue
+select id, queue, partition, priority, base, head, last_at, gone from lanes where queue = ?1
+order by id
+-- name: lanes_of_partition
+select id, queue, partition, priority, base, head, last_at, gone from lanes where partition = ?1
+order by priority
+-- name: lanes_after
+select id, queue, partition, priority, base, head, last_at, gone from lanes
+where queue = ?1 and id >= ?2 order by id limit ?3
+-- name: add_lane
+insert into lanes (queue, partition, priority) values (?1, ?2, ?3) returning id
+-- name: save_lane
+update lanes set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
+-- name: push_lane
+update lanes set head = ?2, last_at = ?3 where id = ?1
+-- name: drop_lanes
+delete from lanes where queue = ?1
+
+-- name: add_body
+insert into bodies (ends, data, rest) values (?1, ?2, ?3) returning id
+-- name: body
+select ends, data, rest from bodies where id = ?1
+-- name: drop_body
+delete from bodies where id = ?1
+
+-- name: add_segment
+insert into segments values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+-- name: segments_from
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1
+  and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
+order by first limit ?3
+-- name: segment_at
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1 and first <= ?2 order by first desc limit 1
+-- name: created_at
+select created_at from segments where lane = ?1 and first <= ?2 order by first desc limit 1
+-- name: segment_since
+select first from segments where lane = ?1 and created_at >= ?2 order by first limit 1
+-- name: odd_segments
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1 and first + count > ?2 and (not_before is not null or for_group is not null)
+order by first
+-- name: odd_unseen
+select s.lane, s.first, s.count, s.not_before, s.for_group, c.next
+from cursors c join segments s on s.lane = c.lane
+where c.grp = ?1 and (s.not_before is not null or s.for_group is not null)
+  and s.first + s.count > c.next
+-- name: lane_totals
+select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments where lane = ?1
+-- name: drop_segment
+delete from segments where lane = ?1 and first = ?2
+-- name: drop_bodies_of_lane
+delete from bodies where id in (select body from segments where lane = ?1)
+-- name: drop_segments_of_lane
+delete from segments where lane = ?1
+
+-- name: group_named
+select id, queue, name, created_at, dialect, paused, options from groups
+where queue = ?1 and name = ?2
+-- name: group_by_id
+select id, queue, name, created_at, dialect, paused, options from groups where id = ?1
+-- name: groups_of
+select id, queue, name, created_at, dialect, paused, options from groups where queue = ?1
+order by name
+-- name: add_group
+insert into groups (queue, name, created_at, dialect, options) values (?1, ?2, ?3, ?4, ?5)
+returning id
+-- name: save_group
+update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
+-- name: drop_group
+delete from groups where id = ?1
+
+-- name: cursor
+select * from cursors where lane = ?1 and grp = ?2
+-- name: cursors_of_lane
+select * from cursors where lane = ?1
+-- name: cursors_of_group
+select * from cursors where grp = ?1
+-- name: add_cursor
+insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+-- name: save_cursor
+update cursors set next = ?3, served = ?4, ready = ?5, blocked = ?6, delivered = ?7, consumed = ?8,
+    failed = ?9, done = ?10, dead = ?11, skipped = ?12, purged = ?13, expired = ?14, hidden = ?15,
+    last_seq = ?16, last_created = ?17, last_at = ?18
+where lane = ?1 and grp = ?2
+-- name: unready_cursors
+select grp from cursors where lane = ?1 and ready = 0
+-- name: mark_ready
+update cursors set ready = 1 where lane = ?1 and ready = 0
+-- name: next_work
+select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
+order by priority, served, lane limit 1
+-- name: next_work_in
+select lane from cursors where grp = ?1 and partition = ?2 and ready = 1 and blocked = 0
+order by priority, served limit 1
+-- name: block_partition
+update cursors set blocked = ?3 where grp = ?1 and partition = ?2
+-- name: cursors_in
+select lane from cursors where grp = ?1 and partition = ?2
+-- name: block_none
+update cursors set blocked = 0 where grp = ?1 and blocked = 1
+-- name: block_leased
+update cursors set blocked = 1 where grp = ?1 and partition in
+    (select l.partition from claims c join lanes l on l.id = c.lane where c.grp = ?1 and c.state = 0)
+-- name: drop_cursors_of_group
+delete from cursors where grp = ?1
+-- name: drop_cursors_of_lane
+delete from cursors where lane = ?1
+-- name: lowest_cursor
+select min(next) from cursors where lane = ?1
+-- name: lanes_to_trim
+select l.id from lanes l join cursors c on c.lane = l.id where l.id > ?1 and l.base < l.head
+group by l.id having min(c.next) > l.base order by l.id limit ?2
+-- name: ready_lanes
+select lane from cursors where grp = ?1 and ready = 1 and lane > ?2 order by lane limit ?3
+
+-- name: add_claim
+insert into claims (grp, lane, lo, hi, n, ranges, state, at, since, deliveries, failures,
+    redelivered, error, lease)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+-- name: save_claim
+update claims set lo = ?2, hi = ?3, n = ?4, ranges = ?5, state = ?6, at = ?7, since = ?8,
+    deliveries = ?9, failures = ?10, redelivered = ?11, error = ?12, lease = ?13
+where id = ?1
+-- name: drop_claim
+delete from claims where id = ?1
+-- name: claims_of_lease
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease from claims where lease = ?1 order by lane, lo
+-- name: due_claims
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease from claims where lane = ?1 and grp = ?2 and state = 2 order by lo limit ?3
+-- name: claims_in
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease from claims where lane = ?1 and grp = ?2 and lo < ?4 and hi > ?3 order by lo
+-- name: claims_of_lane
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease from claims where lane = ?1
+-- name: first_returned
+select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
+-- name: lowest_claim
+select min(lo) from claims where lane = ?1
+-- name: expired_leases
+select distinct lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
+-- name: wake_due
+update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
+-- name: any_due
+select 1 from claims where lane = ?1 and grp = ?2 and state = 2 limit 1
+-- name: next_time
+select min(at) from (
+    select min(at) as at from claims where grp = ?1 and state = 0
+    union all select min(at) from claims where grp = ?1 and state = 1)
+-- name: leased_count
+select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0
+-- name: lock_end
+select max(at) from claims where grp = ?1 and state = 0
+-- name: partition_leased
+select 1 from cursors k join claims c on c.lane = k.lane and c.grp = k.grp and c.state = 0
+where k.grp = ?1 and k.partition = ?2 limit 1
+-- name: claim_counts
+select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(since)
+from claims where grp = ?1 group by lane, now_state
+-- name: live_leases
+select distinct lease from claims where grp = ?1 and state = 0 and at > ?2 limit ?3
+-- name: groups_with_expired
+select g.id from groups g where exists
+    (select 1 from claims c where c.grp = g.id and c.state = 0 and c.at <= ?1)
+    or exists (select 1 from claims c where c.grp = g.id and c.state = 1 and c.at <= ?1)
+-- name: drop_claims_of_group
+delete from claims where grp = ?1
+-- name: drop_claims_of_lane
+delete from claims where lane = ?1
+
+-- name: lease_of_token
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, parts, fates
+from leases where token = ?1
+-- name: lease_by_id
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, parts, fates
+from leases where id = ?1
+-- name: leases_over
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, parts, fates
+from leases where grp = ?1 and (lane is null or (lane = ?2 and lo <= ?3 and hi > ?3))
+order by id desc
+-- name: add_lease
+insert into leases (token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, parts)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) returning id
+-- name: save_lease
+update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
+-- name: move_claims
+update claims set at = ?2 where lease = ?1 and state = 0
+-- name: leases_after
+select id, grp, acquired_at, ended_at from leases where id > ?1 order by id limit ?2
+-- name: drop_lease
+delete from leases where id = ?1
+-- name: drop_leases_of_group
+delete from leases where grp = ?1
+
+-- name: add_dead
+insert into dead (queue, grp, lane, seq, kind, reason, deliveries, failures, created_at, died_at,
+    consumer, payload, rest)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+on conflict (grp, lane, seq) do update set kind = excluded.kind, reason = excluded.reason,
+    deliveries = excluded.deliveries, failures = excluded.failures, died_at = excluded.died_at,
+    consumer = excluded.consumer, counted = 1
+-- name: dead_of
+select * from dead where grp = ?1 and lane = ?2 and seq = ?3
+-- name: dead_by_id
+select * from dead where id = ?1
+-- name: dead_page
+select * from dead where queue = ?1 and id < ?2
+  and (?3 is null or grp = ?3) and (?4 is null or kind = ?4)
+  and (?5 is null or lane in (select id from lanes where partition = ?5))
+  and (?6 is null or died_at >= ?6) and (?7 is null or died_at < ?7)
+  and (?8 is null or instr(reason, ?8) > 0)
+order by id desc limit ?9 offset ?10
+-- name: dead_count
+select count(*) from dead where queue = ?1
+  and (?2 is null or grp = ?2) and (?3 is null or kind = ?3)
+  and (?4 is null or lane in (select id from lanes where partition = ?4))
+  and (?5 is null or died_at >= ?5) and (?6 is null or died_at < ?6)
+  and (?7 is null or instr(reason, ?7) > 0)
+-- name: dead_summary
+select grp, kind, substr(reason, 1, instr(reason || ':', ':') - 1), count(*), min(died_at),
+    max(died_at)
+from dead where queue = ?1 and (?2 is null or grp = ?2) group by 1, 2, 3 order by 4 desc, 3
+-- name: dead_per_group
+select grp, count(*) from dead where queue = ?1 group by grp
+-- name: uncount_dead
+update dead set counted = 0 where grp = ?1 and lane = ?2 and seq >= ?3
+-- name: drop_dead
+delete from dead where id = ?1
+-- name: drop_dead_of_queue
+delete from dead where queue = ?1
+-- name: drop_dead_of_group
+delete from dead where grp = ?1
+
+-- name: get_key
+select digest, answer from keys where key = ?1 and at > ?2
+-- name: add_key
+insert or replace into keys values (?1, ?2, ?3, ?4)
+-- name: old_keys
+delete from keys where key in (select key from keys where at <= ?1 order by at limit ?2)
+returning key
+
+-- name: get_txid
+select lane, seq, at from txids where partition = ?1 and txid = ?2
+-- name: put_txid
+insert or replace into txids values (?1, ?2, ?3, ?4, ?5)
+-- name: drop_txid
+delete from txids where partition = ?1 and txid = ?2 and lane = ?3 and seq = ?4 and at is null
+-- name: old_txids
+delete from txids where (partition, txid) in
+    (select partition, txid from txids where at is not null and at <= ?1 order by at limit ?2)
+returning txid
+-- name: any_old
+select exists (select 1 from keys where at <= ?1)
+    or exists (select 1 from txids where at is not null and at <= ?2)
+    or exists (select 1 from stages where created_at <= ?3)
+-- name: drop_txids_of_partition
+delete from txids where partition = ?1
+
+-- name: get_value
+select value, version, updated_at from kv where key = ?1
+-- name: put_value
+insert or replace into kv values (?1, ?2, ?3, ?4)
+-- name: drop_value
+delete from kv where key = ?1
+-- name: values_with
+select key, value, version, updated_at from kv where key >= ?1 and key < ?2 order by key limit ?3
+
+-- name: add_stage
+insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+-- name: stage
+select * from stages where stage = ?1 order by piece
+-- name: stages_of_batch
+select distinct stage from stages where producer = ?1 and batch = ?2
+-- name: old_stages
+select distinct stage from stages where created_at <= ?1 limit ?2
+-- name: drop_stage
+delete from stages where stage = ?1
+-- name: producer
+select batch, answer from producers where producer = ?1
+-- name: put_producer
+insert or replace into producers values (?1, ?2, ?3, ?4)

@@ -1,0 +1,259 @@
+"""The embedded store: one SQLite file in WAL mode, any number of threads and processes.
+
+Known weaknesses: one writer at a time for the whole file; other processes notice a push by polling
+(every 5 ms while they wait); the file must be on a local disk, as SQLite's shared memory does not
+work over a network file system.
+"""
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import apsw
+
+from .. import ids
+from ..clock import Clock
+from ..errors import (
+    InvalidArgument,
+    NotADatabase,
+    StorageBusy,
+    StorageFailed,
+    StorageFull,
+)
+from . import migrate
+from .ballast import Ballast
+from .cache import Cache
+from .tx import Row, Tx
+
+T = TypeVar("T")
+MayLose = Literal["nothing", "acks", "recent", "everything"]
+
+# What `synchronous` is for verbs that must be on disk when they are answered, and for the others.
+LEVELS: dict[MayLose, tuple[str, str]] = {
+    "nothing": ("full", "full"),
+    "acks": ("full", "normal"),
+    "recent": ("normal", "normal"),
+    "everything": ("off", "off"),
+}
+PAGE_SIZE = 8192
+CACHE_KIB = 65_536
+BUSY_SECONDS = 30.0
+CHECKPOINT_PAGES = 2_000
+CHECKPOINT_PAGES_AT_MOST = 16_000
+
+
+class SqliteStore:
+    """A database file, or a private one in memory for the path `:memory:`."""
+
+    def __init__(
+        self,
+        path: str,
+        clock: Clock,
+        may_lose: MayLose = "acks",
+        vfs: str | None = None,
+    ) -> None:
+        if may_lose not in LEVELS:
+            raise InvalidArgument(f"may_lose is one of {', '.join(LEVELS)}, not {may_lose!r}")
+        self.path = path
+        self.clock = clock
+        # A custom VFS has no shared memory, and a database in memory no second connection.
+        self._single = path == ":memory:" or vfs is not None
+        self._vfs = vfs
+        self._synced, self._plain = LEVELS[may_lose]
+        self._level = ""
+        self._cache = Cache()
+        self._statements = migrate.statements("sqlite")
+        self._version = -1
+        self._wal_pages = 0
+        self._full = False
+        self._single_lock = threading.RLock()
+        self._readers: list[apsw.Connection] = []
+        self._ballast = Ballast(None if self._single else path + "-ballast")
+        with translated(path):
+            self._db = self._open()
+            migrate.migrate(self._db, migrate.shipped("sqlite"))
+            self.id = self._store_id()
+        if not self._single:
+            self._full = not self._ballast.restore()
+            self._watch = self._open()
+
+    def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
+        """Run a body in one transaction; on return it is committed, on error it never was."""
+        with self._single_lock if self._single else contextlib.nullcontext():
+            with translated(self.path):
+                level = self._synced if synced else self._plain
+                try:
+                    return self._transact(body, level)
+                except apsw.FullError:
+                    self._full = True
+                    self._ballast.give_up()
+                    return self._transact(body, level)
+
+    def read(self, body: Callable[[Tx], T]) -> T:
+        """Run a body on a snapshot of what is committed, beside the writer."""
+        if self._single:
+            with self._single_lock, translated(self.path):
+                return body(self._tx(self._db, self._cache))
+        db = self._readers.pop() if self._readers else self._open()
+        with translated(self.path):
+            db.execute("begin")
+            try:
+                return body(self._tx(db, Cache()))
+            finally:
+                db.execute("commit")
+                self._readers.append(db)
+
+    def changed(self) -> int:
+        """A number that changes when any other connection has committed."""
+        if self._single:
+            return 0
+        return int(self._watch.execute("pragma data_version").fetchall()[0][0])
+
+    def look_for_space(self) -> None:
+        """After the disk was full: take pushes again once the reserve can be made again."""
+        if self._full and self._ballast.restore():
+            self._full = False
+
+    def checkpoint(self) -> None:
+        """Copy the write-ahead log into the file when it has grown; writers go on meanwhile."""
+        if self._single or self._wal_pages < CHECKPOINT_PAGES:
+            return
+        with translated(self.path), contextlib.suppress(apsw.BusyError):
+            self._watch.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def backup(self, target: str) -> None:
+        """Copy the database, as it is at one moment, to a new file."""
+        with translated(target):
+            copy = apsw.Connection(target)
+            with self._open_source() as source, copy.backup("main", source, "main") as backup:
+                backup.step()
+            copy.close()
+
+    def close(self) -> None:
+        for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
+            db.close()
+        self._readers.clear()
+
+    def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
+        if level != self._level:
+            self._db.execute(f"pragma synchronous={level}")
+            self._level = level
+        self._execute("begin immediate", ())
+        try:
+            version = self._execute("pragma data_version", ())[0][0]
+            if version != self._version:
+                self._cache.clear()
+                self._version = version
+            self._cache.shrink()
+            tx = self._tx(self._db, self._cache)
+            body(tx)
+            tx.flush()
+            self._execute("commit", ())
+        except BaseException:
+            self._cache.clear()
+            with contextlib.suppress(apsw.Error):
+                self._execute("rollback", ())
+            raise
+        if self._wal_pages > CHECKPOINT_PAGES_AT_MOST:
+            with contextlib.suppress(apsw.BusyError):
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return tx.touched
+
+    def _tx(self, db: apsw.Connection, cache: Cache) -> Tx:
+        cursor = db.cursor()
+
+        def execute(sql: str, args: Sequence[Any]) -> list[Row]:
+            return cursor.execute(sql, args).fetchall()
+
+        return Tx(
+            execute,
+            self._statements,
+            cache,
+            lambda: self._savepoint(execute),
+            store=getattr(self, "id", 0),
+            now=self.clock.now(),
+            full=self._full,
+        )
+
+    @contextlib.contextmanager
+    def _savepoint(self, execute: Callable[[str, Sequence[Any]], list[Row]]) -> Iterator[None]:
+        execute("savepoint verb", ())
+        try:
+            yield
+        except BaseException:
+            self._cache.clear()
+            execute("rollback to verb", ())
+            execute("release verb", ())
+            raise
+        execute("release verb", ())
+
+    def _execute(self, sql: str, args: Sequence[Any]) -> list[Row]:
+        return self._db.execute(sql, args).fetchall()
+
+    def _open(self) -> apsw.Connection:
+        db = apsw.Connection(self.path, **({"vfs": self._vfs} if self._vfs else {}))
+        db.set_busy_handler(_patience())
+        if self._single:
+            db.pragma("locking_mode", "exclusive")
+        db.pragma("page_size", PAGE_SIZE)
+        db.pragma("journal_mode", "wal")
+        db.pragma("cache_size", -CACHE_KIB)
+        db.pragma("temp_store", "memory")
+        db.set_wal_hook(self._after_commit)
+        return db
+
+    def _open_source(self) -> contextlib.AbstractContextManager[apsw.Connection]:
+        if self._single:
+            return contextlib.nullcontext(self._db)
+        return contextlib.closing(self._open())
+
+    def _after_commit(self, _: apsw.Connection, __: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _store_id(self) -> int:
+        self._execute("begin immediate", ())
+        tx = self._tx(self._db, self._cache)
+        if tx.value("get_meta", "store") is None:
+            tx.run("put_meta", "store", ids.new_store())
+        found = int(tx.value("get_meta", "store"))
+        self._execute("commit", ())
+        return found
+
+
+def _patience() -> Callable[[int], bool]:
+    started = 0.0
+
+    def again(tries: int) -> bool:
+        nonlocal started
+        if tries == 0:
+            started = time.monotonic()
+        time.sleep(random.uniform(0.0002, 0.002))
+        return time.monotonic() - started < BUSY_SECONDS
+
+    return again
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Turn the errors of SQLite into ours, with a sentence that says what to do."""
+    try:
+        yield
+    except apsw.FullError:
+        raise StorageFull() from None
+    except (apsw.BusyError, apsw.LockedError):
+        raise StorageBusy() from None
+    except apsw.NotADBError:
+        raise NotADatabase(f"{path} is not an Ackflow database") from None
+    except apsw.CantOpenError:
+        folder = os.path.dirname(os.path.abspath(path))
+        why = "it cannot be created there" if os.path.isdir(folder) else f"{folder} does not exist"
+        raise StorageFailed(f"cannot open {path}: {why}") from None
+    except (apsw.ReadOnlyError, apsw.PermissionsError):
+        raise StorageFailed(f"cannot write {path}: it is read-only") from None
+    except apsw.Error as error:
+        raise StorageFailed(f"the database {path} failed: {error}") from error

@@ -1,0 +1,473 @@
+"""One database transaction, as small typed primitives over named SQL statements.
+
+The primitives load and save records; they hold no rule of the broker. A store supplies `execute`
+and its own file of statements.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from msgspec import msgpack
+
+from .. import policy, ranges
+from ..policy import GroupOptions, QueueOptions
+from ..ranges import Ranges
+from .cache import Cache
+from .rows import (
+    LEASED,
+    Body,
+    Carry,
+    Claim,
+    Cursor,
+    DeadRow,
+    Fate,
+    Group,
+    Lane,
+    Lease,
+    Partition,
+    Queue,
+    Rest,
+    Segment,
+    Stage,
+)
+
+Row = tuple[Any, ...]
+Execute = Callable[[str, Sequence[Any]], list[Row]]
+
+_carry = msgpack.Decoder(Carry).decode
+_rest = msgpack.Decoder(Rest).decode
+_fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
+_parts = msgpack.Decoder(list[tuple[int, bytes]]).decode
+_queue_options = msgpack.Decoder(QueueOptions).decode
+_group_options = msgpack.Decoder(GroupOptions).decode
+_encode = msgpack.Encoder().encode
+
+
+class Tx:
+    """A transaction in progress; `now` decides every expiry in it."""
+
+    def __init__(
+        self,
+        execute: Execute,
+        statements: dict[str, str],
+        cache: Cache,
+        savepoint: Callable[[], AbstractContextManager[object]],
+        *,
+        store: int,
+        now: int,
+        full: bool = False,
+    ) -> None:
+        self._execute = execute
+        self._sql = statements
+        self._savepoint = savepoint
+        self._tick = now
+        self.cache = cache
+        self.store = store
+        self.now = now
+        self.full = full
+        self.touched: set[str] = set()
+        self._changed: dict[tuple[int, int], Cursor] = {}
+
+    def all(self, name: str, *args: Any) -> list[Row]:
+        return self._execute(self._sql[name], args)
+
+    def one(self, name: str, *args: Any) -> Row | None:
+        rows = self._execute(self._sql[name], args)
+        return rows[0] if rows else None
+
+    def value(self, name: str, *args: Any) -> Any:
+        rows = self._execute(self._sql[name], args)
+        return rows[0][0] if rows else None
+
+    def run(self, name: str, *args: Any) -> None:
+        self._execute(self._sql[name], args)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo everything done inside it when an error leaves it."""
+        self.flush()
+        try:
+            with self._savepoint():
+                yield
+                self.flush()
+        except BaseException:
+            self._changed.clear()
+            raise
+
+    def tick(self) -> int:
+        """A time that is different at every call, for serving lanes in turn."""
+        self._tick += 1
+        return self._tick
+
+    # queues, partitions, lanes
+
+    def queue(self, name: str) -> Queue | None:
+        return self._queue(name, "queue_named")
+
+    def queue_by_id(self, id: int) -> Queue | None:
+        return self._queue(id, "queue_by_id")
+
+    def _queue(self, key: str | int, statement: str) -> Queue | None:
+        found = self.cache.queues.get(key)
+        if found is None and (row := self.one(statement, key)):
+            found = _to_queue(row)
+            self.cache.queues[found.id] = self.cache.queues[found.name] = found
+        return found
+
+    def queues(self) -> list[Queue]:
+        return [_to_queue(row) for row in self.all("all_queues")]
+
+    def add_queue(self, name: str, options: QueueOptions) -> Queue:
+        id = self.value("add_queue", name, self.now, _encode(options))
+        queue = Queue(id, name, self.now, False, options)
+        self.cache.queues[id] = self.cache.queues[name] = queue
+        return queue
+
+    def save_queue(self, queue: Queue) -> None:
+        self.run("save_queue", queue.id, queue.paused, _encode(queue.options))
+
+    def partition(self, queue: int, name: str) -> Partition | None:
+        return self._partition((queue, name), "partition_named", queue, name)
+
+    def partition_by_id(self, id: int) -> Partition | None:
+        return self._partition(id, "partition_by_id", id)
+
+    def _partition(self, key: Any, statement: str, *args: Any) -> Partition | None:
+        found = self.cache.partitions.get(key)
+        if found is None and (row := self.one(statement, *args)):
+            found = Partition(*row)
+            self._keep_partition(found)
+        return found
+
+    def add_partition(self, queue: int, name: str) -> Partition:
+        id = self.value("add_partition", queue, name, self.now)
+        partition = Partition(id, queue, name, self.now)
+        self._keep_partition(partition)
+        return partition
+
+    def _keep_partition(self, partition: Partition) -> None:
+        self.cache.partitions[partition.id] = partition
+        self.cache.partitions[partition.queue, partition.name] = partition
+
+    def partitions(self, queue: int, after: int = 0, limit: int = -1) -> list[Partition]:
+        return [Partition(*row) for row in self.all("partitions_of", queue, after, limit)]
+
+    def lane(self, id: int) -> Lane | None:
+        return self._lane(id, "lane_by_id", id)
+
+    def lane_of(self, partition: int, priority: int) -> Lane | None:
+        return self._lane((partition, priority), "lane_of", partition, priority)
+
+    def _lane(self, key: Any, statement: str, *args: Any) -> Lane | None:
+        found = self.cache.lanes.get(key)
+        if found is None and (row := self.one(statement, *args)):
+            found = self._cached_lane(row)
+        return found
+
+    def _cached_lane(self, row: Row) -> Lane:
+        lane = self.cache.lanes.get(row[0])
+        if lane is None:
+            lane = Lane(*row[:7], gone=ranges.unpack(row[7]) if row[7] else [])
+            self.cache.lanes[lane.id] = lane
+            self.cache.lanes[lane.partition, lane.priority] = lane
+        return lane
+
+    def add_lane(self, queue: int, partition: int, priority: int) -> Lane:
+        id = self.value("add_lane", queue, partition, priority)
+        lane = self.cache.lanes[id] = Lane(id, queue, partition, priority)
+        self.cache.lanes[partition, priority] = lane
+        return lane
+
+    def lanes(self, queue: int) -> list[Lane]:
+        return [self._cached_lane(row) for row in self.all("lanes_of_queue", queue)]
+
+    def lanes_after(self, queue: int, lane: int, limit: int) -> list[Lane]:
+        return [self._cached_lane(row) for row in self.all("lanes_after", queue, lane, limit)]
+
+    def lanes_in(self, partition: int) -> list[Lane]:
+        return [self._cached_lane(row) for row in self.all("lanes_of_partition", partition)]
+
+    def save_lane(self, lane: Lane) -> None:
+        gone = ranges.pack(lane.gone) if lane.gone else None
+        self.run("save_lane", lane.id, lane.base, lane.head, lane.last_at, gone)
+
+    # segments and bodies
+
+    def add_body(self, ends: bytes, data: bytes, rest: Rest | None) -> int:
+        return int(self.value("add_body", ends, data, _encode(rest) if rest else None))
+
+    def append(self, lane: Lane, segment: Segment) -> None:
+        """Write a header at the head of its lane, and move the head."""
+        s = segment
+        carry = _encode(s.carry) if s.carry else None
+        self.run(
+            "add_segment", s.lane, s.first, s.count, s.created_at, s.not_before, s.for_group,
+            carry, s.body, s.bytes,
+        )  # fmt: skip
+        lane.head = s.first + s.count
+        lane.last_at = s.created_at
+        self.run("push_lane", lane.id, lane.head, lane.last_at)
+
+    def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
+        """Headers from the one that holds the sequence on; the first may lie above it."""
+        return [_to_segment(row) for row in self.all("segments_from", lane, sequence, limit)]
+
+    def segments_over(self, lane: int, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
+        """Each stored piece of the wanted ranges as (header, first, stop), in order."""
+        at = wanted[0] if wanted else 0
+        while wanted and at < wanted[-1]:
+            headers = self.segments_from(lane, at, 64)
+            if not headers:
+                return
+            for header in headers:
+                for first, stop in ranges.pairs(ranges.clip(wanted, header.first, header.stop)):
+                    yield header, first, stop
+                at = header.stop
+                if at >= wanted[-1]:
+                    return
+
+    def created_at(self, lane: int, sequence: int) -> int | None:
+        found = self.value("created_at", lane, sequence)
+        return None if found is None else int(found)
+
+    def odd_segments(self, lane: int, sequence: int) -> list[Segment]:
+        return [_to_segment(row) for row in self.all("odd_segments", lane, sequence)]
+
+    def body(self, segment: Segment) -> Body:
+        found = self.cache.body(segment.lane, segment.first)
+        if found is None:
+            row = self.one("body", segment.body)
+            assert row is not None, "a header without its body"
+            found = make_body(row[0], row[1], _rest(row[2]) if row[2] else None)
+            self.cache.keep_body(segment.lane, segment.first, found)
+        return found
+
+    def drop_segment(self, segment: Segment) -> None:
+        self.run("drop_segment", segment.lane, segment.first)
+        self.run("drop_body", segment.body)
+        self.cache.forget_body(segment.lane, segment.first)
+
+    # groups and cursors
+
+    def group(self, queue: int, name: str) -> Group | None:
+        return self._group((queue, name), "group_named", queue, name)
+
+    def group_by_id(self, id: int) -> Group | None:
+        return self._group(id, "group_by_id", id)
+
+    def _group(self, key: Any, statement: str, *args: Any) -> Group | None:
+        found = self.cache.groups.get(key)
+        if found is None and (row := self.one(statement, *args)):
+            found = self._cached_group(row)
+        return found
+
+    def _cached_group(self, row: Row) -> Group:
+        found = self.cache.groups.get(row[0])
+        if found is None:
+            options = _group_options(row[6])
+            queue = self.queue_by_id(row[1])
+            assert queue is not None, "a group without its queue"
+            rules = policy.settings(row[4], queue.options, options)
+            found = Group(*row[:5], bool(row[5]), options, rules)
+            self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found
+        return found
+
+    def groups(self, queue: int) -> list[Group]:
+        return [self._cached_group(row) for row in self.all("groups_of", queue)]
+
+    def add_group(self, queue: Queue, name: str, dialect: str, options: GroupOptions) -> Group:
+        self.value("add_group", queue.id, name, self.now, dialect, _encode(options))
+        self.cache.group_ids.pop(queue.id, None)
+        group = self.group(queue.id, name)
+        assert group is not None
+        return group
+
+    def save_group(self, group: Group) -> None:
+        self.run("save_group", group.id, group.paused, _encode(group.options), group.dialect)
+
+    def group_ids(self, queue: int) -> list[int]:
+        found = self.cache.group_ids.get(queue)
+        if found is None:
+            found = self.cache.group_ids[queue] = [row[0] for row in self.all("groups_of", queue)]
+        return found
+
+    def cursor(self, lane: int, grp: int) -> Cursor | None:
+        found = self.cache.cursors.get((lane, grp))
+        if found is None and (row := self.one("cursor", lane, grp)):
+            found = self._cached_cursor(row)
+        return found
+
+    def _cached_cursor(self, row: Row) -> Cursor:
+        found = self.cache.cursors.get(row[:2])
+        if found is None:
+            found = self.cache.cursors[row[0], row[1]] = Cursor(*row)
+        return found
+
+    def cursors_of_lane(self, lane: int) -> list[Cursor]:
+        self.flush()
+        return [self._cached_cursor(row) for row in self.all("cursors_of_lane", lane)]
+
+    def cursors_of_group(self, grp: int) -> list[Cursor]:
+        self.flush()
+        return [self._cached_cursor(row) for row in self.all("cursors_of_group", grp)]
+
+    def add_cursor(self, cursor: Cursor) -> None:
+        c = cursor
+        self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
+                 c.skipped)  # fmt: skip
+        self.cache.cursors[c.lane, c.grp] = cursor
+
+    def changed(self, cursor: Cursor) -> None:
+        """Note a changed cursor; it is written before anything could read it from the table."""
+        self._changed[cursor.lane, cursor.grp] = cursor
+
+    def flush(self) -> None:
+        for c in self._changed.values():
+            self.run(
+                "save_cursor", c.lane, c.grp, c.next, c.served, c.ready, c.blocked, c.delivered,
+                c.consumed, c.failed, c.done, c.dead, c.skipped, c.purged, c.expired, c.hidden,
+                c.last_seq, c.last_created, c.last_at,
+            )  # fmt: skip
+        self._changed.clear()
+
+    def next_work(self, grp: int, partition: int | None) -> Cursor | None:
+        """The lane to serve next: lowest priority number, then served longest ago."""
+        if self._changed:
+            self.flush()
+        if partition is None:
+            lane = self.value("next_work", grp)
+        else:
+            lane = self.value("next_work_in", grp, partition)
+        return None if lane is None else self.cursor(lane, grp)
+
+    def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
+        self.flush()
+        self.run("block_partition", grp, partition, blocked)
+        for (lane,) in self.all("cursors_in", grp, partition):
+            cursor = self.cache.cursors.get((lane, grp))
+            if cursor is not None:
+                cursor.blocked = blocked
+
+    def reblock(self, group: Group) -> None:
+        """Make the blocks of a group agree with its ordering and its live leases."""
+        self.flush()
+        self.run("block_none", group.id)
+        if group.rules.ordering == "ordered":
+            self.run("block_leased", group.id)
+        self.cache.cursors.clear()
+
+    # claims
+
+    def add_claim(self, claim: Claim) -> None:
+        self.run("add_claim", claim.grp, claim.lane, *_claim_columns(claim))
+
+    def save_claim(self, claim: Claim) -> None:
+        self.run("save_claim", claim.id, *_claim_columns(claim))
+
+    def drop_claim(self, claim: Claim) -> None:
+        self.run("drop_claim", claim.id)
+
+    def claims_of_lease(self, lease: int) -> list[Claim]:
+        return [_to_claim(row) for row in self.all("claims_of_lease", lease)]
+
+    def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
+        return [_to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
+
+    def claims_in(self, lane: int, grp: int, first: int, stop: int) -> list[Claim]:
+        """Claims that may hold a sequence of [first, stop)."""
+        return [_to_claim(row) for row in self.all("claims_in", lane, grp, first, stop)]
+
+    def claims_of_lane(self, lane: int) -> list[Claim]:
+        return [_to_claim(row) for row in self.all("claims_of_lane", lane)]
+
+    # leases
+
+    def lease(self, token: int) -> Lease | None:
+        row = self.one("lease_of_token", token)
+        return _to_lease(row) if row else None
+
+    def lease_by_id(self, id: int) -> Lease | None:
+        row = self.one("lease_by_id", id)
+        return _to_lease(row) if row else None
+
+    def leases_over(self, grp: int, lane: int, sequence: int) -> list[Lease]:
+        return [_to_lease(row) for row in self.all("leases_over", grp, lane, sequence)]
+
+    def add_lease(self, lease: Lease) -> int:
+        lane = lo = hi = packed = None
+        if len(lease.parts) == 1 and len(lease.parts[0][1]) == 2:
+            lane, (lo, hi) = lease.parts[0]
+        else:
+            packed = _encode([(part[0], ranges.pack(part[1])) for part in lease.parts])
+        lease.id = int(self.value(
+            "add_lease", lease.token, lease.grp, lease.consumer, lease.acquired_at,
+            lease.expires_at, lease.n, lane, lo, hi, packed,
+        ))  # fmt: skip
+        return lease.id
+
+    def save_lease(self, lease: Lease) -> None:
+        fates = [(f.verb, f.at, f.lane, ranges.pack(f.ranges)) for f in lease.fates]
+        self.run("save_lease", lease.id, lease.expires_at, lease.ended_at,
+                 _encode(fates) if fates else None)  # fmt: skip
+
+    # dead letters and stages
+
+    def add_dead(self, rows: Iterable[DeadRow]) -> None:
+        for d in rows:
+            self.run(
+                "add_dead", d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.deliveries,
+                d.failures, d.created_at, d.died_at, d.consumer, d.payload,
+                _encode(d.rest) if d.rest else None,
+            )  # fmt: skip
+
+    def dead(self, statement: str, *args: Any) -> list[DeadRow]:
+        return [
+            DeadRow(*row[:12], bool(row[12]), row[13], _rest(row[14]) if row[14] else None)
+            for row in self.all(statement, *args)
+        ]
+
+    def stage(self, stage: str) -> list[Stage]:
+        return [Stage(*row) for row in self.all("stage", stage)]
+
+
+def make_body(ends: bytes, data: bytes, rest: Rest | None) -> Body:
+    return Body(memoryview(ends).cast("i"), data, rest)
+
+
+def _to_queue(row: Row) -> Queue:
+    return Queue(row[0], row[1], row[2], bool(row[3]), _queue_options(row[4]))
+
+
+def _to_segment(row: Row) -> Segment:
+    if row[6] is None:
+        return Segment(*row)
+    return Segment(*row[:6], _carry(row[6]), *row[7:])
+
+
+def _to_claim(row: Row) -> Claim:
+    id, grp, lane, lo, hi, packed, *more = row
+    return Claim(id, grp, lane, [lo, hi] if packed is None else ranges.unpack(packed), *more)
+
+
+def _claim_columns(claim: Claim) -> Row:
+    held = claim.ranges
+    simple = len(held) == 2
+    return (
+        held[0], held[-1], held[1] - held[0] if simple else ranges.count(held),
+        None if simple else ranges.pack(held), claim.state, claim.at, claim.since,
+        claim.deliveries, claim.failures, claim.redelivered, claim.error,
+        claim.lease if claim.state == LEASED else None,
+    )  # fmt: skip
+
+
+def _to_lease(row: Row) -> Lease:
+    lane, lo, hi, packed, fates = row[8:]
+    if packed is None:
+        parts = [(lane, [lo, hi])]
+    else:
+        parts = [(part, ranges.unpack(raw)) for part, raw in _parts(packed)]
+    ended = (
+        [Fate(v, at, on, ranges.unpack(raw)) for v, at, on, raw in _fates(fates)] if fates else []
+    )
+    return Lease(*row[:8], parts, ended)

@@ -1,0 +1,141 @@
+"""Transactions as a user writes them: operations are gathered, then done all or not at all."""
+
+import hashlib
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from . import checks, codec
+from .broker.settle import Verdict
+from .broker.transact import (
+    Deletes,
+    Operation,
+    Pushes,
+    Puts,
+    Result,
+    Settles,
+    TransactionRequest,
+)
+from .codec import encode
+from .delivery import Batch, Delivery, Receipt, marks_of
+from .errors import InvalidArgument
+from .policy import DEFAULT_PARTITION
+
+if TYPE_CHECKING:
+    from .session import Session
+
+MAX_VALUE = 1024 * 1024
+
+
+class Operations:
+    """The operations of one transaction, gathered in order. Nothing is done before the commit."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = None if key is None else checks.name(key, "key")
+        self._operations: list[Operation] = []
+
+    def ack(self, messages: Delivery | list[Any] | Batch[Any]) -> Self:
+        """Done, if all of the transaction is. Unlike alone, a repeated ack is refused here."""
+        return self.settle(messages, Verdict("ack"))
+
+    def nack(self, messages: Delivery | list[Any] | Batch[Any], reason: str | None = None, *,
+             delay: float | None = None) -> Self:  # fmt: skip
+        return self.settle(messages, Verdict("nack", reason, delay))
+
+    def reject(
+        self, messages: Delivery | list[Any] | Batch[Any], reason: str | None = None
+    ) -> Self:
+        return self.settle(messages, Verdict("reject", reason))
+
+    def settle(self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict) -> Self:
+        some = [messages] if isinstance(messages, Delivery) else messages
+        for token, marks in marks_of((message, verdict) for message in some).items():
+            self._operations.append(Settles(token, marks))
+        return self
+
+    def push(
+        self,
+        queue: str,
+        data: Any,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        priority: int = 0,
+        delay: float | None = None,
+    ) -> Self:
+        request, _ = codec.request(
+            queue, data, partition=partition, priority=priority, delay=delay, key=None
+        )
+        self._operations.append(Pushes(request))
+        return self
+
+    def put(self, key: str, value: Any, *, expect: int | None = None) -> Self:
+        """Set a small value; `expect` is the version it must have now, 0 for not there yet."""
+        raw = encode(value)
+        if len(raw) > MAX_VALUE:
+            raise InvalidArgument(f"a value has at most {MAX_VALUE:,} bytes, this one {len(raw):,}")
+        self._operations.append(Puts(checks.name(key, "key"), raw, _expected(expect)))
+        return self
+
+    def delete(self, key: str, *, expect: int | None = None) -> Self:
+        self._operations.append(Deletes(checks.name(key, "key"), _expected(expect)))
+        return self
+
+    def request(self) -> TransactionRequest:
+        if self._key is None:
+            return TransactionRequest(self._operations)
+        digest = hashlib.blake2b(digest_size=16)
+        for operation in self._operations:
+            if isinstance(operation, Pushes):
+                digest.update(codec.keyed("", operation.request.chunks)[1])
+            else:
+                digest.update(msgspec.msgpack.encode(operation))
+        return TransactionRequest(self._operations, self._key, digest.digest())
+
+
+class Committed(msgspec.Struct):
+    """What a transaction did, operation by operation."""
+
+    results: list[Result]
+    store: int
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """The receipt of each push, in order."""
+        return [Receipt(self.store, r.places, None) for r in self.results if r.places]
+
+    @property
+    def settled(self) -> int:
+        return sum(result.settled for result in self.results)
+
+
+class Transaction(Operations):
+    """`with q.transaction() as t:` commits at the end of the block, unless it raises."""
+
+    def __init__(self, session: "Session", key: str | None) -> None:
+        super().__init__(key)
+        self._session = session
+        self.committed: Committed | None = None
+
+    def commit(self) -> Committed:
+        """Do everything gathered, in one database transaction; a second commit is refused."""
+        if self.committed is not None:
+            raise InvalidArgument("the transaction is committed already; begin a new one")
+        self.committed = self._session.commit(self)
+        return self.committed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and self.committed is None:
+            self.commit()
+
+
+def _expected(value: int | None) -> int | None:
+    return None if value is None else checks.whole(value, "expect", 0, 1 << 60)

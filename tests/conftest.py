@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests: a virtual clock and a session on every kind of store."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ackflow
+from ackflow import Session, VirtualClock
+
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture(params=["memory", "file"])
+def open_session(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> Iterator[Open]:
+    """Open sessions on one database of the kind under test; all are closed at the end."""
+    opened: list[Session] = []
+    url = ":memory:" if request.param == "memory" else str(tmp_path / "test.db")
+
+    def open_one(**options: object) -> Session:
+        settings = {"clock": clock, "upkeep": False, "consumer": "tester", **options}
+        opened.append(ackflow.connect(url, **settings))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for session in opened:
+        session.close()
+
+
+@pytest.fixture
+def q(open_session: Open) -> Session:
+    """A session with a virtual clock and no upkeep of its own."""
+    return open_session()
