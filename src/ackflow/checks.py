@@ -56,10 +56,11 @@ def batch(value: object) -> int:
 
 
 def seconds(value: object, what: str, least: float = 0.0) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or not least <= value <= 10e9:  # type: ignore[arg-type]
-        raise InvalidArgument(f"{what} is a number of seconds from {least:g} on, not {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+        if math.isfinite(number) and least <= number <= 1e10:
+            return number
+    raise InvalidArgument(f"{what} is a number of seconds from {least:g} on, not {value!r}")
 
 
 def positive(value: object, what: str) -> float:

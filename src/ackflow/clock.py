@@ -34,8 +34,13 @@ class Signal:
 class Clock(Protocol):
     def now(self) -> int: ...
 
-    def wait(self, signal: Signal, until: int) -> None:
-        """Return when the signal is rung or the time has come, whichever is first."""
+    def seconds_until(self, time: int) -> float:
+        """How long to wait for a time to come, at most; the waiter then looks again."""
+
+    def watch(self, signal: Signal) -> None:
+        """Ring a signal whenever the clock is moved by hand, until it is unwatched."""
+
+    def unwatch(self, signal: Signal) -> None: ...
 
 
 class SystemClock:
@@ -48,8 +53,14 @@ class SystemClock:
         self._last = max(self._last, time.time_ns() // 1000)
         return self._last
 
-    def wait(self, signal: Signal, until: int) -> None:
-        signal.wait(max(0.0, (until - self.now()) / SECOND))
+    def seconds_until(self, time: int) -> float:
+        return max(0.0, (time - self.now()) / SECOND)
+
+    def watch(self, signal: Signal) -> None:
+        pass
+
+    def unwatch(self, signal: Signal) -> None:
+        pass
 
 
 class VirtualClock:
@@ -57,26 +68,25 @@ class VirtualClock:
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = micros(start)
-        self._moved = threading.Condition()
-        self._waiting: list[Signal] = []
+        self._lock = threading.Lock()
+        self._watching: list[Signal] = []
 
     def now(self) -> int:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        with self._moved:
+        with self._lock:
             self._now += micros(seconds)
-            for signal in self._waiting:
+            for signal in self._watching:
                 signal.ring()
 
-    def wait(self, signal: Signal, until: int) -> None:
-        with self._moved:
-            if self._now >= until:
-                return
-            self._waiting.append(signal)
-        try:
-            while not signal.wait(60) and self._now < until:
-                pass
-        finally:
-            with self._moved:
-                self._waiting.remove(signal)
+    def seconds_until(self, time: int) -> float:
+        return 0.0 if self._now >= time else 60.0
+
+    def watch(self, signal: Signal) -> None:
+        with self._lock:
+            self._watching.append(signal)
+
+    def unwatch(self, signal: Signal) -> None:
+        with self._lock:
+            self._watching.remove(signal)

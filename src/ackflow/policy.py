@@ -33,8 +33,8 @@ class QueueOptions(Struct, frozen=True, omit_defaults=True):
     """What `configure` may set on a queue; the first five are defaults for its groups."""
 
     lease_seconds: float | UnsetType = UNSET
-    retry_limit: int | None | UnsetType = UNSET
-    max_deliver: int | None | UnsetType = UNSET
+    retry_limit: int | UnsetType | None = UNSET
+    max_deliver: int | UnsetType | None = UNSET
     backoff: tuple[float, ...] | UnsetType = UNSET
     history_seconds: float = 600.0
     delay_seconds: float = 0.0
@@ -52,10 +52,10 @@ class GroupOptions(Struct, frozen=True, omit_defaults=True):
     ordering: Ordering | UnsetType = UNSET
     policy: AckPolicy | UnsetType = UNSET
     lease_seconds: float | UnsetType = UNSET
-    retry_limit: int | None | UnsetType = UNSET
-    max_deliver: int | None | UnsetType = UNSET
+    retry_limit: int | UnsetType | None = UNSET
+    max_deliver: int | UnsetType | None = UNSET
     backoff: tuple[float, ...] | UnsetType = UNSET
-    max_ack_pending: int | None | UnsetType = UNSET
+    max_ack_pending: int | UnsetType | None = UNSET
     start: Literal["all", "new"] | int = "all"
 
 

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from . import checks, codec, ids
 from .broker import admin, browse, dead, inspect, read, settle, stage
 from .broker import why as whys
 from .broker.broker import Broker
+from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import SYNCED, Mark, Verb, Verdict
 from .broker.transact import transact
@@ -37,7 +38,6 @@ from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptio
 from .store.sqlite import MayLose, SqliteStore
 from .transaction import Committed, Operations, Transaction
 
-M = TypeVar("M", bound=Delivery)
 Time = datetime | float
 Messages = Delivery | Sequence[Delivery]
 
@@ -90,7 +90,7 @@ class Session:
         request, places = codec.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key
         )
-        return Receipt(self._b.store.id, self._b.push(request), places)
+        return Receipt(self.broker.store.id, self.broker.push(request), places)
 
     def stage(
         self,
@@ -108,7 +108,7 @@ class Session:
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
         checks.whole(batch, "batch", 0, 1 << 60)
-        return self._b.do(
+        return self.broker.do(
             stage.stage, True, checks.name(producer, "producer"), batch, request.chunks
         )
 
@@ -120,7 +120,7 @@ class Session:
         Answers with the number of messages published; a batch published before is left alone.
         """
         request = None if also is None else also.request()
-        answer = self._b.do(
+        answer = self.broker.do(
             stage.publish, True, checks.name(producer, "producer"), batch, list(stages), request
         )
         return sum(place.stop - place.first for run in answer for place in run)
@@ -153,7 +153,7 @@ class Session:
             partition=partition, partitions=partitions, consumer=consumer, token=token,
             dialect=dialect,
         )  # fmt: skip
-        return Batch.of(self, self._b.pop(request, checks.seconds(wait, "wait")), Message)
+        return Batch.of(self, self.broker.pop(request, checks.seconds(wait, "wait")), Message)
 
     def pop_request(
         self,
@@ -190,7 +190,10 @@ class Session:
 
     def read(self, token: str) -> Batch[Message]:
         """The messages of a lease again, all of them, settled meanwhile or not."""
-        return Batch.of(self, self._b.do(read.read, False, ids.parse_token(token)), Message)
+        return Batch.of(self, self.read_again(token), Message)
+
+    def read_again(self, token: str) -> Handout:
+        return self.broker.do(read.read, False, ids.parse_token(token))
 
     def lease(self, token: str) -> "Lease":
         """A lease by its token alone, to settle messages of it from anywhere."""
@@ -242,7 +245,7 @@ class Session:
         given = None if seconds is None else checks.positive(seconds, "seconds")
         some = [messages] if isinstance(messages, Delivery) else messages
         tokens = {m._share.origin.token for m in some} - {None}
-        ends = [self._b.do(settle.extend, False, cast(int, token), given) for token in tokens]
+        ends = [self.broker.do(settle.extend, False, cast(int, token), given) for token in tokens]
         return when(min(ends)) if ends else None
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None:
@@ -255,12 +258,16 @@ class Session:
         mark = Mark(verdict, share.run.lane, [at, at + 1])
         self._settle_one(share.origin.token, mark)
 
+    def release_all(self, token: int) -> None:
+        """Give back everything a lease still holds."""
+        self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
+
     def extend_one(self, message: Delivery, seconds: float | None) -> datetime | None:
         return self.extend([message], seconds)
 
     def _settle_one(self, token: int, mark: Mark) -> None:
         synced = mark.verdict.confirm or mark.verdict.verb in SYNCED
-        (outcome,) = self._b.do(settle.settle, synced, token, [mark])
+        (outcome,) = self.broker.do(settle.settle, synced, token, [mark])
         if outcome.refused:
             raise outcome.refused[0].error
 
@@ -280,8 +287,8 @@ class Session:
             m.verdict.confirm or m.verdict.verb in SYNCED for some in marks.values() for m in some
         )
         if marks:
-            for outcome in self._b.do(settle.settle_many, synced, marks, atomic):
-                result.add(self._b.store.id, outcome)
+            for outcome in self.broker.do(settle.settle_many, synced, marks, atomic):
+                result.add(self.broker.store.id, outcome)
         return result
 
     # transactions and values
@@ -291,30 +298,32 @@ class Session:
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
-        return Committed(self._b.do(transact, True, operations.request()), self._b.store.id)
+        return Committed(self.broker.do(transact, True, operations.request()), self.broker.store.id)
 
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""
         checks.name(key, "key")
-        row = self._b.look(lambda tx: tx.one("get_value", key))
+        row = self.broker.look(lambda tx: tx.one("get_value", key))
         return (
             None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
         )
 
     def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
         """The values whose keys begin with a prefix, in order of key."""
-        rows = self._b.look(lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit))
+        rows = self.broker.look(
+            lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
+        )
         return [Value(r[0], msgspec.json.decode(r[1]), r[2], when(r[3])) for r in rows]
 
     # setting up
 
-    def configure(self, queue: str, **options: Any) -> QueueOptions:
+    def configure(self, /, queue: str, **options: Any) -> QueueOptions:
         """Create a queue or change the options given; the others stay as they are."""
         given = checks.queue_options(options)
-        return self._b.do(admin.configure, True, checks.name(queue, "queue"), given)
+        return self.broker.do(admin.configure, True, checks.name(queue, "queue"), given)
 
     def group(
-        self, queue: str, name: str, *, dialect: Dialect | None = None, **options: Any
+        self, /, queue: str, name: str, *, dialect: Dialect | None = None, **options: Any
     ) -> GroupStats:
         """Create a group or change the options given. `start` (all, new or a time) is for a new one."""
         given = checks.group_options(options)
@@ -322,15 +331,15 @@ class Session:
         checks.name(name, "group")
         if dialect is not None:
             checks.dialect(dialect)
-        self._b.do(admin.configure_group, True, queue, name, given, dialect)
+        self.broker.do(admin.configure_group, True, queue, name, given, dialect)
         return self.group_stats(queue, name)
 
     def pause(self, queue: str, group: str | None = None) -> None:
         """Hand out nothing of a queue, or to a group, until resumed; settling goes on."""
-        self._b.do(admin.pause, True, queue, group, True)
+        self.broker.do(admin.pause, True, queue, group, True)
 
     def resume(self, queue: str, group: str | None = None) -> None:
-        self._b.do(admin.pause, True, queue, group, False)
+        self.broker.do(admin.pause, True, queue, group, False)
 
     def seek(
         self,
@@ -355,23 +364,23 @@ class Session:
             target = checks.time(time, "time")
         else:
             target = checks.whole(sequence, "sequence", 0, (1 << 48) - 1)
-        return self._b.do(admin.seek, True, queue, group, target, time is not None, partition)
+        return self.broker.do(admin.seek, True, queue, group, target, time is not None, partition)
 
     def purge(self, queue: str, partition: str | None = None) -> int:
         """Remove all messages of a queue or partition, leased ones too; answers with how many."""
-        return self._b.do(admin.purge, True, queue, partition)
+        return self.broker.do(admin.purge, True, queue, partition)
 
     def delete_queue(self, queue: str) -> bool:
         """Remove a queue with everything in it; False when there was none."""
-        return self._b.do(admin.delete_queue, True, queue)
+        return self.broker.do(admin.delete_queue, True, queue)
 
     def delete_group(self, queue: str, group: str) -> bool:
         """Remove a group with its leases and dead letters; False when there was none."""
-        return self._b.do(admin.delete_group, True, queue, group)
+        return self.broker.do(admin.delete_group, True, queue, group)
 
     def delete_message(self, queue: str, id: str) -> bool:
         """Remove one message for every group; False when it is not stored."""
-        return self._b.do(admin.delete_message, True, queue, id)
+        return self.broker.do(admin.delete_message, True, queue, id)
 
     # dead letters
 
@@ -397,11 +406,11 @@ class Session:
                 raise InvalidArgument(f"{after!r} is not the `next` of a page")
             before = int(after)
         checks.whole(limit, "limit", 1, 10_000)
-        return self._b.look(dead.entries, which, limit, offset, before)
+        return self.broker.look(dead.entries, which, limit, offset, before)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """How many died of what, most first; errors are taken together up to the first colon."""
-        return self._b.look(dead.summary, queue, group)
+        return self.broker.look(dead.summary, queue, group)
 
     def redrive(
         self,
@@ -424,7 +433,9 @@ class Session:
         if to is not None:
             checks.name(to, "to")
         which = self._which(queue, group, partition, kind, error, since, until, ids)
-        return self._slices(lambda n: self._b.do(dead.redrive, True, which, to, n), which, limit)
+        return self._slices(
+            lambda n: self.broker.do(dead.redrive, True, which, to, n), which, limit
+        )
 
     def purge_dead(
         self,
@@ -440,7 +451,7 @@ class Session:
     ) -> int:
         """Throw dead letters away: all that match, or those with the given ids."""
         which = self._which(queue, group, partition, kind, error, since, until, ids)
-        return self._slices(lambda n: self._b.do(dead.purge_dead, True, which, n), which, None)
+        return self._slices(lambda n: self.broker.do(dead.purge_dead, True, which, n), which, None)
 
     def _which(
         self, queue: str, group: str | None, partition: str | None, kind: str | None,
@@ -453,7 +464,7 @@ class Session:
 
     def _slices(self, act: Any, which: dead.DeadFilter, limit: int | None) -> int:
         """Act on at most as many as there are now, so that what dies meanwhile is left alone."""
-        left = self._b.look(dead.count, which) if limit is None else limit
+        left = self.broker.look(dead.count, which) if limit is None else limit
         total = 0
         while left > 0 and (n := act(min(left, dead.SLICE))):
             total += n
@@ -464,33 +475,33 @@ class Session:
 
     def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
         """What became of a message for a group, and why it is or is not delivered now."""
-        return self._b.do(whys.why, False, queue, message_id, group)
+        return self.broker.do(whys.why, False, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
-        return self._b.look(inspect.queues)
+        return self.broker.look(inspect.queues)
 
     def queue_stats(self, queue: str) -> QueueStats:
-        return self._b.look(inspect.queue_stats, queue)
+        return self.broker.look(inspect.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
-        return self._b.look(inspect.group_stats, queue, group)
+        return self.broker.look(inspect.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
-        return self._b.look(inspect.partitions, queue, 0, -1)
+        return self.broker.look(inspect.partitions, queue, 0, -1)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
         """The live leases of a queue or group: who holds what until when."""
-        return self._b.look(inspect.leases, queue, group)
+        return self.broker.look(inspect.leases, queue, group)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
         """How far a group is, partition by partition."""
-        return self._b.look(inspect.progress, queue, group, partition)
+        return self.broker.look(inspect.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
         """One stored message, without side effects."""
-        return self._b.look(browse.get, queue, id, group)
+        return self.broker.look(browse.get, queue, id, group)
 
     def browse(
         self,
@@ -534,17 +545,17 @@ class Session:
             checks.time_or_none(until, "until"), checks.whole(limit, "limit", 1, 10_000),
             checks.seconds(seconds, "seconds"), after,
         )  # fmt: skip
-        return self._b.look(browse.browse, request)
+        return self.broker.look(browse.browse, request)
 
     # keeping
 
     def upkeep(self) -> Upkeep:
         """Do one round of upkeep now; in a session with upkeep it also runs by itself."""
-        return self._b.upkeep()
+        return self.broker.upkeep()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
         """Copy the database as it is at this moment to a new file, while it is in use."""
-        self._b.store.backup(os.fspath(target))
+        self.broker.store.backup(os.fspath(target))
 
     def close(self) -> None:
         """End the session; what was answered stays. Leases live on until they end."""
@@ -552,7 +563,8 @@ class Session:
             self._broker.close()
 
     @property
-    def _b(self) -> Broker:
+    def broker(self) -> Broker:
+        """The broker underneath; refused in a process that did not open the session."""
         if os.getpid() != self._pid:
             raise SessionForked()
         return self._broker
@@ -564,7 +576,7 @@ class Session:
         self.close()
 
 
-class Lease(Generic[M]):
+class Lease:
     """A lease known by its token alone. Without ids a verb means every message of it still held."""
 
     def __init__(self, session: Session, token: int) -> None:
@@ -593,7 +605,7 @@ class Lease(Generic[M]):
 
     def extend(self, seconds: float | None = None) -> datetime:
         given = None if seconds is None else checks.positive(seconds, "seconds")
-        return when(self._session._b.do(settle.extend, False, self._token, given))
+        return when(self._session.broker.do(settle.extend, False, self._token, given))
 
     def read(self) -> Batch[Message]:
         return self._session.read(ids.token_text(self._token))

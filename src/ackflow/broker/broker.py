@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ..clock import SECOND, Clock, Signal, micros
@@ -91,17 +91,25 @@ class Broker:
         if answer.runs or wait <= 0:
             return answer
         deadline = self.clock.now() + micros(wait)
-        kind, signal = (request.queue, request.group, request.partition), Signal()
-        self.waiting.enter(kind, signal)
-        try:
+        signal = Signal()
+        with self.wait_for(request, signal):
             while True:
                 signal.clear()
                 answer = self.try_pop(request)
                 if answer.runs or self.clock.now() >= deadline:
                     return answer
-                self.clock.wait(signal, min(deadline, answer.retry_at or deadline))
-                self._check_open()
+                signal.wait(self.clock.seconds_until(min(deadline, answer.retry_at or deadline)))
+
+    @contextlib.contextmanager
+    def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
+        """Within this, the signal is rung when there may be something to pop."""
+        kind = (request.queue, request.group, request.partition)
+        self.waiting.enter(kind, signal)
+        self.clock.watch(signal)
+        try:
+            yield
         finally:
+            self.clock.unwatch(signal)
             self.waiting.leave(kind, signal)
             if signal.rung():
                 self.waiting.pass_on(kind)

@@ -133,7 +133,9 @@ def _columns(tx: Tx, queue: Queue, which: DeadFilter) -> tuple[object, ...]:
 def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
     lane, group = tx.lane(row.lane), tx.group_by_id(row.grp)
     home = tx.partition_by_id(lane.partition) if lane else None
-    assert lane and group and home
+    assert lane
+    assert group
+    assert home
     id = ids.message_id(tx.store, row.lane, row.seq)
     rest = row.rest or Rest()
     return DeadLetter(

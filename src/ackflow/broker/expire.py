@@ -37,7 +37,8 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
         fate = after_expiry(group.rules, claim.deliveries, ended)
         if isinstance(fate, Dead):
             lane, cursor = tx.lane(claim.lane), tx.cursor(claim.lane, group.id)
-            assert lane is not None and cursor is not None
+            assert lane is not None
+            assert cursor is not None
             reason = claim.error or f"not settled in {claim.deliveries} deliveries"
             bury(tx, group, lane, cursor, claim.ranges, fate.kind, reason,
                  deliveries=claim.deliveries, failures=claim.failures, at=ended,

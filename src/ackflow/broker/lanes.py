@@ -1,7 +1,5 @@
 """Queues, groups and lanes come into being on first use; this is the one place where they do."""
 
-from msgspec import UNSET
-
 from ..policy import GroupOptions, QueueOptions
 from ..store.rows import Cursor, Group, Lane, Queue
 from ..store.tx import Tx
@@ -56,7 +54,7 @@ def first_for(tx: Tx, group: Group, lane: Lane) -> int:
     start = group.options.start
     if start == "new":
         return lane.head
-    if start == "all" or start is UNSET:
+    if start == "all":
         return lane.base
     return sequence_at(tx, lane, start)
 

@@ -164,7 +164,8 @@ class Settlement:
     def _end(self, verdict: Verdict, lane: int, which: Ranges, outcome: Outcome) -> None:
         """End the delivery of messages that are held."""
         row, cursor = self._tx.lane(lane), self._tx.cursor(lane, self._group.id)
-        assert row is not None and cursor is not None
+        assert row is not None
+        assert cursor is not None
         note(self._lease, verdict.verb, self._tx.now, lane, which)
         outcome.settled += ranges.count(which)
         for claim in self._claims:

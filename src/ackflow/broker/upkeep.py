@@ -5,18 +5,25 @@ Each duty finds its work beside the writer and does it in slices short enough no
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from ..clock import SECOND, micros
 from ..model import Upkeep
-from ..store.rows import Lane, Queue
+from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import drop_old, refresh
 from .stage import drop_old_stages
 from .take import overdue
 
 T = TypeVar("T")
-Do = Callable[[Callable[[Tx], T]], T]
+
+
+class Run(Protocol):
+    """Run a function of a transaction and answer with what it answers."""
+
+    def __call__(self, body: Callable[[Tx], T], /) -> T: ...
+
 
 SLICE_SECONDS = 0.010
 ROWS = 500
@@ -27,7 +34,7 @@ KEY_AGE = 24 * 3600 * SECOND
 class Keeper:
     """Runs every duty once; remembers only where its walks have got to."""
 
-    def __init__(self, read: Do, write: Do) -> None:  # type: ignore[type-arg]
+    def __init__(self, read: Run, write: Run) -> None:
         self._read = read
         self._write = write
         self._trimmed_to = 0
@@ -46,48 +53,43 @@ class Keeper:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
         for id in groups:
-            self._write(lambda tx, id=id: _refresh(tx, id))
+            self._write(partial(_refresh, id=id))
         return len(groups)
 
     def _drop_old(self) -> int:
         """Remove what is older than its queue's retention."""
         dropped = 0
-        for queue in self._read(lambda tx: tx.queues()):
+        for queue in self._read(Tx.queues):
             if queue.options.retention_seconds is not None:
-                for lane in self._read(lambda tx, q=queue: tx.lanes(q.id)):
-                    while n := self._write(lambda tx, q=queue, lane=lane: _drop(tx, q, lane)):
+                for lane in self._read(partial(Tx.lanes, queue=queue.id)):
+                    while n := self._write(partial(_drop, queue=queue.id, lane=lane.id)):
                         dropped += n
         return dropped
 
     def _bury_overdue(self) -> int:
         """Dead-letter what waited too long for its first delivery, though nobody pops."""
         buried = 0
-        for queue in self._read(lambda tx: tx.queues()):
+        for queue in self._read(Tx.queues):
             if queue.options.max_wait_seconds is not None:
-                for group, lane in self._read(lambda tx, q=queue: _waiting_lanes(tx, q)):
-                    buried += self._write(lambda tx, g=group, lane=lane: overdue(tx, g, lane))
+                for group, lane in self._read(partial(_waiting_lanes, queue=queue)):
+                    buried += self._write(partial(overdue, grp=group, lane_id=lane))
         return buried
 
     def _trim(self) -> int:
         """Remove segments that every group has passed and that are kept no longer."""
-        start = self._trimmed_to
-        lanes = self._read(lambda tx: _lanes_to_trim(tx, start))
+        self._trimmed_to, lanes = self._read(partial(_lanes_to_trim, start=self._trimmed_to))
         dropped = 0
-        for lane in lanes[1]:
-            while n := self._write(lambda tx, lane=lane: trim(tx, lane)):
+        for lane in lanes:
+            while n := self._write(partial(trim, lane_id=lane)):
                 dropped += n
-        self._trimmed_to = lanes[0]
         return dropped
 
     def _prune(self) -> int:
         """Forget lease history, keys, transaction ids and stages past their time."""
-        pruned = 0
-        start = self._pruned_to
-        self._pruned_to, old = self._read(lambda tx: _old_leases(tx, start))
+        self._pruned_to, old = self._read(partial(_old_leases, start=self._pruned_to))
         for at in range(0, len(old), ROWS):
-            some = old[at : at + ROWS]
-            self._write(lambda tx, some=some: [tx.run("drop_lease", id) for id in some])
-        pruned += len(old)
+            self._write(partial(_drop_leases, old=old[at : at + ROWS]))
+        pruned = len(old)
         if self._read(_anything_old):
             pruned += self._write(_drop_old_rows)
         return pruned
@@ -111,11 +113,9 @@ def trim(tx: Tx, lane_id: int) -> int:
     for segment in tx.segments_from(lane.id, lane.base, ROWS):
         if segment.stop > low or segment.created_at > limit or time.monotonic() > deadline:
             break
-        if queue.options.dedup_seconds is None:
-            for index, txid in (
-                tx.body(segment).rest.txids if tx.body(segment).rest else {}
-            ).items():  # type: ignore[union-attr]
-                tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
+        rest = tx.body(segment).rest if queue.options.dedup_seconds is None else None
+        for index, txid in rest.txids.items() if rest else ():
+            tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
         tx.drop_segment(segment)
         lane.base = segment.stop
         dropped += 1
@@ -133,9 +133,14 @@ def _refresh(tx: Tx, id: int) -> None:
         tx.touched.add(queue.name)
 
 
-def _drop(tx: Tx, queue: Queue, lane: Lane) -> int:
-    fresh_queue, fresh_lane = tx.queue_by_id(queue.id), tx.lane(lane.id)
-    return drop_old(tx, fresh_queue, fresh_lane, 100) if fresh_queue and fresh_lane else 0
+def _drop(tx: Tx, queue: int, lane: int) -> int:
+    found, where = tx.queue_by_id(queue), tx.lane(lane)
+    return drop_old(tx, found, where, 100) if found and where else 0
+
+
+def _drop_leases(tx: Tx, old: list[int]) -> None:
+    for id in old:
+        tx.run("drop_lease", id)
 
 
 def _waiting_lanes(tx: Tx, queue: Queue) -> list[tuple[int, int]]:
@@ -163,7 +168,7 @@ def _lanes_to_trim(tx: Tx, start: int) -> tuple[int, list[int]]:
 def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
     """Ended leases whose history is over, in the order they were made."""
     rows = tx.all("leases_after", start, 10 * LANES)
-    old = []
+    old: list[int] = []
     for id, grp, acquired, ended in rows:
         group = tx.group_by_id(grp)
         queue = tx.queue_by_id(group.queue) if group else None

@@ -107,7 +107,8 @@ class _Case:
         }
         if claim.state == LEASED:
             lease = self.tx.lease_by_id(claim.lease or 0)
-            assert lease is not None and claim.at is not None
+            assert lease is not None
+            assert claim.at is not None
             return self.say(
                 "leased",
                 f"Leased by {lease.consumer} until {_time(claim.at)}, "

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import apsw
 
@@ -70,7 +70,7 @@ class SqliteStore:
         self._version = -1
         self._wal_pages = 0
         self._full = False
-        self._single_lock = threading.RLock()
+        self._alone = threading.RLock()
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
         with translated(path):
@@ -83,20 +83,19 @@ class SqliteStore:
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
         """Run a body in one transaction; on return it is committed, on error it never was."""
-        with self._single_lock if self._single else contextlib.nullcontext():
-            with translated(self.path):
-                level = self._synced if synced else self._plain
-                try:
-                    return self._transact(body, level)
-                except apsw.FullError:
-                    self._full = True
-                    self._ballast.give_up()
-                    return self._transact(body, level)
+        level = self._synced if synced else self._plain
+        with self._alone, translated(self.path):
+            try:
+                return self._transact(body, level)
+            except apsw.FullError:
+                self._full = True
+                self._ballast.give_up()
+                return self._transact(body, level)
 
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body on a snapshot of what is committed, beside the writer."""
         if self._single:
-            with self._single_lock, translated(self.path):
+            with self._alone, translated(self.path):
                 return body(self._tx(self._db, self._cache))
         db = self._readers.pop() if self._readers else self._open()
         with translated(self.path):
@@ -111,7 +110,7 @@ class SqliteStore:
         """A number that changes when any other connection has committed."""
         if self._single:
             return 0
-        return int(self._watch.execute("pragma data_version").fetchall()[0][0])
+        return cast(int, self._watch.execute("pragma data_version").get)
 
     def look_for_space(self) -> None:
         """After the disk was full: take pushes again once the reserve can be made again."""
@@ -195,7 +194,7 @@ class SqliteStore:
         return self._db.execute(sql, args).fetchall()
 
     def _open(self) -> apsw.Connection:
-        db = apsw.Connection(self.path, **({"vfs": self._vfs} if self._vfs else {}))
+        db = apsw.Connection(self.path, vfs=self._vfs)
         db.set_busy_handler(_patience())
         if self._single:
             db.pragma("locking_mode", "exclusive")

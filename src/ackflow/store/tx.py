@@ -168,7 +168,8 @@ class Tx:
     def _cached_lane(self, row: Row) -> Lane:
         lane = self.cache.lanes.get(row[0])
         if lane is None:
-            lane = Lane(*row[:7], gone=ranges.unpack(row[7]) if row[7] else [])
+            *columns, gone = row
+            lane = Lane(*[*columns, ranges.unpack(gone) if gone else []])
             self.cache.lanes[lane.id] = lane
             self.cache.lanes[lane.partition, lane.priority] = lane
         return lane
@@ -265,11 +266,12 @@ class Tx:
     def _cached_group(self, row: Row) -> Group:
         found = self.cache.groups.get(row[0])
         if found is None:
-            options = _group_options(row[6])
-            queue = self.queue_by_id(row[1])
+            id, home, name, created_at, dialect, paused, packed = row
+            options = _group_options(packed)
+            queue = self.queue_by_id(home)
             assert queue is not None, "a group without its queue"
-            rules = policy.settings(row[4], queue.options, options)
-            found = Group(*row[:5], bool(row[5]), options, rules)
+            rules = policy.settings(dialect, queue.options, options)
+            found = Group(id, home, name, created_at, dialect, bool(paused), options, rules)
             self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found
         return found
 
@@ -422,10 +424,10 @@ class Tx:
             )  # fmt: skip
 
     def dead(self, statement: str, *args: Any) -> list[DeadRow]:
-        return [
-            DeadRow(*row[:12], bool(row[12]), row[13], _rest(row[14]) if row[14] else None)
-            for row in self.all(statement, *args)
-        ]
+        found = []
+        for *columns, rest in self.all(statement, *args):
+            found.append(DeadRow(*[*columns, _rest(rest) if rest else None]))
+        return found
 
     def stage(self, stage: str) -> list[Stage]:
         return [Stage(*row) for row in self.all("stage", stage)]
@@ -440,9 +442,10 @@ def _to_queue(row: Row) -> Queue:
 
 
 def _to_segment(row: Row) -> Segment:
-    if row[6] is None:
-        return Segment(*row)
-    return Segment(*row[:6], _carry(row[6]), *row[7:])
+    segment = Segment(*row)
+    if segment.carry is not None:
+        segment.carry = _carry(row[6])
+    return segment
 
 
 def _to_claim(row: Row) -> Claim:
@@ -462,12 +465,12 @@ def _claim_columns(claim: Claim) -> Row:
 
 
 def _to_lease(row: Row) -> Lease:
-    lane, lo, hi, packed, fates = row[8:]
+    *columns, lane, lo, hi, packed, fates = row
     if packed is None:
         parts = [(lane, [lo, hi])]
     else:
         parts = [(part, ranges.unpack(raw)) for part, raw in _parts(packed)]
-    ended = (
-        [Fate(v, at, on, ranges.unpack(raw)) for v, at, on, raw in _fates(fates)] if fates else []
-    )
-    return Lease(*row[:8], parts, ended)
+    ended = []
+    for verb, at, on, raw in _fates(fates) if fates else ():
+        ended.append(Fate(verb, at, on, ranges.unpack(raw)))
+    return Lease(*[*columns, parts, ended])
