@@ -68,6 +68,8 @@ def clip(ranges: Ranges, first: int, stop: int) -> Ranges:
 
 
 def union(a: Ranges, b: Ranges) -> Ranges:
+    if not a:
+        return b
     if len(b) == 2:
         return add(a, b[0], b[1])
     return _combine(a, b, lambda x, y: x or y)

@@ -15,16 +15,16 @@ LEASES_AT_ONCE = 500
 
 def refresh(tx: Tx, group: Group) -> bool:
     """End the leases of a group that are over and wake what is due; True if anything changed."""
-    changed = False
-    for (id,) in tx.all("expired_leases", group.id, tx.now, LEASES_AT_ONCE):
-        lease = tx.lease_by_id(id)
-        assert lease is not None, "a leased claim without its lease"
-        expire(tx, group, lease)
-        changed = True
-    for lane in {row[0] for row in tx.all("wake_due", group.id, tx.now)}:
-        make_ready(tx, lane, group.id)
-        changed = True
-    return changed
+    over, due = tx.all("over_or_due", group.id, tx.now)[0]
+    if over:
+        for id in {row[0] for row in tx.all("expired_leases", group.id, tx.now, LEASES_AT_ONCE)}:
+            lease = tx.lease_by_id(id)
+            assert lease is not None, "a leased claim without its lease"
+            expire(tx, group, lease)
+    if due:
+        for lane in {row[0] for row in tx.all("wake_due", group.id, tx.now)}:
+            make_ready(tx, lane, group.id)
+    return bool(over or due)
 
 
 def expire(tx: Tx, group: Group, lease: Lease) -> None:
@@ -55,9 +55,11 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
     unblock(tx, group, lanes)
 
 
-def expire_if_over(tx: Tx, group: Group, lease: Lease) -> None:
+def expire_if_over(tx: Tx, group: Group, lease: Lease) -> bool:
     if lease.ended_at is None and lease.expires_at <= tx.now:
         expire(tx, group, lease)
+        return True
+    return False
 
 
 def make_ready(tx: Tx, lane: int, grp: int) -> None:

@@ -141,13 +141,17 @@ def _lease(tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer:
     n = sum(ranges.count(which) for _, which in everything)
     lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)
     id = tx.add_lease(lease)
+    claims = []
     for part in parts:
         for taken in part.taken:
             for piece in _pieces(taken.ranges):
-                tx.add_claim(
-                    Claim(0, group.id, part.lane.id, piece, LEASED, expires, taken.since,
-                          taken.deliveries, taken.failures, taken.redelivered, taken.error, id)
+                claim = Claim(
+                    0, group.id, part.lane.id, piece, LEASED, expires, taken.since,
+                    taken.deliveries, taken.failures, taken.redelivered, taken.error, id,
                 )  # fmt: skip
+                tx.add_claim(claim)
+                claims.append(claim)
+    tx.cache.keep_lease(lease, claims)
     if group.rules.ordering == "ordered":
         for home in {part.lane.partition for part in parts}:
             tx.block_partition(group.id, home, True)

@@ -63,12 +63,14 @@ class Outcome(Struct):
 
 def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; each answers for itself."""
-    lease = tx.lease(token)
-    group = tx.group_by_id(lease.grp) if lease else None
-    if lease is None or group is None:
+    held = tx.held(token)
+    group = tx.group_by_id(held[0].grp) if held else None
+    if held is None or group is None:
         return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
-    expire_if_over(tx, group, lease)
-    settlement = Settlement(tx, group, lease)
+    lease, claims = held
+    if expire_if_over(tx, group, lease):
+        claims = []
+    settlement = Settlement(tx, group, lease, claims)
     outcomes = [settlement.apply(mark) for mark in marks]
     settlement.finish()
     return outcomes
@@ -95,11 +97,11 @@ def extend(tx: Tx, token: int, seconds: float | None) -> int:
 class Settlement:
     """A lease being settled: its claims in memory, written once at the end."""
 
-    def __init__(self, tx: Tx, group: Group, lease: Lease) -> None:
+    def __init__(self, tx: Tx, group: Group, lease: Lease, claims: list[Claim]) -> None:
         self._tx = tx
         self._group = group
         self._lease = lease
-        self._claims = tx.claims_of_lease(lease.id) if lease.ended_at is None else []
+        self._claims = claims
         self._changed: dict[int, Claim] = {}
         self._freed: set[int] = set()
         self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
@@ -117,15 +119,19 @@ class Settlement:
 
     def finish(self) -> None:
         """Write what changed; a lease with nothing left is over and frees its partitions."""
-        tx = self._tx
+        tx, lease = self._tx, self._lease
+        if self._changed:
+            for claim in self._changed.values():
+                tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+            self._claims = [claim for claim in self._claims if claim.ranges]
+            if not self._claims:
+                lease.ended_at = tx.now
+            tx.save_lease(lease)
+            unblock(tx, self._group, self._freed)
+        if lease.ended_at is None:
+            tx.cache.keep_lease(lease, self._claims)
         if not self._changed:
             return
-        for claim in self._changed.values():
-            tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
-        if not any(claim.ranges for claim in self._claims):
-            self._lease.ended_at = tx.now
-        tx.save_lease(self._lease)
-        unblock(tx, self._group, self._freed)
         if self._wakes:
             queue = tx.queue_by_id(self._group.queue)
             assert queue is not None
@@ -282,7 +288,7 @@ class Settlement:
         for id, part in others.items():
             other = tx.lease_by_id(id)
             assert other is not None
-            theirs = Settlement(tx, self._group, other)
+            theirs = Settlement(tx, self._group, other, tx.claims_of_lease(id))
             outcome = Outcome()
             theirs._end(Verdict("ack"), lane, part, outcome)
             theirs.finish()

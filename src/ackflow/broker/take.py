@@ -19,13 +19,13 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     held_at = None
     if group.rules.ordering == "ordered":
         held_at = tx.value("first_returned", lane.id, group.id)
-    taken = _take_due(tx, queue, group, lane, cursor, want, held_at)
+    due = tx.due_claims(lane.id, group.id, want)
+    taken = _take_due(tx, queue, group, lane, cursor, want, held_at, due) if due else []
     left = want - sum(ranges.count(t.ranges) for t in taken)
     if left and held_at is None and cursor.next < lane.head:
         taken += _take_new(tx, queue, group, lane, cursor, left)
-    cursor.ready = (held_at is None and cursor.next < lane.head) or _more_due(
-        tx, lane, group, held_at
-    )
+    fresh = held_at is None and cursor.next < lane.head
+    cursor.ready = fresh or (bool(due) and _more_due(tx, lane, group, held_at))
     cursor.delivered += sum(ranges.count(t.ranges) for t in taken)
     cursor.served = tx.tick()
     tx.changed(cursor)
@@ -38,11 +38,15 @@ def _more_due(tx: Tx, lane: Lane, group: Group, held_at: int | None) -> bool:
 
 
 def _take_due(
-    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, held_at: int | None
+    tx: Tx,
+    queue: Queue,
+    group: Group,
+    lane: Lane,
+    cursor: Cursor,
+    want: int,
+    held_at: int | None,
+    claims: list[Claim],
 ) -> list[Taken]:
-    claims = tx.due_claims(lane.id, group.id, want)
-    if not claims:
-        return []
     claims = [c for c in claims if not _waited_too_long(tx, queue, group, lane, cursor, c)]
     stop = _stop_after(claims, want)
     if held_at is not None:
@@ -114,11 +118,19 @@ def _take_new(
 ) -> list[Taken]:
     taken: list[Taken] = []
     while want > 0 and cursor.next < lane.head:
-        for segment in tx.segments_from(lane.id, cursor.next, min(want, SEGMENTS_AT_ONCE)):
+        for segment in _ahead(tx, lane, cursor, want):
             if want <= 0:
                 break
             want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
     return taken
+
+
+def _ahead(tx: Tx, lane: Lane, cursor: Cursor, want: int) -> list[Segment]:
+    """The next segments of a cursor, without a query while it is inside a large one."""
+    here = tx.last_segment(lane.id, cursor.next)
+    if here is not None and here.stop - cursor.next >= want:
+        return [here]
+    return tx.segments_from(lane.id, cursor.next, min(want, SEGMENTS_AT_ONCE))
 
 
 def _take_segment(

@@ -6,9 +6,10 @@ is rolled back; only then may a verb change a cached record before its transacti
 
 from collections import OrderedDict
 
-from .rows import Body, Cursor, Group, Lane, Partition, Queue
+from .rows import Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
 
 MAX_CURSORS = 50_000
+MAX_LEASES = 1_000
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
@@ -20,6 +21,9 @@ class Cache:
         self.groups: dict[tuple[int, str] | int, Group] = {}
         self.group_ids: dict[int, list[int]] = {}
         self.cursors: dict[tuple[int, int], Cursor] = {}
+        self.segments: dict[int, Segment] = {}  # by lane, the one last read
+        self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
+        self._tokens: dict[int, int] = {}
         self._bodies: OrderedDict[tuple[int, int], Body] = OrderedDict()
         self._bytes = 0
 
@@ -30,6 +34,9 @@ class Cache:
         self.groups.clear()
         self.group_ids.clear()
         self.cursors.clear()
+        self.segments.clear()
+        self.leases.clear()
+        self._tokens.clear()
         self._bodies.clear()
         self._bytes = 0
 
@@ -37,8 +44,22 @@ class Cache:
         """Forget the records when there are too many of them; called between transactions."""
         if len(self.cursors) > MAX_CURSORS or len(self.lanes) > 2 * MAX_CURSORS:
             self.cursors.clear()
+            self.segments.clear()
             self.lanes.clear()
             self.partitions.clear()
+
+    def keep_lease(self, lease: Lease, claims: list[Claim]) -> None:
+        """Keep a live lease with its claims, exactly as they are stored."""
+        if len(self.leases) >= MAX_LEASES:
+            self.leases.clear()
+            self._tokens.clear()
+        self.leases[lease.token] = lease, claims
+        self._tokens[lease.id] = lease.token
+
+    def forget_lease(self, id: int | None) -> None:
+        """Forget a lease before it, or a claim of it, is changed."""
+        if id is not None and (token := self._tokens.pop(id, None)) is not None:
+            del self.leases[token]
 
     def body(self, lane: int, first: int) -> Body | None:
         found = self._bodies.get((lane, first))

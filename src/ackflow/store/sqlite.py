@@ -39,7 +39,7 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
     "recent": ("normal", "normal"),
     "everything": ("off", "off"),
 }
-PAGE_SIZE = 8192
+PAGE_SIZE = 4096
 CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
 CHECKPOINT_PAGES = 2_000
@@ -173,6 +173,7 @@ class SqliteStore:
             self._statements,
             cache,
             lambda: self._savepoint(execute),
+            db.last_insert_rowid,
             store=getattr(self, "id", 0),
             now=self.clock.now(),
             full=self._full,
@@ -196,6 +197,9 @@ class SqliteStore:
     def _open(self) -> apsw.Connection:
         db = apsw.Connection(self.path, vfs=self._vfs)
         db.set_busy_handler(_patience())
+        # Without this, SQLite compiles a statement anew whenever a value bound to it changes, if
+        # its table has a partial index.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         if self._single:
             db.pragma("locking_mode", "exclusive")
         db.pragma("page_size", PAGE_SIZE)

@@ -53,6 +53,7 @@ class Tx:
         statements: dict[str, str],
         cache: Cache,
         savepoint: Callable[[], AbstractContextManager[object]],
+        last_id: Callable[[], int],
         *,
         store: int,
         now: int,
@@ -61,6 +62,7 @@ class Tx:
         self._execute = execute
         self._sql = statements
         self._savepoint = savepoint
+        self._last_id = last_id
         self._tick = now
         self.cache = cache
         self.store = store
@@ -79,6 +81,11 @@ class Tx:
     def value(self, name: str, *args: Any) -> Any:
         rows = self._execute(self._sql[name], args)
         return rows[0][0] if rows else None
+
+    def insert(self, name: str, *args: Any) -> int:
+        """Add a row; answers with its id."""
+        self._execute(self._sql[name], args)
+        return self._last_id()
 
     def run(self, name: str, *args: Any) -> None:
         self._execute(self._sql[name], args)
@@ -119,7 +126,7 @@ class Tx:
         return [_to_queue(row) for row in self.all("all_queues")]
 
     def add_queue(self, name: str, options: QueueOptions) -> Queue:
-        id = self.value("add_queue", name, self.now, _encode(options))
+        id = self.insert("add_queue", name, self.now, _encode(options))
         queue = Queue(id, name, self.now, False, options)
         self.cache.queues[id] = self.cache.queues[name] = queue
         return queue
@@ -141,7 +148,7 @@ class Tx:
         return found
 
     def add_partition(self, queue: int, name: str) -> Partition:
-        id = self.value("add_partition", queue, name, self.now)
+        id = self.insert("add_partition", queue, name, self.now)
         partition = Partition(id, queue, name, self.now)
         self._keep_partition(partition)
         return partition
@@ -175,7 +182,7 @@ class Tx:
         return lane
 
     def add_lane(self, queue: int, partition: int, priority: int) -> Lane:
-        id = self.value("add_lane", queue, partition, priority)
+        id = self.insert("add_lane", queue, partition, priority)
         lane = self.cache.lanes[id] = Lane(id, queue, partition, priority)
         self.cache.lanes[partition, priority] = lane
         return lane
@@ -196,7 +203,7 @@ class Tx:
     # segments and bodies
 
     def add_body(self, ends: bytes, data: bytes, rest: Rest | None) -> int:
-        return int(self.value("add_body", ends, data, _encode(rest) if rest else None))
+        return self.insert("add_body", ends, data, _encode(rest) if rest else None)
 
     def append(self, lane: Lane, segment: Segment) -> None:
         """Write a header at the head of its lane, and move the head."""
@@ -229,13 +236,22 @@ class Tx:
                     return
 
     def created_at(self, lane: int, sequence: int) -> int | None:
+        segment = self.last_segment(lane, sequence)
+        if segment is not None:
+            return segment.created_at
         found = self.value("created_at", lane, sequence)
         return None if found is None else int(found)
+
+    def last_segment(self, lane: int, sequence: int) -> Segment | None:
+        """The segment last read of a lane, if it holds the sequence."""
+        found = self.cache.segments.get(lane)
+        return found if found and found.first <= sequence < found.stop else None
 
     def odd_segments(self, lane: int, sequence: int) -> list[Segment]:
         return [_to_segment(row) for row in self.all("odd_segments", lane, sequence)]
 
     def body(self, segment: Segment) -> Body:
+        self.cache.segments[segment.lane] = segment
         found = self.cache.body(segment.lane, segment.first)
         if found is None:
             row = self.one("body", segment.body)
@@ -248,6 +264,7 @@ class Tx:
         self.run("drop_segment", segment.lane, segment.first)
         self.run("drop_body", segment.body)
         self.cache.forget_body(segment.lane, segment.first)
+        self.cache.segments.pop(segment.lane, None)
 
     # groups and cursors
 
@@ -279,7 +296,7 @@ class Tx:
         return [self._cached_group(row) for row in self.all("groups_of", queue)]
 
     def add_group(self, queue: Queue, name: str, dialect: str, options: GroupOptions) -> Group:
-        self.value("add_group", queue.id, name, self.now, dialect, _encode(options))
+        self.insert("add_group", queue.id, name, self.now, dialect, _encode(options))
         self.cache.group_ids.pop(queue.id, None)
         group = self.group(queue.id, name)
         assert group is not None
@@ -362,15 +379,18 @@ class Tx:
     # claims
 
     def add_claim(self, claim: Claim) -> None:
-        self.run("add_claim", claim.grp, claim.lane, *_claim_columns(claim))
+        claim.id = self.insert("add_claim", claim.grp, claim.lane, *_claim_columns(claim))
 
     def save_claim(self, claim: Claim) -> None:
+        self.cache.forget_lease(claim.lease)
         self.run("save_claim", claim.id, *_claim_columns(claim))
 
     def drop_claim(self, claim: Claim) -> None:
+        self.cache.forget_lease(claim.lease)
         self.run("drop_claim", claim.id)
 
     def claims_of_lease(self, lease: int) -> list[Claim]:
+        self.cache.forget_lease(lease)
         return [_to_claim(row) for row in self.all("claims_of_lease", lease)]
 
     def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
@@ -389,7 +409,19 @@ class Tx:
         row = self.one("lease_of_token", token)
         return _to_lease(row) if row else None
 
+    def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
+        """A lease and the claims it still has; the caller owns both and may `keep` them again."""
+        found = self.cache.leases.get(token)
+        if found is not None:
+            self.cache.forget_lease(found[0].id)
+            return found
+        lease = self.lease(token)
+        if lease is None:
+            return None
+        return lease, self.claims_of_lease(lease.id) if lease.ended_at is None else []
+
     def lease_by_id(self, id: int) -> Lease | None:
+        self.cache.forget_lease(id)
         row = self.one("lease_by_id", id)
         return _to_lease(row) if row else None
 
@@ -402,13 +434,23 @@ class Tx:
             lane, (lo, hi) = lease.parts[0]
         else:
             packed = _encode([(part[0], ranges.pack(part[1])) for part in lease.parts])
-        lease.id = int(self.value(
-            "add_lease", lease.token, lease.grp, lease.consumer, lease.acquired_at,
-            lease.expires_at, lease.n, lane, lo, hi, packed,
-        ))  # fmt: skip
+        lease.id = self.insert(
+            "add_lease",
+            lease.token,
+            lease.grp,
+            lease.consumer,
+            lease.acquired_at,
+            lease.expires_at,
+            lease.n,
+            lane,
+            lo,
+            hi,
+            packed,
+        )
         return lease.id
 
     def save_lease(self, lease: Lease) -> None:
+        self.cache.forget_lease(lease.id)
         fates = [(f.verb, f.at, f.lane, ranges.pack(f.ranges)) for f in lease.fates]
         self.run("save_lease", lease.id, lease.expires_at, lease.ended_at,
                  _encode(fates) if fates else None)  # fmt: skip

@@ -12,7 +12,7 @@ select id, name, created_at, paused, options from queues where id = ?1
 -- name: all_queues
 select id, name, created_at, paused, options from queues order by name
 -- name: add_queue
-insert into queues (name, created_at, options) values (?1, ?2, ?3) returning id
+insert into queues (name, created_at, options) values (?1, ?2, ?3)
 -- name: save_queue
 update queues set paused = ?2, options = ?3 where id = ?1
 -- name: drop_queue
@@ -25,7 +25,7 @@ select id, queue, name, created_at from partitions where id = ?1
 -- name: partitions_of
 select id, queue, name, created_at from partitions where queue = ?1 and id > ?2 order by id limit ?3
 -- name: add_partition
-insert into partitions (queue, name, created_at) values (?1, ?2, ?3) returning id
+insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
 -- name: drop_partitions
 delete from partitions where queue = ?1
 
@@ -44,7 +44,7 @@ order by priority
 select id, queue, partition, priority, base, head, last_at, gone from lanes
 where queue = ?1 and id >= ?2 order by id limit ?3
 -- name: add_lane
-insert into lanes (queue, partition, priority) values (?1, ?2, ?3) returning id
+insert into lanes (queue, partition, priority) values (?1, ?2, ?3)
 -- name: save_lane
 update lanes set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
 -- name: push_lane
@@ -53,7 +53,7 @@ update lanes set head = ?2, last_at = ?3 where id = ?1
 delete from lanes where queue = ?1
 
 -- name: add_body
-insert into bodies (ends, data, rest) values (?1, ?2, ?3) returning id
+insert into bodies (ends, data, rest) values (?1, ?2, ?3)
 -- name: body
 select ends, data, rest from bodies where id = ?1
 -- name: drop_body
@@ -101,7 +101,6 @@ select id, queue, name, created_at, dialect, paused, options from groups where q
 order by name
 -- name: add_group
 insert into groups (queue, name, created_at, dialect, options) values (?1, ?2, ?3, ?4, ?5)
-returning id
 -- name: save_group
 update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
 -- name: drop_group
@@ -164,7 +163,7 @@ where id = ?1
 delete from claims where id = ?1
 -- name: claims_of_lease
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease from claims where lease = ?1 order by lane, lo
+    lease from claims where lease = ?1
 -- name: due_claims
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease from claims where lane = ?1 and grp = ?2 and state = 2 order by lo limit ?3
@@ -179,7 +178,10 @@ select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redeli
 -- name: lowest_claim
 select min(lo) from claims where lane = ?1
 -- name: expired_leases
-select distinct lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
+select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
+-- name: over_or_due
+select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2),
+    exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
 -- name: wake_due
 update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
 -- name: any_due
@@ -221,7 +223,7 @@ from leases where grp = ?1 and (lane is null or (lane = ?2 and lo <= ?3 and hi >
 order by id desc
 -- name: add_lease
 insert into leases (token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, parts)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) returning id
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 -- name: save_lease
 update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
 -- name: move_claims
