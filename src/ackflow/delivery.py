@@ -101,7 +101,7 @@ class Delivery(Struct, gc=False, eq=False):
     @property
     def redelivered(self) -> bool:
         """Whether somebody was given it before."""
-        return self._share.run.redelivered
+        return bool(self._share.run.redelivered)
 
     @property
     def headers(self) -> dict[str, str]:
