@@ -15,6 +15,7 @@ from .policy import (
     MAX_BATCH,
     MAX_NAME,
     MAX_PRIORITY,
+    MIN_HISTORY,
     AckPolicy,
     GroupOptions,
     Ordering,
@@ -22,7 +23,6 @@ from .policy import (
 )
 
 S = TypeVar("S", bound=Struct)
-MIN_HISTORY = 300.0
 
 
 def name(value: object, what: str) -> str:

@@ -60,21 +60,20 @@ def request(
         chunks, places = _mixed(queue, items, partition, priority, delay)
     else:
         chunks, places = _plain(queue, items, partition, priority, delay), None
-    return PushRequest(chunks, *keyed(key, chunks)), places
-
-
-def keyed(key: str | None, chunks: Iterable[Chunk]) -> tuple[str | None, bytes]:
-    """A request key with the digest of the body it stands for."""
     if key is None:
-        return None, b""
-    checks.name(key, "key")
+        return PushRequest(chunks), places
+    return PushRequest(chunks, checks.name(key, "key"), digest_of(chunks)), places
+
+
+def digest_of(chunks: Iterable[Chunk]) -> bytes:
+    """What tells one push from another under the same key."""
     digest = hashlib.blake2b(digest_size=16)
     for chunk in chunks:
         where = (chunk.queue, chunk.partition, chunk.priority, chunk.delay, chunk.rest)
         digest.update(msgspec.msgpack.encode(where))
         digest.update(chunk.ends.tobytes())
         digest.update(chunk.data)
-    return key, digest.digest()
+    return digest.digest()
 
 
 def encode(value: object) -> bytes:

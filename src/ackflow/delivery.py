@@ -12,6 +12,7 @@ from .broker.handout import Handout, Run, is_binary, payload
 from .broker.push import Answer
 from .broker.settle import Mark, Outcome, Verdict
 from .model import Metadata, Sequences, when
+from .ranges import Ranges
 
 if TYPE_CHECKING:
     from .session import Session
@@ -132,7 +133,7 @@ class Delivery(Struct, gc=False, eq=False):
         return Metadata(
             Sequences(self.sequence, run.number + self.sequence - run.lo + 1),
             run.deliveries,
-            max(0, run.pending - self.sequence - 1),
+            run.pending + run.hi - self.sequence - 1,
             self.created_at,
         )
 
@@ -188,6 +189,7 @@ class Batch(tuple[M, ...]):
     something held it back: paused, locked or window."""
 
     origin: Origin
+    runs: list[Run]
     why: str | None
     retry_at: datetime | None
 
@@ -202,9 +204,19 @@ class Batch(tuple[M, ...]):
             found += [message(share, i) for i in range(run.lo - run.first, run.hi - run.first)]
         batch = cls(found)
         batch.origin = origin
+        batch.runs = handout.runs
         batch.why = handout.why
         batch.retry_at = None if handout.retry_at is None else when(handout.retry_at)
         return batch
+
+    def marks(self, verdict: Verdict) -> dict[int, list[Mark]]:
+        """One verdict on everything in the batch, by lease token."""
+        if self.origin.token is None:
+            return {}
+        lanes: dict[int, Ranges] = {}
+        for run in self.runs:
+            lanes[run.lane] = ranges.add(lanes.get(run.lane, []), run.lo, run.hi)
+        return {self.origin.token: [Mark(verdict, lane, some) for lane, some in lanes.items()]}
 
     @property
     def token(self) -> str | None:
@@ -281,6 +293,8 @@ class Settled(Struct):
         self.noop += outcome.noop
         self.dead += outcome.dead
         for part in outcome.refused:
+            if not part.ranges:
+                raise part.error
             self.refused += [
                 Refusal(ids.message_id(store, part.lane, s), part.error.code, part.error.message)
                 for s in ranges.numbers(part.ranges)

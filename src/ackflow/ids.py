@@ -63,7 +63,10 @@ def parse_token(text: str) -> int:
         if len(raw) == 8 and token_text(value) == text:
             return value
         raise InvalidArgument(f"{text!r} is not a lease token")
-    return (_bits(text, "lease token") >> 58) - (1 << 63)
+    bits = _bits(text, "lease token")
+    if bits & (1 << 58) - 1:
+        raise InvalidArgument(f"{text!r} is not a lease token")
+    return (bits >> 58) - (1 << 63)
 
 
 def _text(bits: int) -> str:

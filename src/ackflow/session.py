@@ -274,10 +274,7 @@ class Session:
     def _settle_all(self, messages: Messages, verdict: Verdict) -> Settled:
         check_verdict(verdict)
         if isinstance(messages, Batch):
-            token = messages.origin.token
-            return self._settle_marks(
-                {token: [Mark(verdict)]} if token is not None and messages else {}
-            )
+            return self._settle_marks(messages.marks(verdict))
         some = [messages] if isinstance(messages, Delivery) else messages
         return self._settle_marks(marks_of((message, verdict) for message in some))
 
@@ -298,7 +295,10 @@ class Session:
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
-        return Committed(self.broker.do(transact, True, operations.request()), self.broker.store.id)
+        results = self.broker.do(transact, True, operations.request())
+        store = self.broker.store.id
+        pushes = operations.places.items()
+        return Committed(results, [Receipt(store, results[i].places, p) for i, p in pushes])
 
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""
@@ -459,7 +459,7 @@ class Session:
     ) -> dead.DeadFilter:  # fmt: skip
         return dead.DeadFilter(
             queue, group, partition, kind, checks.time_or_none(since, "since"),
-            checks.time_or_none(until, "until"), error, None if given is None else list(given),
+            checks.time_or_none(until, "until"), error, None if given is None else list(dict.fromkeys(given)),
         )  # fmt: skip
 
     def _slices(self, act: Any, which: dead.DeadFilter, limit: int | None) -> int:

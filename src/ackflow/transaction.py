@@ -34,6 +34,7 @@ class Operations:
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else checks.name(key, "key")
         self._operations: list[Operation] = []
+        self.places: dict[int, list[list[int]] | None] = {}
 
     def ack(self, messages: Delivery | list[Any] | Batch[Any]) -> Self:
         """Done, if all of the transaction is. Unlike alone, a repeated ack is refused here."""
@@ -63,9 +64,10 @@ class Operations:
         priority: int = 0,
         delay: float | None = None,
     ) -> Self:
-        request, _ = codec.request(
+        request, places = codec.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
+        self.places[len(self._operations)] = places
         self._operations.append(Pushes(request))
         return self
 
@@ -87,7 +89,7 @@ class Operations:
         digest = hashlib.blake2b(digest_size=16)
         for operation in self._operations:
             if isinstance(operation, Pushes):
-                digest.update(codec.keyed("", operation.request.chunks)[1])
+                digest.update(codec.digest_of(operation.request.chunks))
             else:
                 digest.update(msgspec.msgpack.encode(operation))
         return TransactionRequest(self._operations, self._key, digest.digest())
@@ -97,12 +99,7 @@ class Committed(msgspec.Struct):
     """What a transaction did, operation by operation."""
 
     results: list[Result]
-    store: int
-
-    @property
-    def receipts(self) -> list[Receipt]:
-        """The receipt of each push, in order."""
-        return [Receipt(self.store, r.places, None) for r in self.results if r.places]
+    receipts: list[Receipt]
 
     @property
     def settled(self) -> int:

@@ -8,7 +8,7 @@ from ..policy import Dialect, GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
 from ..store.rows import LEASED, Cursor, Group, Lane, Queue
 from ..store.tx import Tx
-from .expire import end_leases, pass_over
+from .expire import end_leases, hidden_in, move_base, pass_over
 from .lanes import group_for, queue_for, sequence_at
 
 
@@ -102,8 +102,10 @@ def _seek(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None
     old = cursor.next
     pass_over(tx, lane, cursor, max(old, target), "skipped")
     if target < old:
-        cursor.done = cursor.dead = cursor.purged = cursor.expired = cursor.hidden = 0
-        cursor.skipped = cursor.next = target
+        cursor.done = cursor.dead = cursor.purged = cursor.expired = 0
+        cursor.hidden = ranges.count(hidden_in(tx, lane, group.id, 0, target))
+        cursor.skipped = target - cursor.hidden
+        cursor.next = target
         tx.run("uncount_dead", group.id, lane.id, 0)
     cursor.ready = cursor.next < lane.head
     tx.changed(cursor)
@@ -119,8 +121,8 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
             pass_over(tx, lane, cursor, lane.head, "purged")
             cursor.ready = False
         _drop_messages(tx, lane)
-        lane.base, lane.gone = lane.head, []
-        tx.save_lane(lane)
+        tx.run("drop_txids_of_lane", lane.partition, lane.id)
+        move_base(tx, lane, lane.head)
     tx.touched.add(queue.name)
     return removed
 
@@ -179,8 +181,17 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
             _cut(tx, lane, cursor, one)
     lane.gone = ranges.union(lane.gone, one)
     tx.save_lane(lane)
+    _forget_txid(tx, lane, place.sequence)
     tx.touched.add(queue.name)
     return True
+
+
+def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
+    for segment, _, _ in tx.segments_over(lane.id, [sequence, sequence + 1]):
+        rest = tx.body(segment).rest
+        txid = rest.txids.get(sequence - segment.first) if rest else None
+        if txid is not None:
+            tx.run("drop_txid", lane.partition, txid, lane.id, sequence)
 
 
 def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:

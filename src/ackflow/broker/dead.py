@@ -32,9 +32,9 @@ def entries(
 ) -> Page[DeadLetter]:
     """One page of dead letters, newest first, and how many there are in all."""
     queue = find_queue(tx, which.queue)
-    found = rows(tx, which, limit, offset, before)
-    more = str(found[-1].id) if len(found) == limit else None
-    return Page([_letter(tx, queue, row) for row in found], more, count(tx, which))
+    found = rows(tx, which, limit + 1, offset, before)
+    more = str(found[limit - 1].id) if len(found) > limit else None
+    return Page([_letter(tx, queue, row) for row in found[:limit]], more, count(tx, which))
 
 
 def count(tx: Tx, which: DeadFilter) -> int:
@@ -49,8 +49,8 @@ def rows(
 ) -> list[DeadRow]:
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        found = [row for id in which.ids[:limit] for row in tx.dead("dead_by_id", id)]
-        return [row for row in found if row.queue == queue.id]
+        found = [row for id in which.ids for row in tx.dead("dead_by_id", id)]
+        return [row for row in found if row.queue == queue.id][:limit]
     top = before if before is not None else 1 << 62
     return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
 

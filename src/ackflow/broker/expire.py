@@ -6,25 +6,30 @@ Pop and settle call this before they look, so that nothing depends on when upkee
 from .. import ranges
 from ..clock import micros
 from ..policy import Dead, after_expiry
-from ..store.rows import DUE, LEASED, WAITING, Cursor, Fate, Group, Lane, Lease, Queue
+from ..store.rows import DUE, LEASED, WAITING, Cursor, Fate, Group, Lane, Lease, Queue, Segment
 from ..store.tx import Tx
 from .bury import bury
 
-LEASES_AT_ONCE = 500
 
+def refresh(tx: Tx, group: Group, limit: int = -1) -> tuple[int, bool]:
+    """End the leases of a group that are over, and wake what is due.
 
-def refresh(tx: Tx, group: Group) -> bool:
-    """End the leases of a group that are over and wake what is due; True if anything changed."""
+    Answers with how many leases ended, and whether anything changed.
+    """
+    ended = 0
     over, due = tx.all("over_or_due", group.id, tx.now)[0]
     if over:
-        for id in {row[0] for row in tx.all("expired_leases", group.id, tx.now, LEASES_AT_ONCE)}:
+        for id in dict.fromkeys(
+            row[0] for row in tx.all("expired_leases", group.id, tx.now, limit)
+        ):
+            ended += 1
             lease = tx.lease_by_id(id)
             assert lease is not None, "a leased claim without its lease"
             expire(tx, group, lease)
     if due:
         for lane in {row[0] for row in tx.all("wake_due", group.id, tx.now)}:
             make_ready(tx, lane, group.id)
-    return bool(over or due)
+    return ended, bool(over or due)
 
 
 def expire(tx: Tx, group: Group, lease: Lease) -> None:
@@ -89,6 +94,30 @@ def note(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> N
     lease.fates.append(Fate(verb, at, lane, which))
 
 
+def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
+    """Remove a segment, and the transaction ids that are known as long as it is there."""
+    rest = tx.body(segment).rest if queue.options.dedup_seconds is None else None
+    for index, txid in rest.txids.items() if rest else ():
+        tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
+    tx.drop_segment(segment)
+
+
+def move_base(tx: Tx, lane: Lane, base: int) -> None:
+    lane.base = base
+    lane.gone = ranges.clip(lane.gone, base, max(lane.head, base))
+    tx.save_lane(lane)
+
+
+def hidden_in(tx: Tx, lane: Lane, grp: int, first: int, stop: int) -> ranges.Ranges:
+    """The part of [first, stop) that is made of copies for other groups."""
+    hidden: ranges.Ranges = []
+    for segment in tx.odd_segments(lane, first):
+        if segment.for_group not in (None, grp):
+            part = ranges.clip([segment.first, segment.stop], first, stop)
+            hidden = ranges.union(hidden, part) if part else hidden
+    return hidden
+
+
 def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     """Remove up to `limit` segments older than the queue's retention, read or not."""
     age = queue.options.retention_seconds
@@ -111,9 +140,8 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     if not old:
         return 0
     for segment in old:
-        tx.drop_segment(segment)
-    lane.base = old[-1].stop
-    tx.save_lane(lane)
+        drop_segment(tx, queue, lane, segment)
+    move_base(tx, lane, old[-1].stop)
     return len(old)
 
 
@@ -137,15 +165,12 @@ def pass_over(
         claim.ranges = ranges.difference(claim.ranges, below)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
     if cursor.next < stop:
-        hidden = sum(
-            segment.stop - max(segment.first, cursor.next)
-            for segment in tx.odd_segments(lane.id, cursor.next)
-            if segment.for_group not in (None, cursor.grp) and segment.first < stop
-        )
-        deleted = ranges.count(ranges.clip(lane.gone, cursor.next, stop))
-        cursor.hidden += hidden
+        hidden = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
+        there = ranges.difference([cursor.next, stop], hidden)
+        deleted = ranges.count(ranges.intersection(there, lane.gone))
+        cursor.hidden += ranges.count(hidden)
         cursor.purged += deleted
-        passed += stop - cursor.next - hidden - deleted
+        passed += ranges.count(there) - deleted
         cursor.next = stop
     setattr(cursor, counter, getattr(cursor, counter) + passed)
     tx.changed(cursor)

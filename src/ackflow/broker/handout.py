@@ -2,15 +2,20 @@
 
 from msgspec import Struct
 
+from .. import ranges
 from ..ranges import Ranges
-from ..store.rows import Body, Carry, Rest, Segment
+from ..store.rows import Body, Carry, Lane, Rest, Segment
 from ..store.tx import Tx
 
 Piece = tuple[Segment, int, int]
 
 
 class Run(Struct):
-    """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`."""
+    """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`.
+
+    `number` counts the hand-outs of the lane before the first of them, `pending` the messages of
+    the lane still to come after the last.
+    """
 
     lane: int
     partition: str
@@ -73,26 +78,36 @@ def rest_of(body: Body, index: int) -> Rest | None:
 
 
 def is_binary(body: Body, index: int) -> bool:
-    from ..ranges import contains
-
-    return body.rest is not None and bool(body.rest.binary) and contains(body.rest.binary, index)
+    rest = body.rest
+    return rest is not None and bool(rest.binary) and ranges.contains(rest.binary, index)
 
 
 def runs_of(
-    tx: Tx, taken: Taken, partition: str, priority: int, head: int, number: int
+    tx: Tx, lane: Lane, taken: list[Taken], everything: Ranges, number: int, pending: int
 ) -> list[Run]:
-    """The runs to hand over for what was taken from one lane."""
-    runs = []
-    for segment, lo, hi in taken.pieces:
-        number_here = number
-        number += hi - lo
-        runs.append(
-            Run(
-                segment.lane, partition, priority, segment.first, lo, hi, segment.created_at,
-                tx.body(segment), taken.deliveries, taken.failures, taken.redelivered,
-                number_here, head,
-            )
-        )  # fmt: skip
+    """The runs to hand over for what was taken from one lane, in order of sequence.
+
+    `number` is how many hand-outs of the lane came before, `pending` how many messages of it are
+    left after these.
+    """
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    runs = [
+        Run(
+            lane.id, home.name, lane.priority, segment.first, lo, hi, segment.created_at,
+            tx.body(segment), some.deliveries, some.failures, bool(some.redelivered), 0, 0,
+        )
+        for some in taken
+        for segment, lo, hi in some.pieces
+    ]  # fmt: skip
+    if len(runs) > 1:
+        runs.sort(key=lambda run: run.lo)
+    left = ranges.count(everything)
+    for run in runs:
+        run.number = number
+        number += run.hi - run.lo
+        left -= run.hi - run.lo
+        run.pending = pending + left
     return runs
 
 

@@ -15,6 +15,7 @@ from ..model import (
 from ..store.rows import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ..store.tx import Tx
 from .admin import find_group, find_queue
+from .expire import hidden_in
 
 LEASES_AT_MOST = 1_000
 
@@ -77,9 +78,9 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
     for cursor in cursors:
         lane = tx.lane(cursor.lane)
         assert lane is not None
-        delayed, hidden = _unseen(tx, group, lane, cursor)
-        deleted = ranges.count(ranges.clip(lane.gone, cursor.next, lane.head))
-        fresh = lane.head - cursor.next - hidden - deleted
+        there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
+        deleted = ranges.count(ranges.intersection(there, lane.gone))
+        fresh = ranges.count(there) - deleted
         total.ready += fresh - delayed
         total.waiting += delayed
         total.purged += cursor.purged + deleted
@@ -101,18 +102,17 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
     return total, oldest
 
 
-def _unseen(tx: Tx, group: Group, lane: Lane, cursor: Cursor) -> tuple[int, int]:
-    """Of what a cursor has not looked at: how much is delayed, how much is not for the group."""
-    delayed = hidden = 0
-    if cursor.next < lane.head:
-        for segment in tx.odd_segments(lane.id, cursor.next):
-            first = max(segment.first, cursor.next)
-            n = segment.stop - first
-            if segment.for_group not in (None, group.id):
-                hidden += n
-            elif segment.due_at > tx.now:
-                delayed += n - ranges.count(ranges.clip(lane.gone, first, segment.stop))
-    return delayed, hidden
+def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.Ranges, int]:
+    """What a group will see of [first, stop), deleted ones included, and how many are delayed."""
+    if first >= stop:
+        return [], 0
+    there = ranges.difference([first, stop], hidden_in(tx, lane, grp, first, stop))
+    delayed = 0
+    for segment in tx.odd_segments(lane, first):
+        if segment.due_at > tx.now:
+            part = ranges.intersection(there, [segment.first, segment.stop])
+            delayed += ranges.count(ranges.difference(part, lane.gone))
+    return there, delayed
 
 
 def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[PartitionStats]:
@@ -144,7 +144,7 @@ def leases(tx: Tx, queue_name: str, name: str | None) -> list[LeaseStats]:
 
 
 def lease_stats(tx: Tx, queue: Queue, group: Group, lease: Lease) -> LeaseStats:
-    homes = {lane.partition for id, _ in lease.parts if (lane := tx.lane(id))}
+    homes = {lane.partition for part in lease.parts if (lane := tx.lane(part.lane))}
     names = sorted(home.name for id in homes if (home := tx.partition_by_id(id)))
     return LeaseStats(
         token=ids.token_text(lease.token),

@@ -1,8 +1,10 @@
 """Queues, groups and lanes come into being on first use; this is the one place where they do."""
 
+from .. import ranges
 from ..policy import GroupOptions, QueueOptions
 from ..store.rows import Cursor, Group, Lane, Queue
 from ..store.tx import Tx
+from .expire import hidden_in
 
 
 def queue_for(tx: Tx, name: str) -> Queue:
@@ -35,6 +37,7 @@ def group_for(
         found = tx.add_group(queue, name, dialect, options or GroupOptions())
         for lane in tx.lanes(queue.id):
             start = first_for(tx, found, lane)
+            hidden = ranges.count(hidden_in(tx, lane, found.id, 0, start))
             tx.add_cursor(
                 Cursor(
                     lane.id,
@@ -43,7 +46,8 @@ def group_for(
                     lane.priority,
                     next=start,
                     ready=start < lane.head,
-                    skipped=start,
+                    skipped=start - hidden,
+                    hidden=hidden,
                 )
             )
     return found

@@ -7,9 +7,9 @@ from ..clock import micros
 from ..errors import InvalidArgument
 from ..policy import MAX_CLAIM
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, Queue
+from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart, Queue
 from ..store.tx import Tx
-from .expire import refresh
+from .expire import hidden_in, refresh
 from .handout import Handout, Run, Taken, runs_of
 from .lanes import group_for, queue_for
 from .read import read_lease
@@ -35,13 +35,11 @@ class PopRequest(Struct):
 
 def pop(tx: Tx, request: PopRequest) -> Handout:
     """Lease up to `batch` messages to a consumer; nothing there gives a hand-out without runs."""
+    if request.token is not None and (lease := tx.lease(request.token)):
+        return _repeat(tx, request, lease)
     queue = queue_for(tx, request.queue)
     group = group_for(tx, queue, request.group, request.dialect)
     answer = Handout(queue.name, group.name, tx.store)
-    if request.token is not None and (lease := tx.lease(request.token)):
-        if lease.grp != group.id:
-            raise InvalidArgument("the token belongs to a lease of another queue or group")
-        return read_lease(tx, lease)
     refresh(tx, group)
     room = _room(tx, queue, group, answer)
     partition = None
@@ -67,7 +65,17 @@ class Part(Struct):
     lane: Lane
     cursor: Cursor
     taken: list[Taken]
+    ranges: Ranges
+    number: int
     runs: list[Run]
+
+
+def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
+    """A pop whose token is known is the same pop again."""
+    answer = read_lease(tx, lease)
+    if (answer.queue, answer.group) != (request.queue, request.group):
+        raise InvalidArgument("the token belongs to a lease of another queue or group")
+    return answer
 
 
 def _room(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
@@ -107,25 +115,27 @@ def _gather(
         if not taken:
             continue
         homes.add(cursor.partition)
-        part = Part(lane, cursor, taken, [])
-        _load(tx, part, number)
-        parts.append(part)
-        want -= sum(ranges.count(t.ranges) for t in taken)
+        everything = _together(taken)
+        runs = runs_of(tx, lane, taken, everything, number, _pending(tx, group, lane, cursor))
+        parts.append(Part(lane, cursor, taken, everything, number, runs))
+        want -= ranges.count(everything)
     return parts
 
 
-def _load(tx: Tx, part: Part, number: int) -> None:
-    home = tx.partition_by_id(part.lane.partition)
-    assert home is not None
-    for taken in part.taken:
-        part.runs += runs_of(tx, taken, home.name, part.lane.priority, part.lane.head, number)
-        number += ranges.count(taken.ranges)
+def _pending(tx: Tx, group: Group, lane: Lane, cursor: Cursor) -> int:
+    """How many messages of a lane the group has not looked at."""
+    if cursor.next == lane.head:
+        return 0
+    there = ranges.difference(
+        [cursor.next, lane.head], hidden_in(tx, lane, group.id, cursor.next, lane.head)
+    )
+    return ranges.count(ranges.difference(there, lane.gone) if lane.gone else there)
 
 
 def _settle_at_once(tx: Tx, parts: list[Part]) -> None:
     for part in parts:
         cursor = part.cursor
-        n = sum(ranges.count(t.ranges) for t in part.taken)
+        n = ranges.count(part.ranges)
         cursor.done += n
         cursor.consumed += n
         last = part.runs[-1]
@@ -137,8 +147,8 @@ def _lease(tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer:
     seconds = request.lease_seconds or group.rules.lease_seconds
     expires = tx.now + micros(seconds)
     token = ids.new_token() if request.token is None else request.token
-    everything = [(part.lane.id, _together(part.taken)) for part in parts]
-    n = sum(ranges.count(which) for _, which in everything)
+    everything = [LeasePart(part.lane.id, part.ranges, part.number) for part in parts]
+    n = sum(ranges.count(part.ranges) for part in parts)
     lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)
     id = tx.add_lease(lease)
     claims = []

@@ -72,7 +72,7 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
                 joined.setdefault(lane, []).append((chunk, places))
             else:
                 _flush(tx, joined.pop(lane, []))
-                places += _push_with_rest(tx, chunk)
+                places += push_with_rest(tx, chunk)
         if request.key is not None:
             _flush_all(tx, joined)
             remember(tx, request.key, request.digest, msgpack.encode(answer))
@@ -187,7 +187,7 @@ def _append_chunk(
     return append(tx, queue, lane, ends.tobytes(), data, rest, not_before=due)
 
 
-def _push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
+def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
     """Push messages with headers, bytes or transaction ids; a known transaction id adds nothing."""
     rest = chunk.rest or Rest()
     known = _duplicates(tx, chunk, rest)

@@ -5,7 +5,7 @@ from ..errors import Gone, LeaseLost
 from ..ranges import Ranges
 from ..store.rows import Claim, Lease
 from ..store.tx import Tx
-from .handout import Handout, Run, Taken, runs_of
+from .handout import Handout, Taken, runs_of
 
 
 def read(tx: Tx, token: int) -> Handout:
@@ -23,19 +23,15 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
         raise LeaseLost("the group of the lease was deleted")
     answer = Handout(queue.name, group.name, tx.store, lease.token, lease.expires_at)
     claims = tx.claims_of_lease(lease.id)
-    for lane_id, which in lease.parts:
-        lane = tx.lane(lane_id)
-        home = tx.partition_by_id(lane.partition) if lane else None
-        if lane is None or home is None:
+    for part in lease.parts:
+        lane = tx.lane(part.lane)
+        if lane is None:
             raise Gone("the queue of the lease was deleted")
-        cursor = tx.cursor(lane_id, group.id)
-        number = max(0, cursor.delivered - ranges.count(which)) if cursor else 0
-        runs: list[Run] = []
-        for taken in _shares(tx, lane_id, which, claims):
-            runs += runs_of(tx, taken, home.name, lane.priority, lane.head, number)
-        if sum(run.hi - run.lo for run in runs) != ranges.count(which):
+        shares = _shares(tx, lane.id, part.ranges, claims)
+        runs = runs_of(tx, lane, shares, part.ranges, part.number, lane.head - part.ranges[-1])
+        if sum(run.hi - run.lo for run in runs) != ranges.count(part.ranges):
             raise Gone("some messages of the lease are no longer stored")
-        answer.runs += sorted(runs, key=lambda run: run.lo)
+        answer.runs += runs
     return answer
 
 

@@ -83,7 +83,8 @@ def extend(tx: Tx, token: int, seconds: float | None) -> int:
     if lease is None or group is None:
         raise LeaseLost()
     if lease.ended_at is not None:
-        raise AlreadySettled("every message of the lease is settled already")
+        others = [fate.verb for fate in lease.fates if fate.verb not in VERBS]
+        raise refusal(others[0] if others else lease.fates[0].verb)
     if lease.expires_at <= tx.now:
         raise LeaseExpired()
     wanted = tx.now + micros(group.rules.lease_seconds if seconds is None else seconds)
@@ -108,12 +109,13 @@ class Settlement:
 
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
-        for lane, everything in self._lease.parts:
-            if mark.lane is None or mark.lane == lane:
-                self._apply(
-                    mark.verdict, lane, everything if mark.ranges is None else mark.ranges, outcome
-                )
-        if mark.lane is not None and all(lane != mark.lane for lane, _ in self._lease.parts):
+        for part in self._lease.parts:
+            if mark.lane is None:
+                self._apply(mark.verdict, part.lane, part.ranges, outcome, whole=True)
+            elif mark.lane == part.lane:
+                asked = part.ranges if mark.ranges is None else mark.ranges
+                self._apply(mark.verdict, part.lane, asked, outcome)
+        if mark.lane is not None and all(part.lane != mark.lane for part in self._lease.parts):
             outcome.refused.append(Refused(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
         return outcome
 
@@ -137,24 +139,30 @@ class Settlement:
             assert queue is not None
             tx.touched.add(queue.name)
 
-    def _apply(self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome) -> None:
+    def _apply(
+        self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
+    ) -> None:
+        """Apply a verdict to what is asked of one lane; `whole` asks for what is still held."""
         held: Ranges = []
         for claim in self._claims:
             if claim.lane == lane:
                 held = ranges.union(held, claim.ranges)
-        everything = verdict.up_to or (verdict.verb == "ack" and self._group.rules.policy == "all")
+        for_all = verdict.verb == "ack" and self._group.rules.policy == "all"
         mine = ranges.intersection(held, asked)
-        self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome)
-        if mine and everything:
-            mine = ranges.clip(held, 0, mine[-1])
+        if len(mine) != len(asked) or mine != asked:
+            self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome, whole)
+        if (verdict.up_to or for_all) and asked and not outcome.refused:
+            mine = ranges.clip(held, 0, asked[-1])
         if mine:
             self._end(verdict, lane, mine, outcome)
-            if self._group.rules.policy == "all" and verdict.verb == "ack":
-                outcome.settled += self._ack_for_all(lane, mine[-1])
             if verdict.rest:
                 self._release_after(lane, mine[-1])
+        if for_all and asked and not outcome.refused:
+            outcome.settled += self._ack_for_all(lane, asked[-1])
 
-    def _account(self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome) -> None:
+    def _account(
+        self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
+    ) -> None:
         """Say of messages no longer held whether this verb ended them before, or something else."""
         for fate in self._lease.fates if missing else ():
             part = ranges.intersection(missing, fate.ranges) if fate.lane == lane else []
@@ -162,8 +170,8 @@ class Settlement:
                 missing = ranges.difference(missing, part)
                 if fate.verb == verb:
                     outcome.noop += ranges.count(part)
-                else:
-                    outcome.refused.append(Refused(lane, part, _refusal(fate.verb)))
+                elif not (whole and fate.verb in VERBS):
+                    outcome.refused.append(Refused(lane, part, refusal(fate.verb)))
         if missing:
             outcome.refused.append(Refused(lane, missing, NotFound(_NOT_HERE)))
 
@@ -258,15 +266,16 @@ class Settlement:
     def _release_after(self, lane: int, stop: int) -> None:
         """Release what comes after a failed message in the batch."""
         release, after = Verdict("release"), False
-        for part, which in self._lease.parts:
-            if part == lane:
+        for part in self._lease.parts:
+            which = part.ranges
+            if part.lane == lane:
                 after, which = True, ranges.clip(which, stop, which[-1])
             held: Ranges = []
             for claim in self._claims if after else ():
-                if claim.lane == part:
+                if claim.lane == part.lane:
                     held = ranges.union(held, ranges.intersection(claim.ranges, which))
             if held:
-                self._end(release, part, held, Outcome())
+                self._end(release, part.lane, held, Outcome())
 
     def _ack_for_all(self, lane: int, stop: int) -> int:
         """Policy all: whoever holds an earlier message of the lane, it is done."""
@@ -310,7 +319,7 @@ def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
 _NOT_HERE = "the message is not part of this lease"
 
 
-def _refusal(fate: str) -> AckflowError:
+def refusal(fate: str) -> AckflowError:
     if fate == "expired":
         return LeaseExpired()
     if fate in VERBS:
@@ -342,6 +351,9 @@ class RolledBack(AckflowError):
 
 def _roll_back(outcomes: list[Outcome], marks: list[Mark]) -> None:
     for outcome, mark in zip(outcomes, marks, strict=True):
-        if not outcome.refused:
-            outcome.refused = [Refused(mark.lane or 0, mark.ranges or [], RolledBack())]
+        others = mark.ranges or []
+        for part in outcome.refused:
+            others = ranges.difference(others, part.ranges)
+        if others:
+            outcome.refused.append(Refused(mark.lane or 0, others, RolledBack()))
         outcome.settled = outcome.noop = outcome.dead = 0

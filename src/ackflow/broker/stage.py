@@ -5,16 +5,17 @@ other stage of that batch is dropped with it, so an attempt that was repeated co
 """
 
 import secrets
+from array import array
 
 from msgspec import msgpack
 
 from ..clock import SECOND
 from ..errors import StageMissing, StorageFull
 from ..policy import STAGE_SECONDS
-from ..store.rows import Segment, Stage
+from ..store.rows import Rest, Segment, Stage
 from ..store.tx import Tx
 from .lanes import lane_for, queue_for
-from .push import Answer, Chunk, Placed, announce, not_before
+from .push import Answer, Chunk, Placed, announce, not_before, push_with_rest
 from .transact import TransactionRequest, transact
 
 _answers = msgpack.Decoder(Answer).decode
@@ -25,6 +26,8 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     if tx.full:
         raise StorageFull()
     name = secrets.token_urlsafe(12)
+    if not chunks:
+        tx.run("add_stage", name, 0, producer, batch, "", "", 0, None, 0, 0, 0, tx.now)
     for piece, chunk in enumerate(chunks):
         body = tx.add_body(chunk.ends.tobytes(), chunk.data, chunk.rest)
         delay = None if chunk.delay is None else round(chunk.delay * SECOND)
@@ -49,7 +52,9 @@ def publish(
         if not found or (found[0].producer, found[0].batch) != (producer, batch):
             raise StageMissing(f"there is no stage {name!r} of {producer!r} batch {batch}")
     with tx.savepoint():
-        answer = [[_publish(tx, piece)] for found in pieces.values() for piece in found]
+        answer = [
+            _publish(tx, piece) for found in pieces.values() for piece in found if piece.count
+        ]
         for name in pieces:
             tx.run("drop_stage", name)
         _drop_batch(tx, producer, batch)
@@ -78,15 +83,27 @@ def _drop_batch(tx: Tx, producer: str, batch: int) -> None:
         drop_stage(tx, name)
 
 
-def _publish(tx: Tx, piece: Stage) -> Placed:
-    """Give a staged body its place in a lane; only a header is written."""
+def _publish(tx: Tx, piece: Stage) -> list[Placed]:
+    """Give a staged body its place in a lane; only a header is written.
+
+    Transaction ids are compared when they become visible: with any, the messages are pushed anew.
+    """
+    delay = None if piece.delay is None else piece.delay / SECOND
+    row = tx.one("staged_rest", piece.body)
+    if row is not None:
+        ends, data, rest = row[0], row[1], msgpack.decode(row[2], type=Rest)
+        tx.run("drop_body", piece.body)
+        chunk = Chunk(
+            piece.queue, piece.partition, piece.priority, delay, array("i", ends), data, rest
+        )
+        return push_with_rest(tx, chunk)
     queue = queue_for(tx, piece.queue)
     lane = lane_for(tx, queue, piece.partition, piece.priority)
-    due = not_before(tx, queue, None if piece.delay is None else piece.delay / SECOND)
+    due = not_before(tx, queue, delay)
     created = max(tx.now, lane.last_at)
     segment = Segment(
         lane.id, lane.head, piece.count, created, due, None, None, piece.body, piece.bytes
     )
     tx.append(lane, segment)
     announce(tx, queue, lane, None)
-    return Placed(lane.id, segment.first, segment.stop)
+    return [Placed(lane.id, segment.first, segment.stop)]

@@ -19,8 +19,8 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     held_at = None
     if group.rules.ordering == "ordered":
         held_at = tx.value("first_returned", lane.id, group.id)
-    due = tx.due_claims(lane.id, group.id, want)
-    taken = _take_due(tx, queue, group, lane, cursor, want, held_at, due) if due else []
+    due = _due(tx, queue, group, lane, cursor, want)
+    taken = _take_due(tx, lane, want, held_at, due) if due else []
     left = want - sum(ranges.count(t.ranges) for t in taken)
     if left and held_at is None and cursor.next < lane.head:
         taken += _take_new(tx, queue, group, lane, cursor, left)
@@ -32,22 +32,23 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     return taken
 
 
+def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Claim]:
+    """The claims that are due, once those that waited too long are dead."""
+    while True:
+        claims = tx.due_claims(lane.id, group.id, want)
+        late = [c for c in claims if _waited_too_long(tx, queue, group, lane, cursor, c)]
+        if not late:
+            return claims
+
+
 def _more_due(tx: Tx, lane: Lane, group: Group, held_at: int | None) -> bool:
     due = tx.due_claims(lane.id, group.id, 1)
     return bool(due) and (held_at is None or due[0].ranges[0] < held_at)
 
 
 def _take_due(
-    tx: Tx,
-    queue: Queue,
-    group: Group,
-    lane: Lane,
-    cursor: Cursor,
-    want: int,
-    held_at: int | None,
-    claims: list[Claim],
+    tx: Tx, lane: Lane, want: int, held_at: int | None, claims: list[Claim]
 ) -> list[Taken]:
-    claims = [c for c in claims if not _waited_too_long(tx, queue, group, lane, cursor, c)]
     stop = _stop_after(claims, want)
     if held_at is not None:
         stop = min(stop, held_at)

@@ -10,9 +10,10 @@ from typing import Protocol, TypeVar
 
 from ..clock import SECOND, micros
 from ..model import Upkeep
+from ..policy import MIN_HISTORY
 from ..store.rows import Queue
 from ..store.tx import Tx
-from .expire import drop_old, refresh
+from .expire import drop_old, drop_segment, move_base, refresh
 from .stage import drop_old_stages
 from .take import overdue
 
@@ -28,6 +29,7 @@ class Run(Protocol):
 SLICE_SECONDS = 0.010
 ROWS = 500
 LANES = 2_000
+LEASES = 200
 KEY_AGE = 24 * 3600 * SECOND
 
 
@@ -52,9 +54,7 @@ class Keeper:
     def _expire(self) -> int:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
-        for id in groups:
-            self._write(partial(_refresh, id=id))
-        return len(groups)
+        return sum(self._write(partial(_refresh, id=id)) for id in groups)
 
     def _drop_old(self) -> int:
         """Remove what is older than its queue's retention."""
@@ -109,28 +109,28 @@ def trim(tx: Tx, lane_id: int) -> int:
     low = low if claimed is None else min(low, claimed)
     limit = tx.now - micros(queue.options.keep_seconds)
     deadline = time.monotonic() + SLICE_SECONDS
-    dropped = 0
+    dropped, base = 0, lane.base
     for segment in tx.segments_from(lane.id, lane.base, ROWS):
         if segment.stop > low or segment.created_at > limit or time.monotonic() > deadline:
             break
-        rest = tx.body(segment).rest if queue.options.dedup_seconds is None else None
-        for index, txid in rest.txids.items() if rest else ():
-            tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
-        tx.drop_segment(segment)
-        lane.base = segment.stop
+        drop_segment(tx, queue, lane, segment)
+        base = segment.stop
         dropped += 1
     if dropped:
-        lane.gone = [] if not lane.gone or lane.gone[-1] <= lane.base else lane.gone
-        tx.save_lane(lane)
+        move_base(tx, lane, base)
     return dropped
 
 
-def _refresh(tx: Tx, id: int) -> None:
+def _refresh(tx: Tx, id: int) -> int:
     group = tx.group_by_id(id)
-    if group is not None and refresh(tx, group):
+    if group is None:
+        return 0
+    ended, changed = refresh(tx, group, LEASES)
+    if changed:
         queue = tx.queue_by_id(group.queue)
         assert queue is not None
         tx.touched.add(queue.name)
+    return ended
 
 
 def _drop(tx: Tx, queue: int, lane: int) -> int:
@@ -173,7 +173,7 @@ def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
         group = tx.group_by_id(grp)
         queue = tx.queue_by_id(group.queue) if group else None
         history = micros(queue.options.history_seconds) if queue else 0
-        if acquired + history > tx.now:
+        if acquired + micros(MIN_HISTORY) > tx.now:
             return 0, old
         if ended is not None and ended + history <= tx.now:
             old.append(id)

@@ -9,6 +9,7 @@ from ..policy import QUEUE_MODE
 from ..store.rows import DUE, LEASED, Claim, Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import refresh
+from .inspect import unseen
 
 _DONE = {
     "ack": "acknowledged",
@@ -85,14 +86,8 @@ class _Case:
             if segment.due_at > self.tx.now:
                 return self.say("delayed", f"Delayed until {_time(segment.due_at)}.",
                                 until=when(segment.due_at), deliveries=0)  # fmt: skip
-        ahead = self.sequence - self.cursor.next
-        for segment in self.tx.odd_segments(self.lane.id, self.cursor.next):
-            stop = min(segment.stop, self.sequence)
-            first = max(segment.first, self.cursor.next)
-            other = segment.for_group not in (None, self.group.id) or segment.due_at > self.tx.now
-            if other and first < stop:
-                ahead -= stop - first
-        ahead -= ranges.count(ranges.clip(self.lane.gone, self.cursor.next, self.sequence))
+        there, delayed = unseen(self.tx, self.group.id, self.lane, self.cursor.next, self.sequence)
+        ahead = ranges.count(ranges.difference(there, self.lane.gone)) - delayed
         return self.ready(ahead + self.due_before(self.cursor.next) + 1, {"deliveries": 0})
 
     def due_before(self, sequence: int) -> int:

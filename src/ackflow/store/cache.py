@@ -15,6 +15,7 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 
 class Cache:
     def __init__(self) -> None:
+        self.tick = 0
         self.queues: dict[str | int, Queue] = {}
         self.partitions: dict[tuple[int, str] | int, Partition] = {}
         self.lanes: dict[tuple[int, int] | int, Lane] = {}

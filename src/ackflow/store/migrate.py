@@ -25,21 +25,28 @@ def statements(dialect: str) -> dict[str, str]:
     return {name.strip(): sql.strip() for name, _, sql in (b.partition("\n") for b in blocks)}
 
 
+def check(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
+    """Refuse a file of another program and one of a newer version; changes nothing."""
+    version, newest = _version(db), migrations[-1][0]
+    if not _is_ours(db):
+        if version or _has_tables(db):
+            raise NotADatabase("the file is an SQLite database of another program")
+    elif version > newest:
+        raise SchemaTooNew(
+            f"the database has schema {version}, this Ackflow knows schemas up to {newest}; "
+            "upgrade Ackflow to open it"
+        )
+
+
 def migrate(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
-    """Bring a database to the newest schema; refuse a foreign file and one of a newer version."""
+    """Bring a database to the newest schema, in one transaction."""
     newest = migrations[-1][0]
     if _version(db) == newest and _is_ours(db):
         return
     db.execute("begin immediate")
     try:
+        check(db, migrations)
         version = _version(db)
-        if version > newest and _is_ours(db):
-            raise SchemaTooNew(
-                f"the database has schema {version}, this Ackflow knows schemas up to {newest}; "
-                "upgrade Ackflow to open it"
-            )
-        if not _is_ours(db) and (version or _has_tables(db)):
-            raise NotADatabase("the file is an SQLite database of another program")
         for number, sql in migrations:
             if number > version:
                 db.execute(sql)

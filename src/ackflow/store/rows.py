@@ -33,6 +33,7 @@ class Lane(Struct):
     base: int = 0
     head: int = 0
     last_at: int = 0
+    odd: int = 0
     gone: Ranges = []
 
 
@@ -145,6 +146,14 @@ class Fate(Struct, array_like=True):
     ranges: Ranges
 
 
+class LeasePart(Struct):
+    """What a lease handed out of one lane, and how many hand-outs of that lane came before."""
+
+    lane: int
+    ranges: Ranges
+    number: int
+
+
 class Lease(Struct):
     """One hand-out: who got what under which token, and what became of it."""
 
@@ -156,7 +165,7 @@ class Lease(Struct):
     expires_at: int
     ended_at: int | None
     n: int
-    parts: list[tuple[int, Ranges]] = field(default_factory=list)
+    parts: list[LeasePart] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
 
 

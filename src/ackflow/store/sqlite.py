@@ -74,8 +74,13 @@ class SqliteStore:
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
         with translated(path):
+            migrations = migrate.shipped("sqlite")
+            if not self._single and os.path.exists(path):
+                with contextlib.closing(apsw.Connection(path)) as look:
+                    look.set_busy_handler(_patience())
+                    migrate.check(look, migrations)
             self._db = self._open()
-            migrate.migrate(self._db, migrate.shipped("sqlite"))
+            migrate.migrate(self._db, migrations)
             self.id = self._store_id()
         if not self._single:
             self._full = not self._ballast.restore()

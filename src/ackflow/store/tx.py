@@ -25,6 +25,7 @@ from .rows import (
     Group,
     Lane,
     Lease,
+    LeasePart,
     Partition,
     Queue,
     Rest,
@@ -38,7 +39,7 @@ Execute = Callable[[str, Sequence[Any]], list[Row]]
 _carry = msgpack.Decoder(Carry).decode
 _rest = msgpack.Decoder(Rest).decode
 _fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
-_parts = msgpack.Decoder(list[tuple[int, bytes]]).decode
+_parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
 _queue_options = msgpack.Decoder(QueueOptions).decode
 _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
@@ -63,7 +64,6 @@ class Tx:
         self._sql = statements
         self._savepoint = savepoint
         self._last_id = last_id
-        self._tick = now
         self.cache = cache
         self.store = store
         self.now = now
@@ -103,9 +103,9 @@ class Tx:
             raise
 
     def tick(self) -> int:
-        """A time that is different at every call, for serving lanes in turn."""
-        self._tick += 1
-        return self._tick
+        """A time that is later at every call, for serving lanes in turn."""
+        self.cache.tick = max(self.cache.tick + 1, self.now)
+        return self.cache.tick
 
     # queues, partitions, lanes
 
@@ -215,7 +215,9 @@ class Tx:
         )  # fmt: skip
         lane.head = s.first + s.count
         lane.last_at = s.created_at
-        self.run("push_lane", lane.id, lane.head, lane.last_at)
+        if s.not_before is not None or s.for_group is not None:
+            lane.odd = lane.head
+        self.run("push_lane", lane.id, lane.head, lane.last_at, lane.odd)
 
     def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
         """Headers from the one that holds the sequence on; the first may lie above it."""
@@ -247,8 +249,11 @@ class Tx:
         found = self.cache.segments.get(lane)
         return found if found and found.first <= sequence < found.stop else None
 
-    def odd_segments(self, lane: int, sequence: int) -> list[Segment]:
-        return [_to_segment(row) for row in self.all("odd_segments", lane, sequence)]
+    def odd_segments(self, lane: Lane, sequence: int) -> list[Segment]:
+        """Delayed and group-only segments from a sequence on."""
+        if sequence >= lane.odd:
+            return []
+        return [_to_segment(row) for row in self.all("odd_segments", lane.id, sequence)]
 
     def body(self, segment: Segment) -> Body:
         self.cache.segments[segment.lane] = segment
@@ -334,7 +339,7 @@ class Tx:
     def add_cursor(self, cursor: Cursor) -> None:
         c = cursor
         self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
-                 c.skipped)  # fmt: skip
+                 c.skipped, c.hidden)  # fmt: skip
         self.cache.cursors[c.lane, c.grp] = cursor
 
     def changed(self, cursor: Cursor) -> None:
@@ -429,11 +434,12 @@ class Tx:
         return [_to_lease(row) for row in self.all("leases_over", grp, lane, sequence)]
 
     def add_lease(self, lease: Lease) -> int:
-        lane = lo = hi = packed = None
-        if len(lease.parts) == 1 and len(lease.parts[0][1]) == 2:
-            lane, (lo, hi) = lease.parts[0]
+        lane = lo = hi = number = packed = None
+        part = lease.parts[0]
+        if len(lease.parts) == 1 and len(part.ranges) == 2:
+            lane, (lo, hi), number = part.lane, part.ranges, part.number
         else:
-            packed = _encode([(part[0], ranges.pack(part[1])) for part in lease.parts])
+            packed = _encode([(p.lane, ranges.pack(p.ranges), p.number) for p in lease.parts])
         lease.id = self.insert(
             "add_lease",
             lease.token,
@@ -445,6 +451,7 @@ class Tx:
             lane,
             lo,
             hi,
+            number,
             packed,
         )
         return lease.id
@@ -507,11 +514,11 @@ def _claim_columns(claim: Claim) -> Row:
 
 
 def _to_lease(row: Row) -> Lease:
-    *columns, lane, lo, hi, packed, fates = row
+    *columns, lane, lo, hi, number, packed, fates = row
     if packed is None:
-        parts = [(lane, [lo, hi])]
+        parts = [LeasePart(lane, [lo, hi], number)]
     else:
-        parts = [(part, ranges.unpack(raw)) for part, raw in _parts(packed)]
+        parts = [LeasePart(on, ranges.unpack(raw), number) for on, raw, number in _parts(packed)]
     ended = []
     for verb, at, on, raw in _fates(fates) if fates else ():
         ended.append(Fate(verb, at, on, ranges.unpack(raw)))

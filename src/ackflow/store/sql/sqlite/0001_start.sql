@@ -26,6 +26,7 @@ create table lanes (
     base integer not null default 0,        -- lowest sequence still stored
     head integer not null default 0,        -- next sequence to give
     last_at integer not null default 0,     -- created_at of the newest message
+    odd integer not null default 0,         -- after the last delayed or group-only segment
     gone blob,                              -- range set of single deleted messages
     unique (partition, priority)
 );
@@ -123,7 +124,8 @@ create table leases (
     lane integer,                           -- of a hand-out from one lane without holes,
     lo integer,                             -- else null and listed in parts
     hi integer,
-    parts blob,                             -- msgpack of [[lane, ranges], ...]
+    number integer,                         -- hand-outs of the lane to the group before it
+    parts blob,                             -- msgpack of [[lane, ranges, number], ...]
     fates blob                              -- msgpack of [[verb, at, lane, ranges], ...]
 );
 

@@ -30,25 +30,25 @@ insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
 delete from partitions where queue = ?1
 
 -- name: lane_of
-select id, queue, partition, priority, base, head, last_at, gone from lanes
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
 where partition = ?1 and priority = ?2
 -- name: lane_by_id
-select id, queue, partition, priority, base, head, last_at, gone from lanes where id = ?1
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where id = ?1
 -- name: lanes_of_queue
-select id, queue, partition, priority, base, head, last_at, gone from lanes where queue = ?1
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where queue = ?1
 order by id
 -- name: lanes_of_partition
-select id, queue, partition, priority, base, head, last_at, gone from lanes where partition = ?1
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where partition = ?1
 order by priority
 -- name: lanes_after
-select id, queue, partition, priority, base, head, last_at, gone from lanes
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
 where queue = ?1 and id >= ?2 order by id limit ?3
 -- name: add_lane
 insert into lanes (queue, partition, priority) values (?1, ?2, ?3)
 -- name: save_lane
 update lanes set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
 -- name: push_lane
-update lanes set head = ?2, last_at = ?3 where id = ?1
+update lanes set head = ?2, last_at = ?3, odd = ?4 where id = ?1
 -- name: drop_lanes
 delete from lanes where queue = ?1
 
@@ -66,9 +66,6 @@ select lane, first, count, created_at, not_before, for_group, carry, body, bytes
 where lane = ?1
   and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
 order by first limit ?3
--- name: segment_at
-select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
-where lane = ?1 and first <= ?2 order by first desc limit 1
 -- name: created_at
 select created_at from segments where lane = ?1 and first <= ?2 order by first desc limit 1
 -- name: segment_since
@@ -77,11 +74,6 @@ select first from segments where lane = ?1 and created_at >= ?2 order by first l
 select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
 where lane = ?1 and first + count > ?2 and (not_before is not null or for_group is not null)
 order by first
--- name: odd_unseen
-select s.lane, s.first, s.count, s.not_before, s.for_group, c.next
-from cursors c join segments s on s.lane = c.lane
-where c.grp = ?1 and (s.not_before is not null or s.for_group is not null)
-  and s.first + s.count > c.next
 -- name: lane_totals
 select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments where lane = ?1
 -- name: drop_segment
@@ -113,17 +105,13 @@ select * from cursors where lane = ?1
 -- name: cursors_of_group
 select * from cursors where grp = ?1
 -- name: add_cursor
-insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 -- name: save_cursor
 update cursors set next = ?3, served = ?4, ready = ?5, blocked = ?6, delivered = ?7, consumed = ?8,
     failed = ?9, done = ?10, dead = ?11, skipped = ?12, purged = ?13, expired = ?14, hidden = ?15,
     last_seq = ?16, last_created = ?17, last_at = ?18
 where lane = ?1 and grp = ?2
--- name: unready_cursors
-select grp from cursors where lane = ?1 and ready = 0
--- name: mark_ready
-update cursors set ready = 1 where lane = ?1 and ready = 0
 -- name: next_work
 select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
 order by priority, served, lane limit 1
@@ -184,8 +172,6 @@ select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2),
     exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
 -- name: wake_due
 update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
--- name: any_due
-select 1 from claims where lane = ?1 and grp = ?2 and state = 2 limit 1
 -- name: next_time
 select min(at) from (
     select min(at) as at from claims where grp = ?1 and state = 0
@@ -212,18 +198,21 @@ delete from claims where grp = ?1
 delete from claims where lane = ?1
 
 -- name: lease_of_token
-select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, parts, fates
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
 from leases where token = ?1
 -- name: lease_by_id
-select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, parts, fates
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
 from leases where id = ?1
 -- name: leases_over
-select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, parts, fates
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
 from leases where grp = ?1 and (lane is null or (lane = ?2 and lo <= ?3 and hi > ?3))
 order by id desc
 -- name: add_lease
-insert into leases (token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, parts)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+insert into leases (token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, number, parts)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 -- name: save_lease
 update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
 -- name: move_claims
@@ -296,6 +285,8 @@ returning txid
 select exists (select 1 from keys where at <= ?1)
     or exists (select 1 from txids where at is not null and at <= ?2)
     or exists (select 1 from stages where created_at <= ?3)
+-- name: drop_txids_of_lane
+delete from txids where partition = ?1 and lane = ?2 and at is null
 -- name: drop_txids_of_partition
 delete from txids where partition = ?1
 
@@ -312,6 +303,8 @@ select key, value, version, updated_at from kv where key >= ?1 and key < ?2 orde
 insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 -- name: stage
 select * from stages where stage = ?1 order by piece
+-- name: staged_rest
+select ends, data, rest from bodies where id = ?1 and rest is not null
 -- name: stages_of_batch
 select distinct stage from stages where producer = ?1 and batch = ?2
 -- name: old_stages
