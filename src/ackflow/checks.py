@@ -1,7 +1,7 @@
 """Bad input is refused here, with a sentence that names the right values, before anything is done."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar, get_args
 
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Struct)
 def name(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
-    if not value or len(value.encode("utf-8", "surrogatepass")) > MAX_NAME:
+    if not value or len(writable(value, what).encode()) > MAX_NAME:
         raise InvalidArgument(f"{what} has 1 to {MAX_NAME} bytes")
     if not value.isprintable():
         raise InvalidArgument(f"{what} {value!r} has characters that cannot be printed")
@@ -36,9 +36,44 @@ def name(value: object, what: str) -> str:
 
 
 def text(value: object, what: str) -> str | None:
-    if value is not None and not isinstance(value, str):
+    if value is None:
+        return None
+    if not isinstance(value, str):
         raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
+    return writable(value, what)
+
+
+def writable(value: str, what: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} {value!r} cannot be written as UTF-8") from None
     return value
+
+
+def numbers(value: object, what: str) -> list[int]:
+    """Whole numbers in any iterable, each once, in order."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{what} is a list of numbers, not {value!r}")
+    return list(dict.fromkeys(whole(number, what, 0, 1 << 62) for number in value))
+
+
+def names(value: object, what: str) -> list[str]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{what} is a list of texts, not {value!r}")
+    return [name(item, what) for item in value]
+
+
+def page(value: object, parts: int) -> tuple[int, ...] | None:
+    """The numbers in the `next` of a page, written with dots."""
+    if value is None:
+        return None
+    found = value.split(".") if isinstance(value, str) else []
+    if len(found) != parts or not all(
+        part.isascii() and part.isdigit() and len(part) < 19 for part in found
+    ):
+        raise InvalidArgument(f"{value!r} is not the `next` of a page")
+    return tuple(int(part) for part in found)
 
 
 def whole(value: object, what: str, least: int, most: int) -> int:
@@ -91,6 +126,8 @@ def headers(value: object) -> dict[str, str]:
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, str):
             raise InvalidArgument(f"header {key!r} and its value must be text")
+        writable(key, "a header")
+        writable(item, "a header's value")
     return dict(value)
 
 

@@ -191,3 +191,7 @@ def _refuse_nan(value: object) -> None:
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
             _refuse_nan(item)
+    elif not isinstance(value, str | int | bytes | msgspec.Raw | None):
+        plain = msgspec.to_builtins(value)
+        if type(plain) is not type(value):
+            _refuse_nan(plain)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -11,11 +11,9 @@ from . import ids, ranges
 from .broker.handout import Handout, Run, is_binary, payload
 from .broker.push import Answer
 from .broker.settle import Mark, Outcome, Verdict
+from .errors import InvalidArgument
 from .model import Metadata, Sequences, when
 from .ranges import Ranges
-
-if TYPE_CHECKING:
-    from .session import Session
 
 _decode = msgspec.json.Decoder().decode
 
@@ -141,11 +139,18 @@ class Delivery(Struct, gc=False, eq=False):
         return f"<Message {self.id} {self.queue}/{self.partition} delivery {self.deliveries}>"
 
 
+class Settles(Protocol):
+    """What a message needs of its session."""
+
+    def settle_one(self, message: Delivery, verdict: Verdict) -> None: ...
+    def extend_one(self, message: Delivery, seconds: float | None) -> datetime | None: ...
+
+
 class Message(Delivery, gc=False, eq=False):
     """One delivery. Each verb below ends it, except extend; a lost lease raises LeaseLost."""
 
     @property
-    def _session(self) -> "Session":
+    def _session(self) -> Settles:
         return self._share.origin.session  # type: ignore[no-any-return]
 
     def ack(self, *, confirm: bool = False, up_to: bool = False) -> None:
@@ -299,6 +304,17 @@ class Settled(Struct):
                 Refusal(ids.message_id(store, part.lane, s), part.error.code, part.error.message)
                 for s in ranges.numbers(part.ranges)
             ]
+
+
+def deliveries(messages: object) -> Sequence[Delivery]:
+    """One message or a list of them, as a list."""
+    if isinstance(messages, Delivery):
+        return [messages]
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Delivery) for m in messages):
+        raise InvalidArgument(
+            "what is settled is a message or a list of messages as pop gives them"
+        )
+    return messages
 
 
 def marks_of(

@@ -98,6 +98,20 @@ class TransactionFailed(AckflowError):
     status = 409
 
 
+class RolledBack(AckflowError):
+    """Another message of the atomic batch was refused, so this one was not settled."""
+
+    code = "rolled_back"
+    status = 409
+
+
+class NotMyTurn(AckflowError):
+    """Another process does the upkeep of this database."""
+
+    code = "not_my_turn"
+    status = 409
+
+
 class StageMissing(AckflowError):
     """A stage named for publishing does not exist; nothing was published."""
 

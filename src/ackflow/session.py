@@ -2,9 +2,9 @@
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from .broker.pop import PopRequest
 from .broker.settle import SYNCED, Mark, Verb, Verdict
 from .broker.transact import transact
 from .clock import Clock, SystemClock
-from .delivery import Batch, Delivery, Message, Receipt, Settled, marks_of
+from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of
 from .errors import InvalidArgument, SessionForked
 from .model import (
     DeadLetter,
@@ -36,8 +36,11 @@ from .model import (
 )
 from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptions
 from .store.sqlite import MayLose, SqliteStore
+from .store.tx import Tx
 from .transaction import Committed, Operations, Transaction
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Time = datetime | float
 Messages = Delivery | Sequence[Delivery]
 
@@ -57,6 +60,8 @@ def connect(
     A killed process loses nothing of what was confirmed, whatever the mode.
     """
     clock = clock or SystemClock()
+    if consumer is not None:
+        checks.name(consumer, "consumer")
     store = SqliteStore(os.fspath(url), clock, may_lose)
     return Session(Broker(store, clock, upkeep), consumer)
 
@@ -119,10 +124,20 @@ class Session:
 
         Answers with the number of messages published; a batch published before is left alone.
         """
+        if also is not None and not isinstance(also, Operations):
+            raise InvalidArgument("also is a transaction that is not committed yet")
         request = None if also is None else also.request()
+        checks.whole(batch, "batch", 0, 1 << 60)
         answer = self.broker.do(
-            stage.publish, True, checks.name(producer, "producer"), batch, list(stages), request
+            stage.publish,
+            True,
+            checks.name(producer, "producer"),
+            batch,
+            checks.names(stages, "stages"),
+            request,
         )
+        if isinstance(also, Transaction):
+            also.committed = Committed([], [])
         return sum(place.stop - place.first for run in answer for place in run)
 
     # consuming
@@ -236,21 +251,21 @@ class Session:
         """
         judged = [(m, v if isinstance(v, Verdict) else Verdict(v)) for m, v in verdicts]
         for _, verdict in judged:
-            check_verdict(verdict)
+            verdict.check()
+        deliveries([message for message, _ in judged])
         return self._settle_marks(marks_of(judged), atomic)
 
     def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
         """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
         Answers with the earliest new end."""
         given = None if seconds is None else checks.positive(seconds, "seconds")
-        some = [messages] if isinstance(messages, Delivery) else messages
-        tokens = {m._share.origin.token for m in some} - {None}
+        tokens = {m._share.origin.token for m in deliveries(messages)} - {None}
         ends = [self.broker.do(settle.extend, False, cast(int, token), given) for token in tokens]
         return when(min(ends)) if ends else None
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None:
         """Settle one message; raises what an answer would tell."""
-        check_verdict(verdict)
+        verdict.check()
         share = message._share
         if share.origin.token is None:
             return
@@ -272,10 +287,10 @@ class Session:
             raise outcome.refused[0].error
 
     def _settle_all(self, messages: Messages, verdict: Verdict) -> Settled:
-        check_verdict(verdict)
+        verdict.check()
         if isinstance(messages, Batch):
             return self._settle_marks(messages.marks(verdict))
-        some = [messages] if isinstance(messages, Delivery) else messages
+        some = deliveries(messages)
         return self._settle_marks(marks_of((message, verdict) for message in some))
 
     def _settle_marks(self, marks: dict[int, list[Mark]], atomic: bool = False) -> Settled:
@@ -310,6 +325,8 @@ class Session:
 
     def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
         """The values whose keys begin with a prefix, in order of key."""
+        prefix = checks.text(prefix, "prefix") or ""
+        checks.whole(limit, "limit", 1, 100_000)
         rows = self.broker.look(
             lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
         )
@@ -400,13 +417,10 @@ class Session:
     ) -> Page[DeadLetter]:
         """Dead letters of a queue, newest first; `after` is the `next` of the page before."""
         which = self._which(queue, group, partition, kind, error, since, until, None)
-        before = None
-        if after is not None:
-            if not after.isdecimal():
-                raise InvalidArgument(f"{after!r} is not the `next` of a page")
-            before = int(after)
+        place = checks.page(after, 1)
         checks.whole(limit, "limit", 1, 10_000)
-        return self.broker.look(dead.entries, which, limit, offset, before)
+        checks.whole(offset, "offset", 0, 1 << 60)
+        return self.broker.look(dead.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """How many died of what, most first; errors are taken together up to the first colon."""
@@ -432,6 +446,8 @@ class Session:
         """
         if to is not None:
             checks.name(to, "to")
+        if limit is not None:
+            checks.whole(limit, "limit", 0, 1 << 60)
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         return self._slices(
             lambda n: self.broker.do(dead.redrive, True, which, to, n), which, limit
@@ -458,8 +474,8 @@ class Session:
         error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
     ) -> dead.DeadFilter:  # fmt: skip
         return dead.DeadFilter(
-            queue, group, partition, kind, checks.time_or_none(since, "since"),
-            checks.time_or_none(until, "until"), error, None if given is None else list(dict.fromkeys(given)),
+            queue, group, partition, checks.text(kind, "kind"), checks.time_or_none(since, "since"),
+            checks.time_or_none(until, "until"), checks.text(error, "error"), None if given is None else checks.numbers(given, "ids"),
         )  # fmt: skip
 
     def _slices(self, act: Any, which: dead.DeadFilter, limit: int | None) -> int:
@@ -478,30 +494,30 @@ class Session:
         return self.broker.do(whys.why, False, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
-        return self.broker.look(inspect.queues)
+        return self._look(inspect.queues)
 
     def queue_stats(self, queue: str) -> QueueStats:
-        return self.broker.look(inspect.queue_stats, queue)
+        return self._look(inspect.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
-        return self.broker.look(inspect.group_stats, queue, group)
+        return self._look(inspect.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
         return self.broker.look(inspect.partitions, queue, 0, -1)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
         """The live leases of a queue or group: who holds what until when."""
-        return self.broker.look(inspect.leases, queue, group)
+        return self._look(inspect.leases, queue, group)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
         """How far a group is, partition by partition."""
-        return self.broker.look(inspect.progress, queue, group, partition)
+        return self._look(inspect.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
         """One stored message, without side effects."""
-        return self.broker.look(browse.get, queue, id, group)
+        return self._look(browse.get, queue, id, group)
 
     def browse(
         self,
@@ -533,8 +549,9 @@ class Session:
     ) -> Page[StoredMessage]:
         """Stored messages whose payload contains a text. Ends after `limit` or `seconds`; as long
         as `next` is given there may be more, also when nothing was found so far."""
-        raw = text.encode() if isinstance(text, str) else text
-        return self._browse(queue, raw, partition, group, since, until, limit, seconds, after)
+        if not isinstance(text, bytes):
+            text = (checks.text(text, "text") or "").encode()
+        return self._browse(queue, text, partition, group, since, until, limit, seconds, after)
 
     def _browse(
         self, queue: str, text: bytes | None, partition: str | None, group: str | None,
@@ -543,9 +560,14 @@ class Session:
         request = browse.BrowseRequest(
             queue, partition, group, text, checks.time_or_none(since, "since"),
             checks.time_or_none(until, "until"), checks.whole(limit, "limit", 1, 10_000),
-            checks.seconds(seconds, "seconds"), after,
+            checks.seconds(seconds, "seconds"), checks.page(after, 2),
         )  # fmt: skip
-        return self.broker.look(browse.browse, request)
+        return self._look(browse.browse, request)
+
+    def _look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read what is true now: leases that are over are taken back first."""
+        self.broker.catch_up()
+        return self.broker.look(verb, *args, **kwargs)
 
     # keeping
 
@@ -611,16 +633,9 @@ class Lease:
         return self._session.read(ids.token_text(self._token))
 
     def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
-        check_verdict(verdict)
+        verdict.check()
         marks = [Mark(verdict)] if not message_ids else []
         for id in message_ids:
             place = ids.parse_message_id(id)
             marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
         return self._session._settle_marks({self._token: marks})
-
-
-def check_verdict(verdict: Verdict) -> None:
-    checks.one_of(verdict.verb, "verdict", settle.VERBS)
-    checks.text(verdict.reason, "reason")
-    if verdict.delay is not None:
-        checks.seconds(verdict.delay, "delay")

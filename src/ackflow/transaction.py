@@ -2,7 +2,7 @@
 
 import hashlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -18,12 +18,9 @@ from .broker.transact import (
     TransactionRequest,
 )
 from .codec import encode
-from .delivery import Batch, Delivery, Receipt, marks_of
+from .delivery import Batch, Delivery, Receipt, deliveries, marks_of
 from .errors import InvalidArgument
 from .policy import DEFAULT_PARTITION
-
-if TYPE_CHECKING:
-    from .session import Session
 
 MAX_VALUE = 1024 * 1024
 
@@ -50,7 +47,8 @@ class Operations:
         return self.settle(messages, Verdict("reject", reason))
 
     def settle(self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict) -> Self:
-        some = [messages] if isinstance(messages, Delivery) else messages
+        verdict.check()
+        some = deliveries(messages)
         for token, marks in marks_of((message, verdict) for message in some).items():
             self._operations.append(Settles(token, marks))
         return self
@@ -106,10 +104,16 @@ class Committed(msgspec.Struct):
         return sum(result.settled for result in self.results)
 
 
+class Commits(Protocol):
+    """What a transaction needs of its session."""
+
+    def commit(self, operations: Operations) -> Committed: ...
+
+
 class Transaction(Operations):
     """`with q.transaction() as t:` commits at the end of the block, unless it raises."""
 
-    def __init__(self, session: "Session", key: str | None) -> None:
+    def __init__(self, session: Commits, key: str | None) -> None:
         super().__init__(key)
         self._session = session
         self.committed: Committed | None = None

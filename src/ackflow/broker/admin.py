@@ -2,27 +2,34 @@
 
 from msgspec import structs
 
-from .. import ids, ranges
+from .. import checks, ids, ranges
 from ..errors import GroupNotFound, NotFound, QueueNotFound
 from ..policy import Dialect, GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
-from ..store.rows import LEASED, Cursor, Group, Lane, Queue
+from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.tx import Tx
 from .expire import end_leases, hidden_in, move_base, pass_over
 from .lanes import group_for, queue_for, sequence_at
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
-    found = tx.queue(name)
+    found = tx.queue(checks.name(name, "queue"))
     if found is None:
         raise QueueNotFound(f"there is no queue {name!r}")
     return found
 
 
 def find_group(tx: Tx, queue: Queue, name: str) -> Group:
-    found = tx.group(queue.id, name)
+    found = tx.group(queue.id, checks.name(name, "group"))
     if found is None:
         raise GroupNotFound(f"queue {queue.name!r} has no group {name!r}")
+    return found
+
+
+def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
+    found = tx.partition(queue.id, checks.name(name, "partition"))
+    if found is None:
+        raise NotFound(f"queue {queue.name!r} has no partition {name!r}")
     return found
 
 
@@ -129,7 +136,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
 
 def delete_queue(tx: Tx, name: str) -> bool:
     """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
-    queue = tx.queue(name)
+    queue = tx.queue(checks.name(name, "queue"))
     if queue is None:
         return False
     for lane in tx.lanes(queue.id):
@@ -153,7 +160,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     """Remove a group, its claims and its dead letters; a group of that name starts anew."""
     queue = find_queue(tx, queue_name)
-    group = tx.group(queue.id, name)
+    group = tx.group(queue.id, checks.name(name, "group"))
     if group is None:
         return False
     tx.flush()
@@ -209,10 +216,7 @@ def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
 def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
     if partition is None:
         return tx.lanes(queue.id)
-    home = tx.partition(queue.id, partition)
-    if home is None:
-        raise NotFound(f"queue {queue.name!r} has no partition {partition!r}")
-    return tx.lanes_in(home.id)
+    return tx.lanes_in(find_partition(tx, queue, partition).id)
 
 
 def _drop_messages(tx: Tx, lane: Lane) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ..clock import SECOND, Clock, Signal, micros
-from ..errors import AckflowError, SessionClosed
+from ..errors import AckflowError, NotMyTurn, SessionClosed
 from ..model import Upkeep
 from ..store.tx import Tx
 from ..store.writer import Job, Writer
@@ -29,10 +29,6 @@ IDLE_ROUND_SECONDS = 1.0
 TURN_SECONDS = 10.0
 
 log = logging.getLogger("ackflow")
-
-
-class NotMyTurn(AckflowError):
-    """Another process does the upkeep of this database."""
 
 
 class Store(Protocol):
@@ -132,9 +128,15 @@ class Broker:
         return self.writer.run(verb, synced=False)  # type: ignore[no-any-return]
 
     def upkeep(self) -> Upkeep:
-        """Do every duty of upkeep once, now."""
+        """Do every duty of upkeep once, now, whoever has the turn."""
+        self._check_open()
         with self._keeping:
-            return self._keeper.run_once()
+            return Keeper(self.read, self.write).run_once()
+
+    def catch_up(self) -> None:
+        """Take back leases that are over and wake what is due, before it is looked at."""
+        self._check_open()
+        Keeper(self.read, self.write).expire()
 
     def close(self) -> None:
         """Stop upkeep and waiting pops, and close the database. Closing twice does nothing."""
@@ -189,7 +191,8 @@ class Broker:
     def _round(self) -> bool:
         try:
             self.store.look_for_space()
-            busy = self.upkeep().total > 0
+            with self._keeping:
+                busy = self._keeper.run_once().total > 0
             self.store.checkpoint()
             return busy
         except NotMyTurn:

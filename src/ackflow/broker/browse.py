@@ -5,11 +5,11 @@ import time
 from msgspec import Struct
 
 from .. import ids, ranges
-from ..errors import InvalidArgument, NotFound
+from ..errors import NotFound
 from ..model import Page, StoredMessage, when
 from ..store.rows import DUE, LEASED, Group, Lane, Queue, Segment
 from ..store.tx import Tx
-from .admin import find_group, find_queue
+from .admin import find_group, find_partition, find_queue
 from .handout import is_binary, payload
 
 SEGMENTS_AT_ONCE = 32
@@ -26,23 +26,25 @@ class BrowseRequest(Struct):
     until: int | None = None
     limit: int = 100
     seconds: float = 2.0
-    after: str | None = None
+    after: tuple[int, ...] | None = None
 
 
 def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     """Messages in the order of lane and sequence. `next` is given as long as there may be more."""
     queue = find_queue(tx, request.queue)
-    group = find_group(tx, queue, request.group) if request.group else None
+    group = None if request.group is None else find_group(tx, queue, request.group)
     deadline = time.monotonic() + request.seconds
-    at_lane, at = _resume(request.after)
+    at_lane, at = request.after or (0, 0)
     found: list[StoredMessage] = []
+    looked = False
     for lane in _lanes(tx, queue, request.partition):
         if lane.id < at_lane:
             continue
         at = at if lane.id == at_lane else lane.base
         while at < lane.head:
-            if len(found) >= request.limit or time.monotonic() > deadline:
+            if len(found) >= request.limit or (looked and time.monotonic() > deadline):
                 return Page(found, f"{lane.id}.{at}")
+            looked = True
             segments = tx.segments_from(lane.id, at, SEGMENTS_AT_ONCE)
             if not segments:
                 break
@@ -56,7 +58,7 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
 def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessage:
     """One stored message by its id."""
     queue = find_queue(tx, queue_name)
-    group = find_group(tx, queue, group_name) if group_name else None
+    group = None if group_name is None else find_group(tx, queue, group_name)
     place = ids.parse_message_id(id)
     lane = tx.lane(place.lane) if place.store == tx.store else None
     if (
@@ -81,7 +83,8 @@ def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) 
         if ranges.contains(claim.ranges, sequence):
             over = claim.state == DUE or (claim.at is not None and claim.at <= tx.now)
             return "ready" if over else "leased" if claim.state == LEASED else "waiting"
-    return "dead" if tx.dead("dead_of", group.id, lane.id, sequence) else "settled"
+    letters = tx.dead("dead_of", group.id, lane.id, sequence)
+    return "dead" if letters and letters[0].counted else "settled"
 
 
 def _look(
@@ -130,19 +133,8 @@ def _view(
     )
 
 
-def _resume(after: str | None) -> tuple[int, int]:
-    if after is None:
-        return 0, 0
-    lane, _, sequence = after.partition(".")
-    if not (lane.isdecimal() and sequence.isdecimal()):
-        raise InvalidArgument(f"{after!r} is not the `next` of a page")
-    return int(lane), int(sequence)
-
-
 def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
     if partition is None:
         return tx.lanes(queue.id)
-    home = tx.partition(queue.id, partition)
-    if home is None:
-        raise NotFound(f"queue {queue.name!r} has no partition {partition!r}")
+    home = find_partition(tx, queue, partition)
     return sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)

@@ -3,11 +3,10 @@
 from msgspec import Struct
 
 from .. import ids
-from ..errors import NotFound
 from ..model import DeadLetter, DeadSummary, Page, when
 from ..store.rows import Carry, DeadRow, Lane, Queue, Rest
 from ..store.tx import Tx
-from .admin import find_group, find_queue
+from .admin import find_group, find_partition, find_queue
 from .copy import append_copies, no_copies
 from .lanes import lane_for, queue_for
 
@@ -58,7 +57,7 @@ def rows(
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     """How many died of what: by group, kind and the error's text before the first colon."""
     queue = find_queue(tx, queue_name)
-    grp = find_group(tx, queue, group).id if group else None
+    grp = None if group is None else find_group(tx, queue, group).id
     names = {g.id: g.name for g in tx.groups(queue.id)}
     return [
         DeadSummary(names[row[0]], row[1], row[2] or "", row[3], when(row[4]), when(row[5]))
@@ -120,13 +119,10 @@ def _forget(tx: Tx, row: DeadRow, counter: str) -> None:
 
 
 def _columns(tx: Tx, queue: Queue, which: DeadFilter) -> tuple[object, ...]:
-    grp = find_group(tx, queue, which.group).id if which.group else None
+    grp = None if which.group is None else find_group(tx, queue, which.group).id
     partition = None
     if which.partition is not None:
-        home = tx.partition(queue.id, which.partition)
-        if home is None:
-            raise NotFound(f"queue {queue.name!r} has no partition {which.partition!r}")
-        partition = home.id
+        partition = find_partition(tx, queue, which.partition).id
     return grp, which.kind, partition, which.since, which.until, which.error
 
 

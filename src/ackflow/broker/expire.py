@@ -3,10 +3,22 @@
 Pop and settle call this before they look, so that nothing depends on when upkeep ran.
 """
 
-from .. import ranges
+from .. import ids, ranges
 from ..clock import micros
 from ..policy import Dead, after_expiry
-from ..store.rows import DUE, LEASED, WAITING, Cursor, Fate, Group, Lane, Lease, Queue, Segment
+from ..store.rows import (
+    DUE,
+    LEASED,
+    WAITING,
+    Cursor,
+    Fate,
+    Group,
+    Lane,
+    Lease,
+    LeasePart,
+    Queue,
+    Segment,
+)
 from ..store.tx import Tx
 from .bury import bury
 
@@ -154,6 +166,7 @@ def pass_over(
     False: then what is leased is left alone.
     """
     ended: dict[int, ranges.Ranges] = {}
+    over: ranges.Ranges = []
     passed = 0
     for claim in tx.claims_in(lane.id, cursor.grp, 0, stop):
         below = ranges.clip(claim.ranges, 0, stop)
@@ -162,6 +175,8 @@ def pass_over(
         passed += ranges.count(below)
         if claim.state == LEASED and claim.lease is not None:
             ended[claim.lease] = ranges.union(ended.get(claim.lease, []), below)
+        else:
+            over = ranges.union(over, below)
         claim.ranges = ranges.difference(claim.ranges, below)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
     if cursor.next < stop:
@@ -171,10 +186,22 @@ def pass_over(
         cursor.hidden += ranges.count(hidden)
         cursor.purged += deleted
         passed += ranges.count(there) - deleted
+        over = ranges.union(over, there)
         cursor.next = stop
     setattr(cursor, counter, getattr(cursor, counter) + passed)
     tx.changed(cursor)
     end_leases(tx, lane.id, ended, counter)
+    if over:
+        _remember(tx, cursor.grp, lane.id, over, "retention" if counter == "expired" else counter)
+
+
+def _remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:
+    """Leave a note for `why` in the form of a lease that nobody held."""
+    note = Lease(0, ids.new_token(), grp, "", tx.now, tx.now, None, ranges.count(over),
+                 [LeasePart(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
+    tx.add_lease(note)
+    note.ended_at = tx.now
+    tx.save_lease(note)
 
 
 def end_leases(tx: Tx, lane: int, ended: dict[int, ranges.Ranges], verb: str) -> None:

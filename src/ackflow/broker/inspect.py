@@ -70,28 +70,24 @@ def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int) -> GroupStats:
 
 
 def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | None]:
-    """What became of every message in these lanes, and when the oldest unsettled one began to wait."""
-    total, oldest = Counts(), None
+    """What became of every message in these lanes, and when the oldest unsettled one was pushed."""
+    total = Counts()
+    oldest: list[int] = []
     claimed: dict[int, list[tuple[int, int, int]]] = {}
-    for lane_id, state, n, since in tx.all("claim_counts", group.id, tx.now):
-        claimed.setdefault(lane_id, []).append((state, n, since))
+    for lane_id, state, n, lowest in tx.all("claim_counts", group.id, tx.now):
+        claimed.setdefault(lane_id, []).append((state, n, lowest))
     for cursor in cursors:
         lane = tx.lane(cursor.lane)
         assert lane is not None
         there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
-        deleted = ranges.count(ranges.intersection(there, lane.gone))
-        fresh = ranges.count(there) - deleted
-        total.ready += fresh - delayed
+        fresh = ranges.difference(there, lane.gone)
+        total.ready += ranges.count(fresh) - delayed
         total.waiting += delayed
-        total.purged += cursor.purged + deleted
+        total.purged += cursor.purged + ranges.count(there) - ranges.count(fresh)
         total.done += cursor.done
         total.dead += cursor.dead
         total.skipped += cursor.skipped
         total.expired += cursor.expired
-        times = [since for _, _, since in claimed.get(lane.id, [])]
-        if fresh and (created := tx.created_at(lane.id, cursor.next)) is not None:
-            times.append(created)
-        oldest = min([*times, oldest] if oldest is not None else times, default=None)
         for state, n, _ in claimed.get(lane.id, []):
             if state == LEASED:
                 total.leased += n
@@ -99,7 +95,10 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
                 total.ready += n
             else:
                 total.waiting += n
-    return total, oldest
+        firsts = [lowest for _, _, lowest in claimed.get(lane.id, [])] + fresh[:1]
+        created = tx.created_at(lane.id, min(firsts)) if firsts else None
+        oldest += [] if created is None else [created]
+    return total, min(oldest, default=None)
 
 
 def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.Ranges, int]:

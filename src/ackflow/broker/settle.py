@@ -7,9 +7,9 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from .. import ranges
+from .. import checks, ranges
 from ..clock import micros
-from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound
+from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
 from ..policy import Dead, Kind, after_nack, spent
 from ..ranges import Ranges
 from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease
@@ -34,6 +34,13 @@ class Verdict(Struct, frozen=True):
     rest: bool = False
     up_to: bool = False
     confirm: bool = False
+
+    def check(self) -> "Verdict":
+        checks.one_of(self.verb, "verdict", VERBS)
+        checks.text(self.reason, "reason")
+        if self.delay is not None:
+            checks.seconds(self.delay, "delay")
+        return self
 
 
 class Mark(Struct):
@@ -340,13 +347,6 @@ def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outc
     except RolledBack:
         _roll_back(outcomes, [mark for some in marks.values() for mark in some])
     return outcomes
-
-
-class RolledBack(AckflowError):
-    """Another message of the atomic batch was refused, so this one was not settled."""
-
-    code = "rolled_back"
-    status = 409
 
 
 def _roll_back(outcomes: list[Outcome], marks: list[Mark]) -> None:

@@ -44,14 +44,14 @@ class Keeper:
 
     def run_once(self) -> Upkeep:
         done = Upkeep()
-        done.leases_expired = self._expire()
+        done.leases_expired = self.expire()
         done.expired = self._drop_old()
         done.max_wait = self._bury_overdue()
         done.trimmed = self._trim()
         done.pruned = self._prune()
         return done
 
-    def _expire(self) -> int:
+    def expire(self) -> int:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
         return sum(self._write(partial(_refresh, id=id)) for id in groups)

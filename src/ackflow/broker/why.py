@@ -2,21 +2,22 @@
 
 from typing import Any
 
-from .. import ids, ranges
+from .. import checks, ids, ranges
 from ..clock import SECOND
 from ..model import Why, when
 from ..policy import QUEUE_MODE
-from ..store.rows import DUE, LEASED, Claim, Cursor, Group, Lane, Queue
+from ..store.rows import DUE, LEASED, Claim, Cursor, Group, Lane, Lease, Queue
 from ..store.tx import Tx
-from .expire import refresh
+from .expire import hidden_in, refresh
 from .inspect import unseen
 
-_DONE = {
-    "ack": "acknowledged",
-    "requeue": "requeued: a copy went to the end of its lane",
-    "skipped": "skipped: the group was moved past it",
-    "purged": "purged",
-    "expired": "removed by retention",
+# What ended a message, as its state and in words; other fates brought it back.
+_ENDS = {
+    "ack": ("acked", "acknowledged"),
+    "requeue": ("requeued", "requeued, a copy went to the end of its lane"),
+    "skipped": ("skipped", "skipped, the group was moved past it"),
+    "purged": ("purged", "purged with its queue or partition"),
+    "retention": ("expired", "removed by retention, older than its queue keeps messages"),
 }
 
 
@@ -24,7 +25,8 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     """Answer in one sentence and in fields; a message or queue that is not there is an answer too."""
     place = ids.parse_message_id(id)
     base: dict[str, Any] = {"message_id": id, "group": group_name}
-    queue = tx.queue(queue_name)
+    queue = tx.queue(checks.name(queue_name, "queue"))
+    checks.name(group_name, "group")
     if queue is None:
         return Why(f"Unknown: there is no queue {queue_name!r}.", "unknown", **base)
     lane = tx.lane(place.lane) if place.store == tx.store else None
@@ -56,6 +58,8 @@ class _Case:
     def answer(self) -> Why:
         if ranges.contains(self.lane.gone, self.sequence):
             return self.say("deleted", "Deleted: the message was removed by hand.")
+        if hidden_in(self.tx, self.lane, self.group.id, self.sequence, self.sequence + 1):
+            return self.say("hidden", "Not for this group: it is a copy made for another group.")
         if self.sequence >= self.cursor.next:
             return self.unseen()
         for claim in self.tx.claims_in(
@@ -64,6 +68,8 @@ class _Case:
             if ranges.contains(claim.ranges, self.sequence):
                 return self.claimed(claim)
         for row in self.tx.dead("dead_of", self.group.id, self.lane.id, self.sequence):
+            if not row.counted:
+                break
             return self.say(
                 "dead",
                 f"Dead since {_time(row.died_at)} ({row.kind}): {row.reason or 'no reason given'}.",
@@ -79,10 +85,6 @@ class _Case:
         for segment, _, _ in self.tx.segments_over(
             self.lane.id, [self.sequence, self.sequence + 1]
         ):
-            if segment.for_group not in (None, self.group.id):
-                return self.say(
-                    "hidden", "Not for this group: it is a copy made for another group."
-                )
             if segment.due_at > self.tx.now:
                 return self.say("delayed", f"Delayed until {_time(segment.due_at)}.",
                                 until=when(segment.due_at), deliveries=0)  # fmt: skip
@@ -118,7 +120,9 @@ class _Case:
             return self.say(
                 "delayed", f"Delayed until {_time(claim.at)}.", until=when(claim.at), **counters
             )
-        after = f"after {claim.error!r}" if claim.error else "after its lease ran out"
+        after = "after its lease ran out"
+        if claim.error or claim.failures:
+            after = f"after {claim.error!r}" if claim.error else "after a failure without a reason"
         return self.say(
             "waiting", f"Waiting until {_time(claim.at)} {after}.", until=when(claim.at), **counters
         )
@@ -177,15 +181,23 @@ class _Case:
         return "Held back: its partition is leased.", None, None
 
     def settled(self) -> Why:
-        """Done, as the lease that ended it tells while it is remembered."""
+        """Over, as the newest lease or note over it tells while it is remembered."""
         for lease in self.tx.leases_over(self.group.id, self.lane.id, self.sequence):
             for fate in reversed(lease.fates):
                 if fate.lane == self.lane.id and ranges.contains(fate.ranges, self.sequence):
-                    words = _DONE.get(fate.verb, fate.verb)
-                    state = "acked" if fate.verb == "ack" else fate.verb
-                    return self.say(state, f"Done: {words} at {_time(fate.at)} by {lease.consumer}.",
-                                    at=when(fate.at), consumer=lease.consumer,
-                                    token=ids.token_text(lease.token))  # fmt: skip
+                    return self.over(fate.verb, fate.at, lease)
+        return self.forgotten()
+
+    def over(self, verb: str, at: int, lease: Lease) -> Why:
+        if verb not in _ENDS:
+            return self.forgotten()
+        state, words = _ENDS[verb]
+        who = {"consumer": lease.consumer, "token": ids.token_text(lease.token)}
+        by = f" by {lease.consumer}" if lease.consumer else ""
+        return self.say(state, f"Done: {words} at {_time(at)}{by}.", at=when(at),
+                        **(who if lease.consumer else {}))  # fmt: skip
+
+    def forgotten(self) -> Why:
         history = self.tx.now - round(self.queue.options.history_seconds * SECOND)
         return self.say("done", f"Done before {_time(history)}, or handed out without a lease.",
                         until=when(history))  # fmt: skip

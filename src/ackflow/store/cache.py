@@ -16,7 +16,8 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 class Cache:
     def __init__(self) -> None:
         self.tick = 0
-        self.queues: dict[str | int, Queue] = {}
+        self.queues: dict[int, Queue] = {}
+        self.queue_ids: dict[str, int] = {}
         self.partitions: dict[tuple[int, str] | int, Partition] = {}
         self.lanes: dict[tuple[int, int] | int, Lane] = {}
         self.groups: dict[tuple[int, str] | int, Group] = {}
@@ -30,6 +31,7 @@ class Cache:
 
     def clear(self) -> None:
         self.queues.clear()
+        self.queue_ids.clear()
         self.partitions.clear()
         self.lanes.clear()
         self.groups.clear()

@@ -110,25 +110,30 @@ class Tx:
     # queues, partitions, lanes
 
     def queue(self, name: str) -> Queue | None:
-        return self._queue(name, "queue_named")
+        id = self.cache.queue_ids.get(name)
+        if id is None and (row := self.one("queue_named", name)):
+            return self._cached_queue(row)
+        return None if id is None else self.cache.queues[id]
 
     def queue_by_id(self, id: int) -> Queue | None:
-        return self._queue(id, "queue_by_id")
-
-    def _queue(self, key: str | int, statement: str) -> Queue | None:
-        found = self.cache.queues.get(key)
-        if found is None and (row := self.one(statement, key)):
-            found = _to_queue(row)
-            self.cache.queues[found.id] = self.cache.queues[found.name] = found
+        found = self.cache.queues.get(id)
+        if found is None and (row := self.one("queue_by_id", id)):
+            found = self._cached_queue(row)
         return found
+
+    def _cached_queue(self, row: Row) -> Queue:
+        queue = _to_queue(row)
+        self.cache.queues[queue.id] = queue
+        self.cache.queue_ids[queue.name] = queue.id
+        return queue
 
     def queues(self) -> list[Queue]:
         return [_to_queue(row) for row in self.all("all_queues")]
 
     def add_queue(self, name: str, options: QueueOptions) -> Queue:
         id = self.insert("add_queue", name, self.now, _encode(options))
-        queue = Queue(id, name, self.now, False, options)
-        self.cache.queues[id] = self.cache.queues[name] = queue
+        self.cache.queue_ids[name] = id
+        queue = self.cache.queues[id] = Queue(id, name, self.now, False, options)
         return queue
 
     def save_queue(self, queue: Queue) -> None:
@@ -228,7 +233,7 @@ class Tx:
         at = wanted[0] if wanted else 0
         while wanted and at < wanted[-1]:
             headers = self.segments_from(lane, at, 64)
-            if not headers:
+            if not headers or headers[-1].stop <= at:
                 return
             for header in headers:
                 for first, stop in ranges.pairs(ranges.clip(wanted, header.first, header.stop)):

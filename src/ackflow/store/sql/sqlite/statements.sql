@@ -184,7 +184,7 @@ select max(at) from claims where grp = ?1 and state = 0
 select 1 from cursors k join claims c on c.lane = k.lane and c.grp = k.grp and c.state = 0
 where k.grp = ?1 and k.partition = ?2 limit 1
 -- name: claim_counts
-select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(since)
+select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(lo)
 from claims where grp = ?1 group by lane, now_state
 -- name: live_leases
 select distinct lease from claims where grp = ?1 and state = 0 and at > ?2 limit ?3

@@ -1,0 +1,111 @@
+"""The family of errors: each has a code that never changes, a status and a sentence."""
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from ackflow import errors
+from ackflow.broker.settle import RolledBack
+from ackflow.errors import AckflowError
+
+# A code is part of the interface: a line here is added, never changed.
+TABLE: list[tuple[type[AckflowError], str, int]] = [
+    (errors.AckflowError, "error", 500),
+    (errors.InvalidArgument, "invalid_argument", 400),
+    (errors.UnknownOption, "unknown_option", 400),
+    (errors.PayloadTooLarge, "payload_too_large", 413),
+    (errors.NotFound, "not_found", 404),
+    (errors.QueueNotFound, "queue_not_found", 404),
+    (errors.GroupNotFound, "group_not_found", 404),
+    (errors.LeaseLost, "invalid_lease", 409),
+    (errors.LeaseExpired, "LOCK_EXPIRED", 410),
+    (errors.AlreadySettled, "already_settled", 409),
+    (errors.KeyConflict, "key_conflict", 409),
+    (errors.VersionConflict, "version_conflict", 409),
+    (errors.RolledBack, "rolled_back", 409),
+    (errors.NotMyTurn, "not_my_turn", 409),
+    (errors.TransactionFailed, "transaction_failed", 409),
+    (errors.StageMissing, "stage_missing", 409),
+    (errors.Gone, "gone", 410),
+    (errors.StorageFull, "storage_full", 507),
+    (errors.StorageBusy, "storage_busy", 503),
+    (errors.StorageFailed, "storage_failed", 500),
+    (errors.SchemaTooNew, "schema_too_new", 500),
+    (errors.NotADatabase, "not_a_database", 400),
+    (errors.SessionClosed, "session_closed", 503),
+    (errors.SessionForked, "session_forked", 503),
+    (RolledBack, "rolled_back", 409),
+]
+
+
+def family(root: type[AckflowError]) -> Iterator[type[AckflowError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from family(child)
+
+
+def ours() -> list[type[AckflowError]]:
+    return [e for e in family(AckflowError) if e.__module__.startswith("ackflow")]
+
+
+@pytest.mark.parametrize(("error", "code", "status"), TABLE)
+def test_a_code_and_a_status_never_change(
+    error: type[AckflowError], code: str, status: int
+) -> None:
+    assert (error.code, error.status) == (code, status)
+
+
+def test_every_error_of_the_module_is_in_the_table() -> None:
+    module = {e for e in ours() if e.__module__ == "ackflow.errors"}
+    assert module <= {error for error, _, _ in TABLE}
+
+
+def test_no_two_errors_share_a_code() -> None:
+    codes: dict[str, set[str]] = {}
+    for error in ours():
+        codes.setdefault(error.code, set()).add(error.__name__)
+    assert {code: names for code, names in codes.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize("error", ours())
+def test_every_error_has_a_sentence_and_a_status_of_failure(error: type[AckflowError]) -> None:
+    sentence = error().message
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert 400 <= error.status <= 599
+    assert error.code.isidentifier()
+
+
+@pytest.mark.parametrize("error", ours())
+def test_an_error_says_what_it_was_told_to_say(error: type[AckflowError]) -> None:
+    said = error("the lid is open", lid=3)
+    assert str(said) == said.message == "the lid is open"
+    assert said.details == {"lid": 3}
+    assert str(error()) == error.__doc__
+
+
+@pytest.mark.parametrize("error", ours())
+def test_an_error_crosses_a_process_border_whole(error: type[AckflowError]) -> None:
+    again = pickle.loads(pickle.dumps(error("the lid is open", lid=3)))
+    assert type(again) is error
+    assert (again.message, again.details) == ("the lid is open", {"lid": 3})
+
+
+@pytest.mark.parametrize(
+    ("child", "parent"),
+    [
+        (errors.UnknownOption, errors.InvalidArgument),
+        (errors.PayloadTooLarge, errors.InvalidArgument),
+        (errors.QueueNotFound, errors.NotFound),
+        (errors.GroupNotFound, errors.NotFound),
+        (errors.LeaseExpired, errors.LeaseLost),
+        (errors.AlreadySettled, errors.LeaseLost),
+    ],
+)
+def test_a_narrow_error_is_caught_as_the_wide_one(
+    child: type[AckflowError], parent: type[AckflowError]
+) -> None:
+    with pytest.raises(parent):
+        raise child()
