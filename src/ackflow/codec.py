@@ -35,6 +35,10 @@ class Item(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] | None = None
 
 
+_PLAIN = {dict, list, str, int, float, bool, type(None)}
+_SPECIAL = (Item, bytes, bytearray, memoryview, msgspec.Raw)
+
+
 def items_of(data: object) -> Sequence[object]:
     """A list or tuple is many messages, anything else is one."""
     return data if isinstance(data, list | tuple) else [data]
@@ -56,10 +60,12 @@ def request(
     if delay is not None:
         checks.seconds(delay, "delay")
     items = items_of(data)
-    if any(isinstance(item, Item) for item in items):
-        chunks, places = _mixed(queue, items, partition, priority, delay)
+    kinds = set(map(type, items))
+    places = None
+    if kinds <= _PLAIN or not any(issubclass(kind, _SPECIAL) for kind in kinds):
+        chunks = _plain(queue, items, partition, priority, delay)
     else:
-        chunks, places = _plain(queue, items, partition, priority, delay), None
+        chunks, places = _mixed(queue, items, partition, priority, delay)
     if key is None:
         return PushRequest(chunks), places
     return PushRequest(chunks, checks.name(key, "key"), digest_of(chunks)), places
@@ -97,10 +103,6 @@ def _plain(
     queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
 ) -> list[Chunk]:
     """Chunks of one lane for values without anything of their own."""
-    binary = any(isinstance(item, bytes | bytearray | memoryview) for item in items)
-    if binary or any(isinstance(item, msgspec.Raw) for item in items):
-        plain = [Item(data=item) for item in items]
-        return _mixed(queue, plain, partition, priority, delay)[0]
     try:
         parts = [_encode(item) for item in items]
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):

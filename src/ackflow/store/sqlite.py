@@ -27,7 +27,7 @@ from ..errors import (
 from . import migrate
 from .ballast import Ballast
 from .cache import Cache
-from .tx import Row, Tx
+from .tx import Execute, Row, Tx
 
 T = TypeVar("T")
 MayLose = Literal["nothing", "acks", "recent", "everything"]
@@ -42,8 +42,10 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
 PAGE_SIZE = 4096
 CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
-CHECKPOINT_PAGES = 2_000
-CHECKPOINT_PAGES_AT_MOST = 16_000
+# A log that starts again from its beginning is faster to sync than one that grows: upkeep copies it
+# into the file from the first number of pages on, and the writer itself finishes that at the second.
+CHECKPOINT_PAGES = 500
+CHECKPOINT_PAGES_AT_MOST = 2_000
 
 
 class SqliteStore:
@@ -69,6 +71,7 @@ class SqliteStore:
         self._statements = migrate.statements("sqlite")
         self._version = -1
         self._wal_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES_AT_MOST
         self._full = False
         self._alone = threading.RLock()
         self._readers: list[apsw.Connection] = []
@@ -81,6 +84,7 @@ class SqliteStore:
                     migrate.check(look, migrations)
             self._db = self._open()
             migrate.migrate(self._db, migrations)
+            self._execute = _executor(self._db)
             self.id = self._store_id()
         if not self._single:
             self._full = not self._ballast.restore()
@@ -101,14 +105,15 @@ class SqliteStore:
         """Run a body on a snapshot of what is committed, beside the writer."""
         if self._single:
             with self._alone, translated(self.path):
-                return body(self._tx(self._db, self._cache))
-        db = self._readers.pop() if self._readers else self._open()
+                return body(self._tx(self._execute, self._cache))
         with translated(self.path):
-            db.execute("begin")
+            db = self._readers.pop() if self._readers else self._open()
+            execute = _executor(db)
+            execute("begin", ())
             try:
-                return body(self._tx(db, Cache()))
+                return body(self._tx(execute, Cache()))
             finally:
-                db.execute("commit")
+                execute("commit", ())
                 self._readers.append(db)
 
     def changed(self) -> int:
@@ -153,7 +158,7 @@ class SqliteStore:
                 self._cache.clear()
                 self._version = version
             self._cache.shrink()
-            tx = self._tx(self._db, self._cache)
+            tx = self._tx(self._execute, self._cache)
             body(tx)
             tx.flush()
             self._execute("commit", ())
@@ -162,48 +167,41 @@ class SqliteStore:
             with contextlib.suppress(apsw.Error):
                 self._execute("rollback", ())
             raise
-        if self._wal_pages > CHECKPOINT_PAGES_AT_MOST:
+        if self._wal_pages > self._checkpoint_at:
             with contextlib.suppress(apsw.BusyError):
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            # A reader may keep the log from starting again; then it is not tried at every commit.
+            self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
         return tx.touched
 
-    def _tx(self, db: apsw.Connection, cache: Cache) -> Tx:
-        cursor = db.cursor()
-
-        def execute(sql: str, args: Sequence[Any]) -> list[Row]:
-            return cursor.execute(sql, args).fetchall()
-
+    def _tx(self, execute: Execute, cache: Cache) -> Tx:
         return Tx(
             execute,
             self._statements,
             cache,
-            lambda: self._savepoint(execute),
-            db.last_insert_rowid,
-            store=getattr(self, "id", 0),
+            self._savepoint,
+            self._db.last_insert_rowid,
+            store=self.id,
             now=self.clock.now(),
             full=self._full,
         )
 
     @contextlib.contextmanager
-    def _savepoint(self, execute: Callable[[str, Sequence[Any]], list[Row]]) -> Iterator[None]:
-        execute("savepoint verb", ())
+    def _savepoint(self) -> Iterator[None]:
+        self._execute("savepoint verb", ())
         try:
             yield
         except BaseException:
             self._cache.clear()
-            execute("rollback to verb", ())
-            execute("release verb", ())
+            self._execute("rollback to verb", ())
+            self._execute("release verb", ())
             raise
-        execute("release verb", ())
-
-    def _execute(self, sql: str, args: Sequence[Any]) -> list[Row]:
-        return self._db.execute(sql, args).fetchall()
+        self._execute("release verb", ())
 
     def _open(self) -> apsw.Connection:
         db = apsw.Connection(self.path, vfs=self._vfs)
         db.set_busy_handler(_patience())
-        # Without this, SQLite compiles a statement anew whenever a value bound to it changes, if
-        # its table has a partial index.
+        # Without this, SQLite compiles many statements anew whenever a value bound to them changes.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         if self._single:
             db.pragma("locking_mode", "exclusive")
@@ -220,17 +218,28 @@ class SqliteStore:
         return contextlib.closing(self._open())
 
     def _after_commit(self, _: apsw.Connection, __: str, pages: int) -> int:
+        if pages < self._wal_pages:
+            self._checkpoint_at = CHECKPOINT_PAGES_AT_MOST
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
     def _store_id(self) -> int:
         self._execute("begin immediate", ())
-        tx = self._tx(self._db, self._cache)
-        if tx.value("get_meta", "store") is None:
-            tx.run("put_meta", "store", ids.new_store())
-        found = int(tx.value("get_meta", "store"))
+        sql = self._statements
+        if not self._execute(sql["get_meta"], ("store",)):
+            self._execute(sql["put_meta"], ("store", ids.new_store()))
+        found = int(self._execute(sql["get_meta"], ("store",))[0][0])
         self._execute("commit", ())
         return found
+
+
+def _executor(db: apsw.Connection) -> Execute:
+    cursor = db.cursor()
+
+    def execute(sql: str, args: Sequence[Any]) -> list[Row]:
+        return cursor.execute(sql, args).fetchall()
+
+    return execute
 
 
 def _patience() -> Callable[[int], bool]:

@@ -1,0 +1,39 @@
+"""Ackflow as the cases use it: default durability, nothing kept of what is done."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ackflow
+
+from .measure import Json
+
+NAME = "bench"
+
+
+class Ackflow:
+    def __init__(self, path: Path) -> None:
+        self.session = ackflow.connect(path / "ackflow.db")
+        self.session.configure(NAME, keep_seconds=0)
+
+    def push(self, messages: Sequence[Json]) -> None:
+        self.session.push(NAME, messages)
+
+    def take(self, batch: int) -> ackflow.Batch[ackflow.Message]:
+        taken = self.session.pop(NAME, batch=batch)
+        _ = [message.data for message in taken]
+        return taken
+
+    def ack(self, taken: ackflow.Batch[ackflow.Message]) -> None:
+        self.session.ack(taken)
+
+    def ack_each(self, taken: ackflow.Batch[ackflow.Message], order: Sequence[int]) -> None:
+        for index in order:
+            taken[index].ack()
+
+    def catch_up(self) -> None:
+        """Trim until nothing that was acked is left to trim."""
+        while self.session.upkeep().trimmed:
+            pass
+
+    def close(self) -> None:
+        self.session.close()
