@@ -18,6 +18,7 @@ from . import checks, session
 from .broker.settle import Verdict
 from .clock import Clock, Signal, micros
 from .delivery import Batch, Delivery
+from .errors import SessionClosed
 from .policy import QUEUE_MODE, Dialect
 from .store.sqlite import MayLose
 from .transaction import Committed, Operations
@@ -140,6 +141,7 @@ class Session:
     def __init__(self, sync: session.Session) -> None:
         self.sync = sync
         self.consumer = sync.consumer
+        self._closed = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
 
     push = _awaitable(session.Session.push)
@@ -244,8 +246,11 @@ class Session:
 
     async def close(self) -> None:
         """End the session; what was answered stays."""
-        await self._run(self.sync.close)
-        self._threads.shutdown()
+        if not self._closed:
+            closing = self._run(self.sync.close)
+            self._closed = True
+            await closing
+            self._threads.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -253,8 +258,10 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, call: Callable[[], R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def _run(self, call: Callable[[], R]) -> Awaitable[R]:
+        if self._closed:
+            raise SessionClosed()
+        return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def _whole(self, call: Callable[[], Any]) -> Any:
         """Run a pop to its end also when cancelled, and then give back what it was given."""

@@ -2,15 +2,12 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
-
-import msgspec
+from typing import Any, cast
 
 from . import checks, codec, ids
-from .broker import admin, browse, dead, inspect, read, settle, stage
-from .broker import why as whys
+from .broker import admin, dead, read, settle, stage
 from .broker.broker import Broker
 from .broker.handout import Handout
 from .broker.pop import PopRequest
@@ -19,29 +16,16 @@ from .broker.transact import transact
 from .clock import Clock, SystemClock
 from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of
 from .errors import InvalidArgument, SessionForked
+from .looking import Looking, Time
 from .model import (
-    DeadLetter,
-    DeadSummary,
     GroupStats,
-    LeaseStats,
-    Page,
-    PartitionStats,
-    Progress,
-    QueueStats,
-    StoredMessage,
     Upkeep,
-    Value,
-    Why,
     when,
 )
 from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptions
 from .store.sqlite import MayLose, SqliteStore
-from .store.tx import Tx
 from .transaction import Committed, Operations, Transaction
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Time = datetime | float
 Messages = Delivery | Sequence[Delivery]
 
 
@@ -66,7 +50,7 @@ def connect(
     return Session(Broker(store, clock, upkeep), consumer)
 
 
-class Session:
+class Session(Looking):
     """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
 
     def __init__(self, broker: Broker, consumer: str | None = None) -> None:
@@ -315,23 +299,6 @@ class Session:
         pushes = operations.places.items()
         return Committed(results, [Receipt(store, results[i].places, p) for i, p in pushes])
 
-    def value(self, key: str) -> Value | None:
-        """A value put in a transaction, or None."""
-        checks.name(key, "key")
-        row = self.broker.look(lambda tx: tx.one("get_value", key))
-        return (
-            None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
-        )
-
-    def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
-        """The values whose keys begin with a prefix, in order of key."""
-        prefix = checks.text(prefix, "prefix") or ""
-        checks.whole(limit, "limit", 1, 100_000)
-        rows = self.broker.look(
-            lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
-        )
-        return [Value(r[0], msgspec.json.decode(r[1]), r[2], when(r[3])) for r in rows]
-
     # setting up
 
     def configure(self, /, queue: str, **options: Any) -> QueueOptions:
@@ -401,31 +368,6 @@ class Session:
 
     # dead letters
 
-    def dead_letters(
-        self,
-        queue: str,
-        *,
-        group: str | None = None,
-        partition: str | None = None,
-        kind: str | None = None,
-        error: str | None = None,
-        since: Time | None = None,
-        until: Time | None = None,
-        limit: int = 100,
-        offset: int = 0,
-        after: str | None = None,
-    ) -> Page[DeadLetter]:
-        """Dead letters of a queue, newest first; `after` is the `next` of the page before."""
-        which = self._which(queue, group, partition, kind, error, since, until, None)
-        place = checks.page(after, 1)
-        checks.whole(limit, "limit", 1, 10_000)
-        checks.whole(offset, "offset", 0, 1 << 60)
-        return self.broker.look(dead.entries, which, limit, offset, place[0] if place else None)
-
-    def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
-        """How many died of what, most first; errors are taken together up to the first colon."""
-        return self.broker.look(dead.summary, queue, group)
-
     def redrive(
         self,
         queue: str,
@@ -469,15 +411,6 @@ class Session:
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         return self._slices(lambda n: self.broker.do(dead.purge_dead, True, which, n), which, None)
 
-    def _which(
-        self, queue: str, group: str | None, partition: str | None, kind: str | None,
-        error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
-    ) -> dead.DeadFilter:  # fmt: skip
-        return dead.DeadFilter(
-            queue, group, partition, checks.text(kind, "kind"), checks.time_or_none(since, "since"),
-            checks.time_or_none(until, "until"), checks.text(error, "error"), None if given is None else checks.numbers(given, "ids"),
-        )  # fmt: skip
-
     def _slices(self, act: Any, which: dead.DeadFilter, limit: int | None) -> int:
         """Act on at most as many as there are now, so that what dies meanwhile is left alone."""
         left = self.broker.look(dead.count, which) if limit is None else limit
@@ -486,88 +419,6 @@ class Session:
             total += n
             left -= n
         return total
-
-    # looking
-
-    def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
-        """What became of a message for a group, and why it is or is not delivered now."""
-        return self.broker.do(whys.why, False, queue, message_id, group)
-
-    def queues(self) -> list[QueueStats]:
-        return self._look(inspect.queues)
-
-    def queue_stats(self, queue: str) -> QueueStats:
-        return self._look(inspect.queue_stats, queue)
-
-    def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
-        return self._look(inspect.group_stats, queue, group)
-
-    def partitions(self, queue: str) -> list[PartitionStats]:
-        return self.broker.look(inspect.partitions, queue, 0, -1)
-
-    def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
-        """The live leases of a queue or group: who holds what until when."""
-        return self._look(inspect.leases, queue, group)
-
-    def progress(
-        self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
-    ) -> list[Progress]:
-        """How far a group is, partition by partition."""
-        return self._look(inspect.progress, queue, group, partition)
-
-    def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
-        """One stored message, without side effects."""
-        return self._look(browse.get, queue, id, group)
-
-    def browse(
-        self,
-        queue: str,
-        *,
-        partition: str | None = None,
-        group: str | None = None,
-        since: Time | None = None,
-        until: Time | None = None,
-        limit: int = 100,
-        seconds: float = 2.0,
-        after: str | None = None,
-    ) -> Page[StoredMessage]:
-        """Stored messages without side effects; with `group`, each with its state there."""
-        return self._browse(queue, None, partition, group, since, until, limit, seconds, after)
-
-    def search(
-        self,
-        queue: str,
-        text: str | bytes,
-        *,
-        partition: str | None = None,
-        group: str | None = None,
-        since: Time | None = None,
-        until: Time | None = None,
-        limit: int = 100,
-        seconds: float = 2.0,
-        after: str | None = None,
-    ) -> Page[StoredMessage]:
-        """Stored messages whose payload contains a text. Ends after `limit` or `seconds`; as long
-        as `next` is given there may be more, also when nothing was found so far."""
-        if not isinstance(text, bytes):
-            text = (checks.text(text, "text") or "").encode()
-        return self._browse(queue, text, partition, group, since, until, limit, seconds, after)
-
-    def _browse(
-        self, queue: str, text: bytes | None, partition: str | None, group: str | None,
-        since: Time | None, until: Time | None, limit: int, seconds: float, after: str | None,
-    ) -> Page[StoredMessage]:  # fmt: skip
-        request = browse.BrowseRequest(
-            queue, partition, group, text, checks.time_or_none(since, "since"),
-            checks.time_or_none(until, "until"), checks.whole(limit, "limit", 1, 10_000),
-            checks.seconds(seconds, "seconds"), checks.page(after, 2),
-        )  # fmt: skip
-        return self._look(browse.browse, request)
-
-    def _look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read what is true now: leases that are over are taken back first."""
-        self.broker.catch_up()
-        return self.broker.look(verb, *args, **kwargs)
 
     # keeping
 

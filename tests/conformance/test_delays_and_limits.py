@@ -415,13 +415,16 @@ def test_what_waited_too_long_dies_at_its_limit_though_nobody_pops(
     assert counts(q) == {"dead": 1}
 
 
+@pytest.mark.parametrize("looked", [True, False])
 def test_max_wait_of_a_delayed_message_counts_from_when_it_was_due(
-    q: Session, clock: VirtualClock
+    q: Session, clock: VirtualClock, looked: bool
 ) -> None:
     q.configure("q", max_wait_seconds=10)
+    q.group("q", "g")
     q.push("q", "in time", delay=100)
     q.push("q", "too late", delay=90)
-    assert not pop(q)
+    if looked:
+        assert not pop(q)
     clock.advance(109)
     assert pop_data(q) == ["in time"]
     assert only_dead(q).data == "too late"

@@ -1,0 +1,172 @@
+"""Looking without touching: statistics, messages, dead letters, values, and why."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Concatenate, ParamSpec, TypeVar
+
+import msgspec
+
+from . import checks
+from .broker import browse, dead, inspect
+from .broker import why as whys
+from .broker.broker import Broker
+from .model import (
+    DeadLetter,
+    DeadSummary,
+    GroupStats,
+    LeaseStats,
+    Page,
+    PartitionStats,
+    Progress,
+    QueueStats,
+    StoredMessage,
+    Value,
+    Why,
+    when,
+)
+from .policy import QUEUE_MODE
+from .store.tx import Tx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Time = datetime | float
+
+
+class Looking(ABC):
+    """The part of a session that only reads."""
+
+    @property
+    @abstractmethod
+    def broker(self) -> Broker: ...
+
+    def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
+        """What became of a message for a group, and why it is or is not delivered now."""
+        return self.broker.do(whys.why, False, queue, message_id, group)
+
+    def queues(self) -> list[QueueStats]:
+        return self._look(inspect.queues)
+
+    def queue_stats(self, queue: str) -> QueueStats:
+        return self._look(inspect.queue_stats, queue)
+
+    def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
+        return self._look(inspect.group_stats, queue, group)
+
+    def partitions(self, queue: str) -> list[PartitionStats]:
+        return self.broker.look(inspect.partitions, queue, 0, -1)
+
+    def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
+        """The live leases of a queue or group: who holds what until when."""
+        return self._look(inspect.leases, queue, group)
+
+    def progress(
+        self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
+    ) -> list[Progress]:
+        """How far a group is, partition by partition."""
+        return self._look(inspect.progress, queue, group, partition)
+
+    def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
+        """One stored message, without side effects."""
+        return self._look(browse.get, queue, id, group)
+
+    def browse(
+        self,
+        queue: str,
+        *,
+        partition: str | None = None,
+        group: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        limit: int = 100,
+        seconds: float = 2.0,
+        after: str | None = None,
+    ) -> Page[StoredMessage]:
+        """Stored messages without side effects; with `group`, each with its state there."""
+        return self._browse(queue, None, partition, group, since, until, limit, seconds, after)
+
+    def search(
+        self,
+        queue: str,
+        text: str | bytes,
+        *,
+        partition: str | None = None,
+        group: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        limit: int = 100,
+        seconds: float = 2.0,
+        after: str | None = None,
+    ) -> Page[StoredMessage]:
+        """Stored messages whose payload contains a text. Ends after `limit` or `seconds`; as long
+        as `next` is given there may be more, also when nothing was found so far."""
+        if not isinstance(text, bytes):
+            text = (checks.text(text, "text") or "").encode()
+        return self._browse(queue, text, partition, group, since, until, limit, seconds, after)
+
+    def _browse(
+        self, queue: str, text: bytes | None, partition: str | None, group: str | None,
+        since: Time | None, until: Time | None, limit: int, seconds: float, after: str | None,
+    ) -> Page[StoredMessage]:  # fmt: skip
+        request = browse.BrowseRequest(
+            queue, partition, group, text, checks.time_or_none(since, "since"),
+            checks.time_or_none(until, "until"), checks.whole(limit, "limit", 1, 10_000),
+            checks.seconds(seconds, "seconds"), checks.page(after, 2),
+        )  # fmt: skip
+        return self._look(browse.browse, request)
+
+    def _look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read what is true now: leases that are over are taken back first."""
+        self.broker.catch_up()
+        return self.broker.look(verb, *args, **kwargs)
+
+    def dead_letters(
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        partition: str | None = None,
+        kind: str | None = None,
+        error: str | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        after: str | None = None,
+    ) -> Page[DeadLetter]:
+        """Dead letters of a queue, newest first; `after` is the `next` of the page before."""
+        which = self._which(queue, group, partition, kind, error, since, until, None)
+        place = checks.page(after, 1)
+        checks.whole(limit, "limit", 1, 10_000)
+        checks.whole(offset, "offset", 0, 1 << 60)
+        return self.broker.look(dead.entries, which, limit, offset, place[0] if place else None)
+
+    def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
+        """How many died of what, most first; errors are taken together up to the first colon."""
+        return self.broker.look(dead.summary, queue, group)
+
+    def value(self, key: str) -> Value | None:
+        """A value put in a transaction, or None."""
+        checks.name(key, "key")
+        row = self.broker.look(lambda tx: tx.one("get_value", key))
+        return (
+            None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
+        )
+
+    def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
+        """The values whose keys begin with a prefix, in order of key."""
+        prefix = checks.text(prefix, "prefix") or ""
+        checks.whole(limit, "limit", 1, 100_000)
+        rows = self.broker.look(
+            lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
+        )
+        return [Value(r[0], msgspec.json.decode(r[1]), r[2], when(r[3])) for r in rows]
+
+    def _which(
+        self, queue: str, group: str | None, partition: str | None, kind: str | None,
+        error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
+    ) -> dead.DeadFilter:  # fmt: skip
+        return dead.DeadFilter(
+            queue, group, partition, checks.text(kind, "kind"), checks.time_or_none(since, "since"),
+            checks.time_or_none(until, "until"), checks.text(error, "error"), None if given is None else checks.numbers(given, "ids"),
+        )  # fmt: skip

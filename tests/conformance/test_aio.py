@@ -1,0 +1,140 @@
+"""The awaitable session keeps the same promises: the suite again, through an event loop."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_dead_letters import *  # noqa: F403
+from test_fencing import *  # noqa: F403
+from test_push_and_pop import *  # noqa: F403
+from test_settle import *  # noqa: F403
+from test_transactions import *  # noqa: F403
+from test_waiting import *  # noqa: F403
+
+from ackflow import Batch, Message, VirtualClock, aio
+from ackflow.broker.handout import Handout
+from ackflow.session import Lease
+from ackflow.transaction import Transaction
+
+
+class Loop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Awaited:
+    """An awaitable session that looks like a plain one: each call is awaited on the loop."""
+
+    def __init__(self, loop: Loop, session: aio.Session) -> None:
+        self._loop = loop
+        self._session = session
+        self.broker = session.sync.broker
+        self._broker = self.broker
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._session, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *args, **kwargs: self._plain(self._loop.run(found(*args, **kwargs)))
+
+    def transaction(self, key: str | None = None) -> Transaction:
+        return Transaction(self, key)
+
+    def lease(self, token: str) -> Lease:
+        return Lease(self, self._session.sync.lease(token)._token)  # type: ignore[arg-type]
+
+    def _settle_marks(self, marks: Any) -> Any:
+        return self._session.sync._settle_marks(marks)
+
+    def _plain(self, answer: Any) -> Any:
+        if not isinstance(answer, Batch):
+            return answer
+        o = answer.origin
+        handout = Handout(o.queue, o.group, o.store, o.token, o.expires_at, answer.runs, answer.why)
+        plain = Batch.of(self, handout, Message)
+        plain.retry_at = answer.retry_at
+        return plain
+
+
+@pytest.fixture
+def open_session(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., Any]]:
+    loop, opened = Loop(), []
+
+    def open_one(**options: Any) -> Any:
+        settings = {"clock": clock, "upkeep": False, "consumer": "tester", **options}
+        opened.append(loop.run(aio.connect(tmp_path / "test.db", **settings)))
+        return Awaited(loop, opened[-1])
+
+    yield open_one
+    for session in opened:
+        loop.run(session.close())
+    loop.close()
+
+
+def test_a_cancelled_pop_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db", upkeep=False) as q:
+            await q.push("q", list(range(20)))
+            for _ in range(20):
+                task = asyncio.create_task(q.pop("q"))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            counts = (await q.group_stats("q")).counts
+            assert (counts.ready, counts.leased) == (20, 0)
+
+    asyncio.run(story())
+
+
+def test_many_waiting_pops_hold_no_thread(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db") as q:
+            pops = [asyncio.create_task(q.pop("q", wait=30)) for _ in range(50)]
+            await asyncio.sleep(0.05)
+            await q.push("q", list(range(50)))
+            got = [batch[0].data for batch in await asyncio.gather(*pops)]
+            assert sorted(got) == list(range(50))
+
+    asyncio.run(story())
+
+
+def test_a_transaction_is_an_asynchronous_context(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db", upkeep=False) as q:
+            await q.push("in", 1)
+            (message,) = await q.pop("in")
+            async with q.transaction() as t:
+                t.ack(message).push("out", 2)
+            assert (await q.group_stats("in")).counts.done == 1
+            assert [m.data for m in await q.pop("out")] == [2]
+            with pytest.raises(ZeroDivisionError):
+                async with q.transaction() as t:
+                    t.push("out", 1 / 0)
+            assert not await q.pop("out")
+
+    asyncio.run(story())
+
+
+def test_every_method_of_a_session_is_there() -> None:
+    from ackflow import Session
+
+    plain = {name for name in dir(Session) if not name.startswith("_")}
+    helpers = {"broker", "pop_request", "read_again", "release_all"}
+    assert plain - helpers <= {name for name in dir(aio.Session) if not name.startswith("_")}
