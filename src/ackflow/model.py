@@ -75,6 +75,7 @@ class DeadLetter(Struct, frozen=True):
     priority: int
     kind: str
     reason: str | None
+    error: str | None
     deliveries: int
     failures: int
     created_at: datetime

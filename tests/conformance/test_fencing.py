@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from ackflow import Batch, Message, Session, Settled, VirtualClock, ids
+import ackflow
+from ackflow import Batch, Item, Message, Session, Settled, VirtualClock, ids
 from ackflow.errors import AlreadySettled, InvalidArgument, LeaseExpired, LeaseLost
 
 VERBS = ["ack", "nack", "release", "requeue", "reject", "dead_letter"]
@@ -283,6 +285,31 @@ def test_what_up_to_acked_is_settled_by_ack(q: Session) -> None:
         batch[1].nack()
 
 
+def test_a_repeated_ack_under_policy_all_leaves_what_was_handed_out_since_alone(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("q", "g", policy="all")
+    q.push("q", [Item(data="delayed", delay=10), 1, 2])
+    batch = q.pop("q", group="g", batch=3)
+    batch[-1].ack()
+    clock.advance(10)
+    (late,) = q.pop("q", group="g")
+    batch[-1].ack()
+    assert counts(q) == {"done": 2, "leased": 1}
+    late.nack()
+
+
+def test_a_repeated_ack_under_policy_all_leaves_what_was_sought_back_alone(q: Session) -> None:
+    q.group("q", "g", policy="all")
+    (old,) = take(q)
+    old.ack()
+    q.seek("q", "g", to="start")
+    (new,) = q.pop("q", group="g")
+    old.ack()
+    assert counts(q) == {"leased": 1}
+    new.nack()
+
+
 # tokens
 
 
@@ -329,6 +356,30 @@ def test_a_token_that_never_was_cannot_be_extended(q: Session) -> None:
 def test_what_is_no_token_is_refused(q: Session, text: Any) -> None:
     with pytest.raises(InvalidArgument):
         q.lease(text)
+
+
+def test_every_session_of_a_file_sees_the_same_fence(tmp_path: Path) -> None:
+    clock, path = VirtualClock(), tmp_path / "q.db"
+    with (
+        ackflow.connect(path, clock=clock, upkeep=False) as one,
+        ackflow.connect(path, clock=clock, upkeep=False) as two,
+    ):
+        batch = take(one, 3)
+        assert batch.token is not None
+        there = two.lease(batch.token)
+        assert there.ack(batch[0].id).settled == 1
+        assert there.release(batch[1].id).settled == 1
+        batch[0].ack()
+        with pytest.raises(AlreadySettled):
+            batch[1].ack()
+        (again,) = two.pop("q", group="g")
+        assert again.id == batch[1].id
+        there.extend(1000)
+        clock.advance(LEASE)
+        batch[2].ack()
+        with pytest.raises(LeaseExpired):
+            again.ack()
+        assert counts(one) == counts(two) == {"done": 2, "ready": 1}
 
 
 # how long the fence remembers

@@ -501,6 +501,17 @@ def test_under_policy_all_an_ack_settles_what_waits_before_it_too(
     assert counts(q) == {"done": 4}
 
 
+def test_under_policy_all_a_refused_neighbour_does_not_narrow_an_ack(q: Session) -> None:
+    q.group("q", "g", policy="all")
+    q.push("q", list(range(4)))
+    pop(q, 2)
+    batch = pop(q, 2)
+    batch[0].release()
+    answer = q.ack(list(batch))
+    assert [refusal.message_id for refusal in answer.refused] == [batch[0].id]
+    assert counts(q) == {"done": 4}
+
+
 def test_under_policy_all_an_ack_stays_in_its_lane_and_its_group(q: Session) -> None:
     q.group("q", "g", policy="all")
     for partition in "ab":

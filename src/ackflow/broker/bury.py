@@ -20,6 +20,7 @@ def bury(
     deliveries: int,
     failures: int,
     at: int,
+    error: str | None = None,
     consumer: str | None = None,
 ) -> int:
     """Copy messages to the dead letters of a group and count them; the caller drops the claim."""
@@ -30,7 +31,7 @@ def bury(
             index = sequence - segment.first
             rows.append(
                 DeadRow(
-                    0, lane.queue, group.id, lane.id, sequence, kind, reason, deliveries, failures,
+                    0, lane.queue, group.id, lane.id, sequence, kind, reason, error, deliveries, failures,
                     segment.created_at, at, consumer, True, payload(body, index),
                     rest_of(body, index),
                 )

@@ -143,6 +143,7 @@ def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
         priority=lane.priority,
         kind=row.kind,
         reason=row.reason,
+        error=row.error,
         deliveries=row.deliveries,
         failures=row.failures,
         created_at=when(row.created_at),

@@ -58,7 +58,7 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
             assert cursor is not None
             reason = claim.error or f"not settled in {claim.deliveries} deliveries"
             bury(tx, group, lane, cursor, claim.ranges, fate.kind, reason,
-                 deliveries=claim.deliveries, failures=claim.failures, at=ended,
+                 deliveries=claim.deliveries, failures=claim.failures, at=ended, error=claim.error,
                  consumer=lease.consumer)  # fmt: skip
             tx.drop_claim(claim)
             continue

@@ -158,14 +158,16 @@ class Settlement:
         mine = ranges.intersection(held, asked)
         if len(mine) != len(asked) or mine != asked:
             self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome, whole)
-        if (verdict.up_to or for_all) and asked and not outcome.refused:
+        if verdict.up_to and asked and not any(part.lane == lane for part in outcome.refused):
             mine = ranges.clip(held, 0, asked[-1])
+        elif for_all and mine:
+            mine = ranges.clip(held, 0, mine[-1])
         if mine:
             self._end(verdict, lane, mine, outcome)
+            if for_all:
+                outcome.settled += self._ack_for_all(lane, mine[-1])
             if verdict.rest:
                 self._release_after(lane, mine[-1])
-        if for_all and asked and not outcome.refused:
-            outcome.settled += self._ack_for_all(lane, asked[-1])
 
     def _account(
         self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
@@ -254,7 +256,7 @@ class Settlement:
     ) -> int:  # fmt: skip
         return bury(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
                     deliveries=claim.deliveries, failures=failures, at=self._tx.now,
-                    consumer=self._lease.consumer)  # fmt: skip
+                    consumer=self._lease.consumer, error=claim.error)  # fmt: skip
 
     def _requeue(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges

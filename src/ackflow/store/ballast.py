@@ -17,13 +17,8 @@ class Ballast:
 
     def restore(self) -> bool:
         """Make the reserve if it is missing; False when there is no room for it."""
-        if self._path is None:
+        if self._path is None or self.there():
             return True
-        try:
-            if os.stat(self._path).st_size >= self._size:
-                return True
-        except FileNotFoundError:
-            pass
         try:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -36,6 +31,14 @@ class Ballast:
             self.give_up()
             return False
         return True
+
+    def there(self) -> bool:
+        if self._path is None:
+            return True
+        try:
+            return os.stat(self._path).st_size >= self._size
+        except OSError:
+            return False
 
     def give_up(self) -> None:
         if self._path is not None:

@@ -177,6 +177,7 @@ class DeadRow(Struct):
     seq: int
     kind: str
     reason: str | None
+    error: str | None
     deliveries: int
     failures: int
     created_at: int

@@ -44,8 +44,9 @@ CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
 # A log that starts again from its beginning is faster to sync than one that grows: upkeep copies it
 # into the file from the first number of pages on, and the writer itself finishes that at the second.
-CHECKPOINT_PAGES = 500
-CHECKPOINT_PAGES_AT_MOST = 2_000
+CHECKPOINT_PAGES = 400
+CHECKPOINT_PAGES_AT_MOST = 1_000
+ROOM_INSIDE = 2 * 1024 * 1024
 
 
 class SqliteStore:
@@ -77,13 +78,7 @@ class SqliteStore:
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
         with translated(path):
-            migrations = migrate.shipped("sqlite")
-            if not self._single and os.path.exists(path):
-                with contextlib.closing(apsw.Connection(path)) as look:
-                    look.set_busy_handler(_patience())
-                    migrate.check(look, migrations)
-            self._db = self._open()
-            migrate.migrate(self._db, migrations)
+            self._db = self._first_open()
             self._execute = _executor(self._db)
             self.id = self._store_id()
         if not self._single:
@@ -93,12 +88,15 @@ class SqliteStore:
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
         """Run a body in one transaction; on return it is committed, on error it never was."""
         level = self._synced if synced else self._plain
+        if synced:
+            self.look_for_space()
         with self._alone, translated(self.path):
             try:
                 return self._transact(body, level)
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
+                self._copy_log()
                 return self._transact(body, level)
 
     def read(self, body: Callable[[Tx], T]) -> T:
@@ -123,15 +121,28 @@ class SqliteStore:
         return cast(int, self._watch.execute("pragma data_version").get)
 
     def look_for_space(self) -> None:
-        """After the disk was full: take pushes again once the reserve can be made again."""
-        if self._full and self._ballast.restore():
-            self._full = False
+        """Take pushes only while the reserve is there, or can be made again.
+
+        Another process may have given it up.
+        """
+        if self._full or not self._ballast.there():
+            self._full = not (self._ballast.restore() or self._roomy())
+
+    def _copy_log(self) -> None:
+        """Copy the log into the file; what was committed stays so, whatever becomes of this."""
+        with contextlib.suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _roomy(self) -> bool:
+        """Whether trimmed messages left enough room inside the file to go without the reserve."""
+        pages = self._execute("pragma freelist_count", ())[0][0]
+        return bool(pages * PAGE_SIZE >= ROOM_INSIDE)
 
     def checkpoint(self) -> None:
         """Copy the write-ahead log into the file when it has grown; writers go on meanwhile."""
         if self._single or self._wal_pages < CHECKPOINT_PAGES:
             return
-        with translated(self.path), contextlib.suppress(apsw.BusyError):
+        with contextlib.suppress(apsw.Error):
             self._watch.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def backup(self, target: str) -> None:
@@ -168,8 +179,7 @@ class SqliteStore:
                 self._execute("rollback", ())
             raise
         if self._wal_pages > self._checkpoint_at:
-            with contextlib.suppress(apsw.BusyError):
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._copy_log()
             # A reader may keep the log from starting again; then it is not tried at every commit.
             self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
         return tx.touched
@@ -197,6 +207,26 @@ class SqliteStore:
             self._execute("release verb", ())
             raise
         self._execute("release verb", ())
+
+    def _first_open(self) -> apsw.Connection:
+        """Open the file and bring it to the newest schema, beside others that do the same."""
+        migrations = migrate.shipped("sqlite")
+        again = _patience()
+        tries = 0
+        while True:
+            try:
+                if not self._single and os.path.exists(self.path):
+                    with contextlib.closing(apsw.Connection(self.path)) as look:
+                        look.execute("begin")  # one moment, as another may be creating it
+                        migrate.check(look, migrations)
+                db = self._open()
+                migrate.migrate(db, migrations)
+                return db
+            except (apsw.BusyError, apsw.LockedError):
+                # SQLite asks no busy handler while a file is switched to its log.
+                if not again(tries):
+                    raise
+                tries += 1
 
     def _open(self) -> apsw.Connection:
         db = apsw.Connection(self.path, vfs=self._vfs)

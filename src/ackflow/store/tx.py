@@ -472,7 +472,7 @@ class Tx:
     def add_dead(self, rows: Iterable[DeadRow]) -> None:
         for d in rows:
             self.run(
-                "add_dead", d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.deliveries,
+                "add_dead", d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries,
                 d.failures, d.created_at, d.died_at, d.consumer, d.payload,
                 _encode(d.rest) if d.rest else None,
             )  # fmt: skip

@@ -137,6 +137,7 @@ create table dead (
     seq integer not null,
     kind text not null,
     reason text,
+    error text,                             -- of the last failure before
     deliveries integer not null,
     failures integer not null,
     created_at integer not null,

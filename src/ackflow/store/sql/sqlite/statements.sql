@@ -225,11 +225,11 @@ delete from leases where id = ?1
 delete from leases where grp = ?1
 
 -- name: add_dead
-insert into dead (queue, grp, lane, seq, kind, reason, deliveries, failures, created_at, died_at,
-    consumer, payload, rest)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+insert into dead (queue, grp, lane, seq, kind, reason, error, deliveries, failures, created_at,
+    died_at, consumer, payload, rest)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
 on conflict (grp, lane, seq) do update set kind = excluded.kind, reason = excluded.reason,
-    deliveries = excluded.deliveries, failures = excluded.failures, died_at = excluded.died_at,
+    error = excluded.error, deliveries = excluded.deliveries, failures = excluded.failures, died_at = excluded.died_at,
     consumer = excluded.consumer, counted = 1
 -- name: dead_of
 select * from dead where grp = ?1 and lane = ?2 and seq = ?3

@@ -1,0 +1,130 @@
+"""One of several processes on a database, told by its arguments what to do.
+
+Usage: peer.py ROLE DATABASE [ARGUMENT...]. A line on standard output is one fact; every role says
+"ready" first and begins when a line comes on its standard input.
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import ackflow
+from ackflow import AckflowError
+from ackflow.errors import SessionForked
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def begin() -> None:
+    say("ready")
+    sys.stdin.readline()
+
+
+def push(path: str, name: str, count: str) -> None:
+    """Push messages named after this process, alone and in runs, to two partitions."""
+    with ackflow.connect(path) as q:
+        begin()
+        left = [f"{name}.{n}" for n in range(int(count))]
+        while left:
+            size = random.randint(1, 20)
+            some, left = left[:size], left[size:]
+            q.push("jobs", some, partition=random.choice("ab"))
+    say("done")
+
+
+def pop(path: str) -> None:
+    """Pop and ack until a message says stop, which is given back for the next process."""
+    with ackflow.connect(path) as q:
+        begin()
+        while True:
+            for message in q.pop("jobs", batch=random.randint(1, 10), wait=10):
+                if message.data == "stop":
+                    message.release()
+                    say("done")
+                    return
+                say("got", message.data)
+                message.ack()
+
+
+def open_new(path: str, rounds: str) -> None:
+    """Open one new database after the other, each at a moment given beforehand, and push to it."""
+    say("ready")
+    start = float(sys.stdin.readline())
+    for number in range(int(rounds)):
+        while time.time() < start + number * 0.1:
+            pass
+        try:
+            with ackflow.connect(f"{path}.{number}") as q:
+                say("id", q.push("jobs", os.getpid())[0])
+        except AckflowError as error:
+            say("refused", number, repr(error))
+
+
+def wait(path: str) -> None:
+    """Wait for messages, and say when each came."""
+    with ackflow.connect(path) as q:
+        begin()
+        for _ in range(5):
+            say("waiting")
+            (message,) = q.pop("jobs", wait=30)
+            say("woke", time.time() - message.data)
+            message.ack()
+
+
+def fork(path: str) -> None:
+    """Use a session before and after a fork, in the parent and in the child."""
+    q = ackflow.connect(path)
+    begin()
+    q.push("jobs", ["one", "two", "three"])
+    held = q.pop("jobs")[0]
+    child = os.fork()
+    if child == 0:
+        refusals = [
+            refusal(lambda: q.push("jobs", "never")),
+            refusal(lambda: q.pop("jobs")),
+            refusal(held.ack),
+            refusal(q.queues),
+            refusal(q.upkeep),
+        ]
+        q.close()
+        say("child", *refusals)
+        with ackflow.connect(path) as mine:
+            say("child popped", mine.pop("jobs")[0].data)
+        return
+    os.waitpid(child, 0)
+    held.ack()
+    say("parent popped", q.pop("jobs")[0].data, q.group_stats("jobs").counts.done)
+    q.push("jobs", "four")
+    q.close()
+    say("closed")
+
+
+def refusal(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except SessionForked:
+        return "forked"
+    except AckflowError as error:
+        return repr(error)
+    return "allowed"
+
+
+def keep(path: str) -> None:
+    """Do upkeep, and make work for it, until the end of the standard input."""
+    with ackflow.connect(path) as q:
+        begin()
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            q.push("jobs", "x")
+            q.pop("jobs", lease_seconds=0.01)
+            time.sleep(0.02)
+    say("done")
+
+
+if __name__ == "__main__":
+    role, *rest = sys.argv[1:]
+    globals()[role](*rest)

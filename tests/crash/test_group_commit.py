@@ -1,0 +1,242 @@
+"""Verbs that wait at the same moment share one commit, and nothing else."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import ackflow
+from ackflow import Session
+from ackflow.errors import InvalidArgument, KeyConflict, LeaseLost, TransactionFailed
+from ackflow.store.tx import Tx
+from ackflow.store.writer import Writer
+
+THREADS = 16
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "queue.db"
+
+
+@pytest.fixture
+def q(path: Path) -> Iterator[Session]:
+    with ackflow.connect(path, upkeep=False) as session:
+        session.configure("jobs")
+        yield session
+
+
+def writer_of(q: Session) -> Writer:
+    return q._broker.writer
+
+
+def at_once(q: Session, *calls: Callable[[], Any]) -> list[Future[Any]]:
+    """Run calls in threads of their own, in this order, in one group."""
+    writer = writer_of(q)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = []
+        with writer.exclusively():
+            for number, call in enumerate(calls, 1):
+                futures.append(pool.submit(call))
+                wait_until(lambda number=number: len(writer._jobs) == number)  # type: ignore[misc]
+    return futures
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def segments(path: Path) -> list[tuple[int, int, int]]:
+    """The segments as another process sees them: lane, first sequence, count."""
+    db = apsw.Connection(str(path))
+    rows = db.execute("select lane, first, count from segments order by lane, first").fetchall()
+    db.close()
+    return rows
+
+
+def test_pushes_from_sixteen_threads_share_commits(q: Session, path: Path) -> None:
+    each = 50
+    start = threading.Barrier(THREADS)
+    writer = writer_of(q)
+    commits, verbs = writer.commits, writer.verbs
+
+    def push(thread: int) -> list[tuple[str, str]]:
+        start.wait()
+        names = [f"{thread}.{n}" for n in range(each)]
+        return [(name, q.push("jobs", name)[0]) for name in names]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        told = [pair for pairs in pool.map(push, range(THREADS)) for pair in pairs]
+    assert writer.verbs - verbs == THREADS * each
+    assert writer.commits - commits < THREADS * each / 2
+    assert len({id for _, id in told}) == THREADS * each
+    with ackflow.connect(path, upkeep=False) as other:
+        stored = {m.id: m.data for m in other.pop("jobs", batch=10_000)}
+    assert stored == {id: name for name, id in told}
+
+
+def test_each_thread_finds_its_messages_in_the_order_of_its_pushes(q: Session) -> None:
+    def push(thread: int) -> None:
+        for n in range(50):
+            q.push("jobs", {"thread": thread, "n": n})
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(push, range(THREADS)))
+    popped = [message.data for message in q.pop("jobs", batch=10_000)]
+    for thread in range(THREADS):
+        assert [m["n"] for m in popped if m["thread"] == thread] == list(range(50))
+
+
+def test_verbs_that_wait_together_are_one_commit(q: Session) -> None:
+    q.push("jobs", ["old"] * 2)
+    message = q.pop("jobs")[0]
+    before = writer_of(q).commits
+    pushed, popped, acked, moved = at_once(
+        q,
+        lambda: q.push("jobs", "new"),
+        lambda: q.pop("jobs", batch=10),
+        message.ack,
+        lambda: q.commit(q.transaction().push("other", "x").put("key", 1)),
+    )
+    assert writer_of(q).commits == before + 1
+    assert [m.data for m in popped.result()] == ["old", "new"], "a group runs in order"
+    assert popped.result()[1].id == pushed.result()[0]
+    acked.result()
+    assert moved.result().receipts
+    assert q.group_stats("jobs").counts.done == 1
+
+
+def test_neighbouring_pushes_to_one_lane_become_one_segment(q: Session, path: Path) -> None:
+    receipts = at_once(q, *(lambda n=n: q.push("jobs", [n, -n]) for n in range(1, 9)))
+    assert [count for _, _, count in segments(path)] == [16]
+    popped = {message.id: message.data for message in q.pop("jobs", batch=100)}
+    for n, receipt in enumerate(receipts, 1):
+        assert [popped[id] for id in receipt.result()] == [n, -n]
+
+
+def test_pushes_to_several_lanes_become_one_segment_each(q: Session, path: Path) -> None:
+    receipts = at_once(
+        q,
+        *(lambda n=n: q.push("jobs", n, partition="ab"[n % 2], priority=n % 3) for n in range(12)),
+    )
+    assert [count for _, _, count in segments(path)] == [2] * 6
+    popped = {message.id: message.data for message in q.pop("jobs", batch=100)}
+    assert [popped[receipt.result()[0]] for receipt in receipts] == list(range(12))
+
+
+def test_a_push_is_not_joined_over_a_verb_between(q: Session, path: Path) -> None:
+    at_once(
+        q,
+        lambda: q.push("jobs", 1),
+        lambda: q.pop("jobs", group="early", batch=10),
+        lambda: q.push("jobs", 2),
+    )
+    assert [count for _, _, count in segments(path)] == [1, 1]
+    assert [message.data for message in q.pop("jobs", group="early", batch=10)] == [2]
+
+
+def test_an_unexpected_error_fails_its_own_verb_alone(q: Session, path: Path) -> None:
+    ran: list[str] = []
+
+    def broken(tx: Tx) -> None:
+        tx.run("put_meta", "broken", "written before the error")
+        ran.append("broken")
+        raise ZeroDivisionError("on purpose")
+
+    q.push("jobs", "old")
+    message = q.pop("jobs")[0]
+    before, bad, acked, after = at_once(
+        q,
+        lambda: q.push("jobs", "before"),
+        lambda: q._broker.do(broken, True),
+        lambda: message.ack(confirm=True),
+        lambda: q.push("jobs", "after"),
+    )
+    with pytest.raises(ZeroDivisionError):
+        bad.result()
+    acked.result()
+    assert ran == ["broken", "broken"], "once in the group, once to find out whose error it is"
+    with ackflow.connect(path, upkeep=False) as other:
+        popped = {m.id: m.data for m in other.pop("jobs", batch=10)}
+        assert popped == {before.result()[0]: "before", after.result()[0]: "after"}
+        assert other._broker.look(lambda tx: tx.value("get_meta", "broken")) is None
+
+
+def test_an_unexpected_error_after_a_pop_does_not_deliver_twice(q: Session) -> None:
+    def broken(_: Tx) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    q.push("jobs", ["a", "b", "c"])
+    first, bad, second = at_once(
+        q,
+        lambda: q.pop("jobs"),
+        lambda: q._broker.do(broken, False),
+        lambda: q.pop("jobs"),
+    )
+    assert isinstance(bad.exception(), ZeroDivisionError)
+    assert [m.data for future in (first, second) for m in future.result()] == ["a", "b"]
+    assert [m.deliveries for future in (first, second) for m in future.result()] == [1, 1]
+    counts = q.group_stats("jobs").counts
+    assert (counts.leased, counts.ready) == (2, 1)
+
+
+def test_refusals_do_not_disturb_the_others_of_their_group(q: Session, path: Path) -> None:
+    q.push("jobs", ["old", "gone"], key="used")
+    kept, gone = q.pop("jobs", batch=2)
+    gone.reject("unwanted")
+    q.push("elsewhere", "x")
+    token = q.pop("elsewhere", batch=1).token
+    calls = at_once(
+        q,
+        lambda: q.push("jobs", "first"),
+        lambda: q.push("jobs", "another body", key="used"),
+        gone.ack,
+        lambda: q.commit(q.transaction().push("jobs", "undone").ack(gone)),
+        lambda: q.pop("jobs", token=token),
+        kept.ack,
+        lambda: q.push("jobs", "last"),
+    )
+    first, conflict, stale, failed, refused, acked, last = calls
+    for future, error in (
+        (conflict, KeyConflict),
+        (stale, LeaseLost),
+        (failed, TransactionFailed),
+        (refused, InvalidArgument),
+    ):
+        assert isinstance(future.exception(), error)
+    acked.result()
+    with ackflow.connect(path, upkeep=False) as other:
+        popped = {m.id: m.data for m in other.pop("jobs", batch=10)}
+    assert popped == {first.result()[0]: "first", last.result()[0]: "last"}
+
+
+def test_a_refused_push_leaves_its_neighbours_joined(q: Session, path: Path) -> None:
+    q.push("other", "x", key="used")
+    first, refused, repeated, last = at_once(
+        q,
+        lambda: q.push("jobs", 1),
+        lambda: q.push("jobs", 2, key="used"),
+        lambda: q.push("other", "x", key="used"),
+        lambda: q.push("jobs", 3),
+    )
+    assert isinstance(refused.exception(), KeyConflict)
+    assert len(repeated.result()) == 1
+    assert sorted(count for _, _, count in segments(path)) == [1, 2]
+    popped = {message.id: message.data for message in q.pop("jobs", batch=10)}
+    assert popped == {first.result()[0]: 1, last.result()[0]: 3}
+
+
+def test_the_same_key_twice_in_one_group_is_pushed_once(q: Session) -> None:
+    first, second = at_once(
+        q, lambda: q.push("jobs", "x", key="one"), lambda: q.push("jobs", "x", key="one")
+    )
+    assert list(first.result()) == list(second.result())
+    assert len(q.pop("jobs", batch=10)) == 1

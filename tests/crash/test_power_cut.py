@@ -1,0 +1,357 @@
+"""The power fails at a random moment: what must still be there afterwards, and what may not come.
+
+Every message has one place: absent, ready (comes again), done, dead or moved (to another queue, by
+a transaction). The ledger knows which places each message may be in after a cut; the disk is then
+opened with the ordinary VFS and drained to see where it really is.
+"""
+
+import contextlib
+import gc
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import apsw
+import pytest
+from power import Disk, DiskVFS
+
+from ackflow import Message, Session, VirtualClock
+from ackflow.broker.broker import Broker
+from ackflow.errors import AckflowError
+from ackflow.store.sqlite import MayLose, SqliteStore
+
+NAME = "queue.db"
+GROUP = "g"
+CUTS_PER_DISK = 10
+LATER = 10_000.0
+MOMENTS = {
+    "while opening",
+    "while working",
+    "between operations",
+    "while closing",
+    "after closing",
+}
+
+# A connection that was being opened when the power failed is closed by the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def vfs() -> Iterator[DiskVFS]:
+    made = DiskVFS("ackflow-power")
+    yield made
+    gc.collect()
+    made.unregister()
+
+
+class Ledger:
+    """For every message ever pushed the places it may be in, if the power failed now."""
+
+    def __init__(self, promise: MayLose) -> None:
+        self._keeps_plain = promise == "nothing"
+        self._keeps_synced = promise in ("nothing", "acks")
+        self.places: dict[str, set[str]] = {}
+        self._next = 0
+
+    def names(self, count: int) -> list[str]:
+        self._next += count
+        return [f"m{n}" for n in range(self._next - count, self._next)]
+
+    @contextlib.contextmanager
+    def moving(self, names: list[str], to: str, synced: bool) -> Iterator[None]:
+        """An operation that puts messages in a place; interrupted, it did or it did not."""
+        before = {name: self.places.get(name, {"absent"}) for name in names}
+        for name in names:
+            self.places[name] = before[name] | {to}
+        yield
+        for name in names:
+            if self._keeps_synced if synced else self._keeps_plain:
+                self.places[name] = {to}
+
+    def wrong(self, seen: dict[str, str]) -> list[str]:
+        return [
+            f"{name} is {seen.get(name, 'absent')} and may be {' or '.join(sorted(allowed))}"
+            for name, allowed in self.places.items()
+            if seen.get(name, "absent") not in allowed
+        ]
+
+    def learn(self, seen: dict[str, str]) -> None:
+        """After a cut what is on the disk is certain."""
+        self.places = {n: {seen[n]} for n in self.places if n in seen}
+
+
+class Consumer:
+    """Random work on a session, written into the ledger."""
+
+    def __init__(self, session: Session, ledger: Ledger, chance: Random) -> None:
+        self._q = session
+        self._ledger = ledger
+        self._chance = chance
+        self._held: list[Message] = []
+
+    def work(self) -> None:
+        verbs: list[tuple[int, Callable[[], None]]] = [
+            (30, self._push),
+            (20, self._pop),
+            (12, self._ack),
+            (12, self._confirm),
+            (12, self._move),
+            (4, self._fail),
+            (3, self._reject),
+            (3, self._requeue),
+            (4, self._checkpoint),
+            (4, self._churn),
+        ]
+        (verb,) = self._chance.choices([v for _, v in verbs], [weight for weight, _ in verbs])
+        verb()
+
+    def _push(self) -> None:
+        names = self._ledger.names(self._chance.randint(1, 4))
+        filler = "x" * self._chance.choice((0, 0, 10, 3_000, 30_000))
+        with self._ledger.moving(names, "ready", synced=True):
+            self._q.push("jobs", [{"name": name, "filler": filler} for name in names])
+
+    def _pop(self) -> None:
+        self._held += self._q.pop("jobs", group=GROUP, batch=self._chance.randint(1, 4))
+
+    def _take(self) -> list[Message]:
+        count = self._chance.randint(1, 3)
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+    def _ack(self) -> None:
+        for message in self._take():
+            with self._ledger.moving([message.data["name"]], "done", synced=False):
+                message.ack()
+
+    def _confirm(self) -> None:
+        taken = self._take()
+        with self._ledger.moving([m.data["name"] for m in taken], "done", synced=True):
+            assert not self._q.ack(taken, confirm=True).refused
+
+    def _move(self) -> None:
+        for message in self._take():
+            name = message.data["name"]
+            count = self._q.value("moved")
+            with (
+                self._ledger.moving([name], "moved", synced=True),
+                self._q.transaction() as t,
+            ):
+                t.ack(message).push("out", {"name": name})
+                t.put("moved", count.data + 1 if count else 1, expect=count.version if count else 0)
+
+    def _fail(self) -> None:
+        for message in self._take():
+            last = message.failures + 1 >= 2
+            with self._ledger.moving(
+                [message.data["name"]], "dead" if last else "ready", synced=False
+            ):
+                message.nack("failed")
+
+    def _reject(self) -> None:
+        for message in self._take():
+            with self._ledger.moving([message.data["name"]], "dead", synced=True):
+                message.reject("unwanted")
+
+    def _requeue(self) -> None:
+        for message in self._take():
+            with self._ledger.moving([message.data["name"]], "ready", synced=True):
+                message.requeue()
+
+    def _checkpoint(self) -> None:
+        store = self._q._broker.store
+        assert isinstance(store, SqliteStore)
+        mode = self._chance.choice(
+            (apsw.SQLITE_CHECKPOINT_PASSIVE, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        )
+        store._db.wal_checkpoint(mode=mode)
+
+    def _churn(self) -> None:
+        """Make pages free and use them again, so that the file is not only ever appended to."""
+        self._q.push("scratch", ["y" * 9_000] * 3)
+        self._q.pop("scratch", batch=3, auto_ack=True)
+        self._q.upkeep()
+
+
+class Campaign:
+    """Cut after cut, each disk carried on for some of them, with the promise that is judged."""
+
+    def __init__(
+        self, vfs: DiskVFS, folder: Path, may_lose: MayLose, promise: MayLose, seed: int
+    ) -> None:
+        self._vfs = vfs
+        self._folder = folder
+        self._may_lose = may_lose
+        self._promise = promise
+        self._chance = Random(seed)
+        self._seed = seed
+        self.moments: Counter[str] = Counter()
+        self.places: Counter[str] = Counter()
+        self.broken: list[str] = []
+
+    def run(self, cuts: int) -> "Campaign":
+        for number in range(cuts):
+            if number % CUTS_PER_DISK == 0:
+                self._plug_in_a_new_disk()
+            problems = self._one_cut()
+            if problems:
+                self.broken += [f"seed {self._seed}, cut {number}: {p}" for p in problems]
+                self._plug_in_a_new_disk()
+        return self
+
+    def _plug_in_a_new_disk(self) -> None:
+        self._vfs.disk = Disk()
+        self._clock = VirtualClock()
+        self._ledger = Ledger(self._promise)
+
+    def _one_cut(self) -> list[str]:
+        disk = self._vfs.disk
+        if self._chance.random() < 0.7:
+            disk.fail_after(self._chance.randint(1, self._chance.choice((25, 300))))
+        problems = self._work_until_it_fails(disk)
+        self._clock.advance(self._chance.choice((20, 1_000)))
+        return problems or self._judge(self._vfs.disk)
+
+    def _work_until_it_fails(self, disk: Disk) -> list[str]:
+        """Work until the power fails, or until it is cut between two operations."""
+        session, moment = None, "while opening"
+        try:
+            session = self._open()
+            moment = "while working"
+            consumer = Consumer(session, self._ledger, self._chance)
+            for _ in range(self._chance.randint(5, 30)):
+                consumer.work()
+            moment = "between operations"
+            if self._chance.random() < 0.3:
+                moment = "while closing"
+                disk.fail_after(self._chance.choice((self._chance.randint(1, 40), 10_000)))
+                session.close()
+                moment = "after closing"
+        except Exception as error:
+            if disk.on or not isinstance(error, AckflowError | apsw.Error):
+                return [f"{moment} not because of a cut: {error!r}"]
+        finally:
+            self._vfs.disk = disk.cut(self._chance)
+            if session is not None:
+                session.close()
+        self.moments[moment] += 1
+        return []
+
+    def _open(self) -> Session:
+        path = str(self._vfs.disk.folder / NAME)
+        store = SqliteStore(path, self._clock, self._may_lose, vfs=self._vfs.name)
+        with_an_end(store)
+        session = Session(Broker(store, self._clock, upkeep=False))
+        if not session.queues():
+            session.configure("jobs", max_deliver=None, retry_limit=2)
+            session.configure("scratch", keep_seconds=0)
+        return session
+
+    def _judge(self, disk: Disk) -> list[str]:
+        folder = self._folder / "after"
+        folder.mkdir()
+        try:
+            disk.export(folder)
+            seen, problems = look(folder / NAME, self._clock.now() / 1e6 + LATER)
+        except Exception as error:
+            return [f"the database cannot be read: {error!r}"]
+        finally:
+            shutil.rmtree(folder)
+        problems += self._ledger.wrong(seen)
+        self.places.update(seen.values())
+        self._ledger.learn(seen)
+        return problems
+
+
+def with_an_end(store: SqliteStore) -> SqliteStore:
+    """Let a session fail that finds no end, as it may in a file that was put together at random."""
+    left = iter(range(5_000))
+    store._db.set_progress_handler(lambda: next(left, None) is None, 1_000)
+    return store
+
+
+def look(path: Path, now: float) -> tuple[dict[str, str], list[str]]:
+    """Where every message is, seen with the ordinary VFS; and what is wrong with the file."""
+    problems: list[str] = []
+    clock = VirtualClock(now)
+    store = with_an_end(SqliteStore(str(path), clock, "everything"))
+    store._watch.pragma("synchronous", "off")
+    with Session(Broker(store, clock, upkeep=False)) as q:
+        found = store._db.pragma("integrity_check")
+        if found != "ok":
+            return {}, [f"integrity check: {found}"]
+        ready, stored = drain(q, "jobs", GROUP), drain(q, "jobs", "audit")
+        moved = drain(q, "out", "reader")
+        dead = [letter.data["name"] for letter in q.dead_letters("jobs", limit=10_000).items]
+        counted = q.value("moved")
+    if (counted.data if counted else 0) != len(moved):
+        problems.append(f"{len(moved)} moved, but the transactions counted {counted}")
+    for name, times in Counter(ready + moved + dead).items():
+        if times > 1:
+            problems.append(f"{name} is in {times} places")
+    places = dict.fromkeys(stored, "done")
+    for place, names in (("ready", ready), ("moved", moved), ("dead", dead)):
+        places.update(dict.fromkeys(names, place))
+    return places, problems
+
+
+def drain(q: Session, queue: str, group: str) -> list[str]:
+    names = []
+    while batch := q.pop(queue, group=group, batch=1_000):
+        names += [message.data["name"] for message in batch]
+        q.ack(batch)
+    return names
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_power_cut_loses_no_confirmed_push_ack_or_transaction(
+    vfs: DiskVFS, tmp_path: Path, seed: int
+) -> None:
+    campaign = Campaign(vfs, tmp_path, "acks", "acks", seed).run(250)
+    assert campaign.broken == []
+    assert set(campaign.moments) == MOMENTS
+    assert set(campaign.places) == {"ready", "done", "moved", "dead"}
+
+
+def test_a_power_cut_loses_not_even_plain_acks_when_nothing_may_be_lost(
+    vfs: DiskVFS, tmp_path: Path
+) -> None:
+    campaign = Campaign(vfs, tmp_path, "nothing", "nothing", 0).run(250)
+    assert campaign.broken == []
+    assert set(campaign.moments) == MOMENTS
+
+
+def test_a_power_cut_that_may_lose_recent_work_still_leaves_a_whole_database(
+    vfs: DiskVFS, tmp_path: Path
+) -> None:
+    campaign = Campaign(vfs, tmp_path, "recent", "recent", 0).run(250)
+    assert campaign.broken == []
+    assert set(campaign.moments) == MOMENTS
+
+
+@pytest.mark.parametrize(
+    ("may_lose", "promise", "found"),
+    [
+        ("acks", "nothing", "is ready and may be done"),
+        ("recent", "acks", "is absent and may be ready"),
+        ("everything", "acks", "is absent and may be ready"),
+        ("everything", "recent", "integrity check|cannot be read|not because of a cut"),
+    ],
+)
+def test_the_harness_notices_a_store_that_syncs_less_than_it_promises(
+    vfs: DiskVFS, tmp_path: Path, may_lose: MayLose, promise: MayLose, found: str
+) -> None:
+    campaign = Campaign(vfs, tmp_path, may_lose, promise, 0).run(120)
+    assert [problem for problem in campaign.broken if re.search(found, problem)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("may_lose", ["nothing", "acks", "recent"])
+def test_no_power_cut_of_ten_thousand_breaks_its_promise(
+    vfs: DiskVFS, tmp_path: Path, may_lose: MayLose
+) -> None:
+    assert Campaign(vfs, tmp_path, may_lose, may_lose, 1_000).run(10_000).broken == []
