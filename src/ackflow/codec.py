@@ -121,27 +121,28 @@ def _plain(
 def _mixed(
     queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
 ) -> tuple[list[Chunk], list[list[int]]]:
-    """Chunks by lane and delay; within each the messages keep their order."""
-    lanes: dict[tuple[str, int, float | None], list[int]] = {}
+    """Chunks by lane, in the order of the push; one is over where the delay changes."""
+    lanes: dict[tuple[str, int], list[tuple[float | None, list[int]]]] = {}
     full = [item if isinstance(item, Item) else Item(data=item) for item in items]
     for index, item in enumerate(full):
-        lane = (
-            checks.name(item.partition, "partition") if item.partition is not None else partition,
-            checks.priority(item.priority) if item.priority is not None else priority,
-            checks.seconds(item.delay, "delay") if item.delay is not None else delay,
-        )
-        lanes.setdefault(lane, []).append(index)
+        home = checks.name(item.partition, "partition") if item.partition is not None else partition
+        level = checks.priority(item.priority) if item.priority is not None else priority
+        late = checks.seconds(item.delay, "delay") if item.delay is not None else delay
+        runs = lanes.setdefault((home, level), [])
+        if not runs or runs[-1][0] != late:
+            runs.append((late, []))
+        runs[-1][1].append(index)
     chunks, places = [], []
-    for lane, indexes in lanes.items():
-        parts = [_payload(full[index].data) for index in indexes]
-        start = 0
-        for some in _split(parts):
-            mine = indexes[start : start + len(some)]
-            start += len(some)
-            ends = array("i", accumulate(map(len, some)))
-            rest = _rest([full[index] for index in mine])
-            chunks.append(Chunk(queue, *lane, ends, b"".join(some), rest))
-            places.append(mine)
+    for (home, level), runs in lanes.items():
+        for late, indexes in runs:
+            start = 0
+            for some in _split([_payload(full[index].data) for index in indexes]):
+                mine = indexes[start : start + len(some)]
+                start += len(some)
+                ends = array("i", accumulate(map(len, some)))
+                rest = _rest([full[index] for index in mine])
+                chunks.append(Chunk(queue, home, level, late, ends, b"".join(some), rest))
+                places.append(mine)
     return chunks, places
 
 

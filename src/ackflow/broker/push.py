@@ -44,13 +44,14 @@ class Placed(Struct, array_like=True):
 
 
 Answer = list[list[Placed]]
+Joined = dict[tuple[str, str, int], list[tuple[Chunk, list[Placed]]]]
 _answers = msgpack.Decoder(Answer).decode
 
 
 def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]:
     """Append everything the requests bring; answer each with the places of its messages."""
     answers: list[Answer | AckflowError] = []
-    joined: dict[tuple[str, str, int, float | None], list[tuple[Chunk, list[Placed]]]] = {}
+    joined: Joined = {}
     for request in requests:
         if tx.full:
             answers.append(StorageFull())
@@ -67,11 +68,13 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
         for chunk in request.chunks:
             places: list[Placed] = []
             answer.append(places)
-            lane = chunk.queue, chunk.partition, chunk.priority, chunk.delay
+            lane = chunk.queue, chunk.partition, chunk.priority
+            before = joined.get(lane, [])
+            if before and (chunk.rest is not None or chunk.delay != before[0][0].delay):
+                _flush(tx, joined.pop(lane))
             if chunk.rest is None:
                 joined.setdefault(lane, []).append((chunk, places))
             else:
-                _flush(tx, joined.pop(lane, []))
                 places += push_with_rest(tx, chunk)
         if request.key is not None:
             _flush_all(tx, joined)
@@ -139,9 +142,7 @@ def not_before(tx: Tx, queue: Queue, delay: float | None) -> int | None:
     return tx.now + micros(seconds) if seconds > 0 else None
 
 
-def _flush_all(
-    tx: Tx, joined: dict[tuple[str, str, int, float | None], list[tuple[Chunk, list[Placed]]]]
-) -> None:
+def _flush_all(tx: Tx, joined: Joined) -> None:
     for group in joined.values():
         _flush(tx, group)
     joined.clear()

@@ -90,8 +90,9 @@ def extend(tx: Tx, token: int, seconds: float | None) -> int:
     if lease is None or group is None:
         raise LeaseLost()
     if lease.ended_at is not None:
-        others = [fate.verb for fate in lease.fates if fate.verb not in VERBS]
-        raise refusal(others[0] if others else lease.fates[0].verb)
+        verbs = {fate.verb for fate in lease.fates}
+        others = sorted(verbs.difference(VERBS), key=lambda verb: verb != "expired")
+        raise refusal(others[0] if others else lease.fates[-1].verb)
     if lease.expires_at <= tx.now:
         raise LeaseExpired()
     wanted = tx.now + micros(group.rules.lease_seconds if seconds is None else seconds)
@@ -116,12 +117,15 @@ class Settlement:
 
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
+        self._passed: list[Refused] = []
         for part in self._lease.parts:
             if mark.lane is None:
                 self._apply(mark.verdict, part.lane, part.ranges, outcome, whole=True)
             elif mark.lane == part.lane:
                 asked = part.ranges if mark.ranges is None else mark.ranges
                 self._apply(mark.verdict, part.lane, asked, outcome)
+        if not outcome.settled and not outcome.noop:
+            outcome.refused += self._passed
         if mark.lane is not None and all(part.lane != mark.lane for part in self._lease.parts):
             outcome.refused.append(Refused(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
         return outcome
@@ -179,8 +183,9 @@ class Settlement:
                 missing = ranges.difference(missing, part)
                 if fate.verb == verb:
                     outcome.noop += ranges.count(part)
-                elif not (whole and fate.verb in VERBS):
-                    outcome.refused.append(Refused(lane, part, refusal(fate.verb)))
+                else:
+                    told = self._passed if whole and fate.verb in VERBS else outcome.refused
+                    told.append(Refused(lane, part, refusal(fate.verb)))
         if missing:
             outcome.refused.append(Refused(lane, missing, NotFound(_NOT_HERE)))
 

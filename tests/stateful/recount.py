@@ -1,0 +1,161 @@
+"""The broker's rows read straight from the database, and what must hold between them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ackflow import ranges
+from ackflow.store.tx import Tx
+
+from .model import GroupKey, LaneKey, Model, Place
+
+LEASED, WAITING, DUE = 0, 1, 2
+
+
+def rows(tx: Tx, sql: str) -> list[dict[str, Any]]:
+    """The rows of a query by column name."""
+    names = sql.split(" from ")[0].removeprefix("select ").replace(" ", "").split(",")
+    return [dict(zip(names, row, strict=True)) for row in tx._execute(sql, ())]
+
+
+@dataclass
+class Held:
+    """One claimed message of one group."""
+
+    group: GroupKey
+    place: Place
+    claim: dict[str, Any]
+
+
+class Rows:
+    """A snapshot of every table the invariants speak of."""
+
+    def __init__(self, tx: Tx) -> None:
+        queues = {r["id"]: r["name"] for r in rows(tx, "select id, name from queues")}
+        homes = {r["id"]: r["name"] for r in rows(tx, "select id, name from partitions")}
+        self.groups: dict[int, GroupKey] = {
+            r["id"]: (queues[r["queue"]], r["name"])
+            for r in rows(tx, "select id, queue, name from groups")
+        }
+        sql = "select id, queue, partition, priority, base, head, gone from lanes"
+        self.lanes = {r["id"]: r for r in rows(tx, sql)}
+        self.keys = {
+            id: LaneKey(queues[r["queue"]], homes[r["partition"]], r["priority"])
+            for id, r in self.lanes.items()
+        }
+        self.cursors = rows(
+            tx,
+            "select lane, grp, next, blocked, partition, done, dead, skipped, purged, expired, "
+            "hidden from cursors",
+        )
+        self.claims = rows(
+            tx,
+            "select id, grp, lane, lo, hi, n, ranges, state, at, deliveries, failures, "
+            "redelivered, lease from claims",
+        )
+        for claim in self.claims:
+            packed = claim["ranges"]
+            claim["ranges"] = ranges.unpack(packed) if packed else [claim["lo"], claim["hi"]]
+        self.tokens = {
+            r["id"]: (r["token"], r["expires_at"], r["ended_at"])
+            for r in rows(tx, "select id, token, expires_at, ended_at from leases")
+        }
+        self.segments = rows(tx, "select lane, first, count, body, for_group from segments")
+        self.bodies = {r["id"] for r in rows(tx, "select id from bodies")}
+        self.dead = rows(tx, "select grp, lane, counted from dead")
+
+    def gone(self, lane: int) -> list[int]:
+        packed = self.lanes[lane]["gone"]
+        return ranges.unpack(packed) if packed else []
+
+    def held(self) -> Iterator[Held]:
+        for claim in self.claims:
+            for seq in ranges.numbers(claim["ranges"]):
+                yield Held(self.groups[claim["grp"]], Place(self.keys[claim["lane"]], seq), claim)
+
+    def late(self, now: int) -> dict[GroupKey, set[Place]]:
+        """Messages of leases that are over, which nobody has noticed yet."""
+        found: dict[GroupKey, set[Place]] = {key: set() for key in self.groups.values()}
+        for held in self.held():
+            if held.claim["state"] == LEASED and held.claim["at"] <= now:
+                found[held.group].add(held.place)
+        return found
+
+    def bases(self) -> dict[LaneKey, int]:
+        return {self.keys[id]: lane["base"] for id, lane in self.lanes.items()}
+
+    def nexts(self, group: GroupKey) -> dict[LaneKey, int]:
+        return {
+            self.keys[c["lane"]]: c["next"] for c in self.cursors if self.groups[c["grp"]] == group
+        }
+
+
+def check_rows(found: Rows) -> None:
+    """What must hold whatever happened: disjoint claims, cursors that add up, no orphans."""
+    claimed: dict[tuple[int, int], list[int]] = {}
+    for claim in found.claims:
+        where, which = (claim["grp"], claim["lane"]), claim["ranges"]
+        assert which == sorted(set(which)), f"not a range set: {claim}"
+        assert (claim["lo"], claim["hi"]) == (which[0], which[-1])
+        assert 0 < claim["n"] == ranges.count(which) <= 1_000
+        assert (claim["state"] == LEASED) == (claim["lease"] is not None)
+        assert (claim["state"] == DUE) == (claim["at"] is None)
+        if claim["lease"] is not None:
+            _, expires, ended = found.tokens[claim["lease"]]
+            assert ended is None
+            assert expires == claim["at"]
+        before = claimed.setdefault(where, [])
+        assert not ranges.intersection(before, which), f"claimed twice: {where} {which}"
+        claimed[where] = ranges.union(before, which)
+    for cursor in found.cursors:
+        where = cursor["grp"], cursor["lane"]
+        mine, lane = claimed.pop(where, []), found.lanes[cursor["lane"]]
+        settled = sum(cursor[k] for k in ("done", "dead", "skipped", "purged", "expired", "hidden"))
+        assert cursor["next"] == settled + ranges.count(mine), f"does not add up: {cursor} {mine}"
+        assert (
+            min(cursor[k] for k in ("done", "dead", "skipped", "purged", "expired", "hidden")) >= 0
+        )
+        assert lane["base"] <= cursor["next"] <= lane["head"]
+        assert not mine or (lane["base"] <= mine[0] and mine[-1] <= cursor["next"])
+        assert not ranges.intersection(mine, found.gone(lane["id"])), "a deleted message is claimed"
+        letters = [d for d in found.dead if (d["grp"], d["lane"]) == where and d["counted"]]
+        assert cursor["dead"] == len(letters)
+    assert not claimed, "claims without a cursor"
+    _check_segments(found)
+
+
+def _check_segments(found: Rows) -> None:
+    ends = {id: lane["base"] for id, lane in found.lanes.items()}
+    for segment in sorted(found.segments, key=lambda s: (s["lane"], s["first"])):
+        assert segment["first"] == ends[segment["lane"]], f"a gap before {segment}"
+        ends[segment["lane"]] += segment["count"]
+    assert ends == {id: lane["head"] for id, lane in found.lanes.items()}
+    bodies = [segment["body"] for segment in found.segments]
+    assert sorted(bodies) == sorted(found.bodies), "bodies without a segment, or the reverse"
+
+
+def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:
+    """Every claimed message stands as the model says; what the model has open is there."""
+    late, seen = found.late(model.now), set()
+    for held in found.held():
+        claim, state = held.claim, model.state(held.group, held.place)
+        seen.add((held.group, held.place))
+        if held.place in late[held.group]:
+            assert state.kind in ("open", "dead"), f"{held} is over, but {state}"
+            continue
+        counters = claim["deliveries"], claim["failures"], bool(claim["redelivered"])
+        assert counters == (state.deliveries, state.failures, state.redelivered), f"{held} {state}"
+        if claim["state"] == LEASED:
+            assert (state.kind, state.token) == ("leased", tokens[found.tokens[claim["lease"]][0]])
+            assert claim["at"] == model.leases[str(state.token)].end
+        else:
+            assert state.kind == "open", f"{held} {state}"
+            assert state.due <= model.now if claim["state"] == DUE else state.due == claim["at"]
+    for key, group in model.groups.items():
+        nexts = found.nexts(key)
+        for place, state in group.states.items():
+            if place.seq < nexts[place.lane] and state.kind in ("open", "leased"):
+                assert (key, place) in seen, f"{key} lost {place}: {state}"
+    for key in model.lanes:
+        (id,) = [id for id, lane in found.keys.items() if lane == key]
+        assert found.lanes[id]["head"] == len(model.lanes[key])
