@@ -25,13 +25,21 @@ from .policy import (
 S = TypeVar("S", bound=Struct)
 
 
+_good: set[str] = set()
+
+
 def name(value: object, what: str) -> str:
+    if type(value) is str and value in _good:
+        return value
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
     if not value or len(writable(value, what).encode()) > MAX_NAME:
         raise InvalidArgument(f"{what} has 1 to {MAX_NAME} bytes")
     if not value.isprintable():
         raise InvalidArgument(f"{what} {value!r} has characters that cannot be printed")
+    if len(_good) >= 10_000:
+        _good.clear()
+    _good.add(value)
     return value
 
 

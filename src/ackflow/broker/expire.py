@@ -29,6 +29,8 @@ def refresh(tx: Tx, group: Group, limit: int = -1) -> tuple[int, bool]:
     Answers with how many leases ended, and whether anything changed.
     """
     ended = 0
+    if tx.now < tx.cache.next_times.get(group.id, 0):
+        return 0, False
     over, due = tx.all("over_or_due", group.id, tx.now)[0]
     if over:
         for id in dict.fromkeys(
@@ -39,8 +41,9 @@ def refresh(tx: Tx, group: Group, limit: int = -1) -> tuple[int, bool]:
             assert lease is not None, "a leased claim without its lease"
             expire(tx, group, lease)
     if due:
-        for lane in {row[0] for row in tx.all("wake_due", group.id, tx.now)}:
+        for lane in tx.wake_due(group.id):
             make_ready(tx, lane, group.id)
+    tx.next_time(group.id)
     return ended, bool(over or due)
 
 

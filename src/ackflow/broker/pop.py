@@ -187,5 +187,5 @@ def _pieces(which: Ranges) -> list[Ranges]:
 
 def _empty(tx: Tx, group: Group, answer: Handout) -> Handout:
     if answer.retry_at is None:
-        answer.retry_at = tx.value("next_time", group.id)
+        answer.retry_at = tx.next_time(group.id)
     return answer

@@ -24,8 +24,10 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     left = want - sum(ranges.count(t.ranges) for t in taken)
     if left and held_at is None and cursor.next < lane.head:
         taken += _take_new(tx, queue, group, lane, cursor, left)
+    # A lane emptied by exactly what was wanted stays marked: the next pop or push saves a write.
+    left = want - sum(ranges.count(t.ranges) for t in taken)
     fresh = held_at is None and cursor.next < lane.head
-    cursor.ready = fresh or (bool(due) and _more_due(tx, lane, group, held_at))
+    cursor.ready = not left or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
     cursor.delivered += sum(ranges.count(t.ranges) for t in taken)
     cursor.served = tx.tick()
     tx.changed(cursor)

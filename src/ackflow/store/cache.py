@@ -4,12 +4,13 @@ Everything here is dropped when another process has written to the database and 
 is rolled back; only then may a verb change a cached record before its transaction has committed.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
-from .rows import Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
+from .rows import DUE, Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
 
 MAX_CURSORS = 50_000
 MAX_LEASES = 1_000
+SEGMENTS_KEPT = 4
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
@@ -23,8 +24,10 @@ class Cache:
         self.groups: dict[tuple[int, str] | int, Group] = {}
         self.group_ids: dict[int, list[int]] = {}
         self.cursors: dict[tuple[int, int], Cursor] = {}
-        self.segments: dict[int, Segment] = {}  # by lane, the one last read
+        self.segments: dict[int, deque[Segment]] = {}  # by lane, some last read or written
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
+        self.next_times: dict[int, int] = {}  # by group, no claim of it has a time before this
+        self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
         self._tokens: dict[int, int] = {}
         self._bodies: OrderedDict[tuple[int, int], Body] = OrderedDict()
         self._bytes = 0
@@ -39,6 +42,8 @@ class Cache:
         self.cursors.clear()
         self.segments.clear()
         self.leases.clear()
+        self.next_times.clear()
+        self.nothing_due.clear()
         self._tokens.clear()
         self._bodies.clear()
         self._bytes = 0
@@ -48,8 +53,23 @@ class Cache:
         if len(self.cursors) > MAX_CURSORS or len(self.lanes) > 2 * MAX_CURSORS:
             self.cursors.clear()
             self.segments.clear()
+            self.nothing_due.clear()
             self.lanes.clear()
             self.partitions.clear()
+
+    def keep_segment(self, segment: Segment) -> None:
+        kept = self.segments.get(segment.lane)
+        if kept is None:
+            kept = self.segments[segment.lane] = deque(maxlen=SEGMENTS_KEPT)
+        if not any(segment is one for one in kept):
+            kept.append(segment)
+
+    def note_claim(self, claim: Claim) -> None:
+        """Keep what is known of times and due claims true when a claim is written."""
+        if claim.state == DUE:
+            self.nothing_due.discard((claim.lane, claim.grp))
+        elif claim.at is not None and claim.at < self.next_times.get(claim.grp, 0):
+            self.next_times[claim.grp] = claim.at
 
     def keep_lease(self, lease: Lease, claims: list[Claim]) -> None:
         """Keep a live lease with its claims, exactly as they are stored."""

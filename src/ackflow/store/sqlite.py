@@ -39,6 +39,7 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
     "recent": ("normal", "normal"),
     "everything": ("off", "off"),
 }
+SYNCHRONOUS = {level: f"pragma synchronous={level}" for level in ("off", "normal", "full")}
 PAGE_SIZE = 4096
 CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
@@ -46,6 +47,7 @@ BUSY_SECONDS = 30.0
 # into the file from the first number of pages on, and the writer itself finishes that at the second.
 CHECKPOINT_PAGES = 400
 CHECKPOINT_PAGES_AT_MOST = 1_000
+LOOK_SECONDS = 0.1
 ROOM_INSIDE = 2 * 1024 * 1024
 
 
@@ -74,6 +76,7 @@ class SqliteStore:
         self._wal_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES_AT_MOST
         self._full = False
+        self._look_again = 0.0
         self._alone = threading.RLock()
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
@@ -81,6 +84,7 @@ class SqliteStore:
             self._db = self._first_open()
             self._execute = _executor(self._db)
             self.id = self._store_id()
+        self._writing = self._tx(self._execute, self._cache)
         if not self._single:
             self._full = not self._ballast.restore()
             self._watch = self._open()
@@ -88,16 +92,21 @@ class SqliteStore:
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
         """Run a body in one transaction; on return it is committed, on error it never was."""
         level = self._synced if synced else self._plain
-        if synced:
+        if synced and (self._full or time.monotonic() > self._look_again):
+            self._look_again = time.monotonic() + LOOK_SECONDS
             self.look_for_space()
-        with self._alone, translated(self.path):
+        with self._alone:
             try:
                 return self._transact(body, level)
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
                 self._copy_log()
-                return self._transact(body, level)
+                with translated(self.path):
+                    return self._transact(body, level)
+            except apsw.Error as error:
+                with translated(self.path):
+                    raise error
 
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body on a snapshot of what is committed, beside the writer."""
@@ -160,7 +169,7 @@ class SqliteStore:
 
     def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
         if level != self._level:
-            self._db.execute(f"pragma synchronous={level}")
+            self._execute(SYNCHRONOUS[level], ())
             self._level = level
         self._execute("begin immediate", ())
         try:
@@ -169,7 +178,8 @@ class SqliteStore:
                 self._cache.clear()
                 self._version = version
             self._cache.shrink()
-            tx = self._tx(self._execute, self._cache)
+            tx = self._writing
+            tx.begin(self.clock.now(), self._full)
             body(tx)
             tx.flush()
             self._execute("commit", ())

@@ -66,10 +66,16 @@ class Tx:
         self._last_id = last_id
         self.cache = cache
         self.store = store
-        self.now = now
-        self.full = full
         self.touched: set[str] = set()
         self._changed: dict[tuple[int, int], Cursor] = {}
+        self.begin(now, full)
+
+    def begin(self, now: int, full: bool) -> None:
+        """Start anew: a store may use one record for all its transactions."""
+        self.now = now
+        self.full = full
+        self.touched = set()
+        self._changed.clear()
 
     def all(self, name: str, *args: Any) -> list[Row]:
         return self._execute(self._sql[name], args)
@@ -222,6 +228,7 @@ class Tx:
         lane.last_at = s.created_at
         if s.not_before is not None or s.for_group is not None:
             lane.odd = lane.head
+        self.cache.keep_segment(segment)
         self.run("push_lane", lane.id, lane.head, lane.last_at, lane.odd)
 
     def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
@@ -250,9 +257,11 @@ class Tx:
         return None if found is None else int(found)
 
     def last_segment(self, lane: int, sequence: int) -> Segment | None:
-        """The segment last read of a lane, if it holds the sequence."""
-        found = self.cache.segments.get(lane)
-        return found if found and found.first <= sequence < found.stop else None
+        """The segment that holds a sequence, if it was read or written lately."""
+        for segment in self.cache.segments.get(lane, ()):
+            if segment.first <= sequence < segment.first + segment.count:
+                return segment
+        return None
 
     def odd_segments(self, lane: Lane, sequence: int) -> list[Segment]:
         """Delayed and group-only segments from a sequence on."""
@@ -261,7 +270,7 @@ class Tx:
         return [_to_segment(row) for row in self.all("odd_segments", lane.id, sequence)]
 
     def body(self, segment: Segment) -> Body:
-        self.cache.segments[segment.lane] = segment
+        self.cache.keep_segment(segment)
         found = self.cache.body(segment.lane, segment.first)
         if found is None:
             row = self.one("body", segment.body)
@@ -389,10 +398,12 @@ class Tx:
     # claims
 
     def add_claim(self, claim: Claim) -> None:
+        self.cache.note_claim(claim)
         claim.id = self.insert("add_claim", claim.grp, claim.lane, *_claim_columns(claim))
 
     def save_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
+        self.cache.note_claim(claim)
         self.run("save_claim", claim.id, *_claim_columns(claim))
 
     def drop_claim(self, claim: Claim) -> None:
@@ -404,7 +415,25 @@ class Tx:
         return [_to_claim(row) for row in self.all("claims_of_lease", lease)]
 
     def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
-        return [_to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
+        if (lane, grp) in self.cache.nothing_due:
+            return []
+        found = [_to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
+        if not found:
+            self.cache.nothing_due.add((lane, grp))
+        return found
+
+    def wake_due(self, grp: int) -> set[int]:
+        """Make every waiting claim due whose time has come; answers with their lanes."""
+        lanes = {row[0] for row in self.all("wake_due", grp, self.now)}
+        for lane in lanes:
+            self.cache.nothing_due.discard((lane, grp))
+        return lanes
+
+    def next_time(self, grp: int) -> int | None:
+        """When the next lease of a group ends or its next waiting message is due."""
+        found = self.value("next_time", grp)
+        self.cache.next_times[grp] = found if found is not None else 1 << 62
+        return None if found is None else int(found)
 
     def claims_in(self, lane: int, grp: int, first: int, stop: int) -> list[Claim]:
         """Claims that may hold a sequence of [first, stop)."""
