@@ -17,7 +17,9 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture(params=["memory", "file"])
-def open_session(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> Iterator[Open]:
+def open_session(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock
+) -> Iterator[Open]:
     """Open sessions on one database of the kind under test; all are closed at the end."""
     opened: list[Session] = []
     url = ":memory:" if request.param == "memory" else str(tmp_path / "test.db")

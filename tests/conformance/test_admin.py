@@ -566,3 +566,12 @@ def test_unknown_queues_groups_and_partitions_are_named(q: Session) -> None:
             call()
         assert type(missing.value) is error
     assert [s.name for s in q.queues()] == ["orders"]
+
+
+def test_a_pop_that_ends_at_a_deleted_message_leaves_none_out(q: Session) -> None:
+    for first in (0, 6, 12):
+        ids = q.push("orders", list(range(first, first + 6)))
+        if first == 6:
+            q.delete_message("orders", ids[0])
+    assert data(q.pop("orders", group="g", batch=7)) == [0, 1, 2, 3, 4, 5, 7]
+    assert data(q.pop("orders", group="g", batch=99)) == [8, 9, 10, 11, 12, 13, 14, 15, 16, 17]

@@ -190,3 +190,17 @@ def test_pushes_work_again_when_acked_messages_were_trimmed(q: Session) -> None:
     assert drain(q) == list(range(count))
     assert eventually(lambda: takes_pushes(q))
     assert fill(q) > count // 2
+
+
+def test_a_disk_that_is_full_for_the_second_time_still_lets_messages_be_worked_off(
+    q: Session,
+) -> None:
+    for _ in range(3):
+        count = fill(q)
+        assert count > 0
+        for number in range(300):
+            message = q.pop("jobs")[0]
+            assert message.data["number"] == number
+            message.ack()
+        assert drain(q) == list(range(300, count))
+        assert eventually(lambda: takes_pushes(q))

@@ -1,0 +1,1 @@
+"""The broker against a model of it."""

@@ -352,8 +352,8 @@ class Model:
         """The new end of the lease, or the code of the refusal."""
         lease = self.leases[token]
         if lease.ended:
-            lost = [fate for fate in lease.fates.values() if fate not in VERBS]
-            return CODES[lost[0]] if lost else "already_settled"
+            lost = {fate for fate in lease.fates.values() if fate not in VERBS}
+            return CODES["expired" if "expired" in lost else lost.pop() if lost else "ack"]
         rules = self.groups[lease.group].rules
         lease.end = max(lease.end, self.now + round((seconds or rules.lease) * SECOND))
         return lease.end

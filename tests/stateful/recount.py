@@ -156,6 +156,6 @@ def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:
         for place, state in group.states.items():
             if place.seq < nexts[place.lane] and state.kind in ("open", "leased"):
                 assert (key, place) in seen, f"{key} lost {place}: {state}"
-    for key in model.lanes:
-        (id,) = [id for id, lane in found.keys.items() if lane == key]
-        assert found.lanes[id]["head"] == len(model.lanes[key])
+    for where, messages in model.lanes.items():
+        (id,) = [id for id, lane in found.keys.items() if lane == where]
+        assert found.lanes[id]["head"] == len(messages)

@@ -1,30 +1,44 @@
-"""The broker against a model of it: any sequence of verbs does what the specification says."""
+"""The broker against a model of it: any sequence of verbs does what the specification says.
 
-import os
+A failure prints the steps that lead to it and a line that repeats it. Shrinking may take minutes,
+so these tests have more time than others.
+"""
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from .machine import BrokerMachine, FileMachine
 
 QUICK = settings(
-    max_examples=int(os.environ.get("EX", 60)),
-    stateful_step_count=int(os.environ.get("STEPS", 40)),
+    max_examples=60,
+    stateful_step_count=40,
     deadline=None,
     derandomize=False,
     print_blob=True,
+    report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
-LONG = settings(QUICK, max_examples=3_000, stateful_step_count=80)
+LONG = settings(QUICK, max_examples=4_000, stateful_step_count=120)
 
 
-def run(machine: type[BrokerMachine], how: settings) -> None:
-    run_state_machine_as_test(machine, settings=how)
-
-
+@pytest.mark.timeout(900)
 def test_any_sequence_of_verbs_does_what_the_model_says_in_memory() -> None:
-    run(BrokerMachine, QUICK)
+    run_state_machine_as_test(BrokerMachine, settings=QUICK)
 
 
+@pytest.mark.timeout(900)
 def test_two_sessions_on_one_file_do_what_the_model_says() -> None:
-    run(FileMachine, QUICK)
+    run_state_machine_as_test(FileMachine, settings=QUICK)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_many_more_sequences_do_what_the_model_says_in_memory() -> None:
+    run_state_machine_as_test(BrokerMachine, settings=LONG)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_many_more_sequences_in_two_sessions_do_what_the_model_says() -> None:
+    run_state_machine_as_test(FileMachine, settings=LONG)

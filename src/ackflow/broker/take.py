@@ -122,9 +122,9 @@ def _take_new(
     taken: list[Taken] = []
     while want > 0 and cursor.next < lane.head:
         for segment in _ahead(tx, lane, cursor, want):
-            if want <= 0:
-                break
-            want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
+            # Deleted messages make a stretch shorter than it looks: the segment may need another.
+            while want > 0 and cursor.next < segment.stop:
+                want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
     return taken
 
 
