@@ -11,6 +11,14 @@ from ackflow import Session, VirtualClock
 Open = Callable[..., Session]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long versions run only when they are asked for: pytest -m soak."""
+    if "soak" not in (config.option.markexpr or ""):
+        for item in items:
+            if item.get_closest_marker("soak"):
+                item.add_marker(pytest.mark.skip(reason="a soak test; run with -m soak"))
+
+
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock()
