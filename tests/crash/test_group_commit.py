@@ -1,5 +1,7 @@
 """Verbs that wait at the same moment share one commit, and nothing else."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -240,3 +242,17 @@ def test_the_same_key_twice_in_one_group_is_pushed_once(q: Session) -> None:
     )
     assert list(first.result()) == list(second.result())
     assert len(q.pop("jobs", batch=10)) == 1
+
+
+def test_interrupts_of_the_main_thread_neither_stop_the_writer_nor_repeat_the_others(
+    tmp_path: Path,
+) -> None:
+    """A push of the main thread that was interrupted may be stored or not; no other is doubtful."""
+    script = Path(__file__).with_name("interrupted.py")
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "test.db"), "3"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    interrupts, confirmed, own, stored = map(int, ran.stdout.split())
+    assert interrupts > 20
+    assert confirmed + own <= stored <= confirmed + own + interrupts

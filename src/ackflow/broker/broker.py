@@ -14,7 +14,7 @@ from ..clock import SECOND, Clock, Signal, micros
 from ..errors import AckflowError, NotMyTurn, SessionClosed
 from ..model import Upkeep
 from ..store.tx import Tx
-from ..store.writer import Job, Writer
+from ..store.writer import Writer
 from .handout import Handout
 from .pop import PopRequest, pop
 from .push import Answer, PushRequest, push
@@ -35,11 +35,11 @@ class Store(Protocol):
     """What the broker needs of a database."""
 
     id: int
+    interrupted: BaseException | None
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]: ...
     def read(self, body: Callable[[Tx], T]) -> T: ...
     def changed(self) -> int: ...
-    def checkpoint(self) -> None: ...
     def backup(self, target: str) -> None: ...
     def close(self) -> None: ...
 
@@ -115,11 +115,6 @@ class Broker:
             self.waiting.pass_on((request.queue, request.group, request.partition))
         return answer
 
-    def submit(self, verb: Callable[[Tx], Any], synced: bool, then: Callable[[Job], None]) -> None:
-        """Run a verb on the writer's thread; for callers that must not block."""
-        self._check_open()
-        self.writer.submit(Job(verb, synced, None, then))
-
     def read(self, verb: Callable[[Tx], T]) -> T:
         return self.store.read(verb)
 
@@ -146,7 +141,6 @@ class Broker:
         self.waiting.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self.writer.close()
         with self.writer.exclusively():
             self.store.close()
 
@@ -191,7 +185,6 @@ class Broker:
         try:
             with self._keeping:
                 busy = self._keeper.run_once().total > 0
-            self.store.checkpoint()
             return busy
         except NotMyTurn:
             return False

@@ -43,10 +43,9 @@ SYNCHRONOUS = {level: f"pragma synchronous={level}" for level in ("off", "normal
 PAGE_SIZE = 4096
 CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
-# A log that starts again from its beginning is faster to sync than one that grows: upkeep copies it
-# into the file from the first number of pages on, and the writer itself finishes that at the second.
-CHECKPOINT_PAGES = 400
-CHECKPOINT_PAGES_AT_MOST = 1_000
+# A log that starts again from its beginning is faster to sync than one that grows, and small enough
+# to be copied out of the reserve when the disk is full.
+CHECKPOINT_PAGES = 1_000
 LOOK_SECONDS = 0.1
 ROOM_INSIDE = 2 * 1024 * 1024
 
@@ -73,8 +72,7 @@ class SqliteStore:
         self._cache = Cache()
         self._statements = migrate.statements("sqlite")
         self._version = -1
-        self._wal_pages = 0
-        self._checkpoint_at = CHECKPOINT_PAGES_AT_MOST
+        self.interrupted: BaseException | None = None
         self._full = False
         self._look_again = 0.0
         self._alone = threading.RLock()
@@ -138,7 +136,7 @@ class SqliteStore:
             self._full = not (self._ballast.restore() or self._roomy())
 
     def _copy_log(self) -> None:
-        """Copy the log into the file; what was committed stays so, whatever becomes of this."""
+        """Copy the log into the file as far as there is room for it."""
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
@@ -146,13 +144,6 @@ class SqliteStore:
         """Whether trimmed messages left enough room inside the file to go without the reserve."""
         pages = self._execute("pragma freelist_count", ())[0][0]
         return bool(pages * PAGE_SIZE >= ROOM_INSIDE)
-
-    def checkpoint(self) -> None:
-        """Copy the write-ahead log into the file when it has grown; writers go on meanwhile."""
-        if self._single or self._wal_pages < CHECKPOINT_PAGES:
-            return
-        with contextlib.suppress(apsw.Error):
-            self._watch.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def backup(self, target: str) -> None:
         """Copy the database, as it is at one moment, to a new file."""
@@ -171,8 +162,13 @@ class SqliteStore:
         if level != self._level:
             self._execute(SYNCHRONOUS[level], ())
             self._level = level
-        self._execute("begin immediate", ())
+        if self._db.in_transaction:
+            # A signal was handled where nothing could be cleaned up: do it now.
+            self._cache.clear()
+            self._execute("rollback", ())
+        committing = False
         try:
+            self._execute("begin immediate", ())
             version = self._execute("pragma data_version", ())[0][0]
             if version != self._version:
                 self._cache.clear()
@@ -182,16 +178,17 @@ class SqliteStore:
             tx.begin(self.clock.now(), self._full)
             body(tx)
             tx.flush()
+            committing = True
             self._execute("commit", ())
-        except BaseException:
+        except BaseException as error:
+            if committing and not isinstance(error, apsw.Error) and not self._db.in_transaction:
+                # A signal was handled while the commit returned: it is done all the same.
+                self.interrupted = error
+                return tx.touched
             self._cache.clear()
             with contextlib.suppress(apsw.Error):
                 self._execute("rollback", ())
             raise
-        if self._wal_pages > self._checkpoint_at:
-            self._copy_log()
-            # A reader may keep the log from starting again; then it is not tried at every commit.
-            self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
         return tx.touched
 
     def _tx(self, execute: Execute, cache: Cache) -> Tx:
@@ -249,19 +246,13 @@ class SqliteStore:
         db.pragma("journal_mode", "wal")
         db.pragma("cache_size", -CACHE_KIB)
         db.pragma("temp_store", "memory")
-        db.set_wal_hook(self._after_commit)
+        db.wal_autocheckpoint(CHECKPOINT_PAGES)
         return db
 
     def _open_source(self) -> contextlib.AbstractContextManager[apsw.Connection]:
         if self._single:
             return contextlib.nullcontext(self._db)
         return contextlib.closing(self._open())
-
-    def _after_commit(self, _: apsw.Connection, __: str, pages: int) -> int:
-        if pages < self._wal_pages:
-            self._checkpoint_at = CHECKPOINT_PAGES_AT_MOST
-        self._wal_pages = pages
-        return apsw.SQLITE_OK
 
     def _store_id(self) -> int:
         self._execute("begin immediate", ())

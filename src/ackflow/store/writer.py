@@ -15,20 +15,15 @@ Verb = Callable[[Tx], Any]
 class Job:
     """One verb on its way through the writer, and its answer."""
 
-    __slots__ = ("answer", "done", "error", "merge", "synced", "then", "verb")
+    __slots__ = ("answer", "done", "error", "leads", "merge", "synced", "turn", "verb")
 
-    def __init__(
-        self,
-        verb: Verb,
-        synced: bool,
-        merge: Any = None,
-        then: "Callable[[Job], None] | None" = None,
-    ) -> None:
+    def __init__(self, verb: Verb, synced: bool, merge: Any = None) -> None:
         self.verb = verb
         self.synced = synced
         self.merge = merge
-        self.then = then
         self.done = False
+        self.leads = False
+        self.turn: threading.Lock | None = None  # held while it waits for another thread
         self.answer: Any = None
         self.error: BaseException | None = None
 
@@ -39,7 +34,12 @@ class Job:
 
 
 class Writes(Protocol):
-    """What the writer needs of a store: run a body in one transaction, committed on return."""
+    """What the writer needs of a store: run a body in one transaction, committed on return.
+
+    `interrupted` is what a signal handler raised once the commit was done.
+    """
+
+    interrupted: BaseException | None
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]: ...
 
@@ -57,72 +57,86 @@ class Writer:
         self._merged = merged
         self._committed = committed
         self._jobs: deque[Job] = deque()
+        self._door = threading.Lock()
+        self._busy = False
         self._turn = threading.Lock()
-        self._work = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
-        self._stopped = False
         self.commits = 0
         self.verbs = 0
 
     def run(self, verb: Verb, *, synced: bool, merge: Any = None) -> Any:
         """Run one verb; the calling thread does the work of all that wait, or finds its own done."""
         job = Job(verb, synced, merge)
-        self._jobs.append(job)
-        with self._turn:
-            if not job.done:
-                self._run_waiting()
+        try:
+            with self._door:
+                self._jobs.append(job)
+                if self._busy:
+                    job.turn = threading.Lock()
+                    job.turn.acquire()
+                else:
+                    self._busy = job.leads = True
+            if job.turn is not None:
+                job.turn.acquire()
+        except BaseException:
+            self._withdraw(job)
+            raise
+        if not job.done:
+            self._lead()
         return job.result()
 
-    def submit(self, job: Job) -> None:
-        """Run one verb on the writer's own thread; `job.then` is called there when it is done."""
-        self._jobs.append(job)
-        if self._thread is None:
-            self._start()
-        self._work.release()
+    def _lead(self) -> None:
+        """Run all that wait, then let go those that are done and the next one that leads."""
+        group: list[Job] = []
+        try:
+            with self._turn:
+                self._run_waiting(group)
+        finally:
+            with self._door:
+                following = self._choose()
+            for job in group if following is None else [following, *group]:
+                if job.turn is not None:
+                    job.turn.release()
+        interrupted, self._store.interrupted = self._store.interrupted, None
+        if interrupted is not None:
+            raise interrupted
+
+    def _choose(self) -> Job | None:
+        following = self._jobs[0] if self._jobs else None
+        self._busy = following is not None
+        if following is not None:
+            following.leads = True
+        return following
+
+    def _withdraw(self, job: Job) -> None:
+        """A thread was interrupted while it waited: its verb is not run, unless it already is."""
+        following = None
+        with self._door:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                following = self._choose() if job.leads else None
+        if following is not None and following.turn is not None:
+            following.turn.release()
 
     def exclusively(self) -> threading.Lock:
         """The lock that keeps every verb out, for work on the writing connection itself."""
         return self._turn
 
-    def _start(self) -> None:
-        with self._turn:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._loop, name="ackflow-writer", daemon=True
-                )
-                self._thread.start()
-
-    def _loop(self) -> None:
-        while not self._stopped:
-            self._work.acquire()
-            with self._turn:
-                self._run_waiting()
-
-    def close(self) -> None:
-        """Let the writer's own thread end; verbs already submitted are run first."""
-        self._stopped = True
-        self._work.release()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run_waiting(self) -> None:
-        group: list[Job] = []
-        while self._jobs:
-            group.append(self._jobs.popleft())
-        if not group:
-            return
+    def _run_waiting(self, group: list[Job]) -> None:
+        """Run everything that waits, and gather it in `group` as it becomes done."""
+        with self._door:
+            group += self._jobs
+            self._jobs.clear()
         try:
             self._commit(group)
         except BaseException as error:
             if len(group) == 1:
                 group[0].error = error
-            else:
-                self._one_by_one(group)
-        for job in group:
-            job.done = True
-        for job in group:
-            if job.then is not None:
-                job.then(job)
+                return
+            self._one_by_one(group)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for job in group:
+                job.done = True
 
     def _one_by_one(self, group: list[Job]) -> None:
         """An unexpected error undid the group: find out whose it was."""
