@@ -102,12 +102,13 @@ def lowest(ranges: Ranges, limit: int) -> Ranges:
 
 
 def pack(ranges: Ranges) -> bytes:
-    """64-bit boundaries, the form kept on disk."""
-    return array("q", ranges).tobytes()
+    """The form kept on disk: the width of a boundary, then the boundaries."""
+    code = "I" if not ranges or (ranges[0] >= 0 and ranges[-1] < 1 << 32) else "q"
+    return code.encode() + array(code, ranges).tobytes()
 
 
 def unpack(data: bytes) -> Ranges:
-    return array("q", data).tolist()
+    return array(chr(data[0]), data[1:]).tolist()
 
 
 def _combine(a: Ranges, b: Ranges, keep) -> Ranges:  # type: ignore[no-untyped-def]
