@@ -104,7 +104,7 @@ def test_lowest_is_the_front_of_the_sorted_set(some: set[int], limit: int) -> No
 def test_what_is_packed_is_unpacked_the_same(some: set[int]) -> None:
     boundaries = ranges.of(some)
     packed = ranges.pack(boundaries)
-    assert len(packed) == 8 * len(boundaries)
+    assert len(packed) <= 1 + 8 * len(boundaries)
     assert ranges.unpack(packed) == boundaries
 
 
