@@ -14,7 +14,13 @@ import pytest
 
 import ackflow
 from ackflow import Session
-from ackflow.errors import InvalidArgument, KeyConflict, LeaseLost, TransactionFailed
+from ackflow.errors import (
+    InvalidArgument,
+    KeyConflict,
+    LeaseLost,
+    StorageFailed,
+    TransactionFailed,
+)
 from ackflow.store.tx import Tx
 from ackflow.store.writer import Writer
 
@@ -256,3 +262,18 @@ def test_interrupts_of_the_main_thread_neither_stop_the_writer_nor_repeat_the_ot
     interrupts, confirmed, own, stored = map(int, ran.stdout.split())
     assert interrupts > 20
     assert confirmed + own <= stored <= confirmed + own + interrupts
+
+
+def test_a_damaged_file_fails_the_pop_that_meets_it_and_changes_nothing(q: Session) -> None:
+    q.push("jobs", [1, 2])
+    q.pop("jobs")[0].nack("again")
+
+    def damage(tx: Tx) -> None:
+        for lane in tx.lanes(1):
+            lane.head += 5
+            tx.save_lane(lane)
+
+    q.broker.write(damage)
+    with pytest.raises(StorageFailed, match="damaged"):
+        q.pop("jobs", batch=9)
+    assert [m.data for m in q.pop("jobs", batch=2)] == [1, 2]

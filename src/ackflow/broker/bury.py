@@ -1,6 +1,6 @@
 """Dead letters are made here: a copy of the message, with why, in the same transaction."""
 
-from ..errors import Gone
+from ..errors import StorageFailed
 from ..policy import Kind
 from ..ranges import Ranges, count
 from ..store.rows import Cursor, DeadRow, Group, Lane
@@ -37,7 +37,7 @@ def bury(
                 )
             )  # fmt: skip
     if len(rows) != count(which):
-        raise Gone("a message to be dead-lettered is no longer stored")
+        raise StorageFailed("the file is damaged: a message to be dead-lettered is missing")
     tx.add_dead(rows)
     cursor.dead += len(rows)
     tx.changed(cursor)

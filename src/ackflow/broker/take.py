@@ -2,6 +2,7 @@
 
 from .. import ranges
 from ..clock import micros
+from ..errors import StorageFailed
 from ..ranges import Ranges
 from ..store.rows import WAITING, Claim, Cursor, Group, Lane, Queue, Segment
 from ..store.tx import Tx
@@ -121,10 +122,13 @@ def _take_new(
 ) -> list[Taken]:
     taken: list[Taken] = []
     while want > 0 and cursor.next < lane.head:
+        before = cursor.next
         for segment in _ahead(tx, lane, cursor, want):
             # Deleted messages make a stretch shorter than it looks: the segment may need another.
             while want > 0 and cursor.next < segment.stop:
                 want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
+        if cursor.next == before:
+            raise StorageFailed("the file is damaged: messages are missing; restore a backup")
     return taken
 
 

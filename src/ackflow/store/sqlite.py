@@ -227,7 +227,11 @@ class SqliteStore:
                         look.execute("begin")  # one moment, as another may be creating it
                         migrate.check(look, migrations)
                 db = self._open()
-                migrate.migrate(db, migrations)
+                try:
+                    migrate.migrate(db, migrations)
+                except BaseException:
+                    db.close()
+                    raise
                 return db
             except (apsw.BusyError, apsw.LockedError):
                 # SQLite asks no busy handler while a file is switched to its log.

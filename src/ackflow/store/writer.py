@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..errors import AckflowError
+from ..errors import AckflowError, StorageFailed
 from .tx import Tx
 
 Verb = Callable[[Tx], Any]
@@ -164,6 +164,8 @@ class Writer:
             if job.merge is None:
                 try:
                     job.answer = job.verb(tx)
+                except StorageFailed:
+                    raise  # no refusal: it may come after the first write
                 except AckflowError as refusal:
                     job.error = refusal
                 continue
