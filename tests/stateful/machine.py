@@ -10,38 +10,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ackflow
-from ackflow import Item, Message, Session, Settled, Verdict, VirtualClock, errors, ids
+from ackflow import Item, Session, Settled, Verdict, VirtualClock, errors, ids
 
-from .model import SECOND, VERBS, GroupKey, LaneKey, Model, Outcome, Place, Rules
+from .cases import (
+    DELAYS,
+    FOCUS,
+    GROUPS,
+    HISTORY,
+    ITEMS,
+    KEYS,
+    LANES,
+    QUEUES,
+    SECONDS,
+    SOME,
+    VERB,
+    VERB_LIST,
+    Handed,
+)  # fmt: skip
+from .model import SECOND, GroupKey, LaneKey, Model, Outcome, Place
 from .recount import Rows, check_against, check_rows
-
-HISTORY = 600
-GROUPS: dict[GroupKey, Rules] = {
-    ("orders", "shared"): Rules(retry_limit=3, max_deliver=4),
-    ("orders", "ordered"): Rules("ordered", lease=20.0, retry_limit=2, max_deliver=None),
-    ("orders", "exclusive"): Rules("exclusive", retry_limit=None, max_deliver=None),
-    ("orders", "window"): Rules(lease=10.0, max_deliver=5, backoff=(1.0, 5.0, 60.0), window=4),
-    ("orders", "all"): Rules(policy="all", max_deliver=2),
-    ("jobs", "shared"): Rules(lease=300.0),
-    ("jobs", "ordered"): Rules("ordered", max_deliver=3, backoff=(0.0, 2.0)),
-}
-DELAYS = st.sampled_from([None, None, 0.0, 3.0, 40.0])
-QUEUES = st.sampled_from(["orders", "jobs"])
-KEYS = st.sampled_from(sorted(GROUPS))
-SOME = st.integers(0, 1 << 16)
-LANES = st.builds(LaneKey, QUEUES, st.sampled_from("AABC"), st.sampled_from([0, 0, 1, 2]))
-ITEMS = st.tuples(LANES, DELAYS, st.sampled_from([None, None, None, "t1", "t2"]))
-VERB_LIST = st.lists(st.sampled_from([None, *VERBS, "nack", "release"]), max_size=7)
-
-
-class Handed:
-    """A batch as it came, with the places of its messages."""
-
-    def __init__(self, key: GroupKey, messages: list[Message], places: list[Place]) -> None:
-        self.key = key
-        self.messages = messages
-        self.places = places
-        self.token = messages[0].token or ""
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -67,14 +54,23 @@ class BrokerMachine(RuleBasedStateMachine):
         self.tokens: dict[int, str] = {}
         self.keyed: list[tuple[str, LaneKey, list[int], list[str]]] = []
         self.numbers = 0
+        self.focus: GroupKey | None = None
+        self.wide = True
 
     def teardown(self) -> None:
         for session in self.sessions:
             session.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    @initialize(lanes=st.lists(LANES, min_size=2, max_size=4), count=st.integers(1, 6))
-    def set_up(self, lanes: list[LaneKey], count: int) -> None:
+    @initialize(
+        lanes=st.lists(LANES, min_size=2, max_size=4), count=st.integers(1, 6), focus=FOCUS,
+        wide=st.booleans(),
+    )  # fmt: skip
+    def set_up(
+        self, lanes: list[LaneKey], count: int, focus: GroupKey | None = None, wide: bool = True
+    ) -> None:
+        """With a focus all work is for one group; what is not wide happens in one lane."""
+        self.focus, self.wide = focus, wide
         q = self.sessions[0]
         q.configure("jobs", keep_seconds=0, history_seconds=HISTORY)
         for (queue, name), rules in GROUPS.items():
@@ -87,6 +83,13 @@ class BrokerMachine(RuleBasedStateMachine):
             self.push_a_run(0, lane, count, False)
 
     # helpers
+
+    def group(self, key: GroupKey) -> GroupKey:
+        return self.focus or key
+
+    def lane(self, lane: LaneKey) -> LaneKey:
+        queue = self.focus[0] if self.focus else lane.queue
+        return LaneKey(queue, *lane[1:]) if self.wide else LaneKey(queue, "A", 0)
 
     def q(self, pick: int) -> Session:
         return self.sessions[pick % len(self.sessions)]
@@ -125,9 +128,6 @@ class BrokerMachine(RuleBasedStateMachine):
         counts = expected.settled, expected.noop, expected.dead
         assert (told.settled, told.noop, told.dead) == counts
 
-    def some_of(self, batch: Handed, mask: int) -> list[int]:
-        return [i for i in range(len(batch.places)) if mask >> i & 1] or [0]
-
     def batch(self, pick: int) -> Handed:
         """One of the batches, most often one that is still held."""
         held = [batch for batch in self.batches if not self.model.leases[batch.token].ended]
@@ -140,9 +140,10 @@ class BrokerMachine(RuleBasedStateMachine):
     def push(self, pick: int, items: list[tuple[LaneKey, float | None, str | None]]) -> None:
         """Messages of one lane lie in the order of the push. Which of two in different lanes is
         the duplicate is left open, so such pairs are not pushed."""
-        queue = items[0][0].queue
+        queue = self.lane(items[0][0]).queue
         some, homes = [], dict[str | None, LaneKey]()
-        for lane, delay, txid in items:
+        for asked, delay, txid in items:
+            lane = self.lane(asked)
             own = txid if homes.setdefault(txid, lane)[1:] == lane[1:] else None
             some.append(
                 Item(data=self.number(), partition=lane.partition, priority=lane.priority,
@@ -160,7 +161,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(pick=SOME, lane=LANES, count=st.integers(1, 12), key=st.booleans())
     def push_a_run(self, pick: int, lane: LaneKey, count: int, key: bool) -> None:
-        data = [self.number() for _ in range(count)]
+        lane, data = self.lane(lane), [self.number() for _ in range(count)]
         name = f"k{self.numbers}" if key else None
         receipt = self.q(pick).push(
             lane.queue, data, partition=lane.partition, priority=lane.priority, key=name
@@ -174,9 +175,8 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(pick=SOME, which=SOME)
     def repeat_a_push_with_its_key(self, pick: int, which: int) -> None:
         key, lane, data, answer = self.keyed[which % len(self.keyed)]
-        again: dict[str, Any] = {
-            "partition": lane.partition, "priority": lane.priority, "key": key
-        }  # fmt: skip
+        _, partition, priority = lane
+        again: dict[str, Any] = {"partition": partition, "priority": priority, "key": key}
         if self.model.now - self.model.msg(self.place_of(answer[0])).created < 86_400 * SECOND:
             assert list(self.q(pick).push(lane.queue, data, **again)) == answer
             try:
@@ -197,14 +197,15 @@ class BrokerMachine(RuleBasedStateMachine):
         self, pick: int, key: GroupKey, batch: int, auto: bool, seconds: float | None,
         partition: str | None, most: int | None,
     ) -> None:  # fmt: skip
-        self.take(pick, key, batch, auto, seconds, partition, most)
+        self.take(pick, self.group(key), batch, auto, seconds, partition, most)
 
     @rule(pick=SOME, key=SOME, batch=st.integers(1, 7), verbs=VERB_LIST, delay=DELAYS)
     def work(
         self, pick: int, key: int, batch: int, verbs: list[str | None], delay: float | None
     ) -> None:
         """Pop where there is something, then end some of it, each in its own way."""
-        keys = [k for k in sorted(GROUPS) if self.model.room(k)[0] and self.model.ready(k)]
+        keys = [self.focus] if self.focus else sorted(GROUPS)
+        keys = [k for k in keys if self.model.room(k)[0] and self.model.ready(k)]
         if keys and (handed := self.take(pick, keys[key % len(keys)], batch)):
             for at, verb in enumerate(verbs[: len(handed.places)]):
                 if verb is not None:
@@ -268,12 +269,12 @@ class BrokerMachine(RuleBasedStateMachine):
     # settling
 
     @precondition(lambda self: self.batches)
-    @rule(pick=SOME, which=SOME, mask=SOME, verb=st.sampled_from(VERBS), delay=DELAYS, by=SOME)
+    @rule(pick=SOME, which=SOME, mask=SOME, verb=VERB, delay=DELAYS, by=SOME)
     def settle_some(
         self, pick: int, which: int, mask: int, verb: str, delay: float | None, by: int
     ) -> None:
         batch = self.batch(which)
-        chosen = self.some_of(batch, mask)
+        chosen = batch.some(mask)
         places = [batch.places[i] for i in chosen]
         options = {"delay": delay} if verb in ("nack", "requeue") else {}
         if by % 3 == 0:
@@ -287,7 +288,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.batches)
     @rule(
-        pick=SOME, which=SOME, at=SOME, verb=st.sampled_from(VERBS), delay=DELAYS,
+        pick=SOME, which=SOME, at=SOME, verb=VERB, delay=DELAYS,
         flag=st.booleans(),
     )  # fmt: skip
     def settle_one(
@@ -315,7 +316,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert code == expected.refused.get(place)
 
     @precondition(lambda self: self.batches)
-    @rule(pick=SOME, which=SOME, verb=st.sampled_from(VERBS))
+    @rule(pick=SOME, which=SOME, verb=VERB)
     def settle_a_whole_lease_by_its_token(self, pick: int, which: int, verb: str) -> None:
         """What was settled before is passed over, unless there is nothing else to tell."""
         batch = self.batch(which)
@@ -329,7 +330,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule(
         pick=SOME, which=st.lists(SOME, min_size=1, max_size=2, unique=True),
-        verbs=st.lists(st.sampled_from(VERBS), min_size=7, max_size=7), atomic=st.booleans(),
+        verbs=st.lists(VERB, min_size=7, max_size=7), atomic=st.booleans(),
     )  # fmt: skip
     def settle_each_its_own_way(
         self, pick: int, which: list[int], verbs: list[str], atomic: bool
@@ -361,7 +362,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert (told.settled, told.noop, told.dead) == (total.settled, total.noop, total.dead)
 
     @precondition(lambda self: len(self.batches) > 1)
-    @rule(pick=SOME, which=SOME, other=SOME, verb=st.sampled_from(VERBS))
+    @rule(pick=SOME, which=SOME, other=SOME, verb=VERB)
     def settle_under_a_foreign_token(self, pick: int, which: int, other: int, verb: str) -> None:
         mine, theirs = self.batch(which), self.batch(other)
         foreign = [p for p in theirs.places if p not in mine.places]
@@ -397,14 +398,15 @@ class BrokerMachine(RuleBasedStateMachine):
         self, pick: int, which: list[int], mask: int, lane: LaneKey, verb: str, fails: bool
     ) -> None:
         """Settle and push in one; a settle that would be refused or repeated undoes it all."""
-        trial, good, data = copy.deepcopy(self.model), True, self.number()
+        lane, data = self.lane(lane), self.number()
+        trial, good = copy.deepcopy(self.model), True
         transaction = self.q(pick).transaction()
         transaction.push(lane.queue, [data], partition=lane.partition, priority=lane.priority)
         placed = trial.push(lane, data, 0.0, None)[0]
         for batch in map(self.batch, which):
             if not self.known(batch.token):
                 return
-            chosen = self.some_of(batch, mask)
+            chosen = batch.some(mask)
             transaction.settle([batch.messages[i] for i in chosen], Verdict(verb))  # type: ignore[arg-type]
             out = trial.settle(batch.token, verb, [batch.places[i] for i in chosen])
             good = good and not out.refused and not out.noop
@@ -421,14 +423,14 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # time and operators
 
-    @rule(seconds=st.sampled_from([0.001, 0.5, 1.0, 2.5, 5.0, 11.0, 31.0, 61.0, 400.0, 90_000.0]))
+    @rule(seconds=SECONDS)
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.model.advance(self.clock.now())
 
     @rule(key=KEYS)
     def advance_to_what_happens_next(self, key: GroupKey) -> None:
-        if times := self.model.next_ready(key):
+        if times := self.model.next_ready(self.group(key)):
             self.clock.advance((times[0] - self.model.now) / SECOND)
             self.model.advance(self.clock.now())
 
@@ -468,6 +470,7 @@ class BrokerMachine(RuleBasedStateMachine):
         sequence=st.integers(0, 20), partition=st.sampled_from([None, "A", "B"]),
     )  # fmt: skip
     def seek(self, pick: int, key: GroupKey, to: str, sequence: int, partition: str | None) -> None:
+        key = self.group(key)
         lanes = self.model.lanes_of(key[0], partition)
         if not lanes:
             return
