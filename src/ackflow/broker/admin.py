@@ -8,7 +8,7 @@ from ..policy import Dialect, GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
 from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.tx import Tx
-from .expire import end_leases, hidden_in, move_base, pass_over
+from .expire import Ended, end_leases, held_by, hidden_in, move_base, pass_over
 from .lanes import group_for, queue_for, sequence_at
 
 
@@ -205,12 +205,12 @@ def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
     for claim in tx.claims_in(lane.id, cursor.grp, one[0], one[1]):
         if not ranges.contains(claim.ranges, one[0]):
             continue
+        ended = [Ended(held_by(tx, claim), one)] if claim.state == LEASED else []
         claim.ranges = ranges.difference(claim.ranges, one)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         cursor.purged += 1
         tx.changed(cursor)
-        if claim.state == LEASED and claim.lease is not None:
-            end_leases(tx, lane.id, {claim.lease: one}, "deleted")
+        end_leases(tx, lane.id, ended, "deleted")
 
 
 def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:

@@ -40,5 +40,5 @@ def bury(
         raise StorageFailed("the file is damaged: a message to be dead-lettered is missing")
     tx.add_dead(rows)
     cursor.dead += len(rows)
-    tx.changed(cursor)
+    tx.counted(cursor)
     return len(rows)

@@ -3,6 +3,9 @@
 Pop and settle call this before they look, so that nothing depends on when upkeep ran.
 """
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from .. import ids, ranges
 from ..clock import micros
 from ..policy import Dead, after_expiry
@@ -10,6 +13,7 @@ from ..store.rows import (
     DUE,
     LEASED,
     WAITING,
+    Claim,
     Cursor,
     Fate,
     Group,
@@ -51,7 +55,7 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
     """Take back what a lease past its end still held. All times follow from that end."""
     ended = lease.expires_at
     lanes = set()
-    for claim in tx.claims_of_lease(lease.id):
+    for claim in tx.claims_of_lease(lease):
         lanes.add(claim.lane)
         note(lease, "expired", ended, claim.lane, claim.ranges)
         fate = after_expiry(group.rules, claim.deliveries, ended)
@@ -168,7 +172,7 @@ def pass_over(
     The tokens of leases that held some of it answer LeaseLost from then on, unless `leased` is
     False: then what is leased is left alone.
     """
-    ended: dict[int, ranges.Ranges] = {}
+    ended: dict[int, Ended] = {}
     over: ranges.Ranges = []
     passed = 0
     for claim in tx.claims_in(lane.id, cursor.grp, 0, stop):
@@ -177,7 +181,8 @@ def pass_over(
             continue
         passed += ranges.count(below)
         if claim.state == LEASED and claim.lease is not None:
-            ended[claim.lease] = ranges.union(ended.get(claim.lease, []), below)
+            held = ended.get(claim.lease) or Ended(held_by(tx, claim), [])
+            ended[claim.lease] = Ended(held.lease, ranges.union(held.ranges, below))
         else:
             over = ranges.union(over, below)
         claim.ranges = ranges.difference(claim.ranges, below)
@@ -193,7 +198,7 @@ def pass_over(
         cursor.next = stop
     setattr(cursor, counter, getattr(cursor, counter) + passed)
     tx.changed(cursor)
-    end_leases(tx, lane.id, ended, counter)
+    end_leases(tx, lane.id, ended.values(), counter)
     if over:
         _remember(tx, cursor.grp, lane.id, over, "retention" if counter == "expired" else counter)
 
@@ -207,13 +212,25 @@ def _remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> No
     tx.save_lease(note)
 
 
-def end_leases(tx: Tx, lane: int, ended: dict[int, ranges.Ranges], verb: str) -> None:
+class Ended(NamedTuple):
+    """What was taken from a lease, and the lease as it was before that."""
+
+    lease: Lease
+    ranges: ranges.Ranges
+
+
+def held_by(tx: Tx, claim: Claim) -> Lease:
+    """The lease of a claim; to be read before the claim is changed by anything but an ack."""
+    lease = tx.lease_by_id(claim.lease or 0)
+    assert lease is not None, "a leased claim without its lease"
+    return lease
+
+
+def end_leases(tx: Tx, lane: int, ended: Iterable[Ended], verb: str) -> None:
     """Write into leases that part of what they held was taken from them."""
-    for id, which in ended.items():
-        lease = tx.lease_by_id(id)
-        assert lease is not None
+    for lease, which in ended:
         note(lease, verb, tx.now, lane, which)
-        if not tx.claims_of_lease(id):
+        if not tx.claims_of_lease(lease):
             lease.ended_at = tx.now
         tx.save_lease(lease)
         group = tx.group_by_id(lease.grp)

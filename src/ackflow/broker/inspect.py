@@ -154,7 +154,7 @@ def lease_stats(tx: Tx, queue: Queue, group: Group, lease: Lease) -> LeaseStats:
         expires_at=when(lease.expires_at),
         batch=lease.n,
         acked=sum(ranges.count(f.ranges) for f in lease.fates if f.verb == "ack"),
-        held=sum(ranges.count(c.ranges) for c in tx.claims_of_lease(lease.id)),
+        held=sum(ranges.count(c.ranges) for c in tx.claims_of_lease(lease)),
         partitions=names,
     )
 

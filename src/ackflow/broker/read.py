@@ -22,7 +22,7 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
     if group is None or queue is None:
         raise LeaseLost("the group of the lease was deleted")
     answer = Handout(queue.name, group.name, tx.store, lease.token, lease.expires_at)
-    claims = tx.claims_of_lease(lease.id)
+    claims = tx.claims_of_lease(lease)
     for part in lease.parts:
         lane = tx.lane(part.lane)
         if lane is None:

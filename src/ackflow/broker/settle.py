@@ -12,7 +12,7 @@ from ..clock import micros
 from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
 from ..policy import Dead, Kind, after_nack, spent
 from ..ranges import Ranges
-from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease
+from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease, tell_acks
 from ..store.tx import Tx
 from .bury import bury
 from .copy import copy
@@ -99,7 +99,7 @@ def extend(tx: Tx, token: int, seconds: float | None) -> int:
     if wanted > lease.expires_at:
         lease.expires_at = wanted
         tx.save_lease(lease)
-        tx.run("move_claims", lease.id, wanted)
+        tx.move_claims(lease)
     return lease.expires_at
 
 
@@ -112,6 +112,8 @@ class Settlement:
         self._lease = lease
         self._claims = claims
         self._changed: dict[int, Claim] = {}
+        self._lost: dict[int, int] = {}
+        self._tell = False  # whether the lease is to be written, not only its claims
         self._freed: set[int] = set()
         self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
@@ -135,11 +137,17 @@ class Settlement:
         tx, lease = self._tx, self._lease
         if self._changed:
             for claim in self._changed.values():
-                tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
-            self._claims = [claim for claim in self._claims if claim.ranges]
-            if not self._claims:
-                lease.ended_at = tx.now
-            tx.save_lease(lease)
+                if claim.ranges:
+                    tx.shrink_claim(claim, self._lost[claim.id])
+                else:
+                    tx.drop_claim(claim)
+                    self._tell = True
+            if self._tell:
+                tell_acks(lease, self._claims)
+                self._claims = [claim for claim in self._claims if claim.ranges]
+                if not self._claims:
+                    lease.ended_at = tx.now
+                tx.save_lease(lease)
             unblock(tx, self._group, self._freed)
         if lease.ended_at is None:
             tx.cache.keep_lease(lease, self._claims)
@@ -177,6 +185,8 @@ class Settlement:
         self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
     ) -> None:
         """Say of messages no longer held whether this verb ended them before, or something else."""
+        if missing:
+            tell_acks(self._lease, self._claims)
         for fate in self._lease.fates if missing else ():
             part = ranges.intersection(missing, fate.ranges) if fate.lane == lane else []
             if part:
@@ -194,16 +204,35 @@ class Settlement:
         row, cursor = self._tx.lane(lane), self._tx.cursor(lane, self._group.id)
         assert row is not None
         assert cursor is not None
-        note(self._lease, verdict.verb, self._tx.now, lane, which)
-        outcome.settled += ranges.count(which)
+        if verdict.verb == "ack":
+            self._date(lane)
+        else:
+            note(self._lease, verdict.verb, self._tx.now, lane, which)
+            self._tell = True
         for claim in self._claims:
             part = ranges.intersection(claim.ranges, which) if claim.lane == lane else []
             if part:
+                n = ranges.count(part)
                 claim.ranges = ranges.difference(claim.ranges, part)
+                outcome.settled += n
                 self._changed[claim.id] = claim
+                self._lost[claim.id] = self._lost.get(claim.id, 0) + n
                 self._freed.add(lane)
                 outcome.dead += self._dispatch(verdict, row, cursor, claim, part)
-        self._tx.changed(cursor)
+        self._tx.counted(cursor)
+
+    def _date(self, lane: int) -> None:
+        """Acks are told by what is missing from the claims; a lease is written once a second."""
+        first = now = self._tx.now
+        for claim in self._claims:
+            if claim.lane == lane and claim.acked_at is not None:
+                first = min(first, claim.acked_at)
+        if now - first >= micros(1):
+            tell_acks(self._lease, self._claims)
+            self._tell, first = True, now
+        for claim in self._claims:
+            if claim.lane == lane:
+                claim.acked_at = first
 
     def _dispatch(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
@@ -311,7 +340,7 @@ class Settlement:
         for id, part in others.items():
             other = tx.lease_by_id(id)
             assert other is not None
-            theirs = Settlement(tx, self._group, other, tx.claims_of_lease(id))
+            theirs = Settlement(tx, self._group, other, tx.claims_of_lease(other))
             outcome = Outcome()
             theirs._end(Verdict("ack"), lane, part, outcome)
             theirs.finish()
@@ -327,7 +356,7 @@ def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
     cursor.last_seq = part[-1] - 1
     cursor.last_created = tx.created_at(cursor.lane, cursor.last_seq)
     cursor.last_at = tx.now
-    tx.changed(cursor)
+    tx.counted(cursor)
 
 
 _NOT_HERE = "the message is not part of this lease"

@@ -2,6 +2,7 @@
 
 from msgspec import Struct, field
 
+from .. import ranges
 from ..policy import Dialect, GroupOptions, QueueOptions, Settings
 from ..ranges import Ranges
 
@@ -135,6 +136,7 @@ class Claim(Struct):
     redelivered: bool
     error: str | None
     lease: int | None
+    acked_at: int | None = None
 
 
 class Fate(Struct, array_like=True):
@@ -167,6 +169,20 @@ class Lease(Struct):
     n: int
     parts: list[LeasePart] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
+
+
+def tell_acks(lease: Lease, claims: list[Claim]) -> None:
+    """Write into a lease the acks that only its claims tell of: what is missing without a fate."""
+    for part in lease.parts:
+        acked = [c.acked_at for c in claims if c.lane == part.lane and c.acked_at is not None]
+        if acked:
+            told = [(claim.lane, claim.ranges) for claim in claims]
+            told += [(fate.lane, fate.ranges) for fate in lease.fates]
+            missing = part.ranges
+            for lane, which in told:
+                missing = ranges.difference(missing, which) if lane == part.lane else missing
+            if missing:
+                lease.fates.append(Fate("ack", max(acked), part.lane, missing))
 
 
 class DeadRow(Struct):

@@ -31,6 +31,7 @@ from .rows import (
     Rest,
     Segment,
     Stage,
+    tell_acks,
 )
 
 Row = tuple[Any, ...]
@@ -68,6 +69,7 @@ class Tx:
         self.store = store
         self.touched: set[str] = set()
         self._changed: dict[tuple[int, int], Cursor] = {}
+        self._counted: dict[tuple[int, int], Cursor] = {}
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
@@ -76,6 +78,7 @@ class Tx:
         self.full = full
         self.touched = set()
         self._changed.clear()
+        self._counted.clear()
 
     def all(self, name: str, *args: Any) -> list[Row]:
         return self._execute(self._sql[name], args)
@@ -106,6 +109,7 @@ class Tx:
                 self.flush()
         except BaseException:
             self._changed.clear()
+            self._counted.clear()
             raise
 
     def tick(self) -> int:
@@ -360,7 +364,18 @@ class Tx:
         """Note a changed cursor; it is written before anything could read it from the table."""
         self._changed[cursor.lane, cursor.grp] = cursor
 
+    def counted(self, cursor: Cursor) -> None:
+        """Note a cursor of which only what a settle counts has changed: no index is touched."""
+        self._counted[cursor.lane, cursor.grp] = cursor
+
     def flush(self) -> None:
+        for key, c in self._counted.items():
+            if key not in self._changed:
+                self.run(
+                    "save_counts", c.lane, c.grp, c.consumed, c.failed, c.done, c.dead, c.last_seq,
+                    c.last_created, c.last_at,
+                )  # fmt: skip
+        self._counted.clear()
         for c in self._changed.values():
             self.run(
                 "save_cursor", c.lane, c.grp, c.next, c.served, c.ready, c.blocked, c.delivered,
@@ -371,7 +386,7 @@ class Tx:
 
     def next_work(self, grp: int, partition: int | None) -> Cursor | None:
         """The lane to serve next: lowest priority number, then served longest ago."""
-        if self._changed:
+        if self._changed:  # the index knows nothing of what is only counted
             self.flush()
         if partition is None:
             lane = self.value("next_work", grp)
@@ -406,13 +421,29 @@ class Tx:
         self.cache.note_claim(claim)
         self.run("save_claim", claim.id, *_claim_columns(claim))
 
+    def shrink_claim(self, claim: Claim, lost: int) -> None:
+        """Save a claim that has lost some messages and is otherwise as it was."""
+        held = claim.ranges
+        packed = None if len(held) == 2 else ranges.pack(held)
+        self.cache.forget_lease(claim.lease)
+        self.run("shrink_claim", claim.id, held[0], held[-1], lost, packed, claim.acked_at)
+
     def drop_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
         self.run("drop_claim", claim.id)
 
-    def claims_of_lease(self, lease: int) -> list[Claim]:
-        self.cache.forget_lease(lease)
-        return [_to_claim(row) for row in self.all("claims_of_lease", lease)]
+    def claims_of_lease(self, lease: Lease) -> list[Claim]:
+        self.cache.forget_lease(lease.id)
+        return [
+            _to_claim(row)
+            for part in lease.parts
+            for row in self.all("claims_of_lease", part.lane, lease.grp, lease.id)
+        ]
+
+    def move_claims(self, lease: Lease) -> None:
+        """Let the claims of a lease end when it does."""
+        for part in lease.parts:
+            self.run("move_claims", part.lane, lease.grp, lease.id, lease.expires_at)
 
     def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
         if (lane, grp) in self.cache.nothing_due:
@@ -446,7 +477,12 @@ class Tx:
 
     def lease(self, token: int) -> Lease | None:
         row = self.one("lease_of_token", token)
-        return _to_lease(row) if row else None
+        return self._complete(_to_lease(row)) if row else None
+
+    def _complete(self, lease: Lease) -> Lease:
+        if lease.ended_at is None:
+            tell_acks(lease, self.claims_of_lease(lease))
+        return lease
 
     def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
         """A lease and the claims it still has; the caller owns both and may `keep` them again."""
@@ -457,15 +493,16 @@ class Tx:
         lease = self.lease(token)
         if lease is None:
             return None
-        return lease, self.claims_of_lease(lease.id) if lease.ended_at is None else []
+        return lease, self.claims_of_lease(lease) if lease.ended_at is None else []
 
     def lease_by_id(self, id: int) -> Lease | None:
         self.cache.forget_lease(id)
         row = self.one("lease_by_id", id)
-        return _to_lease(row) if row else None
+        return self._complete(_to_lease(row)) if row else None
 
     def leases_over(self, grp: int, lane: int, sequence: int) -> list[Lease]:
-        return [_to_lease(row) for row in self.all("leases_over", grp, lane, sequence)]
+        rows = self.all("leases_over", grp, lane, sequence)
+        return [self._complete(_to_lease(row)) for row in rows]
 
     def add_lease(self, lease: Lease) -> int:
         lane = lo = hi = number = packed = None

@@ -106,11 +106,12 @@ create table claims (
     failures integer not null,
     redelivered integer not null,
     error text,
-    lease integer
+    lease integer,
+    acked_at integer                        -- first ack that the lease's fates do not tell
 );
-create index claims_by_time on claims (grp, state, at, n);
-create index claims_of_lane on claims (lane, grp, state, lo);
-create index claims_of_lease on claims (lease) where lease is not null;
+create index claims_by_time on claims (grp, state, at);
+create index claims_of_lane on claims (lane, grp, state, lo) where lease is null;
+create index claims_leased on claims (lane, grp, lease) where lease is not null;
 
 create table leases (
     id integer primary key,

@@ -112,6 +112,10 @@ update cursors set next = ?3, served = ?4, ready = ?5, blocked = ?6, delivered =
     failed = ?9, done = ?10, dead = ?11, skipped = ?12, purged = ?13, expired = ?14, hidden = ?15,
     last_seq = ?16, last_created = ?17, last_at = ?18
 where lane = ?1 and grp = ?2
+-- name: save_counts
+update cursors set consumed = ?3, failed = ?4, done = ?5, dead = ?6, last_seq = ?7,
+    last_created = ?8, last_at = ?9
+where lane = ?1 and grp = ?2
 -- name: next_work
 select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
 order by priority, served, lane limit 1
@@ -147,24 +151,36 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
 update claims set lo = ?2, hi = ?3, n = ?4, ranges = ?5, state = ?6, at = ?7, since = ?8,
     deliveries = ?9, failures = ?10, redelivered = ?11, error = ?12, lease = ?13
 where id = ?1
+-- name: shrink_claim
+update claims set lo = ?2, hi = ?3, n = n - ?4, ranges = ?5, acked_at = ?6 where id = ?1
 -- name: drop_claim
 delete from claims where id = ?1
 -- name: claims_of_lease
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease from claims where lease = ?1
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease = ?3
 -- name: due_claims
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease from claims where lane = ?1 and grp = ?2 and state = 2 order by lo limit ?3
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and state = 2 and lease is null
+order by lo limit ?3
 -- name: claims_in
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease from claims where lane = ?1 and grp = ?2 and lo < ?4 and hi > ?3 order by lo
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease is null and lo < ?4 and hi > ?3
+union all
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease is not null and lo < ?4 and hi > ?3
+order by 4
 -- name: claims_of_lane
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease from claims where lane = ?1
+    lease, acked_at from claims where lane = ?1 and lease is null
+union all
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at from claims where lane = ?1 and lease is not null
 -- name: first_returned
 select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
+    and lease is null
 -- name: lowest_claim
-select min(lo) from claims where lane = ?1
+select min(lo) from (select lo from claims where lane = ?1 and lease is null
+    union all select lo from claims where lane = ?1 and lease is not null)
 -- name: expired_leases
 select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
 -- name: over_or_due
@@ -181,7 +197,7 @@ select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0
 -- name: lock_end
 select max(at) from claims where grp = ?1 and state = 0
 -- name: partition_leased
-select 1 from cursors k join claims c on c.lane = k.lane and c.grp = k.grp and c.state = 0
+select 1 from cursors k join claims c on c.lane = k.lane and c.grp = k.grp and c.lease is not null
 where k.grp = ?1 and k.partition = ?2 limit 1
 -- name: claim_counts
 select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(lo)
@@ -195,7 +211,8 @@ select g.id from groups g where exists
 -- name: drop_claims_of_group
 delete from claims where grp = ?1
 -- name: drop_claims_of_lane
-delete from claims where lane = ?1
+delete from claims where id in (select id from claims where lane = ?1 and lease is null
+    union all select id from claims where lane = ?1 and lease is not null)
 
 -- name: lease_of_token
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
@@ -216,7 +233,7 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
 -- name: save_lease
 update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
 -- name: move_claims
-update claims set at = ?2 where lease = ?1 and state = 0
+update claims set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
 -- name: leases_after
 select id, grp, acquired_at, ended_at from leases where id > ?1 order by id limit ?2
 -- name: drop_lease
