@@ -106,17 +106,20 @@ def _plain(
     """Chunks of one lane for values without anything of their own."""
     try:
         # One call for all; an encoded value has no line break of its own.
-        parts = _encode_lines(items).split(b"\n")
+        lines = _encode_lines(items)
+        parts = lines.split(b"\n")
         parts.pop()
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         parts = [encode(item) for item in items]
+        lines = b""
     chunks = []
     for some in _split(parts):
-        data = b"".join(some)
+        # Taking the line breaks out of a whole is several times faster than joining its parts.
+        data = lines.replace(b"\n", b"") if some is parts and lines else b"".join(some)
         if b"null" in data:
             _refuse_nan(items)
         chunks.append(
-            Chunk(queue, partition, priority, delay, array("i", accumulate(map(len, some))), data)
+            Chunk(queue, partition, priority, delay, array("i", list(accumulate(map(len, some)))), data)
         )
     return chunks
 

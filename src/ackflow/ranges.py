@@ -30,6 +30,8 @@ def of(numbers: Iterable[int]) -> Ranges:
 
 
 def count(ranges: Ranges) -> int:
+    if len(ranges) == 2:
+        return ranges[1] - ranges[0]
     return sum(ranges[1::2]) - sum(ranges[::2])
 
 
@@ -76,12 +78,16 @@ def union(a: Ranges, b: Ranges) -> Ranges:
 
 
 def difference(a: Ranges, b: Ranges) -> Ranges:
+    if not b or a == b:
+        return [] if b else a
     if len(b) == 2:
         return remove(a, b[0], b[1])
     return _combine(a, b, lambda x, y: x and not y)
 
 
 def intersection(a: Ranges, b: Ranges) -> Ranges:
+    if a == b:
+        return a
     if len(b) == 2:
         return clip(a, b[0], b[1])
     if len(a) == 2:

@@ -100,7 +100,10 @@ def runs_of(
         for some in taken
         for segment, lo, hi in some.pieces
     ]  # fmt: skip
-    if len(runs) > 1:
+    if len(runs) == 1:
+        runs[0].number, runs[0].pending = number, pending
+        return runs
+    if runs:
         runs.sort(key=lambda run: run.lo)
     left = ranges.count(everything)
     for run in runs:

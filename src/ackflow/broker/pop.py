@@ -177,6 +177,8 @@ def _together(taken: list[Taken]) -> Ranges:
 
 def _pieces(which: Ranges) -> list[Ranges]:
     """A range set in claims of at most MAX_CLAIM messages."""
+    if ranges.count(which) <= MAX_CLAIM:
+        return [which]
     pieces = []
     while which:
         piece = ranges.lowest(which, MAX_CLAIM)

@@ -22,14 +22,15 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
         held_at = tx.value("first_returned", lane.id, group.id)
     due = _due(tx, queue, group, lane, cursor, want)
     taken = _take_due(tx, lane, want, held_at, due) if due else []
-    left = want - sum(ranges.count(t.ranges) for t in taken)
-    if left and held_at is None and cursor.next < lane.head:
-        taken += _take_new(tx, queue, group, lane, cursor, left)
+    n = sum([ranges.count(t.ranges) for t in taken]) if taken else 0
+    if n < want and held_at is None and cursor.next < lane.head:
+        new = _take_new(tx, queue, group, lane, cursor, want - n)
+        n += sum([ranges.count(t.ranges) for t in new])
+        taken += new
     # A lane emptied by exactly what was wanted stays marked: the next pop or push saves a write.
-    left = want - sum(ranges.count(t.ranges) for t in taken)
     fresh = held_at is None and cursor.next < lane.head
-    cursor.ready = not left or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
-    cursor.delivered += sum(ranges.count(t.ranges) for t in taken)
+    cursor.ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
+    cursor.delivered += n
     cursor.served = tx.tick()
     tx.changed(cursor)
     return taken
@@ -203,7 +204,10 @@ def _postpone(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
 def _add(taken: list[Taken], segment: Segment, there: Ranges) -> None:
     start = carried(segment)
     counters = (start.deliveries + 1, start.failures, start.redelivered, start.error)
-    pieces = [(segment, first, stop) for first, stop in ranges.pairs(there)]
+    if len(there) == 2:
+        pieces = [(segment, there[0], there[1])]
+    else:
+        pieces = [(segment, first, stop) for first, stop in ranges.pairs(there)]
     last = taken[-1] if taken else None
     if last and (last.deliveries, last.failures, last.redelivered, last.error) == counters:
         last.ranges = ranges.union(last.ranges, there)

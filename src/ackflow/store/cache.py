@@ -61,8 +61,10 @@ class Cache:
         kept = self.segments.get(segment.lane)
         if kept is None:
             kept = self.segments[segment.lane] = deque(maxlen=SEGMENTS_KEPT)
-        if not any(segment is one for one in kept):
-            kept.append(segment)
+        for one in kept:
+            if one is segment:
+                return
+        kept.append(segment)
 
     def note_claim(self, claim: Claim) -> None:
         """Keep what is known of times and due claims true when a claim is written."""
