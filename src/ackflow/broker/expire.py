@@ -22,6 +22,7 @@ from ..store.rows import (
     LeasePart,
     Queue,
     Segment,
+    tell_acks,
 )
 from ..store.tx import Tx
 from .bury import bury
@@ -55,7 +56,9 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
     """Take back what a lease past its end still held. All times follow from that end."""
     ended = lease.expires_at
     lanes = set()
-    for claim in tx.claims_of_lease(lease):
+    claims = tx.claims_of_lease(lease)
+    tell_acks(lease, claims)
+    for claim in claims:
         lanes.add(claim.lane)
         note(lease, "expired", ended, claim.lane, claim.ranges)
         fate = after_expiry(group.rules, claim.deliveries, ended)
