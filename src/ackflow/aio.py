@@ -5,7 +5,6 @@ moment into one commit. A waiting pop holds no thread.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import checks, session
 from .broker.settle import Verdict
-from .clock import Clock, Signal, micros
+from .clock import Clock
 from .delivery import Batch, Delivery
 from .errors import SessionClosed
+from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect
 from .store.sqlite import MayLose
 from .transaction import Committed, Operations
@@ -142,6 +142,7 @@ class Session:
         self.sync = sync
         self.consumer = sync.consumer
         self._closed = False
+        self._waits: OnLoop | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
 
     push = _awaitable(session.Session.push)
@@ -219,17 +220,8 @@ class Session:
             dialect=dialect,
         )
         wait = checks.seconds(wait, "wait")
-        broker = self.sync.broker
-        deadline = broker.clock.now() + micros(wait)
-        signal = _LoopSignal(asyncio.get_running_loop())
-        with broker.wait_for(request, signal):
-            while True:
-                signal.clear()
-                handout = await self._whole(partial(broker.try_pop, request))
-                if handout.runs or broker.clock.now() >= deadline:
-                    return Batch.of(self, handout, Message)
-                until = min(deadline, handout.retry_at or deadline)
-                await signal.until(broker.clock.seconds_until(until))
+        handout = await self._onloop().pop(request, wait)
+        return Batch.of(self, handout, Message)
 
     async def read(self, token: str) -> Batch[Message]:
         """The messages of a lease again, all of them, settled meanwhile or not."""
@@ -251,6 +243,8 @@ class Session:
             self._closed = True
             await closing
             self._threads.shutdown()
+            if self._waits is not None:
+                self._waits.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -263,34 +257,10 @@ class Session:
             raise SessionClosed()
         return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def _whole(self, call: Callable[[], Any]) -> Any:
-        """Run a pop to its end also when cancelled, and then give back what it was given."""
-        running = asyncio.ensure_future(self._run(call))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            handout = await running
-            if handout.token is not None:
-                await self._run(partial(self.sync.release_all, handout.token))
-            raise
-
-
-class _LoopSignal(Signal):
-    """A signal that wakes a task; it may be rung from any thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self._loop = loop
-        self._woken = asyncio.Event()
-
-    def ring(self) -> None:
-        super().ring()
-        self._loop.call_soon_threadsafe(self._woken.set)
-
-    def clear(self) -> None:
-        super().clear()
-        self._woken.clear()
-
-    async def until(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds)
+    def _onloop(self) -> OnLoop:
+        """The broker on the running loop."""
+        if self._closed:
+            raise SessionClosed()
+        if self._waits is None:
+            self._waits = OnLoop(self.sync.broker)
+        return self._waits

@@ -68,16 +68,16 @@ class Broker:
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run one verb in a group transaction; `synced`: it is on disk when this returns."""
-        self._check_open()
+        self.check_open()
         return self.writer.run(lambda tx: verb(tx, *args, **kwargs), synced=synced)  # type: ignore[no-any-return]
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a verb that only reads, on a snapshot beside the writer."""
-        self._check_open()
+        self.check_open()
         return self.store.read(lambda tx: verb(tx, *args, **kwargs))
 
     def push(self, request: PushRequest) -> Answer:
-        self._check_open()
+        self.check_open()
         return self.writer.run(_never, synced=True, merge=request)  # type: ignore[no-any-return]
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
@@ -123,13 +123,13 @@ class Broker:
 
     def upkeep(self) -> Upkeep:
         """Do every duty of upkeep once, now, whoever has the turn."""
-        self._check_open()
+        self.check_open()
         with self._keeping:
             return Keeper(self.read, self.write).run_once()
 
     def catch_up(self) -> None:
         """Take back leases that are over and wake what is due, before it is looked at."""
-        self._check_open()
+        self.check_open()
         Keeper(self.read, self.write).expire()
 
     def close(self) -> None:
@@ -141,10 +141,12 @@ class Broker:
         self.waiting.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        self.writer.close()
         with self.writer.exclusively():
             self.store.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse work once the broker is closed."""
         if self._closed.is_set():
             raise SessionClosed()
 

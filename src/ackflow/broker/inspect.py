@@ -185,3 +185,8 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
                      [lease for lease in live if home.name in lease.partitions])
         )  # fmt: skip
     return result
+
+
+def ready(tx: Tx) -> bool:
+    """Read something small, to see that the database answers."""
+    return tx.value("get_meta", "store") is not None

@@ -15,15 +15,22 @@ Verb = Callable[[Tx], Any]
 class Job:
     """One verb on its way through the writer, and its answer."""
 
-    __slots__ = ("answer", "done", "error", "leads", "merge", "synced", "turn", "verb")
+    __slots__ = ("answer", "answered", "done", "error", "leads", "merge", "synced", "turn", "verb")
 
-    def __init__(self, verb: Verb, synced: bool, merge: Any = None) -> None:
+    def __init__(
+        self,
+        verb: Verb,
+        synced: bool,
+        merge: Any = None,
+        answered: "Callable[[Job], None] | None" = None,
+    ) -> None:
         self.verb = verb
         self.synced = synced
         self.merge = merge
         self.done = False
         self.leads = False
         self.turn: threading.Lock | None = None  # held while it waits for another thread
+        self.answered = answered  # called when it is done, if no thread waits for it
         self.answer: Any = None
         self.error: BaseException | None = None
 
@@ -60,6 +67,9 @@ class Writer:
         self._door = threading.Lock()
         self._busy = False
         self._turn = threading.Lock()
+        self._called = threading.Semaphore(0)
+        self._aide: threading.Thread | None = None
+        self._closing = False
         self.commits = 0
         self.verbs = 0
 
@@ -83,6 +93,48 @@ class Writer:
             self._lead()
         return job.result()
 
+    def submit(
+        self,
+        verb: Verb,
+        *,
+        synced: bool,
+        merge: Any = None,
+        answered: Callable[[Job], None],
+    ) -> None:
+        """Run one verb without waiting for it; `answered` is called from another thread, and must
+        neither block nor raise."""
+        job = Job(verb, synced, merge, answered)
+        with self._door:
+            self._jobs.append(job)
+            job.leads = not self._busy
+            self._busy = True
+        if job.leads:
+            self._call_aide()
+
+    def close(self) -> None:
+        """End the thread that runs submitted verbs, once those are done."""
+        self._closing = True
+        if self._aide is not None and self._aide is not threading.current_thread():
+            self._called.release()
+            self._aide.join()
+
+    def _call_aide(self) -> None:
+        """Let the writer's own thread lead, for a verb that brought no thread."""
+        if self._aide is None:
+            self._aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
+            self._aide.start()
+        self._called.release()
+
+    def _assist(self) -> None:
+        while True:
+            self._called.acquire()
+            with self._door:
+                waiting = bool(self._jobs)
+            if waiting:
+                self._lead()
+            elif self._closing:
+                return
+
     def _lead(self) -> None:
         """Run all that wait, then let go those that are done and the next one that leads."""
         group: list[Job] = []
@@ -92,12 +144,23 @@ class Writer:
         finally:
             with self._door:
                 following = self._choose()
-            for job in group if following is None else [following, *group]:
+            if following is not None:
+                self._pass_on(following)
+            for job in group:
                 if job.turn is not None:
                     job.turn.release()
+                elif job.answered is not None:
+                    job.answered(job)
         interrupted, self._store.interrupted = self._store.interrupted, None
         if interrupted is not None:
             raise interrupted
+
+    def _pass_on(self, job: Job) -> None:
+        """Let the one that leads next go on, or the aide in its place."""
+        if job.turn is not None:
+            job.turn.release()
+        elif job.answered is not None:
+            self._call_aide()
 
     def _choose(self) -> Job | None:
         following = self._jobs[0] if self._jobs else None
@@ -113,8 +176,8 @@ class Writer:
             if job in self._jobs:
                 self._jobs.remove(job)
                 following = self._choose() if job.leads else None
-        if following is not None and following.turn is not None:
-            following.turn.release()
+        if following is not None:
+            self._pass_on(following)
 
     def exclusively(self) -> threading.Lock:
         """The lock that keeps every verb out, for work on the writing connection itself."""

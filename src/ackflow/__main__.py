@@ -1,0 +1,5 @@
+"""`python -m ackflow` is the command line."""
+
+from .cli.main import main
+
+main()

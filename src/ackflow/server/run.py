@@ -1,0 +1,143 @@
+"""Running the server: sockets, TLS, signals. Everything that can go wrong is said in one sentence."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+from msgspec import Struct
+
+from ..errors import AckflowError
+from ..session import connect
+from .app import Server
+from .routes import all_routes
+
+DEFAULT_PORT = 8000
+
+
+class CannotServe(AckflowError):
+    """The server cannot start."""
+
+    code = "cannot_serve"
+
+
+class Config(Struct, kw_only=True):
+    """How to serve. Without `db`, a file in the user's data directory."""
+
+    db: str | None = None
+    host: str = "127.0.0.1"
+    ports: Sequence[int] = (DEFAULT_PORT,)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+def data_file() -> str:
+    """The default database, in the user's data directory, which is made if it is not there."""
+    home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local/share")
+    folder = Path(home) / "ackflow"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotServe(
+            f"cannot make {folder}: {error.strerror}; give a file with --db"
+        ) from None
+    return str(folder / "ackflow.db")
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is running and return."""
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise CannotServe("TLS needs both --tls-cert and --tls-key")
+    path = config.db or data_file()
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen(config.host, port)) for port in config.ports]
+        asyncio.run(_serve(config, path, sockets))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise CannotServe(_why_not(host, port, error)) from None
+    return sock
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; stop what listens there or take another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights; take one from 1024 on"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}"
+
+
+async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> None:
+    session = connect(path, consumer="server")
+    try:
+        app = Server(session, all_routes())
+        server = _Uvicorn(app, _settings(app, config))
+        scheme = "https" if config.tls_cert else "http"
+        for sock in sockets:
+            host, port = sock.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
+        print(f"ackflow keeps its data in {os.path.abspath(path)}", flush=True)
+        await server.serve(sockets)
+    finally:
+        session.close()
+
+
+def _settings(app: Server, config: Config) -> uvicorn.Config:
+    settings = uvicorn.Config(
+        app,
+        lifespan="off",
+        proxy_headers=False,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=30,
+    )
+    try:
+        settings.load()
+    except (OSError, ssl.SSLError) as error:
+        raise CannotServe(f"the TLS certificate or key cannot be read: {error}") from None
+    return settings
+
+
+class _Uvicorn(uvicorn.Server):
+    """Ends with code 0 on SIGTERM, once waiting pops are answered and running requests done."""
+
+    def __init__(self, app: Server, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, self._end)
+        try:
+            yield
+        finally:
+            for sign in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(sign)
+
+    def _end(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._app.close()

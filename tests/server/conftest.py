@@ -1,0 +1,127 @@
+"""Servers for tests: one in this process on a clock of the test's own, and real processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+import ackflow
+from ackflow import VirtualClock
+from ackflow.server.app import Server
+from ackflow.server.routes import all_routes
+from ackflow.server.run import listen
+
+
+class Process:
+    """`ackflow serve` as a process of its own, on a port of its own."""
+
+    def __init__(self, db: Path, port: int = 0, *options: str) -> None:
+        self.db = db
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "ackflow", "serve", "--db", str(self.db)]
+        command += ["--port", str(self.port), *self._options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                httpx.get(self.url + "/livez", timeout=1)
+                return
+            except httpx.TransportError:
+                if self.process.poll() is not None:
+                    raise AssertionError(self.output()) from None
+                assert time.monotonic() < deadline, "the server does not come up"
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    def output(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.read().decode()
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start `ackflow serve` on a file of the test's; it is stopped with the test."""
+    started: list[Process] = []
+
+    def start(*options: str, db: Path | None = None, port: int = 0) -> Process:
+        started.append(Process(db or tmp_path / "server.db", port, *options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.process.poll() is None:
+            process.kill()
+        assert process.process.stdout is not None
+        process.process.stdout.close()
+
+
+class Running:
+    """The server in a thread of this process."""
+
+    def __init__(self, session: ackflow.Session) -> None:
+        self.session = session
+        self._sock = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self._thread.start()
+        self._started.wait()
+
+    async def _main(self) -> None:
+        app = Server(self.session, all_routes())
+        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+        self.server = uvicorn.Server(config)
+        self._loop, self._app = asyncio.get_running_loop(), app
+        config.load()
+        self._started.set()
+        await self.server._serve([self._sock])
+        app.onloop.close()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._app.close)
+        self.server.should_exit = True
+        self._thread.join()
+        self._sock.close()
+
+
+@pytest.fixture
+def served(clock: VirtualClock) -> Iterator[Running]:
+    """A server on a private database and the test's clock; `.session` is the session behind it."""
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as session:
+        running = Running(session)
+        yield running
+        running.stop()
+
+
+@pytest.fixture
+def http(served: Running) -> Iterator[httpx.Client]:
+    """A client of the `served` server."""
+    with httpx.Client(base_url=served.url, timeout=30) as client:
+        yield client
