@@ -119,7 +119,14 @@ def _plain(
         if b"null" in data:
             _refuse_nan(items)
         chunks.append(
-            Chunk(queue, partition, priority, delay, array("i", list(accumulate(map(len, some)))), data)
+            Chunk(
+                queue,
+                partition,
+                priority,
+                delay,
+                array("i", list(accumulate(map(len, some)))),
+                data,
+            )
         )
     return chunks
 
