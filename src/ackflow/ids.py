@@ -1,12 +1,13 @@
 """Message ids and lease tokens: numbers with a written form, so that neither needs a look-up.
 
 A message id is a UUIDv8 of (store 40 bits, lane 34, sequence 48). A token is 64 random bits,
-written as 11 URL-safe characters or as a UUID; both forms are read.
+written as 11 URL-safe characters or as a UUID; both forms are read. Rows that a wire format names by
+a UUID are written like messages with a sequence that no message ever gets.
 """
 
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from .errors import InvalidArgument
@@ -14,6 +15,10 @@ from .errors import InvalidArgument
 _VERSION = 0x8 << 76
 _VARIANT = 0x2 << 62
 _TAIL = (1 << 62) - 1
+_LAST = (1 << 48) - 1
+_KINDS = {"partition": _LAST, "queue": _LAST - 1, "dead letter": _LAST - 2, "trace": _LAST - 3,
+          "query": _LAST - 4}  # fmt: skip
+Kind = Literal["partition", "queue", "dead letter", "trace", "query"]
 
 
 class Place(NamedTuple):
@@ -35,6 +40,27 @@ def message_id(store: int, lane: int, sequence: int) -> str:
 def parse_message_id(text: str) -> Place:
     bits = _bits(text, "message id")
     return Place(bits >> 82, bits >> 48 & (1 << 34) - 1, bits & (1 << 48) - 1)
+
+
+def row_uuid(kind: Kind, store: int, row: int) -> str:
+    """The stable UUID of a row that is not a message."""
+    return _text(store << 82 | row << 48 | _KINDS[kind])
+
+
+def parse_row_uuid(kind: Kind, store: int, text: str) -> int:
+    """The row a UUID names; refused when it is no such row of this store."""
+    found = parse_message_id(text)
+    if found.store != store or found.sequence != _KINDS[kind]:
+        raise InvalidArgument(f"{text!r} is not the id of a {kind}")
+    return found.lane
+
+
+def partition_uuid(store: int, partition: int) -> str:
+    return row_uuid("partition", store, partition)
+
+
+def parse_partition_uuid(store: int, text: str) -> int:
+    return parse_row_uuid("partition", store, text)
 
 
 def new_token() -> int:

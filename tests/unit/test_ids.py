@@ -134,3 +134,17 @@ def test_what_is_not_a_token_is_refused(text: object) -> None:
 def test_a_message_id_is_not_read_as_a_token(store: int, lane: int, sequence: int) -> None:
     with pytest.raises(InvalidArgument, match="lease token"):
         ids.parse_token(ids.message_id(store, lane, sequence))
+
+
+@pytest.mark.parametrize("kind", ["partition", "queue", "dead letter", "trace", "query"])
+def test_a_row_that_is_no_message_has_a_uuid_of_its_own_kind(kind: ids.Kind) -> None:
+    text = ids.row_uuid(kind, 7, 12345)
+    assert UUID(text).version == 8
+    assert ids.parse_row_uuid(kind, 7, text) == 12345
+    other: ids.Kind = "queue" if kind == "partition" else "partition"
+    with pytest.raises(InvalidArgument, match=f"not the id of a {other}"):
+        ids.parse_row_uuid(other, 7, text)
+    with pytest.raises(InvalidArgument):
+        ids.parse_row_uuid(kind, 8, text)
+    with pytest.raises(InvalidArgument):
+        ids.parse_row_uuid(kind, 7, ids.message_id(7, 12345, 1))
