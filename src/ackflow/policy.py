@@ -14,6 +14,7 @@ Ordering = Literal["shared", "ordered", "exclusive"]
 AckPolicy = Literal["explicit", "all", "none"]
 Dialect = Literal["native", "queen", "pushpop", "jetstream", "middleware"]
 Kind = Literal["failed", "max_deliver", "rejected", "max_wait"]
+Counting = Literal["failures", "redeliveries"]
 
 QUEUE_MODE = "__QUEUE_MODE__"
 DEFAULT_PARTITION = "Default"
@@ -28,6 +29,7 @@ MAX_NAME = 255
 MIN_HISTORY = 300.0
 KEY_SECONDS = 24 * 3600
 STAGE_SECONDS = 24 * 3600
+FOREVER = 1e10  # seconds: longer than any database lives
 
 
 class QueueOptions(Struct, frozen=True, omit_defaults=True):
@@ -41,10 +43,15 @@ class QueueOptions(Struct, frozen=True, omit_defaults=True):
     delay_seconds: float = 0.0
     max_wait_seconds: float | None = None
     retention_seconds: float | None = None
-    keep_seconds: float = 86_400.0
+    keep_seconds: float | None = 86_400.0
     dedup_seconds: float | None = 86_400.0
     namespace: str = ""
     task: str = ""
+    max_size: int | None = None
+    ttl_seconds: float | None = None
+    window_seconds: float = 0.0
+    priority: int = 0
+    encrypted: bool = False
 
 
 class GroupOptions(Struct, frozen=True, omit_defaults=True):
@@ -93,6 +100,19 @@ def settings(dialect: Dialect, queue: QueueOptions, group: GroupOptions) -> Sett
     return Settings(**chosen)
 
 
+def born(name: str, dialect: Dialect = "native") -> QueueOptions:
+    """The options of a queue made by its first use; a dotted name tells its namespace and task.
+
+    In the Queen dialect consumption deletes nothing, and a transaction id is known as long as its
+    message is.
+    """
+    parts = name.split(".")
+    options = QueueOptions(namespace=parts[0], task=parts[1]) if len(parts) > 1 else QueueOptions()
+    if dialect == "queen":
+        return msgspec.structs.replace(options, keep_seconds=FOREVER, dedup_seconds=None)
+    return options
+
+
 class Again(Struct, frozen=True):
     """The message waits until `at`, then is delivered again."""
 
@@ -106,10 +126,20 @@ class Dead(Struct, frozen=True):
 
 
 def after_nack(
-    rules: Settings, deliveries: int, failures: int, now: int, delay: float | None
+    rules: Settings,
+    deliveries: int,
+    failures: int,
+    now: int,
+    delay: float | None,
+    counting: Counting = "failures",
 ) -> Again | Dead:
-    """What follows a failure that the consumer reported; `failures` includes this one."""
-    if rules.retry_limit is not None and failures >= rules.retry_limit:
+    """What follows a failure that the consumer reported; `failures` includes this one.
+
+    The retry limit counts failures; for a consumer that lets it count redeliveries, the first
+    delivery is not one, so one more failure is allowed.
+    """
+    spare = 1 if counting == "redeliveries" else 0
+    if rules.retry_limit is not None and failures >= rules.retry_limit + spare:
         return Dead("failed")
     if spent(rules, deliveries):
         return Dead("max_deliver")

@@ -149,6 +149,9 @@ def delete_queue(tx: Tx, name: str) -> bool:
     for partition in tx.partitions(queue.id):
         tx.run("drop_txids_of_partition", partition.id)
     tx.run("drop_dead_of_queue", queue.id)
+    tx.flush()
+    for group in tx.groups(queue.id):
+        _keep_counts(tx, group)
     tx.run("drop_lanes", queue.id)
     tx.run("drop_partitions", queue.id)
     tx.run("drop_queue", queue.id)
@@ -157,6 +160,8 @@ def delete_queue(tx: Tx, name: str) -> bool:
     return True
 
 
+    tx.run("keep_pushed_of_queue", queue.id)
+    tx.run("drop_tallies", -queue.id)
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     """Remove a group, its claims and its dead letters; a group of that name starts anew."""
     queue = find_queue(tx, queue_name)
@@ -175,6 +180,7 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
 
 def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     """Remove one message for every group that has not settled it."""
+    _keep_counts(tx, group)
     queue = find_queue(tx, queue_name)
     place = ids.parse_message_id(id)
     lane = tx.lane(place.lane) if place.store == tx.store else None
@@ -185,6 +191,13 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
         return False
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
+def _keep_counts(tx: Tx, group: Group) -> None:
+    """Totals over all groups never shrink: what a deleted one has counted is kept."""
+    tx.run("keep_counts_of_group", group.id)
+    tx.run("keep_tallies_of_group", group.id)
+    tx.run("drop_tallies", group.id)
+
+
             _cut(tx, lane, cursor, one)
     lane.gone = ranges.union(lane.gone, one)
     tx.save_lane(lane)

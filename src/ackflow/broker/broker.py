@@ -18,6 +18,7 @@ from ..store.writer import Writer
 from .handout import Handout
 from .pop import PopRequest, pop
 from .push import Answer, PushRequest, push
+from .telling import Telling
 from .upkeep import Keeper
 from .waiting import Waiting
 
@@ -80,6 +81,7 @@ class Broker:
         self.check_open()
         return self.writer.run(_never, synced=True, merge=request)  # type: ignore[no-any-return]
 
+        self.telling = self.writer.told = Telling()
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
         """Pop, waiting up to `wait` seconds for something to come."""
         answer = self.try_pop(request)

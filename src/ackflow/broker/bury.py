@@ -4,6 +4,7 @@ from ..errors import StorageFailed
 from ..policy import Kind
 from ..ranges import Ranges, count
 from ..store.rows import Cursor, DeadRow, Group, Lane
+from ..store.tally import Died
 from ..store.tx import Tx
 from .handout import payload, rest_of
 
@@ -39,6 +40,20 @@ def bury(
     if len(rows) != count(which):
         raise StorageFailed("the file is damaged: a message to be dead-lettered is missing")
     tx.add_dead(rows)
+    _tell(tx, group, lane, which, kind, reason, deliveries, failures, consumer)
     cursor.dead += len(rows)
     tx.counted(cursor)
     return len(rows)
+
+
+def _tell(
+    tx: Tx, group: Group, lane: Lane, which: Ranges, kind: Kind, reason: str | None,
+    deliveries: int, failures: int, consumer: str | None,
+) -> None:  # fmt: skip
+    queue = tx.queue_by_id(lane.queue)
+    assert queue is not None
+    tx.tally.add(group.id, f"dead_{kind}", count(which))
+    tx.tally.died.append(
+        Died(queue.name, group.name, tx.store, lane.id, which, kind, reason, deliveries, failures,
+             consumer)
+    )  # fmt: skip

@@ -1,19 +1,15 @@
 """Queues, groups and lanes come into being on first use; this is the one place where they do."""
 
 from .. import ranges
-from ..policy import GroupOptions, QueueOptions
+from ..policy import Dialect, GroupOptions, born
 from ..store.rows import Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import hidden_in
 
 
-def queue_for(tx: Tx, name: str) -> Queue:
-    found = tx.queue(name)
-    if found is None:
-        parts = name.split(".")
-        options = QueueOptions(namespace=parts[0], task=parts[1]) if len(parts) > 1 else None
-        found = tx.add_queue(name, options or QueueOptions())
-    return found
+def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
+    """The queue of that name; a new one begins as its dialect says."""
+    return tx.queue(name) or tx.add_queue(name, born(name, dialect))
 
 
 def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
@@ -35,6 +31,7 @@ def group_for(
     found = tx.group(queue.id, name)
     if found is None:
         found = tx.add_group(queue, name, dialect, options or GroupOptions())
+        tx.cache.room.pop(queue.id, None)
         for lane in tx.lanes(queue.id):
             start = first_for(tx, found, lane)
             hidden = ranges.count(hidden_in(tx, lane, found.id, 0, start))

@@ -3,12 +3,12 @@
 from array import array
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct, msgpack
+from msgspec import Struct, msgpack, structs
 
 from .. import ranges
 from ..clock import SECOND, micros
-from ..errors import AckflowError, KeyConflict, StorageFull
-from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ..errors import AckflowError, KeyConflict, QueueFull, StorageFull
+from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
 from ..store.rows import Carry, Lane, Queue, Rest, Segment
 from ..store.tx import Tx, make_body
 from .lanes import lane_for, queue_for
@@ -31,6 +31,7 @@ class PushRequest(Struct):
 
     chunks: list[Chunk]
     key: str | None = None
+    dialect: Dialect = "native"
     digest: bytes = b""
 
 
@@ -182,7 +183,7 @@ def _write(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
 def _append_chunk(
     tx: Tx, chunk: Chunk, ends: "array[int]", data: bytes, rest: Rest | None
 ) -> Segment:
-    queue = queue_for(tx, chunk.queue)
+    queue = queue_for(tx, chunk.queue, chunk.dialect)
     lane = lane_for(tx, queue, chunk.partition, chunk.priority)
     due = not_before(tx, queue, chunk.delay)
     return append(tx, queue, lane, ends.tobytes(), data, rest, not_before=due)
@@ -231,7 +232,7 @@ def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
 def _remember_txids(
     tx: Tx, chunk: Chunk, segment: Segment, txids: dict[int, str], fresh: list[int]
 ) -> None:
-    queue = queue_for(tx, chunk.queue)
+    queue = queue_for(tx, chunk.queue, chunk.dialect)
     lane = lane_for(tx, queue, chunk.partition, chunk.priority)
     window = queue.options.dedup_seconds
     until = None if window is None else tx.now + micros(window)
@@ -254,7 +255,7 @@ def _only(chunk: Chunk, kept: list[int]) -> Chunk:
         {new: rest.headers[old] for new, old in enumerate(kept) if old in rest.headers},
         ranges.of(new for new, old in enumerate(kept) if ranges.contains(rest.binary, old)),
     )
-    return Chunk(chunk.queue, chunk.partition, chunk.priority, chunk.delay, ends, data, less)
+    return structs.replace(chunk, ends=ends, data=data, rest=less)
 
 
 def _joined(places: Iterable[Placed]) -> list[Placed]:

@@ -13,6 +13,7 @@ from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotF
 from ..policy import Dead, Kind, after_nack, spent
 from ..ranges import Ranges
 from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease, tell_acks
+from ..store.tally import Acked
 from ..store.tx import Tx
 from .bury import bury
 from .copy import copy
@@ -115,6 +116,7 @@ class Settlement:
         self._lost: dict[int, int] = {}
         self._tell = False  # whether the lease is to be written, not only its claims
         self._freed: set[int] = set()
+        self._acked = 0
         self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
     def apply(self, mark: Mark) -> Outcome:
@@ -149,6 +151,9 @@ class Settlement:
                     lease.ended_at = tx.now
                 tx.save_lease(lease)
             unblock(tx, self._group, self._freed)
+            if self._acked:
+                waited = tx.now - lease.acquired_at
+                tx.tally.acked.append(Acked(self._group.id, waited, self._acked))
         if lease.ended_at is None:
             tx.cache.keep_lease(lease, self._claims)
         if not self._changed:
@@ -240,6 +245,7 @@ class Settlement:
         """Apply one verb to part of one claim; answers with how many became dead letters."""
         match verdict.verb:
             case "ack":
+                self._acked += ranges.count(part)
                 consume(self._tx, cursor, part)
             case "release":
                 self._again(

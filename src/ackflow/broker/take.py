@@ -34,6 +34,9 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     cursor.served = tx.tick()
     tx.changed(cursor)
     return taken
+    for some in taken:
+        if some.redelivered:
+            tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
 
 
 def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Claim]:

@@ -33,6 +33,7 @@ from .rows import (
     Stage,
     tell_acks,
 )
+from .tally import Tally
 
 Row = tuple[Any, ...]
 Execute = Callable[[str, Sequence[Any]], list[Row]]
@@ -70,6 +71,7 @@ class Tx:
         self.touched: set[str] = set()
         self._changed: dict[tuple[int, int], Cursor] = {}
         self._counted: dict[tuple[int, int], Cursor] = {}
+        self.tally = Tally()
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
@@ -79,6 +81,7 @@ class Tx:
         self.touched = set()
         self._changed.clear()
         self._counted.clear()
+        self.tally.clear()
 
     def all(self, name: str, *args: Any) -> list[Row]:
         return self._execute(self._sql[name], args)
@@ -103,6 +106,7 @@ class Tx:
     def savepoint(self) -> Iterator[None]:
         """Undo everything done inside it when an error leaves it."""
         self.flush()
+        mark = self.tally.mark()
         try:
             with self._savepoint():
                 yield
@@ -110,6 +114,7 @@ class Tx:
         except BaseException:
             self._changed.clear()
             self._counted.clear()
+            self.tally.back_to(mark)
             raise
 
     def tick(self) -> int:
@@ -371,6 +376,8 @@ class Tx:
     def flush(self) -> None:
         for key, c in self._counted.items():
             if key not in self._changed:
+        if self.tally.counts:
+            self.tally.write(self.run)
                 self.run(
                     "save_counts", c.lane, c.grp, c.consumed, c.failed, c.done, c.dead, c.last_seq,
                     c.last_created, c.last_at,
@@ -512,19 +519,9 @@ class Tx:
         else:
             packed = _encode([(p.lane, ranges.pack(p.ranges), p.number) for p in lease.parts])
         lease.id = self.insert(
-            "add_lease",
-            lease.token,
-            lease.grp,
-            lease.consumer,
-            lease.acquired_at,
-            lease.expires_at,
-            lease.n,
-            lane,
-            lo,
-            hi,
-            number,
-            packed,
-        )
+            "add_lease", lease.token, lease.grp, lease.consumer, lease.acquired_at,
+            lease.expires_at, lease.n, lane, lo, hi, number, packed,
+        )  # fmt: skip
         return lease.id
 
     def save_lease(self, lease: Lease) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..errors import AckflowError, StorageFailed
+from .tally import Tally
 from .tx import Tx
 
 Verb = Callable[[Tx], Any]
@@ -72,6 +73,8 @@ class Writer:
         self._closing = False
         self.commits = 0
         self.verbs = 0
+        self.told: Callable[[Tally], None] | None = None
+        self._tally = Tally()
 
     def run(self, verb: Verb, *, synced: bool, merge: Any = None) -> Any:
         """Run one verb; the calling thread does the work of all that wait, or finds its own done."""
@@ -216,10 +219,14 @@ class Writer:
         )
         self.commits += 1
         self.verbs += len(group)
+        tally = self._tally
+        if self.told is not None and (tally.acked or tally.died):
+            self.told(tally)
         if touched:
             self._committed(touched)
 
     def _run(self, tx: Tx, group: list[Job]) -> None:
+        self._tally = tx.tally
         index = 0
         while index < len(group):
             job = group[index]

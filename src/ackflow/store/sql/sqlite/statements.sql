@@ -5,6 +5,67 @@ select value from meta where key = ?1
 -- name: put_meta
 insert into meta values (?1, ?2) on conflict do update set value = excluded.value
 
+-- name: add_access_token
+insert into tokens (name, digest, grants, created_at, expires_at) values (?1, ?2, ?3, ?4, ?5)
+-- name: access_tokens
+select id, name, digest, grants, created_at, expires_at, revoked_at from tokens order by id
+-- name: revoke_access_token
+update tokens set revoked_at = ?2 where name = ?1 and revoked_at is null returning id
+-- name: drop_access_tokens
+delete from tokens returning id
+
+-- name: add_tally
+insert into tallies values (?1, ?2, ?3) on conflict (grp, name) do update set n = n + excluded.n
+-- name: tallies
+select grp, name, n from tallies
+-- name: keep_tallies_of_group
+insert into tallies select 0, name, n from tallies where grp = ?1
+on conflict (grp, name) do update set n = n + excluded.n
+-- name: keep_counts_of_group
+insert into tallies
+select 0, 'delivered', coalesce(sum(delivered), 0) from cursors where grp = ?1
+union all select 0, 'acked', coalesce(sum(consumed), 0) from cursors where grp = ?1
+union all select 0, 'failed', coalesce(sum(failed), 0) from cursors where grp = ?1
+on conflict (grp, name) do update set n = n + excluded.n
+-- name: keep_pushed_of_queue
+insert into tallies select 0, 'pushed', coalesce(sum(head), 0)
+    - coalesce((select n from tallies where grp = -?1 and name = 'copies'), 0)
+from lanes where queue = ?1
+on conflict (grp, name) do update set n = n + excluded.n
+-- name: drop_tallies
+delete from tallies where grp = ?1
+-- name: pushed_figures
+select q.id, q.name, coalesce(sum(l.head), 0)
+from queues q left join lanes l on l.queue = q.id group by q.id order by q.name
+-- name: group_figures
+select g.id, g.queue, g.name, coalesce(sum(c.delivered), 0), coalesce(sum(c.consumed), 0),
+    coalesce(sum(c.failed), 0), coalesce(sum(c.dead), 0),
+    coalesce(sum(case when l.gone is null then l.head - c.next end), 0)
+from groups g left join cursors c on c.grp = g.id left join lanes l on l.id = c.lane
+group by g.id order by g.name
+-- name: odd_figures
+select grp, coalesce(sum(case when other then n end), 0),
+    coalesce(sum(case when not other and not_before > ?1 then n end), 0)
+from (select c.grp as grp, s.for_group is not null and s.for_group <> c.grp as other, s.not_before,
+        s.first + s.count - max(s.first, c.next) as n
+    from cursors c join lanes l on l.id = c.lane and l.odd > c.next and l.gone is null
+    join segments s on s.lane = c.lane and s.first + s.count > c.next and s.first >=
+        coalesce((select max(first) from segments where lane = c.lane and first <= c.next), 0)
+    where s.not_before is not null or s.for_group is not null)
+group by grp
+-- name: claim_figures
+select grp, case when state = 1 and at <= ?1 then 2 else state end as now_state, sum(n), min(since)
+from claims group by grp, now_state
+-- name: cursors_with_gone
+select c.grp, c.lane, c.next from cursors c join lanes l on l.id = c.lane
+where l.gone is not null and l.head > c.next
+-- name: oldest_figures
+select c.grp, min((select s.created_at from segments s where s.lane = c.lane and s.first >=
+        coalesce((select max(first) from segments where lane = c.lane and first <= c.next), 0)
+    and (s.not_before is null or s.not_before <= ?1)
+    and (s.for_group is null or s.for_group = c.grp) order by s.first limit 1))
+from cursors c join lanes l on l.id = c.lane where l.head > c.next group by c.grp
+
 -- name: queue_named
 select id, name, created_at, paused, options from queues where name = ?1
 -- name: queue_by_id

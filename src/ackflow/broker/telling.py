@@ -1,0 +1,64 @@
+"""What this process tells of what happened: times to ack, and a log line for every dead letter."""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from .. import ids, ranges
+from ..clock import SECOND
+from ..store.tally import Acked, Died, Tally
+
+# Seconds from hand-out to ack: upper bounds, the last one open.
+BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+_BOUNDS = tuple(int(bound * SECOND) for bound in BOUNDS)
+_PLACES = len(BOUNDS) + 1
+
+log = logging.getLogger("ackflow.dead")
+# A program that embeds the broker and configures no logging is not written to its standard error.
+log.addHandler(logging.NullHandler())
+
+
+class Telling:
+    """Called by the writer after each commit; read by whoever asks."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, list[int]] = {}
+
+    def __call__(self, tally: Tally) -> None:
+        if tally.acked:
+            self._time(tally.acked)
+        if tally.died:
+            for died in tally.died:
+                tell(died)
+
+    def times(self) -> dict[int, list[int]]:
+        """By group: messages acked within each bound, and last the sum of their microseconds."""
+        return {grp: list(counts) for grp, counts in list(self._times.items())}
+
+    def _time(self, acked: Iterable[Acked]) -> None:
+        times = self._times
+        for grp, micros, n in acked:
+            counts = times.get(grp)
+            if counts is None:
+                counts = times[grp] = [0] * (_PLACES + 1)
+            counts[bisect_left(_BOUNDS, micros)] += n
+            counts[_PLACES] += micros * n
+
+
+def tell(died: Died) -> None:
+    """One line per dead letter, with its reason."""
+    if not log.isEnabledFor(logging.WARNING):
+        return
+    for first, stop in ranges.pairs(died.ranges):
+        for sequence in range(first, stop):
+            id = ids.message_id(died.store, died.lane, sequence)
+            log.warning(
+                "%s of queue %s died for group %s (%s): %s", id, died.queue, died.group,
+                died.kind, died.reason or "no reason was given",
+                extra={
+                    "message_id": id, "queue": died.queue, "group": died.group,
+                    "kind": died.kind, "reason": died.reason, "deliveries": died.deliveries,
+                    "failures": died.failures, "consumer": died.consumer,
+                },
+            )  # fmt: skip

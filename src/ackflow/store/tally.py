@@ -1,0 +1,70 @@
+"""What a transaction counts and tells beside its rows.
+
+Counts that no other row keeps are added to the table `tallies` when the transaction ends. The rest
+is told to the process once the transaction is committed, and never if it is rolled back.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..ranges import Ranges
+
+GONE = 0  # the group under which stays what deleted groups have counted
+
+
+class Acked(NamedTuple):
+    """Messages of a group acked in one go, and how long after they were handed out."""
+
+    grp: int
+    micros: int
+    n: int
+
+
+class Died(NamedTuple):
+    """Messages of one lane that became dead letters of a group, all for one reason."""
+
+    queue: str
+    group: str
+    store: int
+    lane: int
+    ranges: Ranges
+    kind: str
+    reason: str | None
+    deliveries: int
+    failures: int
+    consumer: str | None
+
+
+class Tally:
+    """Filled by the verbs of one transaction."""
+
+    __slots__ = ("acked", "counts", "died")
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, str], int] = {}
+        self.acked: list[Acked] = []
+        self.died: list[Died] = []
+
+    def add(self, grp: int, name: str, n: int) -> None:
+        key = grp, name
+        self.counts[key] = self.counts.get(key, 0) + n
+
+    def clear(self) -> None:
+        self.counts.clear()
+        self.acked.clear()
+        self.died.clear()
+
+    def write(self, run: Callable[..., Any]) -> None:
+        """Add what was counted to the table."""
+        for (grp, name), n in self.counts.items():
+            run("add_tally", grp, name, n)
+        self.counts.clear()
+
+    def mark(self) -> tuple[int, int]:
+        return len(self.acked), len(self.died)
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Forget what came after a mark; counts were written before it."""
+        self.counts.clear()
+        del self.acked[mark[0] :]
+        del self.died[mark[1] :]
