@@ -77,6 +77,20 @@ class AlreadySettled(LeaseLost):
     code = "already_settled"
 
 
+class WrongLock(LeaseLost):
+    """The lock is held under another id; it stays as it is."""
+
+    code = "INVALID_LOCK_ID"
+    status = 400
+
+
+class NoLock(LeaseLost):
+    """Nothing is locked."""
+
+    code = "LOCK_NOT_FOUND"
+    status = 404
+
+
 class KeyConflict(AckflowError):
     """The request key was used before with another body; use a new key for a new request."""
 

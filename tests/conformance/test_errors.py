@@ -21,6 +21,8 @@ TABLE: list[tuple[type[AckflowError], str, int]] = [
     (errors.LeaseLost, "invalid_lease", 409),
     (errors.LeaseExpired, "LOCK_EXPIRED", 410),
     (errors.AlreadySettled, "already_settled", 409),
+    (errors.WrongLock, "INVALID_LOCK_ID", 400),
+    (errors.NoLock, "LOCK_NOT_FOUND", 404),
     (errors.KeyConflict, "key_conflict", 409),
     (errors.VersionConflict, "version_conflict", 409),
     (errors.RolledBack, "rolled_back", 409),

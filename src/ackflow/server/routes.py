@@ -2,7 +2,8 @@
 
 from .http import Route
 from .probes import ROUTES as PROBES
+from .pushpop import ROUTES as PUSHPOP
 
 
 def all_routes() -> list[Route]:
-    return [*PROBES]
+    return [*PROBES, *PUSHPOP]
