@@ -295,6 +295,12 @@ def test_a_lower_number_is_served_first_and_equals_in_order(http: httpx.Client) 
     assert [items(http)[0] for _ in range(5)] == ["a", "b", "c", "d", "e"]
 
 
+def test_a_whole_number_may_be_written_with_a_point(http: httpx.Client) -> None:
+    http.post("/queue/q/push", content='{"item": "b", "priority": 2.0}')
+    http.post("/queue/q/push", content='{"item": "a", "priority": 1e0}')
+    assert items(http, count=2) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -304,6 +310,8 @@ def test_a_lower_number_is_served_first_and_equals_in_order(http: httpx.Client) 
         (b'{"item": 1, "priority": -' + b"9" * 30 + b"}", ""),
         (b'{"item": 1, "priority": 256}', "from 0 to 255"),
         (b'{"item": 1, "priority": "high"}', "priority"),
+        (b'{"item": 1, "priority": 1.5}', "whole number"),
+        (b'{"item": 1, "priority": 1e999}', "range"),
         (b'{"item": 01}', "malformed"),
         (b'{"item": NaN}', "malformed"),
         (b'{"item": "\xff"}', "UTF-8"),

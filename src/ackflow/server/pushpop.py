@@ -54,7 +54,7 @@ async def push(call: Call) -> Answer:
     brought = call.decoded(Push)
     if brought.priority < 0:
         raise InvalidArgument("Priority must be non-negative")
-    queue, priority = _queue(call), checks.priority(brought.priority)
+    queue, priority = _queue(call), checks.priority(_whole(brought.priority, "priority"))
     data = _item(brought.item)
     chunk = Chunk(queue, DEFAULT_PARTITION, priority, None, array("i", [len(data)]), data)
     await call.server.onloop.push(PushRequest([chunk]))
@@ -109,7 +109,8 @@ async def deadletter(call: Call) -> Answer:
 async def extend_lock(call: Call) -> Answer:
     """Keep a lock alive for `ttl_seconds` from now; it never becomes shorter."""
     brought = call.decoded(Extend)
-    seconds = None if brought.ttl_seconds is None else _clamped(brought.ttl_seconds)
+    ttl = brought.ttl_seconds
+    seconds = None if ttl is None else _clamped(_whole(ttl, "ttl_seconds"))
     token = _token(brought.lock_id)
     ends = await call.server.do(lock.extend_lock, False, _queue(call), QUEUE_MODE, token, seconds)
     return json(Extended(True, "Lock extended successfully", brought.lock_id, ends / SECOND))
@@ -157,6 +158,12 @@ def _flag(call: Call, name: str) -> bool:
     if given not in _FLAGS:
         raise InvalidArgument(f"{name} is true or false, not {given!r}")
     return _FLAGS[given]
+
+
+def _whole(number: float, what: str) -> int:
+    if int(number) != number:
+        raise InvalidArgument(f"{what} is a whole number, not {number!r}")
+    return int(number)
 
 
 def _clamped(seconds: int) -> int:

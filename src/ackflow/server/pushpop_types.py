@@ -8,8 +8,13 @@ from ..errors import AckflowError
 from ..policy import MAX_PRIORITY
 from .http import Answer, Param, json
 
-# These are told in the document but checked by hand, so that a refusal can use the dialect's words.
-Priority = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_PRIORITY})]
+# These are told in the document but checked by hand: a refusal can use the dialect's words, and
+# 5.0 is the whole number it is in JSON.
+Priority = Annotated[
+    int | float,
+    Meta(extra_json_schema={"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY}),
+]
+Seconds = Annotated[int | float, Meta(extra_json_schema={"type": "integer"})]
 Item = Annotated[Raw, Meta(extra_json_schema={"not": {"type": "null"}})]
 LockId = Annotated[str, Meta(min_length=1)]
 
@@ -57,7 +62,7 @@ class Extend(Struct):
     """Seconds from now, clamped to 1 to 300; without them as long as a new lock."""
 
     lock_id: LockId
-    ttl_seconds: int | None = None
+    ttl_seconds: Seconds | None = None
 
 
 class Extended(Struct):
