@@ -10,6 +10,8 @@ from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.tx import Tx
 from .expire import Ended, end_leases, held_by, hidden_in, move_base, pass_over
 from .lanes import group_for, queue_for, sequence_at
+from .handout import rest_beside
+from .hands import forget_readers_of_group
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
@@ -95,6 +97,8 @@ def seek(
     return len(lanes)
 
 
+    tx.cache.room.pop(queue.id, None)
+    tx.run("raise_epochs", group.id)
 def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
     if to == "end":
         return lane.head
@@ -134,6 +138,8 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     return removed
 
 
+    for grp in tx.group_ids(queue.id):
+        tx.run("raise_epochs", grp)
 def delete_queue(tx: Tx, name: str) -> bool:
     """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
     queue = tx.queue(checks.name(name, "queue"))
@@ -151,6 +157,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
     tx.run("drop_dead_of_queue", queue.id)
     tx.flush()
     for group in tx.groups(queue.id):
+        forget_readers_of_group(tx, group.id)
         _keep_counts(tx, group)
     tx.run("drop_lanes", queue.id)
     tx.run("drop_partitions", queue.id)
@@ -173,6 +180,8 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     tx.run("drop_leases_of_group", group.id)
     tx.run("drop_dead_of_group", group.id)
     tx.run("drop_cursors_of_group", group.id)
+    forget_readers_of_group(tx, group.id)
+    _keep_counts(tx, group)
     tx.run("drop_group", group.id)
     tx.cache.clear()
     return True

@@ -41,7 +41,8 @@ def pop(tx: Tx, request: PopRequest) -> Handout:
     group = group_for(tx, queue, request.group, request.dialect)
     answer = Handout(queue.name, group.name, tx.store)
     refresh(tx, group)
-    room = _room(tx, queue, group, answer)
+    tx.cache.saw(group.id, request.consumer, tx.now)
+    room = room_for(tx, queue, group, answer)
     partition = None
     if request.partition is not None:
         home = tx.partition(queue.id, request.partition)
@@ -54,7 +55,7 @@ def pop(tx: Tx, request: PopRequest) -> Handout:
     if request.auto_ack or group.rules.policy == "none":
         _settle_at_once(tx, parts)
     else:
-        _lease(tx, group, request, parts, answer)
+        lease_parts(tx, group, request, parts, answer)
     answer.runs = [run for part in parts for run in part.runs]
     return answer
 
@@ -78,7 +79,7 @@ def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
     return answer
 
 
-def _room(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
+def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
     """How many messages the group may be given now; the answer says why when it is none."""
     if queue.paused or group.paused:
         answer.why = "paused"
@@ -115,7 +116,7 @@ def _gather(
         if not taken:
             continue
         homes.add(cursor.partition)
-        everything = _together(taken)
+        everything = together(taken)
         runs = runs_of(tx, lane, taken, everything, number, _pending(tx, group, lane, cursor))
         parts.append(Part(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
@@ -143,7 +144,10 @@ def _settle_at_once(tx: Tx, parts: list[Part]) -> None:
         tx.changed(cursor)
 
 
-def _lease(tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer: Handout) -> None:
+def lease_parts(
+    tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer: Handout
+) -> None:
+    """Hold what was taken under one new lease; the answer gets its token and its end."""
     seconds = request.lease_seconds or group.rules.lease_seconds
     expires = tx.now + micros(seconds)
     token = ids.new_token() if request.token is None else request.token
@@ -154,7 +158,7 @@ def _lease(tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer:
     claims = []
     for part in parts:
         for taken in part.taken:
-            for piece in _pieces(taken.ranges):
+            for piece in pieces_of(taken.ranges):
                 claim = Claim(
                     0, group.id, part.lane.id, piece, LEASED, expires, taken.since,
                     taken.deliveries, taken.failures, taken.redelivered, taken.error, id,
@@ -168,14 +172,14 @@ def _lease(tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer:
     answer.token, answer.expires_at = token, expires
 
 
-def _together(taken: list[Taken]) -> Ranges:
+def together(taken: list[Taken]) -> Ranges:
     result = taken[0].ranges
     for more in taken[1:]:
         result = ranges.union(result, more.ranges)
     return result
 
 
-def _pieces(which: Ranges) -> list[Ranges]:
+def pieces_of(which: Ranges) -> list[Ranges]:
     """A range set in claims of at most MAX_CLAIM messages."""
     if ranges.count(which) <= MAX_CLAIM:
         return [which]

@@ -27,7 +27,7 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
         lane = tx.lane(part.lane)
         if lane is None:
             raise Gone("the queue of the lease was deleted")
-        shares = _shares(tx, lane.id, part.ranges, claims)
+        shares = shares_of(tx, lane.id, part.ranges, claims)
         runs = runs_of(tx, lane, shares, part.ranges, part.number, lane.head - part.ranges[-1])
         if sum(run.hi - run.lo for run in runs) != ranges.count(part.ranges):
             raise Gone("some messages of the lease are no longer stored")
@@ -35,7 +35,7 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
     return answer
 
 
-def _shares(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[Taken]:
+def shares_of(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[Taken]:
     """What is still held, with its counters, and what is settled, whose counters are over."""
     shares = []
     for claim in claims:

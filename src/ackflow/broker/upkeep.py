@@ -16,6 +16,7 @@ from ..store.tx import Tx
 from .expire import drop_old, drop_segment, move_base, refresh
 from .stage import drop_old_stages
 from .take import overdue
+from .hands import forget_readers
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ KEY_AGE = 24 * 3600 * SECOND
 
 class Keeper:
     """Runs every duty once; remembers only where its walks have got to."""
+READER_AGE = 30 * KEY_AGE
 
     def __init__(self, read: Run, write: Run) -> None:
         self._read = read
@@ -184,7 +186,8 @@ def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
 
 
 def _anything_old(tx: Tx) -> bool:
-    return bool(tx.value("any_old", tx.now - KEY_AGE, tx.now, tx.now - KEY_AGE))
+    age = tx.now - KEY_AGE
+    return bool(tx.value("any_old", age, tx.now, age, tx.now - READER_AGE))
 
 
 def _drop_old_rows(tx: Tx) -> int:
@@ -192,3 +195,4 @@ def _drop_old_rows(tx: Tx) -> int:
     dropped += len(tx.all("old_keys", tx.now - KEY_AGE, ROWS))
     dropped += len(tx.all("old_txids", tx.now, ROWS))
     return dropped
+    dropped += forget_readers(tx, tx.now - READER_AGE, 10)

@@ -210,7 +210,8 @@ insert into claims (grp, lane, lo, hi, n, ranges, state, at, since, deliveries, 
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
 -- name: save_claim
 update claims set lo = ?2, hi = ?3, n = ?4, ranges = ?5, state = ?6, at = ?7, since = ?8,
-    deliveries = ?9, failures = ?10, redelivered = ?11, error = ?12, lease = ?13
+    deliveries = ?9, failures = ?10, redelivered = ?11, error = ?12, lease = ?13,
+    held = case ?6 when 0 then held else 0 end
 where id = ?1
 -- name: shrink_claim
 update claims set lo = ?2, hi = ?3, n = n - ?4, ranges = ?5, acked_at = ?6 where id = ?1
@@ -241,7 +242,8 @@ select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redeli
     and lease is null
 -- name: lowest_claim
 select min(lo) from (select lo from claims where lane = ?1 and lease is null
-    union all select lo from claims where lane = ?1 and lease is not null)
+    union all select lo from claims where lane = ?1 and lease is not null
+    union all select min(lo) from hand_parts where lane = ?1)
 -- name: expired_leases
 select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
 -- name: over_or_due
@@ -252,9 +254,13 @@ update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2
 -- name: next_time
 select min(at) from (
     select min(at) as at from claims where grp = ?1 and state = 0
+-- name: claims_of_queue
+select lane, lo, hi, ranges from claims where grp in (select id from groups where queue = ?1)
+-- name: lowest_unheld
+select min(lo) from claims where lane = ?1 and lease is null
     union all select min(at) from claims where grp = ?1 and state = 1)
 -- name: leased_count
-select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0
+select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0 and held = 0
 -- name: lock_end
 select max(at) from claims where grp = ?1 and state = 0
 -- name: partition_leased
@@ -296,7 +302,9 @@ update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
 -- name: move_claims
 update claims set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
 -- name: leases_after
-select id, grp, acquired_at, ended_at from leases where id > ?1 order by id limit ?2
+select id, grp, acquired_at, ended_at from leases where id > ?1
+    and not exists (select 1 from hand_parts p where p.token = leases.token)
+order by id limit ?2
 -- name: drop_lease
 delete from leases where id = ?1
 -- name: drop_leases_of_group
@@ -379,6 +387,7 @@ select key, value, version, updated_at from kv where key >= ?1 and key < ?2 orde
 
 -- name: add_stage
 insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+    or exists (select 1 from readers where seen_at <= ?4)
 -- name: stage
 select * from stages where stage = ?1 order by piece
 -- name: staged_rest
@@ -393,3 +402,48 @@ delete from stages where stage = ?1
 select batch, answer from producers where producer = ?1
 -- name: put_producer
 insert or replace into producers values (?1, ?2, ?3, ?4)
+
+-- name: reader
+select id, grp, manual, epoch, number, seen_at from readers where id = ?1
+-- name: put_reader
+insert or replace into readers values (?1, ?2, ?3, ?4, ?5, ?6)
+-- name: raise_epochs
+update readers set epoch = epoch + 1 where grp = ?1
+-- name: old_readers
+select id from readers where seen_at <= ?1 order by seen_at limit ?2
+-- name: readers_of_group
+select id from readers where grp = ?1
+-- name: drop_reader
+delete from readers where id = ?1
+-- name: group_has_work
+select exists (select 1 from cursors where grp = ?1 and ready = 1 and blocked = 0)
+    or exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2)
+    or exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
+
+-- name: hands_between
+select reader, number, epoch, query, batch, run, done from hands where reader = ?1 and number > ?2 and number <= ?3
+order by number
+-- name: hands_of_batch
+select reader, number, epoch, query, batch, run, done from hands where query = ?1 and batch = ?2
+order by reader, number
+-- name: put_hand
+insert or replace into hands (reader, number, epoch, query, batch, run, done)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+-- name: drop_hand
+delete from hands where reader = ?1 and number = ?2
+-- name: hand_parts
+select lane, token, lo, hi, ranges, bad from hand_parts where reader = ?1 and number = ?2
+order by lane, lo
+-- name: hand_part
+select lane, token, lo, hi, ranges, bad from hand_parts
+where reader = ?1 and number = ?2 and lane = ?3 and token = ?4
+-- name: put_hand_part
+insert or replace into hand_parts values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+-- name: drop_hand_part
+delete from hand_parts where reader = ?1 and number = ?2 and lane = ?3 and token = ?4
+-- name: drop_hand_parts
+delete from hand_parts where reader = ?1 and number = ?2
+-- name: hold_claim
+update claims set held = 1 where id = ?1
+-- name: unheld_claims
+select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0

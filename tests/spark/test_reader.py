@@ -1,0 +1,728 @@
+"""Readers without Spark: numbers, epochs, taking back, holding, and batches that commit as one."""
+
+import pytest
+
+from ackflow import Item, Session, VirtualClock, ids, ranges
+from ackflow.broker import batch as batches
+from ackflow.broker import reader as readers
+from ackflow.broker.batch import BatchCommit, BatchDone, Hold
+from ackflow.broker.reader import Lot, ReaderRequest
+from ackflow.broker.settle import Mark, Verdict
+from ackflow.broker.transact import Settles
+from ackflow.delivery import Batch, Message
+from ackflow.errors import Gone, InvalidArgument, LeaseLost, StageMissing, TransactionFailed
+
+LEASE = 60.0
+
+
+class Planner:
+    """What the planner process of one run of a query does."""
+
+    def __init__(self, q: Session, number: int = 0, *, reader: str = "r1", manual: bool = False,
+                 queue: str = "orders", group: str = "g") -> None:  # fmt: skip
+        self.q, self.reader = q, reader
+        self.epoch = q.broker.do(
+            readers.start_reader, True, reader, queue, group, manual, number
+        )  # fmt: skip
+
+    def latest(self, start: int, rows: int = 100, size: int = 1 << 40) -> int:
+        asked = ReaderRequest(self.reader, self.epoch, start, rows, size, LEASE)
+        return self.q.broker.do(readers.lease_next, True, asked)
+
+    def partitions(self, start: int, end: int) -> list[Lot]:
+        return self.q.broker.do(readers.hand_over, True, self.reader, self.epoch, start, end, LEASE)
+
+    def settle(self, number: int) -> int:
+        return self.q.broker.do(readers.settle_to, True, self.reader, self.epoch, number, LEASE)
+
+    def keep(self) -> int:
+        return self.q.broker.do(readers.keep, False, self.reader, self.epoch, LEASE)
+
+    def bind(
+        self, start: int, end: int, batch: int, run: str = "run", query: str = "query"
+    ) -> None:
+        self.q.broker.do(
+            batches.bind, False, self.reader, self.epoch, start, end, query, batch, run
+        )
+
+    def idle(self, start: int) -> bool:
+        return self.q.broker.look(readers.is_idle, self.reader, self.epoch, start)
+
+    def read(self, lots: list[Lot], size: int = 1 << 30) -> list[Message]:
+        found: list[Message] = []
+        for lot in lots:
+            left = lot.ranges
+            while left:
+                answer = self.q.broker.look(
+                    readers.fetch, self.reader, self.epoch, lot.number, lot.lane, lot.token,
+                    left, size,
+                )  # fmt: skip
+                found += Batch.of(self.q, answer, Message)
+                stop = answer.runs[-1].hi
+                left = [at for at in left if at > stop]
+                left = left if len(left) % 2 == 0 else [stop, *left]
+        return found
+
+    def messages(self, start: int, end: int) -> list[Message]:
+        return self.read(self.partitions(start, end))
+
+    def data(self, start: int, end: int) -> list[object]:
+        return [message.data for message in self.messages(start, end)]
+
+
+def stage(q: Session, batch: int, *values: object, producer: str = "query") -> str:
+    return q.stage(producer, batch, "results", list(values))
+
+
+def commit(q: Session, batch: int, *stages: str, run: str = "run", **more: object) -> BatchDone:
+    asked = BatchCommit("query", batch, list(stages), "query", run, **more)  # type: ignore[arg-type]
+    return q.broker.do(batches.commit_batch, True, asked)
+
+
+def done(q: Session) -> int:
+    return q.group_stats("orders", "g").counts.done
+
+
+def popped(q: Session, queue: str = "orders", group: str = "g", batch: int = 1000) -> list[object]:
+    return [message.data for message in q.pop(queue, group=group, batch=batch)]
+
+
+# numbers
+
+
+def test_numbers_count_up_and_settle_what_is_before_them(q: Session) -> None:
+    q.push("orders", list(range(5)))
+    planner = Planner(q)
+    assert planner.latest(0, rows=2) == 1
+    assert planner.data(0, 1) == [0, 1]
+    assert done(q) == 0
+    assert planner.latest(1, rows=2) == 2
+    assert done(q) == 2
+    assert planner.data(1, 2) == [2, 3]
+
+
+def test_nothing_new_answers_with_the_start_and_settles_the_last_batch(q: Session) -> None:
+    q.push("orders", [1])
+    planner = Planner(q)
+    assert planner.latest(0) == 1
+    assert not planner.idle(1)
+    assert planner.latest(1) == 1
+    assert done(q) == 1
+    assert planner.idle(1)
+    q.push("orders", [2])
+    assert not planner.idle(1)
+
+
+def test_a_repeated_question_leases_nothing_twice(q: Session) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    assert planner.latest(0, rows=1) == 1
+    assert planner.latest(0, rows=1) == 1
+    assert planner.data(0, 1) == [1]
+    assert q.group_stats("orders", "g").counts.leased == 1
+
+
+def test_a_hand_out_that_spark_never_noted_is_given_by_the_next_run(q: Session) -> None:
+    q.push("orders", [1, 2])
+    assert Planner(q).latest(0, rows=1) == 1
+    planner = Planner(q)
+    assert planner.latest(0, rows=2) == 1
+    assert planner.data(0, 1) == [1]
+
+
+def test_a_number_above_the_counter_moves_the_counter(q: Session) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q, 41)
+    assert planner.latest(41, rows=1) == 42
+    again = Planner(q, 42)
+    assert again.latest(42, rows=1) == 43
+
+
+def test_rows_are_limited_over_many_lanes(q: Session) -> None:
+    for n in range(10):
+        q.push("orders", list(range(10)), partition=f"p{n}")
+    planner = Planner(q)
+    assert planner.latest(0, rows=25) == 1
+    assert len(planner.messages(0, 1)) == 25
+
+
+def test_bytes_are_limited_and_one_message_always_fits(q: Session) -> None:
+    for _ in range(4):
+        q.push("orders", ["x" * 98] * 10)
+    planner = Planner(q)
+    assert planner.latest(0, size=1_500) == 1
+    assert len(planner.messages(0, 1)) == 15
+    assert planner.latest(1, size=1) == 2
+    assert len(planner.messages(1, 2)) == 1
+
+
+def test_a_reader_cannot_change_its_group(q: Session) -> None:
+    Planner(q)
+    with pytest.raises(InvalidArgument, match="new checkpoint"):
+        Planner(q, group="other")
+
+
+def test_a_window_limits_a_batch(q: Session) -> None:
+    q.push("orders", list(range(9)))
+    q.group("orders", "g", max_ack_pending=4)
+    planner = Planner(q)
+    planner.latest(0)
+    assert planner.data(0, 1) == [0, 1, 2, 3]
+
+
+def test_two_readers_of_a_group_share_its_messages(q: Session) -> None:
+    q.push("orders", list(range(4)))
+    one, two = Planner(q), Planner(q, reader="r2")
+    assert (one.latest(0, rows=2), two.latest(0, rows=2)) == (1, 1)
+    assert (one.data(0, 1), two.data(0, 1)) == ([0, 1], [2, 3])
+    one.latest(1)
+    assert done(q) == 2
+
+
+# reading
+
+
+def test_a_batch_is_read_in_pages(q: Session) -> None:
+    for n in range(50):
+        q.push("orders", n)
+    planner = Planner(q)
+    planner.latest(0)
+    lots = planner.partitions(0, 1)
+    assert [m.data for m in planner.read(lots, size=10)] == list(range(50))
+
+
+def test_a_part_of_a_lane_can_be_read_alone(q: Session) -> None:
+    q.push("orders", list(range(10)))
+    planner = Planner(q)
+    planner.latest(0)
+    (lot,) = planner.partitions(0, 1)
+    lot.ranges = [3, 5, 8, 9]
+    assert [m.data for m in planner.read([lot])] == [3, 4, 8]
+
+
+def test_what_is_read_brings_everything_a_message_has(q: Session) -> None:
+    q.push("orders", [Item(data=b"\x00", headers={"h": "v"}, transaction_id="t")], priority=3)
+    planner = Planner(q)
+    planner.latest(0)
+    (message,) = planner.messages(0, 1)
+    assert (message.data, message.headers, message.transaction_id) == (b"\x00", {"h": "v"}, "t")
+    assert (message.deliveries, message.redelivered, message.priority) == (1, False, 3)
+    assert message.token is not None
+
+
+def test_a_batch_is_the_same_after_it_was_acked(q: Session) -> None:
+    q.push("orders", list(range(5)))
+    planner = Planner(q)
+    planner.latest(0)
+    message = planner.messages(0, 1)[2]
+    message.ack()
+    assert planner.data(0, 1) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_with_a_message_that_is_not_stored_fails(q: Session, clock: VirtualClock) -> None:
+    q.configure("orders", retention_seconds=10)
+    q.push("orders", [1])
+    planner = Planner(q)
+    planner.latest(0)
+    lots = planner.partitions(0, 1)
+    planner.messages(0, 1)[0].ack()
+    clock.advance(20)
+    q.upkeep()
+    with pytest.raises(Gone):
+        planner.read(lots)
+
+
+def test_an_open_batch_is_not_trimmed_though_it_is_acked(q: Session, clock: VirtualClock) -> None:
+    q.configure("orders", keep_seconds=1)
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    for message in planner.messages(0, 1):
+        message.ack()
+    clock.advance(3600)
+    q.upkeep()
+    assert Planner(q).data(0, 1) == [1, 2]
+    Planner(q).latest(1)
+    q.upkeep()
+    assert q.queue_stats("orders").messages == 0
+
+
+def test_an_unknown_batch_fails(q: Session) -> None:
+    with pytest.raises(Gone, match="new checkpoint"):
+        Planner(q, 5).partitions(5, 6)
+
+
+def test_an_empty_stretch_has_nothing(q: Session) -> None:
+    assert Planner(q, 5).partitions(5, 5) == []
+
+
+# epochs
+
+
+def test_an_older_run_is_refused_everything(q: Session) -> None:
+    q.push("orders", [1, 2])
+    old = Planner(q)
+    old.latest(0, rows=1)
+    lots = old.partitions(0, 1)
+    new = Planner(q)
+    for refused in (
+        lambda: old.latest(1), lambda: old.partitions(0, 1), lambda: old.settle(1), old.keep,
+        lambda: old.read(lots), lambda: old.bind(0, 1, 0),
+    ):  # fmt: skip
+        with pytest.raises(LeaseLost):
+            refused()
+    assert not old.idle(1)
+    assert new.data(0, 1) == [1]
+
+
+def test_a_seek_ends_the_run_of_a_reader(q: Session) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    q.seek("orders", "g", to="start")
+    with pytest.raises(LeaseLost, match="sought"):
+        planner.latest(1)
+    again = Planner(q, 0)
+    assert again.partitions(0, 1) == []
+    assert again.latest(1) == 2
+    assert again.data(1, 2) == [1, 2]
+
+
+def test_a_purge_leaves_the_batch_empty(q: Session) -> None:
+    q.push("orders", [1, 2])
+    Planner(q).latest(0)
+    q.purge("orders")
+    assert Planner(q).partitions(0, 1) == []
+
+
+def test_a_deleted_group_ends_its_readers(q: Session) -> None:
+    q.push("orders", [1])
+    planner = Planner(q)
+    planner.latest(0)
+    q.delete_group("orders", "g")
+    with pytest.raises(LeaseLost, match="deleted"):
+        planner.latest(1)
+
+
+# taking back
+
+
+def test_a_run_after_the_lease_ran_out_gets_the_same_uncounted(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    before = planner.messages(0, 1)
+    clock.advance(LEASE)
+    q.upkeep()
+    after = Planner(q).messages(0, 1)
+    assert [m.data for m in after] == [1, 2, 3]
+    assert {(m.deliveries, m.failures, m.redelivered) for m in after} == {(1, 0, True)}
+    assert after[0].token != before[0].token
+    with pytest.raises(LeaseLost):
+        before[0].ack()
+    after[0].ack()
+
+
+def test_what_somebody_else_was_given_is_left_out(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1, 2, 3])
+    Planner(q).latest(0)
+    clock.advance(LEASE)
+    assert popped(q, batch=1) == [1]
+    planner = Planner(q)
+    assert planner.data(0, 1) == [2, 3]
+    assert planner.latest(1) == 1
+    assert done(q) == 2
+
+
+def test_a_batch_that_spark_finished_is_acked_though_its_lease_ran_out(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", [1, 2, 3])
+    Planner(q).latest(0)
+    clock.advance(10 * LEASE)
+    q.upkeep()
+    assert Planner(q, 1).latest(1) == 1
+    assert done(q) == 3
+
+
+def test_expiry_does_not_use_up_deliveries_of_an_open_batch(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("orders", "g", max_deliver=3, backoff=[5])
+    q.push("orders", [1])
+    Planner(q).latest(0)
+    for _ in range(10):
+        clock.advance(LEASE)
+        assert [m.deliveries for m in Planner(q).messages(0, 1)] == [1]
+
+
+def test_history_of_an_open_batch_is_kept(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.messages(0, 1)[1].ack()
+    for _ in range(5):
+        clock.advance(3600)
+        q.upkeep()
+    assert sorted(Planner(q).data(0, 1)) == [1, 2, 3]  # type: ignore[type-var]
+    assert done(q) == 1
+
+
+def test_taking_back_twice_keeps_what_was_settled_in_between(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", list(range(6)))
+    Planner(q).latest(0)
+    for n in range(3):
+        clock.advance(LEASE)
+        Planner(q).messages(0, 1)[n].ack()
+    clock.advance(LEASE)
+    last = Planner(q)
+    assert sorted(last.data(0, 1)) == list(range(6))  # type: ignore[type-var]
+    assert last.latest(1) == 1
+    assert done(q) == 6
+
+
+def test_an_ordered_partition_held_by_another_is_not_taken_back(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("orders", "g", ordering="ordered")
+    q.push("orders", [1, 2], partition="a")
+    q.push("orders", [3, 4], partition="b")
+    planner = Planner(q)
+    planner.latest(0)
+    assert sorted(planner.data(0, 1)) == [1, 2, 3, 4]  # type: ignore[type-var]
+    assert popped(q) == []
+    clock.advance(LEASE)
+    assert [m.data for m in q.pop("orders", group="g", partition="a", batch=1)] == [1]
+    again = Planner(q)
+    assert again.data(0, 1) == [3, 4]
+    assert popped(q) == []
+
+
+def test_nothing_is_taken_back_past_a_message_that_waits_in_an_ordered_group(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("orders", "g", ordering="ordered")
+    q.push("orders", [1, 2, 3])
+    Planner(q).latest(0)
+    clock.advance(LEASE)
+    q.pop("orders", group="g", batch=1)[0].nack("no", delay=100)
+    again = Planner(q)
+    assert again.data(0, 1) == [1, 2, 3]
+
+
+def test_an_exclusive_group_held_by_another_is_not_taken_back(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("orders", "g", ordering="exclusive")
+    q.push("orders", [1, 2])
+    Planner(q).latest(0)
+    clock.advance(LEASE)
+    assert popped(q, batch=1) == [1]
+    assert Planner(q).partitions(0, 1) == []
+
+
+# keeping alive
+
+
+def test_a_heartbeat_keeps_a_batch(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1])
+    planner = Planner(q)
+    planner.latest(0)
+    for _ in range(10):
+        clock.advance(LEASE / 2)
+        assert planner.keep() == 0
+    assert popped(q) == []
+
+
+def test_a_heartbeat_that_comes_late_takes_back_what_is_whole(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 7)
+    clock.advance(2 * LEASE)
+    assert planner.keep() == 0
+    assert popped(q) == []
+    assert commit(q, 7, stage(q, 7, "out")).settled == 2
+
+
+def test_a_heartbeat_does_not_take_back_a_part(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    clock.advance(2 * LEASE)
+    assert popped(q, batch=1) == [1]
+    assert planner.keep() == 1
+    assert popped(q, batch=1) == [2]
+
+
+def test_a_reader_not_seen_for_long_is_forgotten(q: Session, clock: VirtualClock) -> None:
+    q.configure("orders", keep_seconds=1)
+    q.push("orders", [1])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.messages(0, 1)[0].ack()
+    clock.advance(31 * 24 * 3600)
+    q.upkeep()
+    q.upkeep()
+    assert q.queue_stats("orders").messages == 0
+    with pytest.raises(Gone):
+        Planner(q).partitions(0, 1)
+
+
+# publishing
+
+
+def test_a_batch_publishes_and_acks_its_input_at_once(q: Session) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    assert commit(q, 0, stage(q, 0, "a", "b")) == BatchDone(2, 2)
+    assert done(q) == 2
+    assert popped(q, "results") == ["a", "b"]
+
+
+def test_a_batch_published_before_does_nothing(q: Session) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    commit(q, 0, stage(q, 0, "a"))
+    again = Planner(q)
+    assert again.data(0, 1) == [1, 2]
+    again.bind(0, 1, 0, run="second")
+    assert commit(q, 0, stage(q, 0, "a"), run="second").repeated
+    assert popped(q, "results") == ["a"]
+    assert again.latest(1) == 1
+
+
+def test_a_batch_whose_lease_ran_out_publishes_nothing(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    name = stage(q, 0, "a")
+    clock.advance(LEASE)
+    with pytest.raises(LeaseLost, match="2 messages"):
+        commit(q, 0, name)
+    assert popped(q, "results") == []
+    assert done(q) == 0
+
+
+def test_a_batch_that_lost_one_message_publishes_nothing(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    clock.advance(LEASE)
+    assert popped(q, batch=1) == [1]
+    planner.keep()
+    with pytest.raises(LeaseLost):
+        commit(q, 0, stage(q, 0, "a"))
+
+
+def test_an_older_run_cannot_publish_once_the_batch_was_handed_over_again(q: Session) -> None:
+    q.push("orders", [1, 2])
+    old = Planner(q)
+    old.latest(0)
+    old.bind(0, 1, 0)
+    name = stage(q, 0, "old")
+    new = Planner(q)
+    new.partitions(0, 1)
+    with pytest.raises(LeaseLost):
+        commit(q, 0, name)
+    new.bind(0, 1, 0, run="second")
+    with pytest.raises(LeaseLost):
+        commit(q, 0, name)
+    assert commit(q, 0, stage(q, 0, "new"), run="second").settled == 2
+    assert popped(q, "results") == ["new"]
+
+
+def test_planning_again_in_the_same_run_changes_nothing(q: Session) -> None:
+    q.push("orders", [1, 2])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    planner.partitions(0, 1)
+    assert commit(q, 0, stage(q, 0, "a")).settled == 2
+
+
+def test_a_missing_stage_settles_nothing(q: Session) -> None:
+    q.push("orders", [1])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    with pytest.raises(StageMissing):
+        commit(q, 0, "nothing")
+    assert done(q) == 0
+
+
+def test_a_second_run_after_a_loss_publishes_only_what_it_got(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    planner.bind(0, 1, 0)
+    clock.advance(LEASE)
+    other = q.pop("orders", group="g", batch=1)
+    again = Planner(q)
+    assert again.data(0, 1) == [2, 3]
+    again.bind(0, 1, 0, run="second")
+    assert commit(q, 0, stage(q, 0, 2, 3), run="second").settled == 2
+    assert q.ack(other).settled == 1
+
+
+# what does not parse
+
+
+def test_what_does_not_parse_is_dead_lettered_with_its_batch(q: Session) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    (lot,) = planner.partitions(0, 1)
+    for _ in range(2):
+        q.broker.do(
+            readers.mark_bad, False, "r1", planner.epoch, 1, lot.lane, lot.token, [1, 2]
+        )  # fmt: skip
+    assert q.dead_letters("orders").items == []
+    planner.latest(1)
+    (letter,) = q.dead_letters("orders").items
+    assert (letter.data, letter.kind) == (2, "failed")
+    assert done(q) == 2
+
+
+def test_what_does_not_parse_is_dead_lettered_when_its_batch_is_published(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    (lot,) = planner.partitions(0, 1)
+    q.broker.do(readers.mark_bad, False, "r1", planner.epoch, 1, lot.lane, lot.token, [1, 2])
+    clock.advance(LEASE)
+    again = Planner(q)
+    again.partitions(0, 1)
+    again.bind(0, 1, 0)
+    assert commit(q, 0, stage(q, 0, "a")).settled == 3
+    assert [letter.data for letter in q.dead_letters("orders").items] == [2]
+
+
+# manual mode
+
+
+@pytest.fixture
+def manual(q: Session) -> Planner:
+    q.push("orders", list(range(6)))
+    planner = Planner(q, manual=True)
+    planner.latest(0)
+    return planner
+
+
+def verdicts(messages: list[Message], verb: str, *which: int) -> Settles:
+    token = ids.parse_token(messages[0].token or "")
+    lane = ids.parse_message_id(messages[0].id).lane
+    marks = [Mark(Verdict(verb), lane, [n, n + 1]) for n in which]  # type: ignore[arg-type]
+    return Settles(token, marks)
+
+
+def held(messages: list[Message], *which: int) -> Hold:
+    some = verdicts(messages, "ack", *which)
+    lane = some.marks[0].lane or 0
+    return Hold(some.token, lane, ranges.of(which))
+
+
+def test_verdicts_and_output_are_one_commit(q: Session, manual: Planner) -> None:
+    messages = manual.messages(0, 1)
+    manual.bind(0, 1, 0)
+    settles = [verdicts(messages, "ack", 0, 1), verdicts(messages, "reject", 2)]
+    result = commit(q, 0, stage(q, 0, "a"), settles=settles, holds=[held(messages, 3)])
+    assert result.published == 1
+    counts = q.group_stats("orders", "g").counts
+    assert (counts.done, counts.dead, counts.leased) == (2, 1, 3)
+    assert commit(q, 0, settles=settles).repeated
+
+
+def test_one_refused_verdict_undoes_the_batch(q: Session, manual: Planner) -> None:
+    messages = manual.messages(0, 1)
+    messages[1].ack()
+    with pytest.raises(TransactionFailed):
+        commit(q, 0, stage(q, 0, "a"), settles=[verdicts(messages, "ack", 0, 1)])
+    assert done(q) == 1
+    assert popped(q, "results") == []
+
+
+def test_what_is_neither_settled_nor_held_has_failed(q: Session, manual: Planner) -> None:
+    messages = manual.messages(0, 1)
+    q.broker.do(batches.judge, True, [verdicts(messages, "ack", 0, 1, 2)], [held(messages, 3)])
+    assert manual.latest(1) == 2
+    again = manual.messages(1, 2)
+    assert [(m.data, m.failures, m.deliveries) for m in again] == [(4, 1, 2), (5, 1, 2)]
+
+
+def test_what_is_held_stays_until_it_is_settled(
+    q: Session, manual: Planner, clock: VirtualClock
+) -> None:
+    messages = manual.messages(0, 1)
+    acks = verdicts(messages, "ack", 0, 1, 2, 4, 5)
+    q.broker.do(batches.judge, True, [acks], [held(messages, 3)])
+    assert manual.latest(1) == 1
+    assert manual.idle(1)
+    for _ in range(5):
+        clock.advance(LEASE / 2)
+        manual.keep()
+    assert popped(q) == []
+    messages[3].ack()
+    manual.keep()
+    assert done(q) == 6
+
+
+def test_what_is_held_uses_no_window(q: Session) -> None:
+    q.group("orders", "g", max_ack_pending=2)
+    q.push("orders", list(range(6)))
+    planner = Planner(q, manual=True)
+    for number, seen in enumerate(([0, 1], [2, 3], [4, 5])):
+        assert planner.latest(number) == number + 1
+        messages = planner.messages(number, number + 1)
+        assert [m.data for m in messages] == seen
+        assert q.broker.do(batches.judge, True, [], [held(messages, *seen)]) == 0
+    assert planner.latest(3) == 3
+    assert q.group_stats("orders", "g").counts.leased == 6
+
+
+def test_a_new_run_gives_back_what_was_held_uncounted(q: Session, manual: Planner) -> None:
+    messages = manual.messages(0, 1)
+    acks = verdicts(messages, "ack", 0, 1, 2, 4, 5)
+    q.broker.do(batches.judge, True, [acks], [held(messages, 3)])
+    manual.latest(1)
+    again = Planner(q, 1, manual=True)
+    assert again.latest(1) == 2
+    (message,) = again.messages(1, 2)
+    assert (message.data, message.deliveries, message.redelivered) == (3, 1, True)
+
+
+def test_holding_what_is_not_held_any_more_is_refused(
+    q: Session, manual: Planner, clock: VirtualClock
+) -> None:
+    messages = manual.messages(0, 1)
+    messages[0].ack()
+    assert q.broker.do(batches.judge, True, [], [held(messages, 0)]) == 1
+    clock.advance(LEASE)
+    assert q.broker.do(batches.judge, True, [], [held(messages, 1)]) == 1
+
+
+def test_held_messages_come_again_when_their_application_died(
+    q: Session, manual: Planner, clock: VirtualClock
+) -> None:
+    q.group("orders", "g", max_ack_pending=6)
+    messages = manual.messages(0, 1)
+    q.broker.do(batches.judge, True, [], [held(messages, *range(6))])
+    clock.advance(LEASE)
+    assert popped(q) == [0, 1, 2, 3, 4, 5]
+    assert popped(q) == []
