@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import AckflowError
+from .. import checks
+from ..errors import AckflowError, InvalidArgument
+from ..policy import MAX_BATCH
+from . import tokens
 
 app = typer.Typer(
     name="ackflow", no_args_is_help=True, pretty_exceptions_enable=False,
@@ -16,6 +19,9 @@ app = typer.Typer(
 @app.callback()
 def _options() -> None:
     """What holds for every command."""
+
+
+app.add_typer(tokens.app, name="token")
 
 
 @app.command()
@@ -30,13 +36,65 @@ def serve(
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Private key, PEM.")] = None,
+    require_token: Annotated[
+        bool, typer.Option("--require-token", help="Ask for a token even if none was made yet.")
+    ] = False,
+    allow_open: Annotated[
+        bool, typer.Option("--allow-open", help="Let other machines in without a token.")
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin whose pages may call, or *; may be given several times."),
+    ] = None,
+    max_body: Annotated[
+        str, typer.Option(help="Largest request body, in bytes or with K, M or G.")
+    ] = "64M",
+    max_batch: Annotated[
+        int, typer.Option(min=1, max=MAX_BATCH, help="Most messages in one push or pop.")
+    ] = 10_000,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Most long polls at once.")] = 10_000,
+    read_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds in which a request must be whole.")
+    ] = 60.0,
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every request, not only what went wrong.")
+    ] = False,
+    slow: Annotated[float, typer.Option(help="Log requests that take so many seconds.")] = 1.0,
 ) -> None:
     """Serve a database over HTTP until stopped."""
-    from ..server.run import DEFAULT_PORT, Config, serve
+    from ..server import run
+    from ..server.app import Limits
+    from ..server.logs import FORMATS, LEVELS
+    from ..server.observe import Watching
 
-    serve(
-        Config(db=db, host=host, ports=port or [DEFAULT_PORT], tls_cert=tls_cert, tls_key=tls_key)
+    run.serve(
+        run.Config(
+            db=db,
+            host=host,
+            ports=port or [run.DEFAULT_PORT],
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            limits=Limits(_bytes(max_body), max_batch, max_waiting),
+            watching=Watching(slow, access_log),
+            cors_origins=cors_origin or [],
+            require_token=require_token,
+            allow_open=allow_open,
+            read_seconds=read_timeout,
+            log_format=checks.one_of(log_format, "--log-format", FORMATS),
+            log_level=checks.one_of(log_level, "--log-level", LEVELS),
+        )
     )
+
+
+def _bytes(text: str) -> int:
+    """A size as people write it: 500, 64K, 16M, 1G."""
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 0)
+    digits = text[:-1] if unit else text
+    if not digits.isdecimal() or int(digits) == 0:
+        raise InvalidArgument(f"a size is a number of bytes, or one with K, M or G, not {text!r}")
+    return int(digits) * (unit or 1)
 
 
 def main() -> None:

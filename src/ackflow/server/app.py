@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,15 +14,20 @@ from msgspec import Struct
 from ..broker.broker import Broker
 from ..broker.handout import Handout
 from ..broker.pop import PopRequest
+from ..broker.tokens import queue_of_lease
 from ..errors import AckflowError
 from ..onloop import OnLoop
 from ..session import Session
 from ..store.tx import Tx
+from .auth import Auth, challenge
+from .cross import Cross, Headers
 from .http import (
     Answer,
     Call,
     Disconnected,
+    NotAllowed,
     Receive,
+    Role,
     Route,
     Router,
     Scope,
@@ -29,16 +35,20 @@ from .http import (
     read_body,
     refuse,
 )
+from .logs import request_id
+from .observe import Observer
 
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("ackflow.server")
+_sane_id = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}").fullmatch
 
 
 class Limits(Struct, frozen=True):
     """What the server takes at most."""
 
     body_bytes: int = 64 * 1024 * 1024
+    batch: int = 10_000
     waiting_pops: int = 10_000
 
 
@@ -47,6 +57,13 @@ class TooManyWaiting(AckflowError):
 
     code = "too_many_waiting"
     status = 429
+
+
+class BatchTooLarge(AckflowError):
+    """More messages at once than the server takes."""
+
+    code = "batch_too_large"
+    status = 413
 
 
 class Internal(AckflowError):
@@ -59,13 +76,22 @@ class Internal(AckflowError):
 class Server:
     """Serves one session on one event loop; what handlers need of it are its methods."""
 
-    def __init__(self, session: Session, routes: Iterable[Route], limits: Limits | None = None):
+    def __init__(
+        self, session: Session, routes: Iterable[Route], limits: Limits | None = None, *,
+        require_token: bool = False, cross: Cross | None = None, observer: Observer | None = None,
+    ) -> None:  # fmt: skip
         self.session = session
         self.limits = limits or Limits()
         self.router = Router(routes)
+        self.auth = Auth(self.broker, require_token)
+        self.cross = cross or Cross()
+        self.observer = observer or Observer()
+        self.scraping = asyncio.Lock()
+        self.started = time.monotonic()
+        self.document: bytes | None = None  # OpenAPI, written when first asked for
         self.closing = asyncio.Event()
         self._onloop: OnLoop | None = None
-        self._waiting = 0
+        self.waiting = 0
         self._request_ids = secrets.token_hex(4)
         self._requests = 0
 
@@ -73,12 +99,14 @@ class Server:
 
     @property
     def broker(self) -> Broker:
-        return self.session.broker
+        broker = self.session.broker
+        assert isinstance(broker, Broker), "a server serves a database, not another server"
+        return broker
 
     @property
     def onloop(self) -> OnLoop:
         if self._onloop is None:
-            self._onloop = OnLoop(self.session.broker)
+            self._onloop = OnLoop(self.broker)
         return self._onloop
 
     def do(
@@ -93,14 +121,42 @@ class Server:
 
     def allow(self, call: Call, queue: str) -> None:
         """Refuse when the token of the call is not good for a queue; called before any write."""
+        self.auth.allow(call, queue)
+
+    def sees(self, call: Call, queue: str) -> bool:
+        """Whether a queue may be shown to the caller; for lists."""
+        return self.auth.sees(call, queue)
+
+    def require(self, call: Call, role: Role) -> None:
+        """Refuse when the token of the call has not this role; for routes that learn it late."""
+        self.auth.require(call, role)
+
+    async def allow_lease(self, call: Call, *tokens: int) -> None:
+        """Refuse when a lease is of a queue that the token of the call is not good for."""
+        if call.who is None or call.who.may_everywhere(call.role):
+            return
+        for token in tokens:
+            queue = await self.onloop.look(queue_of_lease, token)
+            if queue is not None:
+                self.allow(call, queue)
+
+    def check_batch(self, messages: int) -> None:
+        """Refuse to push or pop more messages at once than the server takes."""
+        if messages > self.limits.batch:
+            most = self.limits.batch
+            raise BatchTooLarge(f"at most {most:,} messages at once; send several batches")
 
     async def pop(self, call: Call, request: PopRequest, wait: float) -> Handout:
         """Pop for a client, as long as it is there: one that goes away strands no lease."""
+        self.check_batch(request.batch)
         if wait <= 0:
             return await self.onloop.pop(request)
-        if self._waiting >= self.limits.waiting_pops:
-            raise TooManyWaiting(f"{self._waiting:,} pops are waiting already; try again later")
-        self._waiting += 1
+        if self.waiting >= self.limits.waiting_pops:
+            raise TooManyWaiting(
+                f"{self.waiting:,} pops are waiting already; try again later", retry_after=1
+            )
+        self.waiting += 1
+        call.waits = True
         popping = asyncio.ensure_future(self.onloop.pop(request, wait))
         leaving = [
             asyncio.ensure_future(self.closing.wait()),
@@ -115,7 +171,7 @@ class Server:
                 await popping
             return Handout(request.queue, request.group, self.broker.store.id)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
             for task in leaving:
                 task.cancel()
 
@@ -145,51 +201,70 @@ class Server:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        route = call = None
+        call = Call(self, scope, receive, send, {})
+        call.id = self._id_of(call)
+        request_id.set(call.id)
+        route: Route | None = None
+        cross: Headers = ()
         try:
+            cross = self.cross.check(call)
             raw = scope.get("raw_path") or scope["path"].encode()
-            route, params = self.router.find(scope["method"], raw.decode("latin-1"))
-            call = Call(self, scope, receive, send, params)
-            self.admit(call, route)
+            route, call.params = self.router.find(scope["method"], raw.decode("latin-1"))
+            self.auth.admit(call, route)
             call.body = await read_body(scope, receive, self.limits.body_bytes)
             answer = await route.handler(call)
         except Disconnected:
             return
         except AckflowError as error:
-            answer = (route.refuse if route else refuse)(error)
-            if allow := error.details.get("allow"):
-                answer = answer._replace(headers=(*answer.headers, (b"allow", allow.encode())))
+            answer = self._refuse(call, route, error, cross)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             answer = (route.refuse if route else refuse)(Internal())
         try:
-            await self._answer(scope, send, answer)
-            if answer.after is not None and call is not None:
+            await self._answer(call, answer, cross)
+            if answer.after is not None:
                 await answer.after(not call.left())
         finally:
-            self.served(scope, route, answer, time.perf_counter() - started)
+            self.observer.served(call, route, answer, time.perf_counter() - started)
 
-    def admit(self, call: Call, route: Route) -> None:
-        """Refuse a caller whose token does not allow this route."""
+    def _refuse(
+        self, call: Call, route: Route | None, error: AckflowError, cross: Headers
+    ) -> Answer:
+        """An error in the words of its dialect, with the headers that belong to it."""
+        allow = error.details.get("allow")
+        if isinstance(error, NotAllowed) and allow and call.scope["method"] == "OPTIONS":
+            return self.cross.options(allow, cross)
+        answer = (route.refuse if route else refuse)(error)
+        more = []
+        if allow:
+            more.append((b"allow", allow.encode()))
+        if (seconds := error.details.get("retry_after")) is not None:
+            more.append((b"retry-after", str(seconds).encode()))
+        if (challenged := challenge(error)) is not None:
+            more.append((b"www-authenticate", challenged))
+        return answer._replace(headers=(*answer.headers, *more)) if more else answer
 
-    def served(self, scope: Scope, route: Route | None, answer: Answer, seconds: float) -> None:
-        """Count and log an answered request."""
-        if log.isEnabledFor(logging.INFO):
-            log.info(
-                "%s %s %d %.1f ms", scope["method"], scope["path"], answer.status, seconds * 1e3
-            )
-
-    async def _answer(self, scope: Scope, send: Send, answer: Answer) -> None:
+    def _id_of(self, call: Call) -> str:
+        """The id a request brings, when it can be written anywhere; else one of our own."""
+        given = call.header(b"x-request-id")
+        if given and _sane_id(given):
+            return given
         self._requests += 1
+        return f"{self._request_ids}-{self._requests}"
+
+    async def _answer(self, call: Call, answer: Answer, cross: Headers) -> None:
         headers: list[tuple[bytes, bytes]] = [
-            (b"content-length", str(len(answer.body)).encode()),
-            (b"x-request-id", f"{self._request_ids}-{self._requests}".encode()),
+            (b"x-request-id", call.id.encode()),
             *answer.headers,
         ]
+        if cross:
+            headers += [header for header in cross if header not in headers]
         if answer.body or answer.status != 204:
+            headers.append((b"content-length", str(len(answer.body)).encode()))
             headers.append((b"content-type", answer.type))
         start: dict[str, Any] = {
             "type": "http.response.start", "status": answer.status, "headers": headers
         }  # fmt: skip
+        send = call.send
         await send(start)
         await send({"type": "http.response.body", "body": answer.body})

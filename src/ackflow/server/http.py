@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from .. import checks
 from ..errors import AckflowError, InvalidArgument
 
 Scope = MutableMapping[str, Any]
@@ -73,7 +74,8 @@ class Call:
     """One request: where it goes, what it asks, what it brings."""
 
     __slots__ = (
-        "_headers", "_receive", "_send", "body", "params", "query", "scope", "server", "who",
+        "_headers", "_receive", "body", "id", "params", "query", "role", "scope", "send",
+        "server", "waits", "who",
     )  # fmt: skip
 
     def __init__(
@@ -82,13 +84,16 @@ class Call:
         self.server = server
         self.scope = scope
         self._receive = receive
-        self._send = send
+        self.send = send
         self.params = params
         self.query: dict[str, str] = {}
         if query := scope.get("query_string"):
             self.query = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
         self.body = b""
+        self.id = ""  # of the request, in logs and in the answer
         self.who: Any = None  # whose token it was, when tokens are asked for
+        self.role = ""  # what the token must be good for
+        self.waits = False  # it is a long poll
         self._headers: dict[bytes, bytes] | None = None
 
     def header(self, name: bytes) -> str:
@@ -99,7 +104,7 @@ class Call:
 
     def left(self) -> bool:
         """Whether the client has gone; only uvicorn tells that also while an answer is sent."""
-        return bool(getattr(getattr(self._send, "__self__", None), "disconnected", False))
+        return bool(getattr(getattr(self.send, "__self__", None), "disconnected", False))
 
     async def leaves(self) -> None:
         """Wait until the client goes away; for a call that is not answered meanwhile."""
@@ -129,9 +134,33 @@ class Call:
             raise InvalidArgument(f"{name} is from {least} to {most}, not {number}")
         return number
 
+    def seconds(self, name: str, default: float, most: float) -> float:
+        """A number of seconds of the query, cut to what is allowed."""
+        given = self.query.get(name)
+        if given is None or given == "":
+            return default
+        try:
+            return min(checks.seconds(float(given), name), most)
+        except ValueError:
+            raise InvalidArgument(f"{name} is a number of seconds, not {given!r}") from None
+
 
 Handler = Callable[[Call], Awaitable[Answer]]
 Refuse = Callable[[AckflowError], Answer]
+
+
+class Refused(msgspec.Struct, omit_defaults=True):
+    """Why a request was refused: a code that stays, a sentence that may change."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class Refusal(msgspec.Struct):
+    """How an error is written where no dialect says otherwise."""
+
+    error: Refused
 
 
 def refuse(error: AckflowError) -> Answer:
@@ -153,8 +182,11 @@ class Param(NamedTuple):
 class Route(NamedTuple):
     """One operation of the server.
 
-    `queue` names the path parameter a token's queue patterns are held against, if there is one;
-    handlers whose queue is in the body check it themselves with `call.server.allow`.
+    `queue` names the path parameter a token's queue patterns are held against, if there is one.
+    A handler whose queues are elsewhere holds them against the token itself, with
+    `call.server.allow` or `sees`, and says so by `checks`: otherwise only a token for every queue
+    is good for the route. `answers` are types by status, None for no body, or a content type as
+    text; `error` is the type of what `refuse` writes.
     """
 
     method: str
@@ -168,6 +200,8 @@ class Route(NamedTuple):
     body: Any = None
     answers: Mapping[int, Any] = {}
     queue: str = "queue"
+    error: Any = Refusal
+    checks: bool = False
 
 
 class _Node:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import signal
 import socket
@@ -14,8 +15,12 @@ import uvicorn
 from msgspec import Struct
 
 from ..errors import AckflowError
-from ..session import connect
-from .app import Server
+from ..session import Session, connect
+from . import logs
+from .app import Limits, Server
+from .cross import Cross
+from .guard import Guarded, Reaper
+from .observe import Observer, Watching
 from .routes import all_routes
 
 DEFAULT_PORT = 8000
@@ -35,6 +40,14 @@ class Config(Struct, kw_only=True):
     ports: Sequence[int] = (DEFAULT_PORT,)
     tls_cert: str | None = None
     tls_key: str | None = None
+    limits: Limits = Limits()
+    watching: Watching = Watching()
+    cors_origins: Sequence[str] = ()
+    require_token: bool = False
+    allow_open: bool = False
+    read_seconds: float = 60.0
+    log_format: logs.Format = "text"
+    log_level: str = "info"
 
 
 def data_file() -> str:
@@ -57,6 +70,8 @@ def serve(config: Config) -> None:
     path = config.db or data_file()
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(listen(config.host, port)) for port in config.ports]
+        listener = logs.start(config.log_format, config.log_level)
+        stack.callback(listener.stop)
         asyncio.run(_serve(config, path, sockets))
 
 
@@ -84,7 +99,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> None:
     session = connect(path, consumer="server")
     try:
-        app = Server(session, all_routes())
+        app = _application(config, session, sockets)
         server = _Uvicorn(app, _settings(app, config))
         scheme = "https" if config.tls_cert else "http"
         for sock in sockets:
@@ -92,14 +107,42 @@ async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> Non
             shown = f"[{host}]" if ":" in host else host
             print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
         print(f"ackflow keeps its data in {os.path.abspath(path)}", flush=True)
-        await server.serve(sockets)
+        reaper = Reaper(server.server_state.connections, config.read_seconds)
+        reaping = asyncio.create_task(reaper.run())
+        try:
+            await server.serve(sockets)
+        finally:
+            reaping.cancel()
+            app.onloop.close()
     finally:
         session.close()
+
+
+def _application(config: Config, session: Session, sockets: list[socket.socket]) -> Server:
+    exposed = not config.allow_open and not all(map(_loopback, sockets))
+    app = Server(
+        session, all_routes(), config.limits,
+        require_token=config.require_token or exposed,
+        cross=Cross(config.cors_origins),
+        observer=Observer(config.watching),
+    )  # fmt: skip
+    if exposed and not config.require_token and not app.auth.any():
+        raise CannotServe(
+            f"{config.host} can be reached from other machines and there is no token yet; make one "
+            "with `ackflow token create`, or give --allow-open to let everybody in"
+        )
+    return app
+
+
+def _loopback(sock: socket.socket) -> bool:
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _settings(app: Server, config: Config) -> uvicorn.Config:
     settings = uvicorn.Config(
         app,
+        http=Guarded,
+        ws="none",
         lifespan="off",
         proxy_headers=False,
         log_config=None,
