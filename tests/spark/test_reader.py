@@ -27,7 +27,7 @@ class Planner:
 
     def latest(self, start: int, rows: int = 100, size: int = 1 << 40) -> int:
         asked = ReaderRequest(self.reader, self.epoch, start, rows, size, LEASE)
-        return self.q.broker.do(readers.lease_next, True, asked)
+        return self.q.broker.do(readers.lease_next, True, asked).number
 
     def partitions(self, start: int, end: int) -> list[Lot]:
         return self.q.broker.do(readers.hand_over, True, self.reader, self.epoch, start, end, LEASE)

@@ -30,6 +30,7 @@ from .hands import (
 )
 from .lanes import group_for, queue_for
 from .pop import Part, PopRequest, lease_parts, room_for, together
+from .quiet import quiet_work
 from .read import shares_of
 from .regain import consumer_of, regain, standing
 from .settle import Mark, Verdict, extend, settle
@@ -50,6 +51,13 @@ class ReaderRequest(Struct):
     rows: int
     bytes: int
     lease_seconds: float
+
+
+class Numbered(Struct):
+    """The number of a hand-out, and how many messages were leased for it just now."""
+
+    number: int
+    rows: int = 0
 
 
 class Lot(Struct):
@@ -99,7 +107,7 @@ def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
     return not tx.value("group_has_work", found.grp, tx.now)
 
 
-def lease_next(tx: Tx, request: ReaderRequest) -> int:
+def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
     """Settle what is numbered up to `start`, lease what comes next, answer with its number.
 
     Nothing there answers with `start`. A hand-out above `start` that Spark never took note of is
@@ -110,10 +118,10 @@ def lease_next(tx: Tx, request: ReaderRequest) -> int:
     _settle_to(tx, reader, group, request.start, request.lease_seconds)
     again = _again(tx, reader, group, request)
     if again is not None:
-        return again
+        return Numbered(again)
     parts = _gather(tx, queue, group, request)
     if not parts:
-        return request.start
+        return Numbered(request.start)
     reader.number = max(reader.number, request.start) + 1
     put_reader(tx, reader)
     answer = Handout(queue.name, group.name, tx.store)
@@ -125,7 +133,7 @@ def lease_next(tx: Tx, request: ReaderRequest) -> int:
     put_hand(tx, hand)
     for part in parts:
         put_part(tx, hand, HandPart(part.lane.id, answer.token, part.ranges))
-    return reader.number
+    return Numbered(reader.number, sum(ranges.count(part.ranges) for part in parts))
 
 
 def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float) -> int:
@@ -311,7 +319,8 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
     size = request.bytes
     parts: dict[int, Part] = {}
     while rows > 0 and size > 0 and len(parts) < LANES_AT_MOST:
-        cursor = tx.next_work(group.id, None)
+        quiet = queue.options.window_seconds
+        cursor = quiet_work(tx, queue, group, None) if quiet else tx.next_work(group.id, None)
         if cursor is None or cursor.lane in parts:
             break
         lane = tx.lane(cursor.lane)

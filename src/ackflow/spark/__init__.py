@@ -1,0 +1,31 @@
+"""Ackflow in Spark: a source that acknowledges nothing it has not finished, and a sink.
+
+spark = ackflow.spark.session()
+spark.readStream.format("ackflow").option("url", "orders.db").option("queue", "orders").load()
+"""
+
+try:
+    import pyarrow  # noqa: F401
+    import pyspark  # noqa: F401
+except ImportError as missing:
+    from ..errors import InvalidArgument
+
+    raise InvalidArgument(
+        f"the Spark connector needs pyspark and pyarrow: pip install ackflow[spark] "
+        f"({missing.name} is missing)"
+    ) from None
+
+from ..broker.batch import BatchDone
+from .datasource import AckflowDataSource
+from .judging import commit_batch, settle
+from .start import JavaMissing, register, session
+
+__all__ = [
+    "AckflowDataSource",
+    "BatchDone",
+    "JavaMissing",
+    "commit_batch",
+    "register",
+    "session",
+    "settle",
+]

@@ -1,0 +1,219 @@
+"""Rows of a DataFrame as messages to stage: Arrow's buffers become the bytes of a segment."""
+
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .. import checks
+from ..broker.push import Chunk
+from ..errors import InvalidArgument, PayloadTooLarge
+from ..policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ..store.rows import Rest
+from .options import SinkOptions
+
+COLUMNS: dict[str, str] = {
+    "payload": "string (JSON) or binary",
+    "queue": "string",
+    "partition": "string",
+    "key": "string or binary",
+    "priority": "int",
+    "headers": "map<string, string>",
+    "delay": "double, seconds",
+    "transaction_id": "string",
+}
+_decode_all = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def check_columns(names: Iterable[str], options: SinkOptions) -> None:
+    """Refuse a column that says nothing to a queue, and rows that do not say where they go."""
+    given = list(names)
+    for name in given:
+        if name not in COLUMNS:
+            raise InvalidArgument(
+                f"a queue has no use for the column {name!r}; it takes {', '.join(COLUMNS)}. "
+                "to_json(struct(...)) AS payload makes a payload of any columns"
+            )
+    if "payload" not in given:
+        raise InvalidArgument(
+            "what is written needs a column 'payload'; to_json(struct(*)) AS payload makes one"
+        )
+    if options.queue is None and "queue" not in given:
+        raise InvalidArgument("what is written needs the option 'queue' or a column 'queue'")
+    if "key" in given and ("partition" in given or options.partition is not None):
+        raise InvalidArgument("a row goes by its key or to a partition, not both")
+
+
+class Chunker:
+    """Turns record batches into chunks of one lane each, in the order of the rows."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._named: dict[Any, str] = {}
+
+    def chunks(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        for lane, rows in self._lanes(columns, batch.num_rows):
+            some = columns if rows is None else {n: c.take(rows) for n, c in columns.items()}
+            yield from self._split(lane, some)
+
+    def _lanes(
+        self, columns: dict[str, pa.Array], n: int
+    ) -> Iterator[tuple[tuple[Any, ...], pa.Array | None]]:
+        """The rows of each (queue, partition, priority, delay); None means all of them."""
+        parts = [
+            self._given("queue", columns, self._options.queue),
+            self._partition(columns),
+            self._given("priority", columns, self._options.priority, 0),
+            self._given("delay", columns, self._options.delay),
+        ]
+        varying = {str(i): part for i, part in enumerate(parts) if isinstance(part, pa.Array)}
+        if not varying:
+            yield tuple(parts), None
+            return
+        coded = [column.dictionary_encode("encode") for column in varying.values()]
+        code = pa.array(array("q", bytes(8 * n)), pa.int64())
+        for column in coded:
+            code = pc.add(pc.multiply(code, len(column.dictionary)), column.indices.cast("int64"))
+        order = pc.array_sort_indices(code)
+        runs = pc.run_end_encode(code.take(order))
+        start = 0
+        for end in runs.run_ends.to_pylist():
+            rows = order.slice(start, end - start).sort()
+            first = rows[0].as_py()
+            lane = [p[first].as_py() if isinstance(p, pa.Array) else p for p in parts]
+            yield tuple(lane), rows
+            start = end
+
+    def _given(self, name: str, columns: dict[str, pa.Array], *constants: Any) -> Any:
+        """What holds for every row if an option says so, else the column, else the default."""
+        if constants[0] is not None:
+            return constants[0]
+        if name not in columns:
+            return constants[-1]
+        column = columns[name]
+        default = constants[-1]
+        if column.null_count:
+            if name == "queue":
+                raise InvalidArgument("the column 'queue' is null in some rows")
+            if default is not None:
+                column = pc.fill_null(column, default)
+        return column
+
+    def _partition(self, columns: dict[str, pa.Array]) -> Any:
+        if "key" not in columns:
+            return self._given("partition", columns, self._options.partition, DEFAULT_PARTITION)
+        keys = columns["key"].cast(pa.binary()).dictionary_encode("encode")
+        names = pa.array([self._by_key(key) for key in keys.dictionary.to_pylist()], pa.string())
+        return names.take(keys.indices)
+
+    def _by_key(self, key: bytes | None) -> str:
+        """The partition of a key: the same key always goes to the same one."""
+        if key is None:
+            return DEFAULT_PARTITION
+        if key not in self._named:
+            self._named[key] = f"key-{zlib.crc32(key) % self._options.key_partitions}"
+        return self._named[key]
+
+    def _split(self, lane: tuple[Any, ...], columns: dict[str, pa.Array]) -> Iterator[Chunk]:
+        """Chunks that fit a segment."""
+        queue, partition, priority, delay = lane
+        checks.name(queue, "queue")
+        checks.name(partition, "partition")
+        checks.priority(priority)
+        if delay is not None:
+            checks.seconds(delay, "delay")
+        payload, is_json = self._payload(columns["payload"])
+        start = 0
+        while start < len(payload):
+            n = _fitting(payload, start)
+            ends, data = _body(payload.slice(start, n))
+            if is_json:
+                _check_json(ends, data)
+            here = {name: column.slice(start, n) for name, column in columns.items()}
+            yield Chunk(queue, partition, priority, delay, ends, data, _rest(here, n, is_json))
+            start += n
+
+    def _payload(self, column: pa.Array) -> tuple[pa.Array, bool]:
+        if column.null_count:
+            raise InvalidArgument("the column 'payload' is null in some rows; leave them out")
+        kind = column.type
+        if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            raise InvalidArgument(
+                f"the column 'payload' is string or binary, not {kind}; use to_json(...)"
+            )
+        wanted = self._options.payload_format
+        is_json = pa.types.is_string(kind) if wanted is None else wanted == "json"
+        return column.cast(pa.binary()), is_json
+
+
+def _fitting(payload: pa.Array, start: int) -> int:
+    """How many payloads from a row on fit a segment, at least one."""
+    n = min(MAX_SEGMENT_COUNT, len(payload) - start)
+    ends, _ = _offsets(payload.slice(start, n))
+    base = ends[0]
+    if ends[-1] - base > MAX_SEGMENT_BYTES:
+        n = max(1, sum(1 for end in ends[1:] if end - base <= MAX_SEGMENT_BYTES))
+        if ends[1] - base > MAX_PAYLOAD:
+            raise PayloadTooLarge(
+                f"a message has {ends[1] - base:,} bytes, at most {MAX_PAYLOAD:,} are allowed"
+            )
+    return n
+
+
+def _offsets(payload: pa.Array) -> tuple[memoryview, memoryview]:
+    _, offsets, data = payload.buffers()
+    at = payload.offset
+    view = memoryview(offsets).cast("B").cast("i")[at : at + len(payload) + 1]
+    return view, memoryview(data) if data is not None else memoryview(b"")
+
+
+def _body(payload: pa.Array) -> tuple["array[int]", bytes]:
+    """End offsets and joined bytes of binary payloads."""
+    view, data = _offsets(payload)
+    base = view[0]
+    ends = array("i")
+    if base == 0:
+        ends.frombytes(view[1:].cast("B"))
+    else:
+        ends.extend([end - base for end in view[1:]])
+    return ends, bytes(data[base : view[-1]])
+
+
+def _check_json(ends: "array[int]", data: bytes) -> None:
+    """Refuse payloads that are not JSON: all of them are read as one list, then compared."""
+    starts = [0, *ends]
+    parts = [data[a:b] for a, b in zip(starts, ends, strict=False)]
+    try:
+        found = _decode_all(b"[" + b",".join(parts) + b"]")
+        if list(map(len, found)) == list(map(len, parts)):
+            return
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    for part in parts:
+        try:
+            msgspec.json.decode(part)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidArgument(
+                f"a payload is not JSON: {part[:60]!r} ({error}); use to_json(...), or the option "
+                "payloadFormat = bytes"
+            ) from None
+
+
+def _rest(columns: dict[str, pa.Array], n: int, is_json: bool) -> Rest | None:
+    rest = Rest()
+    if "transaction_id" in columns:
+        for row, txid in enumerate(columns["transaction_id"].to_pylist()):
+            if txid is not None:
+                rest.txids[row] = checks.name(txid, "transaction_id")
+    if "headers" in columns:
+        for row, items in enumerate(columns["headers"].to_pylist()):
+            if items:
+                rest.headers[row] = checks.headers(dict(items))
+    if not is_json:
+        rest.binary = [0, n]
+    return rest if rest.txids or rest.headers or rest.binary else None

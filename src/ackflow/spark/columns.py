@@ -1,0 +1,157 @@
+"""Handed-out messages as Arrow, without a Python object per message.
+
+A run of messages shares all but its payloads and its sequences, so its columns are one value each,
+repeated by Arrow. The text of an id differs only in its last twelve digits within a lane.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from .. import ids
+from ..broker.handout import Handout, Run
+
+ROWS = 10_000
+BYTES = 4 * 1024 * 1024
+_LARGE = 1_000
+_BLOCK = 1 << 16
+_TAILS: list[bytes] = []
+
+NAMES = (
+    "id", "queue", "partition", "priority", "sequence", "payload", "headers", "transaction_id",
+    "created_at", "deliveries", "redelivered", "lease",
+)  # fmt: skip
+HEADERS = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=True))
+
+
+def ddl(payload: str, corrupt: bool) -> str:
+    """The schema of a stream of messages, as Spark reads it."""
+    return (
+        "id STRING, queue STRING, partition STRING, priority INT, sequence BIGINT, "
+        f"payload {payload}, headers MAP<STRING, STRING>, transaction_id STRING, "
+        "created_at TIMESTAMP, deliveries INT, redelivered BOOLEAN, lease STRING"
+        + (", corrupt BINARY" if corrupt else "")
+    )
+
+
+class Rows:
+    """Runs on their way to one record batch."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        self._runs: list[tuple[Handout, Run]] = []
+        self._which = array("i")
+        self._sequences = array("q")
+        self._ends = array("i", [0])
+        self._data: list[bytes | memoryview] = []
+
+    def add(self, handout: Handout, run: Run) -> None:
+        n = run.hi - run.lo
+        at, stop = run.lo - run.first, run.hi - run.first
+        ends = run.body.ends
+        start = ends[at - 1] if at else 0
+        shift = self.size - start
+        if shift == 0:
+            self._ends.frombytes(ends[at:stop].cast("B"))
+        else:
+            self._ends.extend([end + shift for end in ends[at:stop]])
+        self._data.append(memoryview(run.body.data)[start : ends[stop - 1]])
+        self.size += ends[stop - 1] - start
+        self._sequences.extend(range(run.lo, run.hi))
+        self._which.frombytes(array("i", [len(self._runs)]).tobytes() * n)
+        self._runs.append((handout, run))
+        self.count += n
+
+    def takes(self, run: Run) -> bool:
+        """Whether a run fits; a large one begins a batch of its own, so that nothing is shifted."""
+        n = run.hi - run.lo
+        return not self.count or (
+            n < _LARGE and self.count + n <= ROWS and self.size + len(run.body.data) <= BYTES
+        )
+
+    def payloads(self) -> pa.Array:
+        data = self._data[0] if len(self._data) == 1 else b"".join(self._data)
+        buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.binary(), self.count, buffers)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Every column but the payload."""
+        which = pa.array(self._which, pa.int32())
+        runs = [run for _, run in self._runs]
+
+        def each(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+            return pa.array(values, kind).take(which)
+
+        tokens = [None if h.token is None else ids.token_text(h.token) for h, _ in self._runs]
+        messages = self._ids()
+        return {
+            "id": messages,
+            "queue": each([handout.queue for handout, _ in self._runs], pa.string()),
+            "partition": each([run.partition for run in runs], pa.string()),
+            "priority": each([run.priority for run in runs], pa.int32()),
+            "sequence": pa.array(self._sequences, pa.int64()),
+            "headers": self._headers(),
+            "transaction_id": self._transaction_ids(messages),
+            "created_at": each([run.created_at for run in runs], pa.timestamp("us", "UTC")),
+            "deliveries": each([run.deliveries for run in runs], pa.int32()),
+            "redelivered": each([bool(run.redelivered) for run in runs], pa.bool_()),
+            "lease": each(tokens, pa.string()),
+        }
+
+    def places(self) -> Iterator[tuple[int, Run]]:
+        """The first row of each run."""
+        row = 0
+        for _, run in self._runs:
+            yield row, run
+            row += run.hi - run.lo
+
+    def place(self, row: int) -> tuple[Run, int]:
+        """The run and the sequence of one row."""
+        return self._runs[self._which[row]][1], self._sequences[row]
+
+    def _ids(self) -> pa.Array:
+        text: list[bytes] = []
+        for handout, run in self._runs:
+            text += _id_texts(handout.store, run.lane, run.lo, run.hi)
+        offsets = array("i", range(0, 36 * self.count + 1, 36))
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(text))]
+        return pa.Array.from_buffers(pa.string(), self.count, buffers)
+
+    def _headers(self) -> pa.Array:
+        if not any(run.body.rest and run.body.rest.headers for _, run in self._runs):
+            offsets = pa.array(array("i", bytes(4 * (self.count + 1))), pa.int32())
+            nothing = pa.array([], pa.string())
+            return pa.MapArray.from_arrays(offsets, nothing, nothing)
+        rows: list[list[tuple[str, str]]] = [[] for _ in range(self.count)]
+        for row, run in self.places():
+            found = run.body.rest.headers if run.body.rest else {}
+            for index, headers in found.items():
+                if run.lo <= run.first + index < run.hi:
+                    rows[row + run.first + index - run.lo] = list(headers.items())
+        return pa.array(rows, pa.map_(pa.string(), pa.string()))
+
+    def _transaction_ids(self, messages: pa.Array) -> pa.Array:
+        if not any(run.body.rest and run.body.rest.txids for _, run in self._runs):
+            return messages
+        texts = messages.to_pylist()
+        for row, run in self.places():
+            found = run.body.rest.txids if run.body.rest else {}
+            for index, txid in found.items():
+                if run.lo <= run.first + index < run.hi:
+                    texts[row + run.first + index - run.lo] = txid
+        return pa.array(texts, pa.string())
+
+
+def _id_texts(store: int, lane: int, lo: int, hi: int) -> Iterator[bytes]:
+    """The ids of [lo, hi) as one text: equal but for the last four digits within a block."""
+    if not _TAILS:
+        _TAILS.extend(b"%04x" % n for n in range(_BLOCK))
+    while lo < hi:
+        block = lo // _BLOCK
+        stop = min(hi, (block + 1) * _BLOCK)
+        head = ids.message_id(store, lane, lo)[:32].encode()
+        yield head
+        yield head.join(_TAILS[lo - block * _BLOCK : stop - block * _BLOCK])
+        lo = stop

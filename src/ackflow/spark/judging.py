@@ -1,0 +1,154 @@
+"""For `foreachBatch`: settle by a DataFrame of verdicts, alone or in one commit with an output.
+
+Each task folds its rows into one, so that the driver collects a row per task, not per message.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct, msgpack
+from pyspark.sql import DataFrame, SparkSession
+
+from .. import ids, ranges
+from ..broker import batch as batches
+from ..broker.batch import BatchCommit, BatchDone, Hold
+from ..broker.settle import VERBS, Mark, Verdict
+from ..broker.transact import Settles
+from ..errors import InvalidArgument
+from ..ranges import Ranges
+from . import link
+from .chunks import check_columns
+from .options import SinkOptions, sink_options
+from .sink import stage_all
+
+VERDICTS = (*VERBS, "hold")
+_NEEDED = ("id", "lease", "verdict")
+_OPTIONAL = ("reason", "delay")
+
+
+class Fold(Struct, array_like=True):
+    """Messages of one lane and lease with one verdict."""
+
+    token: int
+    lane: int
+    verdict: str
+    reason: str | None
+    delay: float | None
+    ranges: Ranges
+
+
+_folds = msgpack.Decoder(list[Fold]).decode
+
+
+def settle(verdicts: DataFrame, url: str, *, token: str | None = None) -> int:
+    """Settle messages by rows of (id, lease, verdict, and reason and delay if there are any).
+
+    A verdict is ack, nack, release, requeue, reject, dead_letter or hold. Each stands for itself,
+    and a repeat is a success; answers with how many were refused, as their lease was lost.
+    """
+    settles, holds = _marks(_collected(verdicts))
+    options = sink_options({"url": url})
+    session = link.session(options.url, token)
+    return session.broker.do(batches.judge, True, settles, holds)
+
+
+def commit_batch(
+    batch_id: int,
+    url: str,
+    *,
+    output: DataFrame | None = None,
+    verdicts: DataFrame | None = None,
+    queue: str | None = None,
+    token: str | None = None,
+) -> BatchDone:
+    """Publish an output and settle what it was made from, all or nothing, once per batch.
+
+    `output` has the columns of the sink. `verdicts` are as in `settle`; in mode commit everything
+    the batch read that has no verdict is acked. A batch that was committed before does nothing.
+    """
+    spark = SparkSession.getActiveSession()
+    query = spark.sparkContext.getLocalProperty("sql.streaming.queryId") if spark else None
+    run = spark.sparkContext.getLocalProperty("spark.jobGroup.id") if spark else None
+    if query is None:
+        raise InvalidArgument("commit_batch is called in the function given to foreachBatch")
+    given = {
+        "url": url,
+        **({"queue": queue} if queue else {}),
+        **({"token": token} if token else {}),
+    }
+    options = sink_options(given)
+    stages = [] if output is None else _staged(output, options, query, batch_id)
+    settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
+    request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds)
+    return link.session(options.url, token).broker.do(batches.commit_batch, True, request)
+
+
+def _staged(output: DataFrame, options: SinkOptions, producer: str, batch: int) -> list[str]:
+    """Stage an output on the executors; only the stages of attempts that count are named."""
+    check_columns(output.columns, options)
+
+    def stage(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"stage": stage_all(options, producer, batch, rows)})
+
+    found = output.mapInArrow(stage, "stage string").collect()
+    return [row["stage"] for row in found]
+
+
+def _collected(verdicts: DataFrame) -> list[Fold]:
+    for name in _NEEDED:
+        if name not in verdicts.columns:
+            raise InvalidArgument(
+                f"verdicts need the column {name!r}; they have {', '.join(_NEEDED)}, and "
+                f"{' and '.join(_OPTIONAL)} if you like"
+            )
+    wanted = [*_NEEDED, *(name for name in _OPTIONAL if name in verdicts.columns)]
+    rows = verdicts.select(*wanted).mapInArrow(_fold_task, "folds binary").collect()
+    return [fold for row in rows for fold in _folds(bytes(row["folds"]))]
+
+
+def _fold_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    folded = fold(batches)
+    yield pa.RecordBatch.from_pydict({"folds": [msgpack.encode(folded)]})
+
+
+def fold(rows: Iterable[pa.RecordBatch]) -> list[Fold]:
+    """Rows with equal lane, lease and verdict as one range set each."""
+    sequences: dict[tuple[str, str, str, str | None, float | None], list[int]] = {}
+    for batch in rows:
+        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        heads = pc.utf8_slice_codeunits(columns["id"], 0, 24).to_pylist()
+        tails = pc.utf8_slice_codeunits(columns["id"], 24).to_pylist()
+        n = batch.num_rows
+        reasons = columns["reason"].to_pylist() if "reason" in columns else [None] * n
+        delays = columns["delay"].to_pylist() if "delay" in columns else [None] * n
+        keys = zip(
+            heads, columns["lease"].to_pylist(), columns["verdict"].to_pylist(), reasons, delays,
+            strict=True,
+        )  # fmt: skip
+        for key, tail in zip(keys, tails, strict=True):
+            sequences.setdefault(key, []).append(int(tail, 16))
+    return [
+        Fold(ids.parse_token(lease), ids.parse_message_id(head + "0" * 12).lane, _known(verdict),
+             reason, delay, ranges.of(some))
+        for (head, lease, verdict, reason, delay), some in sequences.items()
+    ]  # fmt: skip
+
+
+def _known(verdict: str) -> str:
+    word = str(verdict).lower()
+    if word not in VERDICTS:
+        raise InvalidArgument(f"a verdict is one of {', '.join(VERDICTS)}, not {verdict!r}")
+    return word
+
+
+def _marks(folds: list[Fold]) -> tuple[list[Settles], list[Hold]]:
+    settles: dict[int, list[Mark]] = {}
+    holds: list[Hold] = []
+    for f in folds:
+        if f.verdict == "hold":
+            holds.append(Hold(f.token, f.lane, f.ranges))
+        else:
+            verdict = Verdict(f.verdict, f.reason, f.delay).check()  # type: ignore[arg-type]
+            settles.setdefault(f.token, []).append(Mark(verdict, f.lane, f.ranges))
+    return [Settles(token, marks) for token, marks in settles.items()], holds

@@ -1,0 +1,183 @@
+"""The options of the Spark source and sink: the wrong one is named, the right ones are listed.
+
+Spark hands over texts under lower-case names; underscores make no difference, so that both
+`maxRowsPerTrigger` and `max_rows_per_trigger` are read.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from .. import checks
+from ..errors import InvalidArgument, UnknownOption
+
+T = TypeVar("T")
+Mode = Literal["commit", "manual"]
+OnCorrupt = Literal["fail", "column", "dead_letter"]
+Table = Literal["messages", "dead_letters", "groups"]
+
+MODES = ("commit", "manual")
+PAYLOADS = ("binary", "string")
+FORMATS = ("json", "bytes")
+ON_CORRUPT = ("fail", "column", "dead_letter")
+TABLES = ("messages", "dead_letters", "groups")
+
+# What Spark itself puts beside the options of a sink.
+_SPARKS_OWN = {"checkpointlocation", "path", "queryname"}
+
+
+class SourceOptions(Struct, frozen=True):
+    """What a stream reads, how much at a time, and what becomes of what it cannot parse."""
+
+    url: str
+    queue: str
+    group: str = "spark"
+    mode: Mode = "commit"
+    max_rows: int = 500_000
+    max_bytes: int = 256 * 1024 * 1024
+    lease_seconds: float = 60.0
+    parallelism: int = 0
+    payload: str = "binary"
+    payload_schema: str | None = None
+    on_corrupt: OnCorrupt = "fail"
+    token: str | None = None
+
+
+class TableOptions(Struct, frozen=True):
+    """What a batch read looks at."""
+
+    url: str
+    queue: str
+    table: Table
+    group: str | None = None
+    parallelism: int = 0
+    token: str | None = None
+
+
+class SinkOptions(Struct, frozen=True):
+    """Where messages go whose rows do not say so, and what their payload is."""
+
+    url: str
+    queue: str | None = None
+    partition: str | None = None
+    priority: int | None = None
+    delay: float | None = None
+    key_partitions: int = 16
+    payload_format: str | None = None
+    producer: str | None = None
+    batch: int | None = None
+    token: str | None = None
+
+
+def _whole(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
+    def read(text: str, name: str) -> int:
+        try:
+            return checks.whole(int(text), name, least, most)
+        except ValueError:
+            raise InvalidArgument(f"{name} is a whole number, not {text!r}") from None
+
+    return read
+
+
+def _seconds(least: float) -> Callable[[str, str], float]:
+    def read(text: str, name: str) -> float:
+        try:
+            return checks.seconds(float(text), name, least)
+        except ValueError:
+            raise InvalidArgument(f"{name} is a number of seconds, not {text!r}") from None
+
+    return read
+
+
+def _one_of(*allowed: str) -> Callable[[str, str], str]:
+    return lambda text, name: checks.one_of(text.lower(), name, allowed)
+
+
+def _url(text: str, _: str) -> str:
+    """A server by its URL; a file by a path that holds on every executor."""
+    if "://" in text and not text.startswith("file://"):
+        return text
+    return os.path.abspath(text.removeprefix("file://"))
+
+
+def _text(text: str, _: str) -> str:
+    return text
+
+
+Read = dict[str, tuple[str, Callable[[str, str], Any]]]
+
+# The name of an option as users write it, the field it sets, how its text is read.
+_COMMON: Read = {"url": ("url", _url), "token": ("token", _text)}
+_SOURCE: Read = {
+    **_COMMON,
+    "queue": ("queue", checks.name),
+    "group": ("group", checks.name),
+    "mode": ("mode", _one_of(*MODES)),
+    "maxRowsPerTrigger": ("max_rows", _whole(1)),
+    "maxBytesPerTrigger": ("max_bytes", _whole(1)),
+    "leaseSeconds": ("lease_seconds", _seconds(1)),
+    "parallelism": ("parallelism", _whole(1, 10_000)),
+    "payload": ("payload", _one_of(*PAYLOADS)),
+    "payloadSchema": ("payload_schema", _text),
+    "onCorrupt": ("on_corrupt", _one_of(*ON_CORRUPT)),
+}
+_TABLE: Read = {
+    **_COMMON,
+    "queue": ("queue", checks.name),
+    "table": ("table", _one_of(*TABLES)),
+    "group": ("group", checks.name),
+    "parallelism": ("parallelism", _whole(1, 10_000)),
+}
+_SINK: Read = {
+    **_COMMON,
+    "queue": ("queue", checks.name),
+    "partition": ("partition", checks.name),
+    "priority": ("priority", _whole(0, 255)),
+    "delay": ("delay", _seconds(0)),
+    "keyPartitions": ("key_partitions", _whole(1, 10_000)),
+    "payloadFormat": ("payload_format", _one_of(*FORMATS)),
+    "producer": ("producer", checks.name),
+    "batch": ("batch", _whole(0)),
+}
+
+
+def source_options(given: Mapping[str, str]) -> SourceOptions:
+    found = _read(SourceOptions, _SOURCE, given, "a stream of messages", ("url", "queue"))
+    if found.payload_schema is None and found.on_corrupt != "fail" and found.payload == "binary":
+        raise InvalidArgument(
+            "onCorrupt needs something that can fail to parse: payloadSchema, or payload = string"
+        )
+    return found
+
+
+def table_options(given: Mapping[str, str]) -> TableOptions:
+    found = _read(TableOptions, _TABLE, given, "a table", ("url", "queue", "table"))
+    return found
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    return _read(SinkOptions, _SINK, given, "a sink", ("url",))
+
+
+def _read(
+    kind: type[T], known: Read, given: Mapping[str, str], what: str, needed: tuple[str, ...]
+) -> T:
+    by_key = {name.lower(): name for name in known}
+    values: dict[str, Any] = {}
+    for raw, text in given.items():
+        key = raw.lower().replace("_", "")
+        if key in _SPARKS_OWN:
+            continue
+        if key not in by_key:
+            raise UnknownOption(
+                f"{what} has no option {raw!r}; it has {', '.join(sorted(known, key=str.lower))}"
+            )
+        name = by_key[key]
+        field, read = known[name]
+        values[field] = read(text, name)
+    for name in needed:
+        if name not in values:
+            raise InvalidArgument(f"{what} needs the option {name!r}")
+    return kind(**values)

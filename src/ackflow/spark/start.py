@@ -1,0 +1,80 @@
+"""A Spark session for a notebook or a script, with what it needs set."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from ..errors import AckflowError
+from .datasource import AckflowDataSource
+
+LEAST_JAVA = 17
+
+
+class JavaMissing(AckflowError):
+    """Spark needs Java 17 or later; install it (Debian: apt install openjdk-17-jre-headless) or set
+    JAVA_HOME."""
+
+    code = "java_missing"
+
+
+def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> SparkSession:
+    """A Spark session that knows the format `ackflow`; one that runs already is used.
+
+    `conf` are Spark's settings with underscores for dots: `spark_sql_shuffle_partitions="2"`.
+    """
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Workers must be the Python that has Ackflow, not the first one on the path.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app).master(master)
+    if master.startswith("local"):
+        # A machine without a name of its own in the network is one all the same.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.config("spark.ui.enabled", "false")
+    for name, value in conf.items():
+        builder = builder.config(name.replace("_", "."), value)
+    return register(builder.getOrCreate())
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Tell a session of your own about the format `ackflow`."""
+    spark.dataSource.register(AckflowDataSource)
+    return spark
+
+
+def find_java() -> Path:
+    """The home of a Java that Spark runs on."""
+    for home in _homes():
+        if _version(home) >= LEAST_JAVA:
+            return home
+    raise JavaMissing()
+
+
+def _homes() -> Iterator[Path]:
+    if given := os.environ.get("JAVA_HOME"):
+        yield Path(given)
+    if found := shutil.which("java"):
+        yield Path(found).resolve().parent.parent
+    for folder in ("/usr/lib/jvm", "/opt", "/Library/Java/JavaVirtualMachines"):
+        yield from sorted(path.parent.parent for path in Path(folder).glob("*/bin/java"))
+        yield from sorted(Path(folder).glob("*/Contents/Home"))
+
+
+def _version(home: Path) -> int:
+    try:
+        told = subprocess.run(
+            [str(home / "bin" / "java"), "-version"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr)
+    if found is None:
+        return 0
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major
