@@ -150,10 +150,14 @@ def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
             checked[key] = text(value, key) or ""
         elif key == "history_seconds":
             checked[key] = seconds(value, key, MIN_HISTORY)
-        elif value is None and key in ("max_wait_seconds", "retention_seconds", "dedup_seconds"):
+        elif value is None and key in _ENDLESS:
             checked[key] = None
-        elif key in ("max_wait_seconds", "retention_seconds"):
+        elif key in ("max_wait_seconds", "retention_seconds", "ttl_seconds"):
             checked[key] = positive(value, key)
+        elif key == "priority":
+            checked[key] = whole(value, key, -1_000_000, 1_000_000)
+        elif key == "encrypted":
+            checked[key] = _flag(value, key)
         else:
             checked[key] = seconds(value, key)
     return checked
@@ -200,6 +204,12 @@ def _limit(value: object, what: str) -> int | None:
     return whole(value, what, 1, 1_000_000_000)
 
 
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{what} is True or False, not {value!r}")
+    return value
+
+
 def _backoff(value: object, what: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple):
         raise InvalidArgument(f"{what} is a list of seconds, not {value!r}")
@@ -218,4 +228,8 @@ _RULES: dict[str, Any] = {
     "retry_limit": _limit,
     "max_deliver": _limit,
     "backoff": _backoff,
+    "max_size": _limit,
 }
+_ENDLESS = {
+    "dedup_seconds", "keep_seconds", "max_wait_seconds", "retention_seconds", "ttl_seconds"
+}  # fmt: skip

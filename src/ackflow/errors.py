@@ -147,6 +147,20 @@ class StorageFull(AckflowError):
     status = 507
 
 
+class QueueFull(AckflowError):
+    """The queue holds as many messages as it may; nothing was pushed."""
+
+    code = "queue_full"
+    status = 429
+
+
+class NoEncryptionKey(AckflowError):
+    """There is no key to encrypt with: set ACKFLOW_ENCRYPTION_KEY to 64 hex digits."""
+
+    code = "no_encryption_key"
+    status = 400
+
+
 class StorageBusy(AckflowError):
     """Another process kept the database locked for too long; try again."""
 
@@ -159,6 +173,13 @@ class StorageFailed(AckflowError):
 
     code = "storage_failed"
     status = 500
+
+
+class PayloadSealed(StorageFailed):
+    """The payload is encrypted with a key that is not given."""
+
+    code = "payload_sealed"
+    status = 503
 
 
 class SchemaTooNew(AckflowError):

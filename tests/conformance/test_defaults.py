@@ -141,6 +141,11 @@ QUEUE_DEFAULTS: dict[str, Any] = {
     "dedup_seconds": 86_400,
     "namespace": "",
     "task": "",
+    "max_size": None,
+    "ttl_seconds": None,
+    "window_seconds": 0,
+    "priority": 0,
+    "encrypted": False,
 }
 
 

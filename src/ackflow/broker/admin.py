@@ -7,8 +7,10 @@ from ..errors import GroupNotFound, NotFound, QueueNotFound
 from ..policy import Dialect, GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
 from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
+from ..store.sealing import check_key
 from ..store.tx import Tx
 from .expire import Ended, end_leases, held_by, hidden_in, move_base, pass_over
+from .handout import rest_beside
 from .lanes import group_for, queue_for, sequence_at
 from .handout import rest_beside
 from .hands import forget_readers_of_group
@@ -37,7 +39,10 @@ def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
 
 def configure(tx: Tx, name: str, changes: dict[str, object]) -> QueueOptions:
     """Create a queue or change the options given; the others stay."""
+    if changes.get("encrypted"):
+        check_key()
     queue = queue_for(tx, name)
+    tx.cache.room.pop(queue.id, None)
     queue.options = structs.replace(queue.options, **changes)
     tx.save_queue(queue)
     for group in tx.groups(queue.id):
@@ -93,6 +98,7 @@ def seek(
         cursor = tx.cursor(lane.id, group.id)
         assert cursor is not None
         _seek(tx, group, lane, cursor, _target(tx, lane, to, time))
+    tx.cache.room.pop(queue.id, None)
     tx.touched.add(queue.name)
     return len(lanes)
 
@@ -217,7 +223,7 @@ def _keep_counts(tx: Tx, group: Group) -> None:
 
 def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
     for segment, _, _ in tx.segments_over(lane.id, [sequence, sequence + 1]):
-        rest = tx.body(segment).rest
+        rest = rest_beside(tx, segment)
         txid = rest.txids.get(sequence - segment.first) if rest else None
         if txid is not None:
             tx.run("drop_txid", lane.partition, txid, lane.id, sequence)

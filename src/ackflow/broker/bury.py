@@ -39,7 +39,8 @@ def bury(
             )  # fmt: skip
     if len(rows) != count(which):
         raise StorageFailed("the file is damaged: a message to be dead-lettered is missing")
-    tx.add_dead(rows)
+    queue = tx.queue_by_id(lane.queue)
+    tx.add_dead(rows, queue is not None and queue.options.encrypted)
     _tell(tx, group, lane, which, kind, reason, deliveries, failures, consumer)
     cursor.dead += len(rows)
     tx.counted(cursor)

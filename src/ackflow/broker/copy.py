@@ -52,6 +52,7 @@ def append_copies(
 ) -> None:
     queue = tx.queue_by_id(lane.queue)
     assert queue is not None
+    tx.cache.room.pop(queue.id, None)
     if for_group is not None:
         tx.tally.add(-queue.id, "copies", len(copies.ends))
     append(tx, queue, lane, copies.ends.tobytes(), b"".join(copies.data), copies.rest,

@@ -12,6 +12,8 @@ from ..store.tx import Tx
 from .expire import hidden_in, refresh
 from .handout import Handout, Run, Taken, runs_of
 from .lanes import group_for, queue_for
+from .maintenance import halted
+from .quiet import quiet_time, quiet_work
 from .read import read_lease
 from .take import take
 
@@ -81,7 +83,7 @@ def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
 
 def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
     """How many messages the group may be given now; the answer says why when it is none."""
-    if queue.paused or group.paused:
+    if queue.paused or group.paused or (tx.cache.halted is not False and halted(tx)):
         answer.why = "paused"
         return 0
     if group.rules.ordering == "exclusive":
@@ -106,7 +108,10 @@ def _gather(
     parts: list[Part] = []
     homes: set[int] = set()
     while want > 0:
-        cursor = tx.next_work(group.id, partition)
+        if queue.options.window_seconds:
+            cursor = quiet_work(tx, queue, group, partition)
+        else:
+            cursor = tx.next_work(group.id, partition)
         if cursor is None or (cursor.partition not in homes and len(homes) >= most):
             break
         lane = tx.lane(cursor.lane)
@@ -194,4 +199,8 @@ def pieces_of(which: Ranges) -> list[Ranges]:
 def _empty(tx: Tx, group: Group, answer: Handout) -> Handout:
     if answer.retry_at is None:
         answer.retry_at = tx.next_time(group.id)
+        queue = tx.queue_by_id(group.queue)
+        if queue is not None and queue.options.window_seconds:
+            times = [answer.retry_at, quiet_time(tx, queue, group)]
+            answer.retry_at = min((time for time in times if time is not None), default=None)
     return answer

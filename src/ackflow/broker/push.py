@@ -12,6 +12,7 @@ from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
 from ..store.rows import Carry, Lane, Queue, Rest, Segment
 from ..store.tx import Tx, make_body
 from .lanes import lane_for, queue_for
+from .room import make_room
 
 
 class Chunk(Struct):
@@ -59,7 +60,9 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
             continue
         try:
             known = recall(tx, request.key, request.digest)
-        except KeyConflict as refusal:
+            if known is None:
+                _make_room(tx, request.chunks, joined)
+        except (KeyConflict, QueueFull) as refusal:
             answers.append(refusal)
             continue
         if known is not None:
@@ -83,6 +86,29 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
         answers.append(answer)
     _flush_all(tx, joined)
     return answers
+
+
+def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
+    """Refuse a push to a queue that is full; known transaction ids need no room."""
+    wanted: dict[str, int] = {}
+    for chunk in chunks:
+        queue = tx.queue(chunk.queue)
+        if queue is not None and queue.options.max_size is not None:
+            wanted[queue.name] = wanted.get(queue.name, 0) + len(chunk.ends)
+    if not wanted:
+        return
+    try:
+        make_room(tx, wanted, lambda: _flush_all(tx, joined))
+    except QueueFull:
+        known = False
+        for chunk in chunks:
+            if chunk.queue in wanted and chunk.rest is not None:
+                n = len(_duplicates(tx, chunk, chunk.rest))
+                wanted[chunk.queue] -= n
+                known = known or n > 0
+        if not known:
+            raise
+        make_room(tx, wanted)
 
 
 def recall(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
@@ -117,7 +143,7 @@ def append(
     """Write one segment at the head of a lane and mark the lane for the groups that read it."""
     count = len(ends) // 4
     if body is None:
-        body = tx.add_body(ends, data, rest)
+        body = tx.add_body(ends, data, rest, queue.options.encrypted)
     created = max(tx.now, lane.last_at)
     segment = Segment(
         lane.id, lane.head, count, created, not_before, for_group, carry, body, len(data)

@@ -6,6 +6,7 @@ other stage of that batch is dropped with it, so an attempt that was repeated co
 
 import secrets
 from array import array
+from collections.abc import Iterable
 
 from msgspec import msgpack
 
@@ -13,9 +14,11 @@ from ..clock import SECOND
 from ..errors import StageMissing, StorageFull
 from ..policy import STAGE_SECONDS
 from ..store.rows import Rest, Segment, Stage
+from ..store.sealing import unseal
 from ..store.tx import Tx
 from .lanes import lane_for, queue_for
 from .push import Answer, Chunk, Placed, announce, not_before, push_with_rest
+from .room import make_room
 from .transact import TransactionRequest, transact
 
 _answers = msgpack.Decoder(Answer).decode
@@ -29,7 +32,9 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     if not chunks:
         tx.run("add_stage", name, 0, producer, batch, "", "", 0, None, 0, 0, 0, tx.now)
     for piece, chunk in enumerate(chunks):
-        body = tx.add_body(chunk.ends.tobytes(), chunk.data, chunk.rest)
+        home = tx.queue(chunk.queue)
+        sealed = home is not None and home.options.encrypted
+        body = tx.add_body(chunk.ends.tobytes(), chunk.data, chunk.rest, sealed)
         delay = None if chunk.delay is None else round(chunk.delay * SECOND)
         tx.run("add_stage", name, piece, producer, batch, chunk.queue, chunk.partition,
                chunk.priority, delay, len(chunk.ends), len(chunk.data), body, tx.now)  # fmt: skip
@@ -52,6 +57,7 @@ def publish(
         if not found or (found[0].producer, found[0].batch) != (producer, batch):
             raise StageMissing(f"there is no stage {name!r} of {producer!r} batch {batch}")
     with tx.savepoint():
+        make_room(tx, _sizes(piece for found in pieces.values() for piece in found))
         answer = [
             _publish(tx, piece) for found in pieces.values() for piece in found if piece.count
         ]
@@ -62,6 +68,13 @@ def publish(
         if also is not None:
             transact(tx, also)
     return answer
+
+
+def _sizes(pieces: Iterable[Stage]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for piece in pieces:
+        sizes[piece.queue] = sizes.get(piece.queue, 0) + piece.count
+    return sizes
 
 
 def drop_stage(tx: Tx, name: str) -> None:
@@ -91,7 +104,8 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     delay = None if piece.delay is None else piece.delay / SECOND
     row = tx.one("staged_rest", piece.body)
     if row is not None:
-        ends, data, rest = row[0], row[1], msgpack.decode(row[2], type=Rest)
+        ends = row[0]
+        data, rest = unseal(row[1], msgpack.decode(row[2], type=Rest))
         tx.run("drop_body", piece.body)
         chunk = Chunk(
             piece.queue, piece.partition, piece.priority, delay, array("i", ends), data, rest

@@ -9,6 +9,7 @@ from ..store.tx import Tx
 from .bury import bury
 from .expire import drop_old
 from .handout import Taken, carried
+from .unread import drop_unread
 
 SEGMENTS_AT_ONCE = 256
 
@@ -16,6 +17,8 @@ SEGMENTS_AT_ONCE = 256
 def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Taken]:
     """Take up to `want` messages for a group and move its cursor; the caller makes the claims."""
     while queue.options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
+        pass
+    while queue.options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
         pass
     held_at = None
     if group.rules.ordering == "ordered":

@@ -3,12 +3,14 @@
 Each duty finds its work beside the writer and does it in slices short enough not to be noticed.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
 from ..clock import SECOND, micros
+from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..policy import MIN_HISTORY
 from ..store.rows import Queue
@@ -16,9 +18,11 @@ from ..store.tx import Tx
 from .expire import drop_old, drop_segment, move_base, refresh
 from .stage import drop_old_stages
 from .take import overdue
+from .unread import drop_unread
 from .hands import forget_readers
 
 T = TypeVar("T")
+log = logging.getLogger("ackflow")
 
 
 class Run(Protocol):
@@ -56,15 +60,23 @@ READER_AGE = 30 * KEY_AGE
     def expire(self) -> int:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
-        return sum(self._write(partial(_refresh, id=id)) for id in groups)
+        return sum(self._do(partial(_refresh, id=id)) for id in groups)
+
+    def _do(self, duty: Callable[[Tx], int]) -> int:
+        """Do one piece of a duty; what needs a key that is not given must not hold up the rest."""
+        try:
+            return self._write(duty)
+        except PayloadSealed as error:
+            log.warning("upkeep left something out: %s", error)
+            return 0
 
     def _drop_old(self) -> int:
         """Remove what is older than its queue's retention."""
         dropped = 0
         for queue in self._read(Tx.queues):
-            if queue.options.retention_seconds is not None:
+            if (queue.options.retention_seconds, queue.options.ttl_seconds) != (None, None):
                 for lane in self._read(partial(Tx.lanes, queue=queue.id)):
-                    while n := self._write(partial(_drop, queue=queue.id, lane=lane.id)):
+                    while n := self._do(partial(_drop, queue=queue.id, lane=lane.id)):
                         dropped += n
         return dropped
 
@@ -74,7 +86,7 @@ READER_AGE = 30 * KEY_AGE
         for queue in self._read(Tx.queues):
             if queue.options.max_wait_seconds is not None:
                 for group, lane in self._read(partial(_waiting_lanes, queue=queue)):
-                    buried += self._write(partial(overdue, grp=group, lane_id=lane))
+                    buried += self._do(partial(overdue, grp=group, lane_id=lane))
         return buried
 
     def _trim(self) -> int:
@@ -82,7 +94,7 @@ READER_AGE = 30 * KEY_AGE
         self._trimmed_to, lanes = self._read(partial(_lanes_to_trim, start=self._trimmed_to))
         dropped = 0
         for lane in lanes:
-            while n := self._write(partial(trim, lane_id=lane)):
+            while n := self._do(partial(trim, lane_id=lane)):
                 dropped += n
         return dropped
 
@@ -109,6 +121,8 @@ def trim(tx: Tx, lane_id: int) -> int:
         return 0
     claimed = tx.value("lowest_claim", lane.id)
     low = low if claimed is None else min(low, claimed)
+    if queue.options.keep_seconds is None:
+        return 0
     limit = tx.now - micros(queue.options.keep_seconds)
     deadline = time.monotonic() + SLICE_SECONDS
     dropped, base = 0, lane.base
@@ -137,7 +151,9 @@ def _refresh(tx: Tx, id: int) -> int:
 
 def _drop(tx: Tx, queue: int, lane: int) -> int:
     found, where = tx.queue_by_id(queue), tx.lane(lane)
-    return drop_old(tx, found, where, 100) if found and where else 0
+    if found is None or where is None:
+        return 0
+    return drop_old(tx, found, where, 100) + drop_unread(tx, found, where, 100)
 
 
 def _drop_leases(tx: Tx, old: list[int]) -> None:
@@ -161,8 +177,8 @@ def _lanes_to_trim(tx: Tx, start: int) -> tuple[int, list[int]]:
         lane = tx.lane(id)
         queue = tx.queue_by_id(lane.queue) if lane else None
         if lane and queue:
-            created = tx.created_at(id, lane.base)
-            if created is not None and created + micros(queue.options.keep_seconds) <= tx.now:
+            created, kept = tx.created_at(id, lane.base), queue.options.keep_seconds
+            if created is not None and kept is not None and created + micros(kept) <= tx.now:
                 ripe.append(id)
     return (rows[-1][0] if len(rows) == LANES else 0), ripe
 

@@ -10,6 +10,7 @@ from .rows import DUE, Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue
 
 MAX_CURSORS = 50_000
 MAX_LEASES = 1_000
+MAX_SEEN = 10_000
 SEGMENTS_KEPT = 4
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
@@ -28,6 +29,9 @@ class Cache:
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
         self.next_times: dict[int, int] = {}  # by group, no claim of it has a time before this
         self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
+        self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
+        self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
+        self.seen: dict[int, dict[str, int]] = {}  # by group, consumers and their last pop; stays
         self._tokens: dict[int, int] = {}
         self._bodies: OrderedDict[tuple[int, int], Body] = OrderedDict()
         self._bytes = 0
@@ -44,6 +48,8 @@ class Cache:
         self.leases.clear()
         self.next_times.clear()
         self.nothing_due.clear()
+        self.room.clear()
+        self.halted = None
         self._tokens.clear()
         self._bodies.clear()
         self._bytes = 0
@@ -56,6 +62,17 @@ class Cache:
             self.nothing_due.clear()
             self.lanes.clear()
             self.partitions.clear()
+
+    def saw(self, grp: int, consumer: str, now: int) -> None:
+        """Remember when a consumer last asked; what was long ago is forgotten now and then."""
+        seen = self.seen.get(grp)
+        if seen is None:
+            seen = self.seen[grp] = {}
+        seen[consumer] = now
+        if len(seen) > MAX_SEEN:
+            old = sorted(seen, key=seen.__getitem__)[: MAX_SEEN // 2]
+            for name in old:
+                del seen[name]
 
     def keep_segment(self, segment: Segment) -> None:
         kept = self.segments.get(segment.lane)

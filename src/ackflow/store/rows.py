@@ -70,11 +70,15 @@ class Segment(Struct):
 
 
 class Rest(Struct, omit_defaults=True):
-    """What some messages of a body have beside their payload, by place in the body."""
+    """What some messages of a body have beside their payload, by place in the body.
+
+    `sealed` is about the whole of it and only there while it is stored: its data is encrypted.
+    """
 
     txids: dict[int, str] = {}
     headers: dict[int, dict[str, str]] = {}
     binary: Ranges = []
+    sealed: bool = False
 
 
 class Body(Struct):

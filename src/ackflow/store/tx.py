@@ -33,6 +33,7 @@ from .rows import (
     Stage,
     tell_acks,
 )
+from .sealing import seal, unseal
 from .tally import Tally
 
 Row = tuple[Any, ...]
@@ -222,7 +223,9 @@ class Tx:
 
     # segments and bodies
 
-    def add_body(self, ends: bytes, data: bytes, rest: Rest | None) -> int:
+    def add_body(self, ends: bytes, data: bytes, rest: Rest | None, sealed: bool = False) -> int:
+        if sealed:
+            data, rest = seal(data, rest)
         return self.insert("add_body", ends, data, _encode(rest) if rest else None)
 
     def append(self, lane: Lane, segment: Segment) -> None:
@@ -284,7 +287,7 @@ class Tx:
         if found is None:
             row = self.one("body", segment.body)
             assert row is not None, "a header without its body"
-            found = make_body(row[0], row[1], _rest(row[2]) if row[2] else None)
+            found = make_body(row[0], *unseal(row[1], _rest(row[2]) if row[2] else None))
             self.cache.keep_body(segment.lane, segment.first, found)
         return found
 
@@ -532,18 +535,20 @@ class Tx:
 
     # dead letters and stages
 
-    def add_dead(self, rows: Iterable[DeadRow]) -> None:
+    def add_dead(self, rows: Iterable[DeadRow], sealed: bool = False) -> None:
         for d in rows:
+            data, rest = seal(d.payload, d.rest) if sealed else (d.payload, d.rest)
             self.run(
                 "add_dead", d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries,
-                d.failures, d.created_at, d.died_at, d.consumer, d.payload,
-                _encode(d.rest) if d.rest else None,
+                d.failures, d.created_at, d.died_at, d.consumer, data,
+                _encode(rest) if rest else None,
             )  # fmt: skip
 
     def dead(self, statement: str, *args: Any) -> list[DeadRow]:
         found = []
-        for *columns, rest in self.all(statement, *args):
-            found.append(DeadRow(*[*columns, _rest(rest) if rest else None]))
+        for *columns, data, rest in self.all(statement, *args):
+            opened = unseal(data, _rest(rest) if rest else None)
+            found.append(DeadRow(*[*columns, *opened]))
         return found
 
     def stage(self, stage: str) -> list[Stage]:

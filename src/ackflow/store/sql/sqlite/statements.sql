@@ -127,6 +127,10 @@ select lane, first, count, created_at, not_before, for_group, carry, body, bytes
 where lane = ?1
   and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
 order by first limit ?3
+-- name: pushed_since
+select coalesce(sum(count), 0) from segments where created_at >= ?1
+-- name: body_rest
+select rest from bodies where id = ?1
 -- name: created_at
 select created_at from segments where lane = ?1 and first <= ?2 order by first desc limit 1
 -- name: segment_since
@@ -183,6 +187,18 @@ order by priority, served, lane limit 1
 -- name: next_work_in
 select lane from cursors where grp = ?1 and partition = ?2 and ready = 1 and blocked = 0
 order by priority, served limit 1
+-- name: quiet_work
+select c.lane from cursors c where c.grp = ?1 and c.ready = 1 and c.blocked = 0
+    and (?2 is null or c.partition = ?2)
+    and not exists (select 1 from lanes l where l.partition = c.partition and l.last_at > ?3)
+order by c.priority, c.served, c.lane limit 1
+-- name: quiet_time
+select min(last) from (select max(l.last_at) as last from cursors c
+    join lanes l on l.partition = c.partition
+    where c.grp = ?1 and c.ready = 1 and c.blocked = 0 group by c.partition) where last > ?2
+-- name: unread_of_queue
+select c.lane, c.grp, c.next from cursors c join lanes l on l.id = c.lane
+where l.queue = ?1 and c.next < l.head
 -- name: block_partition
 update cursors set blocked = ?3 where grp = ?1 and partition = ?2
 -- name: cursors_in
@@ -237,6 +253,10 @@ select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, re
 union all
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease, acked_at from claims where lane = ?1 and lease is not null
+-- name: claims_of_queue
+select lane, lo, hi, ranges from claims where grp in (select id from groups where queue = ?1)
+-- name: lowest_unheld
+select min(lo) from claims where lane = ?1 and lease is null
 -- name: first_returned
 select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
     and lease is null

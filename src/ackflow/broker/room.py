@@ -1,0 +1,64 @@
+"""How many messages of a queue are not settled yet, and whether there is room for more."""
+
+from collections.abc import Callable, Mapping
+
+from .. import ranges
+from ..errors import QueueFull
+from ..ranges import Ranges
+from ..store.rows import Queue
+from ..store.tx import Tx
+from .expire import hidden_in
+
+
+def make_room(tx: Tx, wanted: Mapping[str, int], write: Callable[[], None] = lambda: None) -> None:
+    """Count messages that are about to come against the limits of their queues, or refuse all.
+
+    How much room there is, is kept between transactions: only a push makes it less, and whatever
+    else may forgets it (`tx.cache.room`). So the queue is counted again only when it seems full;
+    `write` is called before that, for what was let in and is not written yet.
+    """
+    limited = [(queue, n) for name, n in wanted.items() if (queue := _limited(tx, name))]
+    for queue, n in limited:
+        if n > tx.cache.room.get(queue.id, -1):
+            most = queue.options.max_size or 0
+            write()
+            tx.cache.room[queue.id] = most - backlog(tx, queue)
+            if n > tx.cache.room[queue.id]:
+                raise QueueFull(
+                    f"queue {queue.name!r} may hold {most:,} messages and has "
+                    f"{most - tx.cache.room[queue.id]:,}; nothing was pushed",
+                    queue=queue.name,
+                )
+    for queue, n in limited:
+        tx.cache.room[queue.id] -= n
+
+
+def backlog(tx: Tx, queue: Queue) -> int:
+    """Messages that some group has not settled; of a queue without groups, all that are stored."""
+    tx.flush()
+    left: dict[int, Ranges] = {}
+    if not tx.group_ids(queue.id):
+        left = {lane.id: [lane.base, lane.head] for lane in tx.lanes(queue.id)}
+    for lane, lo, hi, packed in tx.all("claims_of_queue", queue.id):
+        _add(left, lane, [lo, hi] if packed is None else ranges.unpack(packed))
+    for id, grp, next in tx.all("unread_of_queue", queue.id):
+        found = tx.lane(id)
+        assert found is not None
+        copies = hidden_in(tx, found, grp, next, found.head)
+        _add(left, id, ranges.difference([next, found.head], copies))
+    return sum(_count(tx, lane, which) for lane, which in left.items())
+
+
+def _limited(tx: Tx, name: str) -> Queue | None:
+    queue = tx.queue(name)
+    return queue if queue is not None and queue.options.max_size is not None else None
+
+
+def _add(left: dict[int, Ranges], lane: int, which: Ranges) -> None:
+    left[lane] = ranges.union(left.get(lane, []), which)
+
+
+def _count(tx: Tx, lane: int, which: Ranges) -> int:
+    found = tx.lane(lane)
+    gone = found.gone if found else []
+    return ranges.count(ranges.difference(which, gone) if gone else which)

@@ -1,0 +1,74 @@
+"""Time to live: messages that somebody has still to read go when they are too old."""
+
+from .. import ranges
+from ..clock import micros
+from ..ranges import Ranges
+from ..store.rows import LEASED, Cursor, Lane, Queue
+from ..store.tx import Tx
+from .expire import drop_segment, hidden_in, move_base, pass_over
+
+
+def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
+    """Remove what is older than the queue's time to live and not settled by every group.
+
+    Looks through up to `limit` segments; answers with how many messages went. What every group has
+    settled stays as long as it is kept; what a consumer holds stays until its lease is over.
+    """
+    age = queue.options.ttl_seconds
+    if age is None or lane.base >= lane.head:
+        return 0
+    cursors = tx.cursors_of_lane(lane.id)
+    start = _first_unread(tx, lane, cursors)
+    stop = start
+    for segment in tx.segments_from(lane.id, start, limit):
+        if segment.created_at > tx.now - micros(age):
+            break
+        stop = segment.stop
+    unread = _unread(tx, lane, cursors, start, stop) if stop > start else []
+    if not unread:
+        return 0
+    for cursor in cursors:
+        pass_over(tx, lane, cursor, stop, "expired", leased=False)
+    lane.gone = ranges.union(lane.gone, unread)
+    _drop_gone(tx, queue, lane, limit)
+    return ranges.count(unread)
+
+
+def _first_unread(tx: Tx, lane: Lane, cursors: list[Cursor]) -> int:
+    """Before this, every group has settled or holds everything."""
+    if not cursors:
+        return lane.base
+    low = min(cursor.next for cursor in cursors)
+    waiting = tx.value("lowest_unheld", lane.id)
+    return low if waiting is None else min(low, int(waiting))
+
+
+def _unread(tx: Tx, lane: Lane, cursors: list[Cursor], start: int, stop: int) -> Ranges:
+    """What some group has still to read below `stop`, and nobody holds."""
+    unread: Ranges = [] if cursors else [start, stop]
+    held: Ranges = []
+    for cursor in cursors:
+        if cursor.next < stop:
+            copies = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
+            unread = ranges.union(unread, ranges.difference([cursor.next, stop], copies))
+    for claim in tx.claims_of_lane(lane.id):
+        below = ranges.clip(claim.ranges, 0, stop)
+        if claim.state == LEASED:
+            held = ranges.union(held, below)
+        else:
+            unread = ranges.union(unread, below)
+    return ranges.difference(ranges.difference(unread, held), lane.gone)
+
+
+def _drop_gone(tx: Tx, queue: Queue, lane: Lane, limit: int) -> None:
+    """Free the space of the first segments when nothing of them is left."""
+    base = lane.base
+    for segment in tx.segments_from(lane.id, lane.base, limit):
+        if ranges.count(ranges.clip(lane.gone, segment.first, segment.stop)) < segment.count:
+            break
+        drop_segment(tx, queue, lane, segment)
+        base = segment.stop
+    if base > lane.base:
+        move_base(tx, lane, base)
+    else:
+        tx.save_lane(lane)

@@ -1,0 +1,86 @@
+"""Payloads encrypted at rest: AES-256-GCM, with a key from the environment.
+
+What is sealed is a whole body, or the payload of one dead letter: the id of the key (4 bytes), a
+random nonce (12), then ciphertext and tag. Transaction ids and headers stay in clear, for they are
+looked up. Several keys may be given, separated by commas: the first seals, all of them open.
+"""
+
+import hashlib
+import os
+import re
+from functools import cache
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from ..errors import NoEncryptionKey, PayloadSealed
+from .rows import Rest
+
+VARIABLES = ("ACKFLOW_ENCRYPTION_KEY", "QUEEN_ENCRYPTION_KEY")
+ID, NONCE = 4, 12
+
+
+class Keys(NamedTuple):
+    """The ciphers by the id of their key; `first` seals."""
+
+    first: bytes
+    ciphers: dict[bytes, Any]
+
+
+def check_key() -> None:
+    """Refuse when there is nothing to seal with."""
+    _keys()
+
+
+def seal(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
+    """Payload bytes and what is stored beside them, as they are written."""
+    try:
+        keys = _keys()
+    except NoEncryptionKey as error:
+        # Not a refusal: by now the verb may have written something.
+        raise PayloadSealed(f"nothing can be written to an encrypted queue: {error}") from None
+    nonce = os.urandom(NONCE)
+    sealed = keys.first + nonce + keys.ciphers[keys.first].encrypt(nonce, data, None)
+    return sealed, structs.replace(rest or Rest(), sealed=True)
+
+
+def unseal(data: bytes, rest: Rest | None) -> tuple[bytes, Rest | None]:
+    """Payload bytes and what is stored beside them, as they were before they were written."""
+    if rest is None or not rest.sealed:
+        return data, rest
+    from cryptography.exceptions import InvalidTag
+
+    plain = structs.replace(rest, sealed=False)
+    beside = plain if plain.txids or plain.headers or plain.binary else None
+    try:
+        cipher = _keys().ciphers.get(data[:ID])
+    except NoEncryptionKey as error:
+        raise PayloadSealed(f"the payload is encrypted: {error}") from None
+    if cipher is None:
+        raise PayloadSealed("the payload is encrypted with another key than the one given")
+    try:
+        return cipher.decrypt(data[ID : ID + NONCE], data[ID + NONCE :], None), beside
+    except InvalidTag:
+        raise PayloadSealed("the payload was changed since it was encrypted") from None
+
+
+def _keys() -> Keys:
+    for name in VARIABLES:
+        if given := os.environ.get(name):
+            return _read(name, given)
+    raise NoEncryptionKey()
+
+
+@cache
+def _read(name: str, given: str) -> Keys:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise NoEncryptionKey("encryption needs the package cryptography; install it") from None
+    ciphers: dict[bytes, Any] = {}
+    for text in given.split(","):
+        if not re.fullmatch("[0-9a-fA-F]{64}", text.strip()):
+            raise NoEncryptionKey(f"{name} is a key of 64 hex digits, this is none")
+        key = bytes.fromhex(text.strip())
+        ciphers[hashlib.blake2b(key, digest_size=ID).digest()] = AESGCM(key)
+    return Keys(next(iter(ciphers)), ciphers)
