@@ -29,7 +29,6 @@ MAX_NAME = 255
 MIN_HISTORY = 300.0
 KEY_SECONDS = 24 * 3600
 STAGE_SECONDS = 24 * 3600
-FOREVER = 1e10  # seconds: longer than any database lives
 
 
 class QueueOptions(Struct, frozen=True, omit_defaults=True):
@@ -109,7 +108,7 @@ def born(name: str, dialect: Dialect = "native") -> QueueOptions:
     parts = name.split(".")
     options = QueueOptions(namespace=parts[0], task=parts[1]) if len(parts) > 1 else QueueOptions()
     if dialect == "queen":
-        return msgspec.structs.replace(options, keep_seconds=FOREVER, dedup_seconds=None)
+        return msgspec.structs.replace(options, keep_seconds=None, dedup_seconds=None)
     return options
 
 

@@ -11,9 +11,8 @@ from ..store.sealing import check_key
 from ..store.tx import Tx
 from .expire import Ended, end_leases, held_by, hidden_in, move_base, pass_over
 from .handout import rest_beside
-from .lanes import group_for, queue_for, sequence_at
-from .handout import rest_beside
 from .hands import forget_readers_of_group
+from .lanes import group_for, queue_for, sequence_at
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
@@ -99,12 +98,11 @@ def seek(
         assert cursor is not None
         _seek(tx, group, lane, cursor, _target(tx, lane, to, time))
     tx.cache.room.pop(queue.id, None)
+    tx.run("raise_epochs", group.id)
     tx.touched.add(queue.name)
     return len(lanes)
 
 
-    tx.cache.room.pop(queue.id, None)
-    tx.run("raise_epochs", group.id)
 def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
     if to == "end":
         return lane.head
@@ -140,31 +138,33 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
         _drop_messages(tx, lane)
         tx.run("drop_txids_of_lane", lane.partition, lane.id)
         move_base(tx, lane, lane.head)
+    for grp in tx.group_ids(queue.id):
+        tx.run("raise_epochs", grp)
     tx.touched.add(queue.name)
     return removed
 
 
-    for grp in tx.group_ids(queue.id):
-        tx.run("raise_epochs", grp)
 def delete_queue(tx: Tx, name: str) -> bool:
     """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
     queue = tx.queue(checks.name(name, "queue"))
     if queue is None:
         return False
+    tx.flush()
+    for group in tx.groups(queue.id):
+        _keep_counts(tx, group)
     for lane in tx.lanes(queue.id):
         _drop_messages(tx, lane)
         tx.run("drop_claims_of_lane", lane.id)
         tx.run("drop_cursors_of_lane", lane.id)
     for group in tx.groups(queue.id):
+        forget_readers_of_group(tx, group.id)
         tx.run("drop_leases_of_group", group.id)
         tx.run("drop_group", group.id)
+    tx.run("keep_pushed_of_queue", queue.id)
+    tx.run("drop_tallies", -queue.id)
     for partition in tx.partitions(queue.id):
         tx.run("drop_txids_of_partition", partition.id)
     tx.run("drop_dead_of_queue", queue.id)
-    tx.flush()
-    for group in tx.groups(queue.id):
-        forget_readers_of_group(tx, group.id)
-        _keep_counts(tx, group)
     tx.run("drop_lanes", queue.id)
     tx.run("drop_partitions", queue.id)
     tx.run("drop_queue", queue.id)
@@ -173,8 +173,6 @@ def delete_queue(tx: Tx, name: str) -> bool:
     return True
 
 
-    tx.run("keep_pushed_of_queue", queue.id)
-    tx.run("drop_tallies", -queue.id)
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     """Remove a group, its claims and its dead letters; a group of that name starts anew."""
     queue = find_queue(tx, queue_name)
@@ -182,20 +180,26 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     if group is None:
         return False
     tx.flush()
+    forget_readers_of_group(tx, group.id)
+    _keep_counts(tx, group)
     tx.run("drop_claims_of_group", group.id)
     tx.run("drop_leases_of_group", group.id)
     tx.run("drop_dead_of_group", group.id)
     tx.run("drop_cursors_of_group", group.id)
-    forget_readers_of_group(tx, group.id)
-    _keep_counts(tx, group)
     tx.run("drop_group", group.id)
     tx.cache.clear()
     return True
 
 
+def _keep_counts(tx: Tx, group: Group) -> None:
+    """Totals over all groups never shrink: what a deleted one has counted is kept."""
+    tx.run("keep_counts_of_group", group.id)
+    tx.run("keep_tallies_of_group", group.id)
+    tx.run("drop_tallies", group.id)
+
+
 def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     """Remove one message for every group that has not settled it."""
-    _keep_counts(tx, group)
     queue = find_queue(tx, queue_name)
     place = ids.parse_message_id(id)
     lane = tx.lane(place.lane) if place.store == tx.store else None
@@ -206,13 +210,6 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
         return False
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
-def _keep_counts(tx: Tx, group: Group) -> None:
-    """Totals over all groups never shrink: what a deleted one has counted is kept."""
-    tx.run("keep_counts_of_group", group.id)
-    tx.run("keep_tallies_of_group", group.id)
-    tx.run("drop_tallies", group.id)
-
-
             _cut(tx, lane, cursor, one)
     lane.gone = ranges.union(lane.gone, one)
     tx.save_lane(lane)

@@ -59,9 +59,9 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
     lanes = set()
     claims = tx.claims_of_lease(lease)
     tell_acks(lease, claims)
-    for claim in claims:
     if claims:
         tx.tally.add(group.id, "leases_expired", 1)
+    for claim in claims:
         lanes.add(claim.lane)
         note(lease, "expired", ended, claim.lane, claim.ranges)
         fate = after_expiry(group.rules, claim.deliveries, ended)

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, msgpack, structs
 
@@ -14,6 +15,11 @@ from ..store.tx import Tx, make_body
 from .lanes import lane_for, queue_for
 from .room import make_room
 
+if TYPE_CHECKING:
+    Offsets = array[int]
+else:
+    Offsets = array  # no generic type before Python 3.12, and read from afar by this annotation
+
 
 class Chunk(Struct):
     """Messages for one lane, encoded and joined before the writer is taken."""
@@ -22,9 +28,10 @@ class Chunk(Struct):
     partition: str
     priority: int
     delay: float | None
-    ends: "array[int]"
+    ends: Offsets
     data: bytes
     rest: Rest | None = None
+    dialect: Dialect = "native"
 
 
 class PushRequest(Struct):
@@ -32,7 +39,6 @@ class PushRequest(Struct):
 
     chunks: list[Chunk]
     key: str | None = None
-    dialect: Dialect = "native"
     digest: bytes = b""
 
 

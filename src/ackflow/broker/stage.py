@@ -102,8 +102,9 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     Transaction ids are compared when they become visible: with any, the messages are pushed anew.
     """
     delay = None if piece.delay is None else piece.delay / SECOND
-    row = tx.one("staged_rest", piece.body)
-    if row is not None:
+    beside = tx.value("body_rest", piece.body)
+    if beside is not None and msgpack.decode(beside, type=Rest).txids:
+        row = tx.all("staged_rest", piece.body)[0]
         ends = row[0]
         data, rest = unseal(row[1], msgpack.decode(row[2], type=Rest))
         tx.run("drop_body", piece.body)

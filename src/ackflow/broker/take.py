@@ -34,12 +34,12 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     fresh = held_at is None and cursor.next < lane.head
     cursor.ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
     cursor.delivered += n
-    cursor.served = tx.tick()
-    tx.changed(cursor)
-    return taken
     for some in taken:
         if some.redelivered:
             tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
+    cursor.served = tx.tick()
+    tx.changed(cursor)
+    return taken
 
 
 def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Claim]:

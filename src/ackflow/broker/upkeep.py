@@ -16,10 +16,10 @@ from ..policy import MIN_HISTORY
 from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import drop_old, drop_segment, move_base, refresh
+from .hands import forget_readers
 from .stage import drop_old_stages
 from .take import overdue
 from .unread import drop_unread
-from .hands import forget_readers
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")
@@ -36,11 +36,11 @@ ROWS = 500
 LANES = 2_000
 LEASES = 200
 KEY_AGE = 24 * 3600 * SECOND
+READER_AGE = 30 * KEY_AGE
 
 
 class Keeper:
     """Runs every duty once; remembers only where its walks have got to."""
-READER_AGE = 30 * KEY_AGE
 
     def __init__(self, read: Run, write: Run) -> None:
         self._read = read
@@ -208,7 +208,7 @@ def _anything_old(tx: Tx) -> bool:
 
 def _drop_old_rows(tx: Tx) -> int:
     dropped = drop_old_stages(tx, 10)
+    dropped += forget_readers(tx, tx.now - READER_AGE, 10)
     dropped += len(tx.all("old_keys", tx.now - KEY_AGE, ROWS))
     dropped += len(tx.all("old_txids", tx.now, ROWS))
     return dropped
-    dropped += forget_readers(tx, tx.now - READER_AGE, 10)

@@ -377,10 +377,10 @@ class Tx:
         self._counted[cursor.lane, cursor.grp] = cursor
 
     def flush(self) -> None:
-        for key, c in self._counted.items():
-            if key not in self._changed:
         if self.tally.counts:
             self.tally.write(self.run)
+        for key, c in self._counted.items():
+            if key not in self._changed:
                 self.run(
                     "save_counts", c.lane, c.grp, c.consumed, c.failed, c.done, c.dead, c.last_seq,
                     c.last_created, c.last_at,

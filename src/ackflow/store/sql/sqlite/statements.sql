@@ -274,10 +274,6 @@ update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2
 -- name: next_time
 select min(at) from (
     select min(at) as at from claims where grp = ?1 and state = 0
--- name: claims_of_queue
-select lane, lo, hi, ranges from claims where grp in (select id from groups where queue = ?1)
--- name: lowest_unheld
-select min(lo) from claims where lane = ?1 and lease is null
     union all select min(at) from claims where grp = ?1 and state = 1)
 -- name: leased_count
 select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0 and held = 0
@@ -391,6 +387,7 @@ returning txid
 select exists (select 1 from keys where at <= ?1)
     or exists (select 1 from txids where at is not null and at <= ?2)
     or exists (select 1 from stages where created_at <= ?3)
+    or exists (select 1 from readers where seen_at <= ?4)
 -- name: drop_txids_of_lane
 delete from txids where partition = ?1 and lane = ?2 and at is null
 -- name: drop_txids_of_partition
@@ -407,7 +404,6 @@ select key, value, version, updated_at from kv where key >= ?1 and key < ?2 orde
 
 -- name: add_stage
 insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
-    or exists (select 1 from readers where seen_at <= ?4)
 -- name: stage
 select * from stages where stage = ?1 order by piece
 -- name: staged_rest
