@@ -8,6 +8,8 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock
 
+from .running import Running
+
 Open = Callable[..., Session]
 
 
@@ -24,13 +26,17 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "http"])
 def open_session(
     request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock
 ) -> Iterator[Open]:
     """Open sessions on one database of the kind under test; all are closed at the end."""
     opened: list[Session] = []
     url = ":memory:" if request.param == "memory" else str(tmp_path / "test.db")
+    running = None
+    if request.param == "http":
+        running = Running(ackflow.connect(":memory:", clock=clock, upkeep=False))
+        url = running.url
 
     def open_one(**options: object) -> Session:
         settings = {"clock": clock, "upkeep": False, "consumer": "tester", **options}
@@ -40,6 +46,9 @@ def open_session(
     yield open_one
     for session in opened:
         session.close()
+    if running is not None:
+        running.stop()
+        running.session.close()
 
 
 @pytest.fixture

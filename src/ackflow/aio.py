@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import checks, session
+from .broker.broker import Broker
 from .broker.settle import Verdict
 from .clock import Clock
 from .delivery import Batch, Delivery
@@ -25,6 +26,9 @@ from .transaction import Committed, Operations
 
 P = ParamSpec("P")
 R = TypeVar("R")
+if TYPE_CHECKING:
+    from .client.patience import Patience
+
 THREADS = 8
 
 
@@ -35,8 +39,14 @@ async def connect(
     may_lose: MayLose = "acks",
     clock: Clock | None = None,
     upkeep: bool = True,
+    token: str | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+    patience: "Patience | None" = None,
 ) -> "Session":
-    """Open a database as `ackflow.connect` does."""
+    """Open a database or a server as `ackflow.connect` does."""
+    if isinstance(url, str) and url.startswith(("http://", "https://")):
+        remote = session.client().remote_on_loop(url, token, ca_file, patience, clock)
+        return Session(session.Session(remote, consumer))
     opened = partial(
         session.connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
     )
@@ -142,6 +152,7 @@ class Session:
         self.sync = sync
         self.consumer = sync.consumer
         self._closed = False
+        self._remote = not isinstance(sync.broker, Broker)
         self._waits: OnLoop | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
 
@@ -220,7 +231,10 @@ class Session:
             dialect=dialect,
         )
         wait = checks.seconds(wait, "wait")
-        handout = await self._onloop().pop(request, wait)
+        if self._remote:
+            handout = await self._run(partial(self.sync.broker.pop, request, wait))
+        else:
+            handout = await self._onloop().pop(request, wait)
         return Batch.of(self, handout, Message)
 
     async def read(self, token: str) -> Batch[Message]:
@@ -255,6 +269,10 @@ class Session:
     def _run(self, call: Callable[[], R]) -> Awaitable[R]:
         if self._closed:
             raise SessionClosed()
+        if self._remote:
+            from .client.green import spawn
+
+            return spawn(call)
         return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _onloop(self) -> OnLoop:
@@ -262,5 +280,6 @@ class Session:
         if self._closed:
             raise SessionClosed()
         if self._waits is None:
+            assert isinstance(self.sync.broker, Broker)
             self._waits = OnLoop(self.sync.broker)
         return self._waits

@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Concatenate, ParamSpec, TypeVar
 
-import msgspec
-
 from . import checks
 from .broker import browse, dead, inspect
 from .broker import why as whys
-from .broker.broker import Broker
+from .broker.broker import Verbs
 from .model import (
     DeadLetter,
     DeadSummary,
@@ -23,7 +21,6 @@ from .model import (
     StoredMessage,
     Value,
     Why,
-    when,
 )
 from .policy import QUEUE_MODE
 from .store.tx import Tx
@@ -38,7 +35,7 @@ class Looking(ABC):
 
     @property
     @abstractmethod
-    def broker(self) -> Broker: ...
+    def broker(self) -> Verbs: ...
 
     def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
         """What became of a message for a group, and why it is or is not delivered now."""
@@ -148,19 +145,13 @@ class Looking(ABC):
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""
         checks.name(key, "key")
-        row = self.broker.look(lambda tx: tx.one("get_value", key))
-        return (
-            None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
-        )
+        return self.broker.look(inspect.value, key)
 
     def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
         """The values whose keys begin with a prefix, in order of key."""
         prefix = checks.text(prefix, "prefix") or ""
         checks.whole(limit, "limit", 1, 100_000)
-        rows = self.broker.look(
-            lambda tx: tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
-        )
-        return [Value(r[0], msgspec.json.decode(r[1]), r[2], when(r[3])) for r in rows]
+        return self.broker.look(inspect.values, prefix, limit)
 
     def _which(
         self, queue: str, group: str | None, partition: str | None, kind: str | None,

@@ -4,11 +4,12 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 from . import checks, codec, ids
 from .broker import admin, dead, read, settle, stage
-from .broker.broker import Broker
+from .broker.broker import Broker, Verbs
 from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import SYNCED, Mark, Verb, Verdict
@@ -26,6 +27,9 @@ from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptio
 from .store.sqlite import MayLose, SqliteStore
 from .transaction import Committed, Operations, Transaction
 
+if TYPE_CHECKING:
+    from .client.patience import Patience
+
 Messages = Delivery | Sequence[Delivery]
 
 
@@ -36,24 +40,43 @@ def connect(
     may_lose: MayLose = "acks",
     clock: Clock | None = None,
     upkeep: bool = True,
+    token: str | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+    patience: "Patience | None" = None,
 ) -> "Session":
-    """Open a database file, made if it is not there; `:memory:` gives a private one.
+    """Open a database file, made if it is not there, or a server by its URL; `:memory:` is private.
 
     `may_lose` names what a power cut may cost: nothing; acks (the default: a message acked without
     confirm may come again); recent (pushes of the last moments too); everything (the whole file).
     A killed process loses nothing of what was confirmed, whatever the mode.
+
+    For a server (`http://`, `https://`, several with commas): `token` is its bearer token, `ca_file`
+    the certificates to trust, `patience` how to behave when it does not answer.
     """
-    clock = clock or SystemClock()
     if consumer is not None:
         checks.name(consumer, "consumer")
+    if isinstance(url, str) and url.startswith(("http://", "https://")):
+        return Session(client().remote(url, token, ca_file, patience, clock), consumer)
+    clock = clock or SystemClock()
     store = SqliteStore(os.fspath(url), clock, may_lose)
     return Session(Broker(store, clock, upkeep), consumer)
+
+
+def client() -> ModuleType:
+    """What opens a server; it is loaded when it is needed."""
+    try:
+        from .client import connection
+    except ImportError as missing:
+        raise InvalidArgument(
+            f"a server needs the client: pip install ackflow[client] ({missing.name} is missing)"
+        ) from None
+    return connection
 
 
 class Session(Looking):
     """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
 
-    def __init__(self, broker: Broker, consumer: str | None = None) -> None:
+    def __init__(self, broker: Verbs, consumer: str | None = None) -> None:
         self._broker = broker
         self._pid = os.getpid()
         given = f"{socket.gethostname()}:{self._pid}" if consumer is None else consumer
@@ -436,7 +459,7 @@ class Session(Looking):
             self._broker.close()
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> Verbs:
         """The broker underneath; refused in a process that did not open the session."""
         if os.getpid() != self._pid:
             raise SessionForked()

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from test_push_and_pop import *  # noqa: F403
 from test_settle import *  # noqa: F403
 from test_transactions import *  # noqa: F403
 from test_waiting import *  # noqa: F403
+from tests.running import Running
 
+import ackflow
 from ackflow import Batch, Message, VirtualClock, aio
+from ackflow.broker.broker import Broker
 from ackflow.broker.handout import Handout
 from ackflow.session import Lease
 from ackflow.transaction import Transaction
@@ -38,13 +42,30 @@ class Loop:
         self._loop.close()
 
 
+class Called:
+    """A broker behind a server, whose verbs are awaited on the loop."""
+
+    def __init__(self, loop: Loop, session: aio.Session) -> None:
+        self._loop = loop
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._session.sync.broker, name)
+        return (lambda *args: self._loop.run(self._do(found, args))) if callable(found) else found
+
+    async def _do(self, found: Any, args: Any) -> Any:
+        return await self._session._run(partial(found, *args))
+
+
 class Awaited:
     """An awaitable session that looks like a plain one: each call is awaited on the loop."""
 
     def __init__(self, loop: Loop, session: aio.Session) -> None:
         self._loop = loop
         self._session = session
-        self.broker = session.sync.broker
+        self.broker: Any = session.sync.broker
+        if not isinstance(self.broker, Broker):
+            self.broker = Called(loop, session)
         self._broker = self.broker
 
     def __getattr__(self, name: str) -> Any:
@@ -60,7 +81,11 @@ class Awaited:
         return Lease(self, self._session.sync.lease(token)._token)  # type: ignore[arg-type]
 
     def _settle_marks(self, marks: Any) -> Any:
-        return self._session.sync._settle_marks(marks)
+        settle = partial(self._session.sync._settle_marks, marks)
+        return self._loop.run(self._awaited(settle))
+
+    async def _awaited(self, call: Callable[[], Any]) -> Any:
+        return await self._session._run(call)
 
     def _plain(self, answer: Any) -> Any:
         if not isinstance(answer, Batch):
@@ -72,19 +97,28 @@ class Awaited:
         return plain
 
 
-@pytest.fixture
-def open_session(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., Any]]:
+@pytest.fixture(params=["file", "http"])
+def open_session(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock
+) -> Iterator[Callable[..., Any]]:
     loop, opened = Loop(), []
+    url, running = str(tmp_path / "test.db"), None
+    if request.param == "http":
+        running = Running(ackflow.connect(":memory:", clock=clock, upkeep=False))
+        url = running.url
 
     def open_one(**options: Any) -> Any:
         settings = {"clock": clock, "upkeep": False, "consumer": "tester", **options}
-        opened.append(loop.run(aio.connect(tmp_path / "test.db", **settings)))
+        opened.append(loop.run(aio.connect(url, **settings)))
         return Awaited(loop, opened[-1])
 
     yield open_one
     for session in opened:
         loop.run(session.close())
     loop.close()
+    if running is not None:
+        running.stop()
+        running.session.close()
 
 
 def test_a_cancelled_pop_gives_back_what_it_was_given(tmp_path: Path) -> None:

@@ -1,24 +1,21 @@
 """Servers for tests: one in this process on a clock of the test's own, and real processes."""
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 
 import ackflow
 from ackflow import VirtualClock
-from ackflow.server.app import Server
-from ackflow.server.routes import all_routes
 from ackflow.server.run import listen
+
+from ..running import Running
 
 
 class Process:
@@ -80,35 +77,6 @@ def start_process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
             process.kill()
         assert process.process.stdout is not None
         process.process.stdout.close()
-
-
-class Running:
-    """The server in a thread of this process."""
-
-    def __init__(self, session: ackflow.Session) -> None:
-        self.session = session
-        self._sock = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
-        self._thread.start()
-        self._started.wait()
-
-    async def _main(self) -> None:
-        app = Server(self.session, all_routes())
-        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
-        self.server = uvicorn.Server(config)
-        self._loop, self._app = asyncio.get_running_loop(), app
-        config.load()
-        self._started.set()
-        await self.server._serve([self._sock])
-        app.onloop.close()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._app.close)
-        self.server.should_exit = True
-        self._thread.join()
-        self._sock.close()
 
 
 @pytest.fixture

@@ -45,14 +45,43 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+class Identified(Protocol):
+    """What a session needs to know of a store."""
+
+    @property
+    def id(self) -> int: ...
+    def backup(self, target: str) -> None: ...
+
+
+class Verbs(Protocol):
+    """What a session needs of a broker, here or at the other end of a wire."""
+
+    clock: Clock
+
+    @property
+    def store(self) -> Identified: ...
+    def do(
+        self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    def look(
+        self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    def push(self, request: PushRequest) -> Answer: ...
+    def pop(self, request: PopRequest, wait: float = 0.0) -> Handout: ...
+    def upkeep(self) -> Upkeep: ...
+    def catch_up(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Broker:
     """Verbs over one store. Every method may be called from any thread."""
 
     def __init__(self, store: Store, clock: Clock, upkeep: bool = True) -> None:
-        self.store = store
+        self.store: Store = store
         self.clock = clock
         self.waiting = Waiting()
         self.writer = Writer(store, push, self.waiting.ring)
+        self.telling = self.writer.told = Telling()
         self._keeper = Keeper(self.read, self._keep)
         self._name = secrets.token_hex(8)
         self._turn_until = 0
@@ -81,7 +110,6 @@ class Broker:
         self.check_open()
         return self.writer.run(_never, synced=True, merge=request)  # type: ignore[no-any-return]
 
-        self.telling = self.writer.told = Telling()
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
         """Pop, waiting up to `wait` seconds for something to come."""
         answer = self.try_pop(request)

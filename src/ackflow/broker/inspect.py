@@ -1,5 +1,7 @@
 """Statistics: every number is counted from rows at the moment of asking."""
 
+import msgspec
+
 from .. import ids, ranges
 from ..clock import SECOND
 from ..model import (
@@ -9,6 +11,7 @@ from ..model import (
     PartitionStats,
     Progress,
     QueueStats,
+    Value,
     when,
     when_or_none,
 )
@@ -185,6 +188,18 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
                      [lease for lease in live if home.name in lease.partitions])
         )  # fmt: skip
     return result
+
+
+def value(tx: Tx, key: str) -> Value | None:
+    """A small keyed value."""
+    row = tx.one("get_value", key)
+    return None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
+
+
+def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
+    """The values whose keys begin with a prefix, in order of key."""
+    rows = tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
+    return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
 
 
 def ready(tx: Tx) -> bool:

@@ -17,6 +17,7 @@ from ..broker.pop import PopRequest
 from ..broker.tokens import queue_of_lease
 from ..errors import AckflowError
 from ..onloop import OnLoop
+from ..policy import MAX_BATCH
 from ..session import Session
 from ..store.tx import Tx
 from .auth import Auth, challenge
@@ -48,7 +49,7 @@ class Limits(Struct, frozen=True):
     """What the server takes at most."""
 
     body_bytes: int = 64 * 1024 * 1024
-    batch: int = 10_000
+    batch: int = MAX_BATCH
     waiting_pops: int = 10_000
 
 

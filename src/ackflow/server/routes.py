@@ -2,6 +2,7 @@
 
 from .http import Route
 from .metrics import ROUTES as METRICS
+from .native import ROUTES as NATIVE
 from .openapi import ROUTES as OPENAPI
 from .probes import ROUTES as PROBES
 from .pushpop import ROUTES as PUSHPOP
@@ -9,6 +10,7 @@ from .pushpop import ROUTES as PUSHPOP
 
 def all_routes() -> list[Route]:
     return [
+        *NATIVE,
         *METRICS,
         *OPENAPI,
         *PROBES,

@@ -1,0 +1,45 @@
+"""Opening a broker at the other end of HTTP."""
+
+import os
+import ssl
+from typing import Any
+
+from .. import checks
+from ..clock import Clock
+from .green import GreenTransport
+from .patience import Patience
+from .remote import RemoteBroker
+from .requests import bases
+from .sync import SyncTransport
+
+
+def remote(
+    url: str,
+    token: str | None,
+    ca_file: str | os.PathLike[str] | None,
+    patience: Patience | None,
+    clock: Clock | None,
+) -> RemoteBroker:
+    """A broker behind these servers; nothing is sent before the first verb."""
+    tls: dict[str, Any] = {} if ca_file is None else {"ca_certs": os.fspath(ca_file)}
+    transport = SyncTransport(bases(url), authorization(token), patience or Patience(), **tls)
+    return RemoteBroker(transport, clock)
+
+
+def remote_on_loop(
+    url: str,
+    token: str | None,
+    ca_file: str | os.PathLike[str] | None,
+    patience: Patience | None,
+    clock: Clock | None,
+) -> RemoteBroker:
+    """The same for asyncio: its methods are called through `green.spawn`."""
+    context = True if ca_file is None else ssl.create_default_context(cafile=os.fspath(ca_file))
+    transport = GreenTransport(bases(url), authorization(token), patience or Patience(), context)
+    return RemoteBroker(transport, clock)
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    return {"authorization": f"Bearer {checks.name(token, 'token')}"}

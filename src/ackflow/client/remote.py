@@ -1,0 +1,103 @@
+"""The broker of a session whose database is behind a server."""
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from .. import wire
+from ..broker.handout import Handout
+from ..broker.pop import PopRequest
+from ..broker.push import Answer, PushRequest
+from ..clock import Clock, SystemClock
+from ..codec import digest_of
+from ..errors import InvalidArgument, SessionClosed
+from ..ids import new_token
+from ..model import Upkeep
+from ..store.tx import Tx
+from . import requests
+from .requests import Request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """Sends a request and answers with its result; repeats what is safe to repeat."""
+
+    def send(self, request: Request) -> Any: ...
+    def close(self) -> None: ...
+
+
+class RemoteStore:
+    """What a session asks of a store: its id."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._id: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def id(self) -> int:
+        if self._id is None:
+            about = self._transport.send(requests.about())
+            with self._lock:
+                self._id = about.store
+        return self._id
+
+    def backup(self, target: str) -> None:
+        raise InvalidArgument("a backup is made where the file is; run `ackflow backup` there")
+
+
+class RemoteBroker:
+    """The verbs of a broker, sent to a server. Pushes and pops carry what makes a repeat harmless."""
+
+    def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
+        self.transport = transport
+        self.clock = clock or SystemClock()
+        self.store = RemoteStore(transport)
+        self._closed = False
+
+    def do(
+        self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self.check_open()
+        result: Any = self.transport.send(requests.verb(verb, synced, args))
+        return wire.unpack(result) if isinstance(result, wire.Popped) else result  # type: ignore[return-value]
+
+    def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.do(verb, False, *args, **kwargs)
+
+    def push(self, request: PushRequest) -> Answer:
+        self.check_open()
+        if request.key is None:
+            # A key of its own lets the push be repeated when its answer was lost.
+            digest = digest_of(request.chunks)
+            request = msgspec.structs.replace(request, key=secrets.token_hex(12), digest=digest)
+        answer: Answer = self.transport.send(requests.push(request))
+        return answer
+
+    def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
+        self.check_open()
+        if request.token is None and not request.auto_ack:
+            request = msgspec.structs.replace(request, token=new_token())
+        return wire.unpack(self.transport.send(requests.pop(request, wait)))
+
+    def upkeep(self) -> Upkeep:
+        self.check_open()
+        done: Upkeep = self.transport.send(requests.upkeep())
+        return done
+
+    def catch_up(self) -> None:
+        """The server does it before it looks."""
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.transport.close()

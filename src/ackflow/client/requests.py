@@ -1,0 +1,107 @@
+"""Requests to a server and what their answers mean, without any I/O."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from .. import wire
+from ..broker.pop import PopRequest
+from ..broker.push import Answer, PushRequest
+from ..errors import AckflowError, InvalidArgument
+from ..model import Upkeep
+from ..verbs import BY_FUNCTION
+from ..wire import MSGPACK, Codec, Popped, Told
+
+HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
+
+
+class Unavailable(AckflowError):
+    """The server cannot be reached or answered nothing of use; try again."""
+
+    code = "unavailable"
+    status = 503
+
+
+class Request(NamedTuple):
+    """One request. `safe`: a repeat of it does no harm, so it may be sent again after a failure
+    of which nobody knows whether it came through."""
+
+    method: str
+    path: str
+    body: bytes
+    answer: Codec
+    safe: bool
+    wait: float = 0.0
+
+
+class About(msgspec.Struct):
+    """What the server tells of itself."""
+
+    version: str
+    store: int
+    now: int
+
+
+class _Failed(msgspec.Struct):
+    error: Told
+
+
+_ABOUT, _PLACES, _POPPED, _UPKEEP = Codec(About), Codec(Answer), Codec(Popped), Codec(Upkeep)
+_failed = msgspec.json.Decoder(_Failed).decode
+_failed_msgpack = msgspec.msgpack.Decoder(_Failed).decode
+# A settle may be repeated: the same verb on the same delivery is a success. So may what sets a
+# state. What adds something carries a key or is sent once.
+ONCE = {"stage", "redrive", "delete_queue", "delete_group", "delete_message", "purge"}
+
+
+def about() -> Request:
+    return Request("GET", "/v1/about", b"", _ABOUT, True)
+
+
+def push(request: PushRequest) -> Request:
+    body = wire.write(request, MSGPACK)
+    return Request("POST", "/v1/push", body, _PLACES, request.key is not None)
+
+
+def pop(request: PopRequest, wait: float) -> Request:
+    body = wire.write(request, MSGPACK)
+    path = "/v1/pop" if wait <= 0 else f"/v1/pop?wait={wait:.3f}"
+    return Request("POST", path, body, _POPPED, request.token is not None, wait)
+
+
+def upkeep() -> Request:
+    return Request("POST", "/v1/upkeep", b"", _UPKEEP, True)
+
+
+def verb(function: Callable[..., Any], synced: bool, arguments: tuple[Any, ...]) -> Request:
+    found = BY_FUNCTION[function]
+    body = wire.write((synced, arguments), MSGPACK)
+    safe = found.name not in ONCE
+    return Request("POST", f"/v1/verbs/{found.name}", body, found.answers, safe)
+
+
+def result(request: Request, status: int, headers: Mapping[str, str], body: bytes) -> Any:
+    """The value of an answer; raises what the server refused."""
+    if status == 200:
+        return request.answer.read(body, MSGPACK)
+    packed = headers.get("content-type", "").startswith(MSGPACK)
+    try:
+        told = (_failed_msgpack if packed else _failed)(body).error
+    except msgspec.MsgspecError:
+        raise Unavailable(f"the server answered {status}, which Ackflow does not") from None
+    raise wire.untell(told)
+
+
+def bases(url: str) -> list[str]:
+    """The servers of a URL; several are given with commas: http://one:8000,http://two:8000."""
+    found = []
+    for part in url.split(","):
+        pieces = urlsplit(part.strip())
+        if pieces.scheme not in ("http", "https") or not pieces.netloc:
+            raise InvalidArgument(f"{part.strip()!r} is not the URL of a server")
+        if pieces.query or pieces.fragment:
+            raise InvalidArgument(f"{part.strip()!r} has more than scheme, host, port and path")
+        found.append(f"{pieces.scheme}://{pieces.netloc}{pieces.path.rstrip('/')}")
+    return found

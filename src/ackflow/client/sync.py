@@ -1,0 +1,105 @@
+"""Requests over urllib3, from any thread."""
+
+import contextlib
+import random
+import socket
+import time
+from typing import Any
+from weakref import WeakSet
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError, NewConnectionError
+
+from ..errors import AckflowError, SessionClosed
+from .patience import Breaker, Patience
+from .requests import HEADERS, Request, Unavailable, result
+
+
+class SyncTransport:
+    """Sends requests to the first server that answers; what is safe is repeated with patience."""
+
+    def __init__(
+        self, bases: list[str], headers: dict[str, str], patience: Patience, **tls: Any
+    ) -> None:
+        self._bases = bases
+        self._at = 0
+        self._headers = {**HEADERS, **headers}
+        self._patience = patience
+        self._breaker = Breaker(patience)
+        self._open: WeakSet[HTTPConnection] = WeakSet()
+        self._closed = False
+        self._pool = urllib3.PoolManager(maxsize=64, retries=False, **tls)
+        self._pool.pool_classes_by_scheme = _watched(self._open)
+
+    def send(self, request: Request) -> Any:
+        attempt = 0
+        while True:
+            self._breaker.check()
+            try:
+                answer = self._once(request)
+            except (HTTPError, Unavailable) as error:
+                if self._closed:
+                    raise SessionClosed() from None
+                self._breaker.failed()
+                self._at += 1
+                sent = not isinstance(error, NewConnectionError)
+                pause = self._patience.pause(request, attempt, sent)
+                if pause is None:
+                    raise _unavailable(self._bases, error) from None
+                time.sleep(pause * random.uniform(0.75, 1.25))
+                attempt += 1
+            except AckflowError:
+                self._breaker.worked()
+                raise
+            else:
+                self._breaker.worked()
+                return answer
+
+    def _once(self, request: Request) -> Any:
+        base = self._bases[self._at % len(self._bases)]
+        timeout = urllib3.Timeout(
+            connect=self._patience.connect_seconds, read=self._patience.read_seconds + request.wait
+        )
+        answer = self._pool.request(
+            request.method, base + request.path, body=request.body, headers=self._headers,
+            timeout=timeout,
+        )  # fmt: skip
+        return result(request, answer.status, answer.headers, answer.data)
+
+    def close(self) -> None:
+        """Close every connection, also those on which another thread waits for an answer."""
+        self._closed = True
+        for connection in list(self._open):
+            if connection.sock is not None:
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+        self._pool.clear()
+
+
+def _watched(open: "WeakSet[HTTPConnection]") -> dict[str, Any]:
+    """Pools whose connections are known, so that they can be closed from outside."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            open.add(self)
+
+    class Secure(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            open.add(self)
+
+    class Pool(urllib3.HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(urllib3.HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": Pool, "https": SecurePool}
+
+
+def _unavailable(bases: list[str], error: Exception) -> Unavailable:
+    if isinstance(error, Unavailable):
+        return error
+    return Unavailable(f"{' and '.join(bases)} cannot be reached: {error}")
