@@ -14,7 +14,7 @@ from msgspec import Struct
 from . import checks, ranges
 from .broker.push import Chunk, PushRequest
 from .errors import InvalidArgument, PayloadTooLarge
-from .policy import MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
 from .store.rows import Rest
 
 _encode = msgspec.json.Encoder().encode
@@ -157,6 +157,37 @@ def _mixed(
                 chunks.append(Chunk(queue, home, level, late, ends, b"".join(some), rest))
                 places.append(mine)
     return chunks, places
+
+
+def posted(
+    items: Sequence[tuple[str, Item]], dialect: Dialect
+) -> tuple[PushRequest, list[list[int]]]:
+    """A push of items to several queues, and for each chunk the places of its messages in the call.
+
+    Their data is `msgspec.Raw` that a decoder has passed over already: it is not looked at again.
+    """
+    lanes: dict[tuple[str, str, int], list[tuple[float | None, list[int]]]] = {}
+    for index, (queue, item) in enumerate(items):
+        home = DEFAULT_PARTITION if item.partition is None else item.partition
+        level = 0 if item.priority is None else checks.priority(item.priority)
+        late = None if item.delay is None else checks.seconds(item.delay, "delay")
+        lane = checks.name(queue, "queue"), checks.name(home, "partition"), level
+        runs = lanes.setdefault(lane, [])
+        if not runs or runs[-1][0] != late:
+            runs.append((late, []))
+        runs[-1][1].append(index)
+    chunks, places = [], []
+    for (queue, home, level), runs in lanes.items():
+        for late, indexes in runs:
+            start = 0
+            for some in _split([bytes(items[index][1].data) for index in indexes]):
+                mine = indexes[start : start + len(some)]
+                start += len(some)
+                ends = array("i", accumulate(map(len, some)))
+                rest = _rest([items[index][1] for index in mine])
+                chunks.append(Chunk(queue, home, level, late, ends, b"".join(some), rest, dialect))
+                places.append(mine)
+    return PushRequest(chunks), places
 
 
 def _payload(data: object) -> bytes:

@@ -90,7 +90,7 @@ class OnLoop:
                 await self.give_back(answer.token)
             raise
         if answer.runs:
-            self.broker.waiting.pass_on((request.queue, request.group, request.partition))
+            self.broker.waiting.pass_on(request.kind)
         return answer
 
     def _submit(self, verb: Any, synced: bool, merge: Any) -> "asyncio.Future[Any]":

@@ -128,7 +128,7 @@ class Broker:
     @contextlib.contextmanager
     def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
         """Within this, the signal is rung when there may be something to pop."""
-        kind = (request.queue, request.group, request.partition)
+        kind = request.kind
         self.waiting.enter(kind, signal)
         self.clock.watch(signal)
         try:
@@ -142,7 +142,7 @@ class Broker:
     def try_pop(self, request: PopRequest) -> Handout:
         answer = self.do(pop, False, request)
         if answer.runs:
-            self.waiting.pass_on((request.queue, request.group, request.partition))
+            self.waiting.pass_on(request.kind)
         return answer
 
     def read(self, verb: Callable[[Tx], T]) -> T:

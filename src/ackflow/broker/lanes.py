@@ -1,5 +1,7 @@
 """Queues, groups and lanes come into being on first use; this is the one place where they do."""
 
+from collections.abc import Iterable
+
 from .. import ranges
 from ..policy import Dialect, GroupOptions, born
 from ..store.rows import Cursor, Group, Lane, Queue
@@ -22,6 +24,19 @@ def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
             blocked = tx.value("partition_leased", grp, home.id) is not None and _ordered(tx, grp)
             tx.add_cursor(Cursor(lane.id, grp, home.id, priority, next=0, blocked=blocked))
     return lane
+
+
+def homes_of(tx: Tx, lanes: Iterable[int]) -> dict[int, int]:
+    """The partitions of lanes, by lane; a lane that is gone has none."""
+    found = [tx.lane(lane) for lane in lanes]
+    return {lane.id: lane.partition for lane in found if lane is not None}
+
+
+def queues_of(tx: Tx, partitions: Iterable[int]) -> set[str]:
+    """The names of the queues these partitions belong to."""
+    homes = [tx.partition_by_id(partition) for partition in partitions]
+    queues = [tx.queue_by_id(home.queue) for home in homes if home is not None]
+    return {queue.name for queue in queues if queue is not None}
 
 
 def group_for(

@@ -1,11 +1,14 @@
 """Pop: find the lanes with work, take a batch from them, hold it under one lease."""
 
+from collections.abc import Callable
+from typing import Literal
+
 from msgspec import Struct
 
 from .. import ids, ranges
 from ..clock import micros
 from ..errors import InvalidArgument
-from ..policy import MAX_CLAIM
+from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
 from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart, Queue
 from ..store.tx import Tx
@@ -15,13 +18,18 @@ from .lanes import group_for, queue_for
 from .maintenance import halted
 from .quiet import quiet_time, quiet_work
 from .read import read_lease
+from .settle import take_over
 from .take import take
+from .waiting import ANY_QUEUE, Kind
 
 LANES_AT_ONCE = 64
 
 
 class PopRequest(Struct):
-    """What a consumer asks for. With `token`, a repeated pop answers with the same lease."""
+    """What a consumer asks for. With `token`, a repeated pop answers with the same lease.
+
+    `start` says where a group that is new begins; without a group there is nothing to skip.
+    """
 
     queue: str
     group: str
@@ -32,15 +40,83 @@ class PopRequest(Struct):
     partition: str | None = None
     partitions: int | None = None
     token: int | None = None
-    dialect: str = "native"
+    dialect: Dialect = "native"
+    start: Literal["all", "new"] | int = "all"
+
+    @property
+    def kind(self) -> Kind:
+        """What a pop waits for when there is nothing."""
+        return self.queue, self.group, self.partition
+
+
+class WidePop(PopRequest, kw_only=True):
+    """A pop from whichever queue of a namespace, or with a task, has something.
+
+    `among` says which queues may be asked; a queue that comes later is asked from then on.
+    """
+
+    namespace: str | None = None
+    task: str | None = None
+    among: Callable[[str], bool] | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}", self.group, self.partition
+
+    def matches(self, queue: Queue) -> bool:
+        return (
+            self.namespace in (None, queue.options.namespace)
+            and self.task in (None, queue.options.task)
+            and (self.among is None or self.among(queue.name))
+        )
 
 
 def pop(tx: Tx, request: PopRequest) -> Handout:
     """Lease up to `batch` messages to a consumer; nothing there gives a hand-out without runs."""
     if request.token is not None and (lease := tx.lease(request.token)):
         return _repeat(tx, request, lease)
-    queue = queue_for(tx, request.queue)
-    group = group_for(tx, queue, request.group, request.dialect)
+    if isinstance(request, WidePop):
+        return _pop_in_turn(tx, request)
+    queue = queue_for(tx, request.queue, request.dialect)
+    return _pop_from(tx, queue, _group(tx, queue, request), request)
+
+
+def _group(tx: Tx, queue: Queue, request: PopRequest) -> Group:
+    found = tx.group(queue.id, request.group)
+    if found is None:
+        start = "all" if request.group == QUEUE_MODE else request.start
+        found = group_for(tx, queue, request.group, request.dialect, GroupOptions(start=start))
+    return found
+
+
+def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
+    """Pop from one of the queues that match: by queue priority, then as lanes of one queue are.
+
+    A group begins in all of them at once, so that one with `start` new misses nothing later.
+    """
+    answer = Handout("", request.group, tx.store)
+    found: list[tuple[int, int, int, Queue, Group]] = []
+    for (id,) in tx.all("queue_ids"):
+        queue = tx.queue_by_id(id)
+        if queue is None or not request.matches(queue):
+            continue
+        group = _group(tx, queue, request)
+        refresh(tx, group)
+        cursor = tx.next_work(group.id, None)
+        if cursor is not None:
+            found.append((-queue.options.priority, cursor.priority, cursor.served, queue, group))
+        elif (at := tx.next_time(group.id)) is not None:
+            answer.retry_at = min(at, answer.retry_at or at)
+    for *_, queue, group in sorted(found, key=lambda one: one[:3]):
+        tried = _pop_from(tx, queue, group, request)
+        if tried.runs:
+            return tried
+        if tried.retry_at is not None:
+            answer.retry_at = min(tried.retry_at, answer.retry_at or tried.retry_at)
+    return answer
+
+
+def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handout:
     answer = Handout(queue.name, group.name, tx.store)
     refresh(tx, group)
     tx.cache.saw(group.id, request.consumer, tx.now)
@@ -114,6 +190,8 @@ def _gather(
             cursor = tx.next_work(group.id, partition)
         if cursor is None or (cursor.partition not in homes and len(homes) >= most):
             break
+        if group.rules.ordering == "ordered":
+            take_over(tx, group, cursor.partition)
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from .. import checks, ranges
 from ..clock import micros
 from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
-from ..policy import Dead, Kind, after_nack, spent
+from ..policy import Counting, Dead, Kind, after_nack, spent
 from ..ranges import Ranges
 from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease, tell_acks
 from ..store.tally import Acked
@@ -27,6 +27,7 @@ SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
 class Verdict(Struct, frozen=True):
     """How a delivery ends. `delay`: None follows the back-off. `rest`: also release what follows.
     `up_to`: also what comes before it in its lane under the same token. `confirm`: on disk first.
+    `counting`: how the retry limit is read. `yields`: see `_yield`.
     """
 
     verb: Verb
@@ -35,6 +36,8 @@ class Verdict(Struct, frozen=True):
     rest: bool = False
     up_to: bool = False
     confirm: bool = False
+    counting: Counting = "failures"
+    yields: bool = False
 
     def check(self) -> "Verdict":
         checks.one_of(self.verb, "verdict", VERBS)
@@ -61,27 +64,39 @@ class Refused(Struct):
 
 
 class Outcome(Struct):
-    """What one mark did: messages settled now, settled so before, refused, gone to dead letters."""
+    """What one mark did: messages settled now, settled so before, refused, gone to dead letters.
+
+    `repeated` and `buried` say which ones the second and the last were.
+    """
 
     settled: int = 0
     noop: int = 0
     dead: int = 0
     refused: list[Refused] = field(default_factory=list)
+    repeated: list[tuple[int, Ranges]] = []
+    buried: list[tuple[int, Ranges]] = []
 
 
 def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; each answers for itself."""
-    held = tx.held(token)
-    group = tx.group_by_id(held[0].grp) if held else None
-    if held is None or group is None:
+    settlement = opened(tx, token)
+    if settlement is None:
         return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
-    lease, claims = held
-    if expire_if_over(tx, group, lease):
-        claims = []
-    settlement = Settlement(tx, group, lease, claims)
     outcomes = [settlement.apply(mark) for mark in marks]
     settlement.finish()
     return outcomes
+
+
+def opened(tx: Tx, token: int) -> "Settlement | None":
+    """A lease to be settled; None when it is not known. The caller must `finish` it."""
+    held = tx.held(token)
+    group = tx.group_by_id(held[0].grp) if held else None
+    if held is None or group is None:
+        return None
+    lease, claims = held
+    if expire_if_over(tx, group, lease):
+        claims = []
+    return Settlement(tx, group, lease, claims)
 
 
 def extend(tx: Tx, token: int, seconds: float | None) -> int:
@@ -110,19 +125,20 @@ class Settlement:
     def __init__(self, tx: Tx, group: Group, lease: Lease, claims: list[Claim]) -> None:
         self._tx = tx
         self._group = group
-        self._lease = lease
+        self.lease = lease
         self._claims = claims
         self._changed: dict[int, Claim] = {}
         self._lost: dict[int, int] = {}
         self._tell = False  # whether the lease is to be written, not only its claims
         self._freed: set[int] = set()
         self._acked = 0
+        self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
         self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
         self._passed: list[Refused] = []
-        for part in self._lease.parts:
+        for part in self.lease.parts:
             if mark.lane is None:
                 self._apply(mark.verdict, part.lane, part.ranges, outcome, whole=True)
             elif mark.lane == part.lane:
@@ -130,13 +146,13 @@ class Settlement:
                 self._apply(mark.verdict, part.lane, asked, outcome)
         if not outcome.settled and not outcome.noop:
             outcome.refused += self._passed
-        if mark.lane is not None and all(part.lane != mark.lane for part in self._lease.parts):
+        if mark.lane is not None and all(part.lane != mark.lane for part in self.lease.parts):
             outcome.refused.append(Refused(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
         return outcome
 
     def finish(self) -> None:
         """Write what changed; a lease with nothing left is over and frees its partitions."""
-        tx, lease = self._tx, self._lease
+        tx, lease = self._tx, self.lease
         if self._changed:
             for claim in self._changed.values():
                 if claim.ranges:
@@ -151,6 +167,8 @@ class Settlement:
                     lease.ended_at = tx.now
                 tx.save_lease(lease)
             unblock(tx, self._group, self._freed)
+            if self._yielding and self._group.rules.ordering == "ordered":
+                self._yield()
             if self._acked:
                 waited = tx.now - lease.acquired_at
                 tx.tally.acked.append(Acked(self._group.id, waited, self._acked))
@@ -191,13 +209,14 @@ class Settlement:
     ) -> None:
         """Say of messages no longer held whether this verb ended them before, or something else."""
         if missing:
-            tell_acks(self._lease, self._claims)
-        for fate in self._lease.fates if missing else ():
+            tell_acks(self.lease, self._claims)
+        for fate in self.lease.fates if missing else ():
             part = ranges.intersection(missing, fate.ranges) if fate.lane == lane else []
             if part:
                 missing = ranges.difference(missing, part)
                 if fate.verb == verb:
                     outcome.noop += ranges.count(part)
+                    outcome.repeated.append((lane, part))
                 else:
                     told = self._passed if whole and fate.verb in VERBS else outcome.refused
                     told.append(Refused(lane, part, refusal(fate.verb)))
@@ -212,7 +231,7 @@ class Settlement:
         if verdict.verb == "ack":
             self._date(lane)
         else:
-            note(self._lease, verdict.verb, self._tx.now, lane, which)
+            note(self.lease, verdict.verb, self._tx.now, lane, which)
             self._tell = True
         for claim in self._claims:
             part = ranges.intersection(claim.ranges, which) if claim.lane == lane else []
@@ -223,7 +242,11 @@ class Settlement:
                 self._changed[claim.id] = claim
                 self._lost[claim.id] = self._lost.get(claim.id, 0) + n
                 self._freed.add(lane)
-                outcome.dead += self._dispatch(verdict, row, cursor, claim, part)
+                if dead := self._dispatch(verdict, row, cursor, claim, part):
+                    outcome.dead += dead
+                    outcome.buried.append((lane, part))
+        if verdict.yields:
+            self._yielding[lane] = max(which[-1], self._yielding.get(lane, 0))
         self._tx.counted(cursor)
 
     def _date(self, lane: int) -> None:
@@ -233,7 +256,7 @@ class Settlement:
             if claim.lane == lane and claim.acked_at is not None:
                 first = min(first, claim.acked_at)
         if now - first >= micros(1):
-            tell_acks(self._lease, self._claims)
+            tell_acks(self.lease, self._claims)
             self._tell, first = True, now
         for claim in self._claims:
             if claim.lane == lane:
@@ -271,8 +294,9 @@ class Settlement:
         failures = claim.failures + 1
         cursor.failed += ranges.count(part)
         fate = after_nack(
-            self._group.rules, claim.deliveries, failures, self._tx.now, verdict.delay
-        )
+            self._group.rules, claim.deliveries, failures, self._tx.now, verdict.delay,
+            verdict.counting,
+        )  # fmt: skip
         if isinstance(fate, Dead):
             return self._bury(lane, cursor, claim, part, fate.kind, verdict.reason, failures)
         self._again(claim, part, fate.at, claim.deliveries, failures, verdict.reason)
@@ -296,7 +320,7 @@ class Settlement:
     ) -> int:  # fmt: skip
         return bury(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
                     deliveries=claim.deliveries, failures=failures, at=self._tx.now,
-                    consumer=self._lease.consumer, error=claim.error)  # fmt: skip
+                    consumer=self.lease.consumer, error=claim.error)  # fmt: skip
 
     def _requeue(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
@@ -315,7 +339,7 @@ class Settlement:
     def _release_after(self, lane: int, stop: int) -> None:
         """Release what comes after a failed message in the batch."""
         release, after = Verdict("release"), False
-        for part in self._lease.parts:
+        for part in self.lease.parts:
             which = part.ranges
             if part.lane == lane:
                 after, which = True, ranges.clip(which, stop, which[-1])
@@ -326,6 +350,27 @@ class Settlement:
             if held:
                 self._end(release, part.lane, held, Outcome())
 
+    def _yield(self) -> None:
+        """Let the next pop of an ordered group take over what follows a failed message.
+
+        Until then its holder may settle it. A consumer that drops the rest of its batch after a
+        failure need not wait for the lease to end, and one that goes on loses nothing it has done.
+        What comes before a failed message is not taken over, and so keeps the partition.
+        """
+        tx, grp = self._tx, self._group.id
+        for lane, stop in self._yielding.items():
+            cursor = tx.cursor(lane, grp)
+            assert cursor is not None
+            left = [
+                (other.priority, claim.ranges[0], claim.lane)
+                for claim in self._claims
+                if (other := tx.cursor(claim.lane, grp)) and other.partition == cursor.partition
+            ]
+            if left and min(left) >= (cursor.priority, stop):
+                tx.block_partition(grp, cursor.partition, False)
+                for _, _, rest in left:
+                    make_ready(tx, rest, grp)
+
     def _ack_for_all(self, lane: int, stop: int) -> int:
         """Policy all: whoever holds an earlier message of the lane, it is done."""
         tx, settled = self._tx, 0
@@ -334,7 +379,7 @@ class Settlement:
         others: dict[int, Ranges] = {}
         for claim in tx.claims_in(lane, self._group.id, 0, stop):
             part = ranges.clip(claim.ranges, 0, stop)
-            if claim.lease == self._lease.id or not part:
+            if claim.lease == self.lease.id or not part:
                 continue
             if claim.state == LEASED and claim.lease is not None:
                 others[claim.lease] = ranges.union(others.get(claim.lease, []), part)
@@ -374,6 +419,25 @@ def refusal(fate: str) -> AckflowError:
     if fate in VERBS:
         return AlreadySettled(f"the delivery was already settled: {fate}")
     return LeaseLost(f"the lease was ended: the message was {fate}")
+
+
+def take_over(tx: Tx, group: Group, partition: int) -> None:
+    """Release what yielding leases still hold of a partition, before something of it is taken."""
+    if tx.value("partition_leased", group.id, partition) is None:
+        return
+    held: dict[int, list[Mark]] = {}
+    for lane in tx.lanes_in(partition):
+        for claim in tx.claims_in(lane.id, group.id, 0, lane.head):
+            if claim.state == LEASED and claim.lease is not None:
+                mark = Mark(Verdict("release"), lane.id, claim.ranges)
+                held.setdefault(claim.lease, []).append(mark)
+    for id, marks in held.items():
+        lease = tx.lease_by_id(id)
+        assert lease is not None, "a leased claim without its lease"
+        settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
+        for mark in marks:
+            settlement.apply(mark)
+        settlement.finish()
 
 
 def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:

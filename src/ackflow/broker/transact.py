@@ -1,5 +1,8 @@
 """Transactions: settles, pushes and small keyed values, all or nothing, in one commit."""
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 from msgspec import Struct, msgpack
 
 from ..errors import (
@@ -12,6 +15,8 @@ from ..errors import (
 from ..store.tx import Tx
 from .push import Placed, PushRequest, push, recall, remember
 from .settle import Mark, settle
+
+T = TypeVar("T")
 
 
 class Settles(Struct, tag=True):
@@ -46,11 +51,13 @@ class TransactionRequest(Struct):
 
 
 class Result(Struct):
-    """What one operation did: places of pushed messages, messages settled, version of a value."""
+    """What one operation did: places of pushed messages, messages settled, version of a value;
+    which of the messages that it settled by name became dead letters."""
 
     places: list[list[Placed]] = []
     settled: int = 0
     version: int = 0
+    dead: list[int] = []
 
 
 _results = msgpack.Decoder(list[Result]).decode
@@ -61,22 +68,35 @@ def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
     known = recall(tx, request.key, request.digest)
     if known is not None:
         return _results(known)
-    results = []
     with tx.savepoint():
-        for index, operation in enumerate(request.operations):
-            try:
-                results.append(_run(tx, operation))
-            except InvalidArgument:
-                raise
-            except AckflowError as refusal:
-                raise TransactionFailed(
-                    f"operation {index} was refused, so nothing was done: {refusal.message}",
-                    index=index,
-                    code=refusal.code,
-                ) from refusal
+        results = run_all(tx, request.operations, _run)
         if request.key is not None:
             remember(tx, request.key, request.digest, msgpack.encode(results))
     return results
+
+
+def run_all(tx: Tx, operations: Iterable[T], run: Callable[[Tx, T], Result]) -> list[Result]:
+    """Run operations in order; the first that is refused says which it was and ends them all."""
+    results = []
+    for index, operation in enumerate(operations):
+        try:
+            results.append(run(tx, operation))
+        except InvalidArgument:
+            raise
+        except AckflowError as refusal:
+            raise TransactionFailed(
+                f"operation {index} was refused, so nothing was done: {refusal.message}",
+                index=index,
+                code=refusal.code,
+            ) from refusal
+    return results
+
+
+def run_push(tx: Tx, operation: Pushes) -> Result:
+    (answer,) = push(tx, [operation.request])
+    if isinstance(answer, AckflowError):
+        raise answer
+    return Result(places=answer)
 
 
 def _run(tx: Tx, operation: Operation) -> Result:
@@ -84,10 +104,7 @@ def _run(tx: Tx, operation: Operation) -> Result:
         case Settles():
             return Result(settled=_settle(tx, operation))
         case Pushes():
-            (answer,) = push(tx, [operation.request])
-            if isinstance(answer, AckflowError):
-                raise answer
-            return Result(places=answer)
+            return run_push(tx, operation)
         case Puts():
             return Result(version=_put(tx, operation))
         case Deletes():

@@ -10,6 +10,7 @@ from collections import deque
 from ..clock import Signal
 
 Kind = tuple[str, str, str | None]
+ANY_QUEUE = "\0"  # begins the name of a waiter that is not for one queue
 
 
 class Waiting:
@@ -39,7 +40,7 @@ class Waiting:
             return
         with self._lock:
             for kind, waiters in self._waiters.items():
-                if queues is None or kind[0] in queues:
+                if queues is None or kind[0] in queues or kind[0].startswith(ANY_QUEUE):
                     waiters[0].ring()
 
     def pass_on(self, kind: Kind) -> None:

@@ -1,13 +1,13 @@
 """`ackflow`: the commands, and how errors are told."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from .. import checks
 from ..errors import AckflowError, InvalidArgument
-from ..policy import MAX_BATCH
+from ..policy import MAX_BATCH, Counting
 from . import tokens
 
 app = typer.Typer(
@@ -57,6 +57,9 @@ def serve(
         float, typer.Option(min=0.1, help="Seconds in which a request must be whole.")
     ] = 60.0,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    queen_retry_limit: Annotated[
+        str, typer.Option(help="What Queen's retryLimit counts: failures or redeliveries.")
+    ] = "failures",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log every request, not only what went wrong.")
@@ -84,6 +87,9 @@ def serve(
             read_seconds=read_timeout,
             log_format=checks.one_of(log_format, "--log-format", FORMATS),
             log_level=checks.one_of(log_level, "--log-level", LEVELS),
+            queen_retry_limit=checks.one_of(
+                queen_retry_limit, "--queen-retry-limit", get_args(Counting)
+            ),
         )
     )
 

@@ -17,7 +17,7 @@ from ..broker.pop import PopRequest
 from ..broker.tokens import queue_of_lease
 from ..errors import AckflowError
 from ..onloop import OnLoop
-from ..policy import MAX_BATCH
+from ..policy import MAX_BATCH, Counting
 from ..session import Session
 from ..store.tx import Tx
 from .auth import Auth, challenge
@@ -80,6 +80,7 @@ class Server:
     def __init__(
         self, session: Session, routes: Iterable[Route], limits: Limits | None = None, *,
         require_token: bool = False, cross: Cross | None = None, observer: Observer | None = None,
+        retry_limit_counts: Counting = "failures",
     ) -> None:  # fmt: skip
         self.session = session
         self.limits = limits or Limits()
@@ -87,6 +88,7 @@ class Server:
         self.auth = Auth(self.broker, require_token)
         self.cross = cross or Cross()
         self.observer = observer or Observer()
+        self.retry_limit_counts = retry_limit_counts  # in the Queen dialect
         self.scraping = asyncio.Lock()
         self.started = time.monotonic()
         self.document: bytes | None = None  # OpenAPI, written when first asked for

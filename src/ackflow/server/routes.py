@@ -6,6 +6,7 @@ from .native import ROUTES as NATIVE
 from .openapi import ROUTES as OPENAPI
 from .probes import ROUTES as PROBES
 from .pushpop import ROUTES as PUSHPOP
+from .queen import ROUTES as QUEEN
 
 
 def all_routes() -> list[Route]:
@@ -15,4 +16,5 @@ def all_routes() -> list[Route]:
         *OPENAPI,
         *PROBES,
         *PUSHPOP,
+        *QUEEN,
     ]

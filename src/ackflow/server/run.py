@@ -15,6 +15,7 @@ import uvicorn
 from msgspec import Struct
 
 from ..errors import AckflowError
+from ..policy import Counting
 from ..session import Session, connect
 from . import logs
 from .app import Limits, Server
@@ -46,6 +47,7 @@ class Config(Struct, kw_only=True):
     require_token: bool = False
     allow_open: bool = False
     read_seconds: float = 60.0
+    queen_retry_limit: Counting = "failures"
     log_format: logs.Format = "text"
     log_level: str = "info"
 
@@ -128,6 +130,7 @@ def _application(config: Config, session: Session, sockets: list[socket.socket])
         require_token=config.require_token or exposed,
         cross=Cross(config.cors_origins),
         observer=Observer(config.watching),
+        retry_limit_counts=config.queen_retry_limit,
     )  # fmt: skip
     if exposed and not config.require_token and not app.auth.any():
         raise CannotServe(

@@ -72,6 +72,8 @@ select id, name, created_at, paused, options from queues where name = ?1
 select id, name, created_at, paused, options from queues where id = ?1
 -- name: all_queues
 select id, name, created_at, paused, options from queues order by name
+-- name: queue_ids
+select id from queues order by id
 -- name: add_queue
 insert into queues (name, created_at, options) values (?1, ?2, ?3)
 -- name: save_queue
