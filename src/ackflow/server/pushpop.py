@@ -217,7 +217,10 @@ def _settled(call: Call, lock_id: str, verdict: Verdict) -> Awaitable[int]:
 
 
 def _post(path: str, handler: Handler, **says: Any) -> Route:
-    return Route("POST", "/queue/{queue}/" + path, handler, refuse=refuse, tag="pushpop", **says)
+    return Route(
+        "POST", "/queue/{queue}/" + path, handler, refuse=refuse, tag="pushpop", error=Refusal,
+        **says,
+    )  # fmt: skip
 
 
 ROUTES = (
@@ -266,5 +269,6 @@ ROUTES = (
         "pushpop",
         "What can be popped, by priority, and the live lock",
         answers={200: State, **REFUSALS, 404: Refusal},
+        error=Refusal,
     ),
 )
