@@ -57,6 +57,20 @@ class GroupNotFound(NotFound):
     code = "group_not_found"
 
 
+class Unauthenticated(AckflowError):
+    """The server asks for a token that it knows and that is still good."""
+
+    code = "unauthenticated"
+    status = 401
+
+
+class Forbidden(AckflowError):
+    """The token is not good for this."""
+
+    code = "forbidden"
+    status = 403
+
+
 class LeaseLost(AckflowError):
     """The lease is no longer held; the message belongs to someone else or is settled."""
 

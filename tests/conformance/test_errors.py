@@ -40,6 +40,8 @@ TABLE: list[tuple[type[AckflowError], str, int]] = [
     (errors.NotADatabase, "not_a_database", 400),
     (errors.SessionClosed, "session_closed", 503),
     (errors.SessionForked, "session_forked", 503),
+    (errors.Unauthenticated, "unauthenticated", 401),
+    (errors.Forbidden, "forbidden", 403),
     (RolledBack, "rolled_back", 409),
 ]
 

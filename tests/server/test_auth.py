@@ -13,7 +13,7 @@ import ackflow
 from ackflow import VirtualClock
 from ackflow.broker import tokens
 from ackflow.broker.tokens import Grant, Token
-from ackflow.errors import InvalidArgument, NotFound
+from ackflow.errors import Forbidden, InvalidArgument, NotFound, Unauthenticated
 from ackflow.server import auth
 from ackflow.server.http import Answer, Call, Route, json
 from ackflow.server.openapi import document
@@ -327,3 +327,67 @@ def test_with_a_token_it_listens_to_other_machines(start_process: Start, tmp_pat
     assert httpx.get(server.url + "/metrics").status_code == 401
     command("token", "disable", "--db", str(db))
     assert httpx.get(server.url + "/metrics").status_code == 401
+
+
+# the verbs of the native dialect
+
+
+def sessions(served: Running, *grants: str) -> ackflow.Session:
+    """A session over HTTP with a token."""
+    token = make(served, *grants)
+    return ackflow.connect(served.url, token=token)
+
+
+def test_a_session_shows_its_token(served: Running) -> None:
+    with sessions(served, "admin") as q:
+        q.push("orders", 1)
+        assert q.queue_stats("orders").messages == 1
+    with ackflow.connect(served.url) as q, pytest.raises(Unauthenticated):
+        q.push("orders", 1)
+
+
+def test_a_list_of_queues_shows_those_the_token_may_see(served: Running) -> None:
+    served.session.push("mine", 1)
+    served.session.push("theirs", 1)
+    with sessions(served, "read-only:mine") as q:
+        assert [queue.name for queue in q.queues()] == ["mine"]
+        with pytest.raises(Forbidden):
+            q.queue_stats("theirs")
+
+
+def test_a_lease_seen_in_a_list_cannot_be_settled_from_another_queue(served: Running) -> None:
+    served.session.push("theirs", 1)
+    (held,) = served.session.pop("theirs")
+    with sessions(served, "read-write:mine", "read-only:theirs") as q:
+        (seen,) = q.leases("theirs")
+        with pytest.raises(Forbidden):
+            q.read(seen.token)
+    held.ack()
+
+
+def test_a_transaction_is_held_against_the_token_as_a_whole(served: Running) -> None:
+    with sessions(served, "read-write:mine") as q:
+        q.push("mine", 1)
+        (one,) = q.pop("mine")
+        work = q.transaction()
+        work.ack(one)
+        work.push("theirs", 1)
+        with pytest.raises(Forbidden):
+            work.commit()
+        work = q.transaction()
+        work.ack(one)
+        work.push("mine", 2)
+        work.commit()
+        work = q.transaction()
+        work.put("key", 1)
+        with pytest.raises(Forbidden):
+            work.commit()
+
+
+def test_dead_letters_cannot_be_sent_to_a_queue_the_token_is_not_good_for(served: Running) -> None:
+    with sessions(served, "admin:mine") as q:
+        q.push("mine", 1)
+        q.pop("mine")[0].reject("bad")
+        with pytest.raises(Forbidden):
+            q.redrive("mine", to="theirs")
+        assert q.redrive("mine") == 1

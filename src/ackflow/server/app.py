@@ -134,6 +134,10 @@ class Server:
         """Refuse when the token of the call has not this role; for routes that learn it late."""
         self.auth.require(call, role)
 
+    def allow_all(self, call: Call) -> None:
+        """Refuse when the token of the call is not good for every queue."""
+        self.auth.allow_all(call)
+
     async def allow_lease(self, call: Call, *tokens: int) -> None:
         """Refuse when a lease is of a queue that the token of the call is not good for."""
         if call.who is None or call.who.may_everywhere(call.role):

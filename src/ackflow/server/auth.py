@@ -10,24 +10,11 @@ from hmac import compare_digest
 from ..broker import tokens
 from ..broker.broker import Broker
 from ..broker.tokens import Token
-from ..errors import AckflowError
+from ..errors import AckflowError, Forbidden, Unauthenticated
 from .http import Call, Role, Route
 
 LOOK_SECONDS = 1.0
-
-
-class Unauthenticated(AckflowError):
-    """Authentication required"""
-
-    code = "unauthenticated"
-    status = 401
-
-
-class Forbidden(AckflowError):
-    """Insufficient permissions"""
-
-    code = "forbidden"
-    status = 403
+WHO = "Authentication required"
 
 
 class Auth:
@@ -72,6 +59,10 @@ class Auth:
         if call.who is not None and not call.who.may(call.role, queue):
             raise _forbidden(call.role, queue)
 
+    def allow_all(self, call: Call) -> None:
+        if call.who is not None and not call.who.may_everywhere(call.role):
+            raise _forbidden(call.role)
+
     def sees(self, call: Call, queue: str) -> bool:
         return call.who is None or call.who.may(call.role, queue)
 
@@ -84,13 +75,13 @@ class Auth:
     def _who(self, header: str) -> Token:
         scheme, _, given = header.partition(" ")
         if scheme.lower() != "bearer" or not given:
-            raise Unauthenticated(hint="send the header Authorization: Bearer <token>")
+            raise Unauthenticated(WHO, hint="send the header Authorization: Bearer <token>")
         digest = tokens.digest(given.strip())
         found = self._by_digest.get(digest)
         if found is None or not compare_digest(found.digest, digest):
-            raise Unauthenticated(hint="the token is not known", error="invalid_token")
+            raise Unauthenticated(WHO, hint="the token is not known", error="invalid_token")
         if not found.live(self._broker.clock.now()):
-            raise Unauthenticated(hint="the token is no longer valid", error="invalid_token")
+            raise Unauthenticated(WHO, hint="the token is no longer valid", error="invalid_token")
         return found
 
     def _look(self) -> None:
@@ -107,7 +98,7 @@ class Auth:
 
 def _forbidden(role: str, queue: str | None = None) -> Forbidden:
     where = {} if queue is None else {"queue": queue}
-    return Forbidden(role=role, **where)
+    return Forbidden("Insufficient permissions", role=role, **where)
 
 
 def challenge(error: AckflowError) -> bytes | None:

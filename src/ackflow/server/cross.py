@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .auth import Forbidden
+from ..errors import Forbidden
 from .http import Answer, Call
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -17,6 +17,7 @@ from ..broker.push import PushRequest
 from ..errors import AckflowError, NotFound
 from ..verbs import VERBS, Verb, check_pop, check_push
 from ..wire import JSON, MSGPACK, Codec, Popped
+from . import access
 from .http import Answer, Call, Param, Route, json
 
 _push, _pop = Codec(PushRequest), Codec(PopRequest)
@@ -53,6 +54,7 @@ async def push(call: Call) -> Answer:
     """Append messages; they are on disk when this is answered."""
     request: PushRequest = _push.read(call.body, _given(call))
     check_push(request)
+    call.server.check_batch(sum(len(chunk.ends) for chunk in request.chunks))
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
     return _answer(call, await call.server.onloop.push(request))
@@ -75,9 +77,8 @@ async def run(call: Call) -> Answer:
     call.server.require(call, verb.role)
     synced, arguments = verb.reads.read(call.body, _given(call))
     verb.check(*arguments)
-    for queue in verb.queues(*arguments) if verb.queues else ():
-        call.server.allow(call, queue)
-    result = await _run(call, verb, synced, arguments)
+    await access.check(call, verb, arguments)
+    result = access.visible(call, await _run(call, verb, synced, arguments))
     return _answer(call, wire.pack(result) if isinstance(result, Handout) else result)
 
 
@@ -102,7 +103,7 @@ class Failed(msgspec.Struct):
 
 
 def _native(method: str, path: str, handler: Any, **more: Any) -> Route:
-    return Route(method, path, handler, tag="native", refuse=_refuse, **more)
+    return Route(method, path, handler, tag="native", refuse=_refuse, error=Failed, **more)
 
 
 def _refuse(error: AckflowError) -> Answer:
@@ -111,13 +112,13 @@ def _refuse(error: AckflowError) -> Answer:
 
 ROUTES = (
     _native("GET", "/v1/about", about, role="read-only", summary="Version and store",
-            answers={200: About}),
+            answers={200: About}, checks=True),
     _native("POST", "/v1/push", push, summary="Push segments", body=PushRequest,
-            answers={200: Places}),
+            answers={200: Places}, checks=True),
     _native("POST", "/v1/pop", pop, summary="Lease messages", body=PopRequest,
             query=(Param("wait", SECONDS, "Seconds to wait for a first message"),),
-            answers={200: Popped}),
+            answers={200: Popped}, checks=True),
     _native("POST", "/v1/upkeep", upkeep, role="admin", summary="One round of upkeep"),
     _native("POST", "/v1/verbs/{verb}", run, role="read-only",
-            summary="Any other verb: [on disk first, [arguments]]"),
+            summary="Any other verb: [on disk first, [arguments]]", checks=True),
 )  # fmt: skip
