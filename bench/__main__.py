@@ -9,10 +9,16 @@ from pathlib import Path
 
 import apsw
 
-from . import compare, engine, scale
+from . import client, compare, engine, scale, server
 from .measure import FULL, QUICK, make_messages
 
-PARTS = {"engine": engine.run, "scale": scale.run, "compare": compare.run}
+PARTS = {
+    "engine": engine.run,
+    "scale": scale.run,
+    "compare": compare.run,
+    "server": server.run,
+    "client": client.run,
+}
 
 
 def main() -> None:

@@ -11,15 +11,17 @@ NAME = "bench"
 
 
 class Ackflow:
+    name = NAME
+
     def __init__(self, path: Path) -> None:
         self.session = ackflow.connect(path / "ackflow.db")
-        self.session.configure(NAME, keep_seconds=0)
+        self.session.configure(self.name, keep_seconds=0)
 
     def push(self, messages: Sequence[Json]) -> None:
-        self.session.push(NAME, messages)
+        self.session.push(self.name, messages)
 
     def take(self, batch: int) -> ackflow.Batch[ackflow.Message]:
-        taken = self.session.pop(NAME, batch=batch)
+        taken = self.session.pop(self.name, batch=batch)
         _ = [message.data for message in taken]
         return taken
 

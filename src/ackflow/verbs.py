@@ -2,6 +2,7 @@
 are checked before they reach the broker."""
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -42,6 +43,7 @@ class Verb(NamedTuple):
     looks: bool
     role: Role
     arguments: Any
+    defaults: tuple[Any, ...]
     result: Any
     check: Callable[..., None]
     queues: Callable[..., Iterable[str]] | None
@@ -119,7 +121,7 @@ def _set(which: Ranges) -> None:
         raise InvalidArgument("a sequence is from 0 on")
 
 
-def _marks(token: int, marks: list[Mark]) -> None:
+def _marks(token: int, marks: list[Mark], *_: object) -> None:
     _token(token)
     for mark in marks:
         mark.verdict.check()
@@ -129,12 +131,12 @@ def _marks(token: int, marks: list[Mark]) -> None:
             _set(mark.ranges)
 
 
-def _many_marks(marks: dict[int, list[Mark]], _: bool) -> None:
+def _many_marks(marks: dict[int, list[Mark]], *_: object) -> None:
     for token, some in marks.items():
         _marks(token, some)
 
 
-def _transaction(request: transact.TransactionRequest) -> None:
+def _transaction(request: transact.TransactionRequest, *_: object) -> None:
     for operation in request.operations:
         match operation:
             case transact.Settles(token, marks):
@@ -148,7 +150,7 @@ def _transaction(request: transact.TransactionRequest) -> None:
                 checks.name(key, "key")
 
 
-def _stage(producer: str, batch: int, chunks: list[Chunk]) -> None:
+def _stage(producer: str, batch: int, chunks: list[Chunk], *_: object) -> None:
     checks.name(producer, "producer")
     checks.whole(batch, "batch", 0, 1 << 60)
     for chunk in chunks:
@@ -156,7 +158,11 @@ def _stage(producer: str, batch: int, chunks: list[Chunk]) -> None:
 
 
 def _publish(
-    producer: str, batch: int, stages: list[str], also: transact.TransactionRequest | None
+    producer: str,
+    batch: int,
+    stages: list[str],
+    also: transact.TransactionRequest | None,
+    *_: object,
 ) -> None:
     checks.name(producer, "producer")
     checks.whole(batch, "batch", 0, 1 << 60)
@@ -173,18 +179,18 @@ def _options(kind: type[QueueOptions] | type[GroupOptions], given: dict[str, Any
         checks.whole(start, "start", 0, 1 << 62)
 
 
-def _configure(queue: str, given: dict[str, Any]) -> None:
+def _configure(queue: str, given: dict[str, Any], *_: object) -> None:
     checks.name(queue, "queue")
     _options(QueueOptions, given)
 
 
-def _group(queue: str, name: str, given: dict[str, Any], _: object) -> None:
+def _group(queue: str, name: str, given: dict[str, Any], *_: object) -> None:
     checks.name(queue, "queue")
     checks.name(name, "group")
     _options(GroupOptions, given)
 
 
-def _browse(request: browse.BrowseRequest) -> None:
+def _browse(request: browse.BrowseRequest, *_: object) -> None:
     checks.whole(request.limit, "limit", 1, 10_000)
     checks.seconds(request.seconds, "seconds")
     request.seconds = min(request.seconds, 10.0)
@@ -228,7 +234,7 @@ def _commit_batch(request: batch.BatchCommit) -> None:
     _judge(request.settles, request.holds)
 
 
-def _of_chunks(_: str, __: int, chunks: list[Chunk]) -> Iterable[str]:
+def _of_chunks(_: str, __: int, chunks: list[Chunk], *___: object) -> Iterable[str]:
     return {chunk.queue for chunk in chunks}
 
 
@@ -236,7 +242,7 @@ def _of_filter(which: dead.DeadFilter, *_: object) -> Iterable[str]:
     return [which.queue]
 
 
-def _of_transaction(request: transact.TransactionRequest) -> Iterable[str]:
+def _of_transaction(request: transact.TransactionRequest, *_: object) -> Iterable[str]:
     pushes = [o.request for o in request.operations if isinstance(o, transact.Pushes)]
     return {chunk.queue for push in pushes for chunk in push.chunks}
 
@@ -251,6 +257,8 @@ def _verb(
     name: str | None = None,
 ) -> Verb:
     hints = get_type_hints(run)
+    parameters = list(signature(run).parameters.values())[1:]
+    defaults = tuple(None if p.default is p.empty else p.default for p in parameters)
     result = hints.pop("return")
     hints.pop("tx")
     if run is admin.configure_group:
@@ -259,7 +267,7 @@ def _verb(
         result = Popped
     arguments = tuple.__class_getitem__(tuple(hints.values()))
     return Verb(
-        name or run.__name__, run, looks, role, arguments, result, check, queues,
+        name or run.__name__, run, looks, role, arguments, defaults, result, check, queues,
         Codec(tuple.__class_getitem__((bool, arguments))), Codec(result),
     )  # fmt: skip
 
@@ -283,7 +291,7 @@ _ALL = [
     _verb(dead.redrive, "read-write", _dead, _of_filter),
     _verb(dead.purge_dead, "admin", _dead, _of_filter),
     _verb(why.why, "read-only"),
-    _verb(inspect.queues, "read-only", queues=lambda: [], looks=True),
+    _verb(inspect.queues, "read-only", queues=lambda *_: [], looks=True),
     _verb(inspect.queue_stats, "read-only", looks=True),
     _verb(inspect.group_stats, "read-only", looks=True),
     _verb(inspect.partitions, "read-only", looks=True),
@@ -292,7 +300,7 @@ _ALL = [
     _verb(inspect.value, "read-only", queues=lambda *_: [], looks=True),
     _verb(inspect.values, "read-only", queues=lambda *_: [], looks=True),
     _verb(browse.get, "read-only", looks=True, name="message"),
-    _verb(browse.browse, "read-only", _browse, lambda request: [request.queue], looks=True),
+    _verb(browse.browse, "read-only", _browse, lambda request, *_: [request.queue], looks=True),
     _verb(dead.entries, "read-only", _dead, _of_filter, looks=True, name="dead_letters"),
     _verb(dead.summary, "read-only", looks=True, name="dead_summary"),
     _verb(dead.count, "read-only", _dead, _of_filter, looks=True, name="dead_count"),

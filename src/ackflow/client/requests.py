@@ -77,7 +77,7 @@ def upkeep() -> Request:
 
 def verb(function: Callable[..., Any], synced: bool, arguments: tuple[Any, ...]) -> Request:
     found = BY_FUNCTION[function]
-    body = wire.write((synced, arguments), MSGPACK)
+    body = wire.write((synced, (*arguments, *found.defaults[len(arguments) :])), MSGPACK)
     safe = found.name not in ONCE
     return Request("POST", f"/v1/verbs/{found.name}", body, found.answers, safe)
 

@@ -1,0 +1,68 @@
+"""Peers that are programs of their own: started on a private port, stopped by their process id."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def started(command: list[str], port: int, cwd: Path) -> Iterator[None]:
+    """A program until the block ends; it is up when its port answers."""
+    with open(cwd / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            _wait_for(port, process, cwd / "log")
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection((HOST, port), timeout=1).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(log.read_text()) from None
+            time.sleep(0.02)
+
+
+def redis_is_here() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+@contextmanager
+def redis(path: Path) -> Iterator[int]:
+    """Redis that syncs before it answers; gives its port."""
+    port, data = free_port(), path / "redis"
+    data.mkdir()
+    command = ["redis-server", "--bind", HOST, "--port", str(port), "--dir", str(data)]
+    command += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+    with started(command, port, data):
+        yield port
+
+
+@contextmanager
+def ackflow_server(path: Path) -> Iterator[int]:
+    """The server on a new database, with one more route that answers without the store."""
+    port, data = free_port(), path / "ackflow"
+    data.mkdir()
+    command = [sys.executable, "-m", "bench.serve", str(data / "ackflow.db"), str(port)]
+    with started(command, port, data):
+        yield port
