@@ -3,12 +3,18 @@
 Each task folds its rows into one, so that the driver collects a row per task, not per message.
 """
 
+import base64
+import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, msgpack
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from .. import ids, ranges
 from ..broker import batch as batches
@@ -87,12 +93,8 @@ def commit_batch(
 def _staged(output: DataFrame, options: SinkOptions, producer: str, batch: int) -> list[str]:
     """Stage an output on the executors; only the stages of attempts that count are named."""
     check_columns(output.columns, options)
-
-    def stage(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"stage": stage_all(options, producer, batch, rows)})
-
-    found = output.mapInArrow(stage, "stage string").collect()
-    return [row["stage"] for row in found]
+    job = StageJob(options, producer, batch)
+    return [name for told in _run(output, job) for name in msgpack.decode(told, type=list[str])]
 
 
 def _collected(verdicts: DataFrame) -> list[Fold]:
@@ -103,13 +105,71 @@ def _collected(verdicts: DataFrame) -> list[Fold]:
                 f"{' and '.join(_OPTIONAL)} if you like"
             )
     wanted = [*_NEEDED, *(name for name in _OPTIONAL if name in verdicts.columns)]
-    rows = verdicts.select(*wanted).mapInArrow(_fold_task, "folds binary").collect()
-    return [fold for row in rows for fold in _folds(bytes(row["folds"]))]
+    return [fold for told in _run(verdicts.select(*wanted), FoldJob()) for fold in _folds(told)]
 
 
-def _fold_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    folded = fold(batches)
-    yield pa.RecordBatch.from_pydict({"folds": [msgpack.encode(folded)]})
+class StageJob(Struct, tag=True):
+    options: SinkOptions
+    producer: str
+    batch: int
+
+
+class FoldJob(Struct, tag=True):
+    pass
+
+
+_jobs = msgpack.Decoder(StageJob | FoldJob).decode
+_told = msgpack.Decoder(list[bytes]).decode
+
+
+def _run(frame: DataFrame, job: StageJob | FoldJob) -> list[bytes]:
+    """Run a job on the rows of a frame; answers with what each task made of its own.
+
+    A write is Spark's one way to run Python on Arrow that needs no pandas and counts each task
+    once; its answer comes back through a file, as the commit is made in another process.
+    """
+    spark = frame.sparkSession
+    spark.dataSource.register(JobDataSource)
+    with tempfile.TemporaryDirectory(prefix="ackflow-") as folder:
+        answer = Path(folder, "answer")
+        writer = frame.write.format(JobDataSource.name()).mode("append")
+        writer = writer.option("job", base64.b64encode(msgpack.encode(job)).decode())
+        writer.option("answer", str(answer)).save()
+        return _told(answer.read_bytes())
+
+
+@dataclass
+class Told(WriterCommitMessage):
+    """What one task made of its rows."""
+
+    data: bytes
+
+
+class JobDataSource(DataSource):
+    """Where frames are written that only want a job done on them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ackflow-job"
+
+    def writer(self, schema: StructType, overwrite: bool) -> "JobWriter":
+        job = _jobs(base64.b64decode(self.options["job"]))
+        return JobWriter(job, self.options["answer"])
+
+
+class JobWriter(DataSourceArrowWriter):
+    def __init__(self, job: StageJob | FoldJob, answer: str) -> None:
+        self._job, self._answer = job, answer
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        job = self._job
+        if isinstance(job, FoldJob):
+            return Told(msgpack.encode(fold(iterator)))
+        return Told(msgpack.encode(stage_all(job.options, job.producer, job.batch, iterator)))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        told = [message.data for message in messages if isinstance(message, Told)]
+        Path(self._answer).write_bytes(msgpack.encode(told))
 
 
 def fold(rows: Iterable[pa.RecordBatch]) -> list[Fold]:

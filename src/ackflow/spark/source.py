@@ -60,7 +60,8 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._initial: Offset | None = None
         self._planner: Planner | None = None
-        self._left: int | None = None  # with availableNow: how much of what was there is left
+        self._bounded = False  # with availableNow: only what is there now
+        self._left: int | None = None
 
     def initialOffset(self) -> Offset:
         # Spark asks twice on a first start; both must be the same reader.
@@ -72,13 +73,14 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        session = link.session(self._options.url, self._options.token, upkeep=True)
-        stats = session.group(self._options.queue, self._options.group)
-        self._left = stats.counts.ready
+        # Counted with the first question: starting a reader may give back what was held.
+        self._bounded = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Settle up to `start`: that batch is in Spark's commit log. Then lease what comes next."""
-        planner = self._planner_of(start)
+        planner = self._planner_of(start["reader"], start["number"])
+        if self._bounded and self._left is None:
+            self._left = planner.ready()
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT
         size = NO_LIMIT if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         if self._left is not None:
@@ -91,8 +93,11 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:
             return []
-        planner = self._planner_of(start)
-        first, last = start["number"], end["number"]
+        # Before the first batch is in Spark's commit log, a new run begins with a new reader in
+        # `start`; what is to be read again belongs to the one in `end`.
+        first = start["number"] if start["reader"] == end["reader"] else 0
+        last = end["number"]
+        planner = self._planner_of(end["reader"], first)
         parallelism = self._options.parallelism or os.cpu_count() or 1
         return [
             Slice(planner.reader, planner.epoch, first, last, lots)
@@ -100,7 +105,7 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def commit(self, end: Offset) -> None:
-        self._planner_of(end).settle(end["number"])
+        self._planner_of(end["reader"], end["number"]).settle(end["number"])
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -131,22 +136,23 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield shaping.batch(rows, lot)
                 rows = Rows()
 
-    def _planner_of(self, offset: Offset) -> "Planner":
-        if self._planner is None:
-            self._planner = Planner(self._options, offset)
+    def _planner_of(self, reader: str, number: int) -> "Planner":
+        if self._planner is None or self._planner.reader != reader:
+            self.stop()
+            self._planner = Planner(self._options, reader, number)
         return self._planner
 
 
 class Planner:
     """The reader's side of one run: an epoch of its own, and a heartbeat for what it leased."""
 
-    def __init__(self, options: SourceOptions, offset: Offset) -> None:
-        self.reader = str(offset["reader"])
+    def __init__(self, options: SourceOptions, reader: str, number: int) -> None:
+        self.reader = reader
         self._options = options
         self._session = link.session(options.url, options.token, upkeep=True)
         self.epoch = self._session.broker.do(
             readers.start_reader, True, self.reader, options.queue, options.group,
-            options.mode == "manual", int(offset["number"]),
+            options.mode == "manual", number,
         )  # fmt: skip
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="ackflow-heartbeat", daemon=True).start()
@@ -159,6 +165,10 @@ class Planner:
             self.reader, self.epoch, start, rows, size, self._options.lease_seconds
         )
         return broker.do(readers.lease_next, True, asked)
+
+    def ready(self) -> int:
+        """How many messages there are to hand out now."""
+        return self._session.group_stats(self._options.queue, self._options.group).counts.ready
 
     def settle(self, number: int) -> None:
         self._session.broker.do(
