@@ -13,7 +13,6 @@ from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotF
 from ..policy import Counting, Dead, Kind, after_nack, spent
 from ..ranges import Ranges
 from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease, tell_acks
-from ..store.tally import Acked
 from ..store.tx import Tx
 from .bury import bury
 from .copy import copy
@@ -171,7 +170,7 @@ class Settlement:
                 self._yield()
             if self._acked:
                 waited = tx.now - lease.acquired_at
-                tx.tally.acked.append(Acked(self._group.id, waited, self._acked))
+                tx.tally.acked.append((self._group.id, waited, self._acked))
         if lease.ended_at is None:
             tx.cache.keep_lease(lease, self._claims)
         if not self._changed:
@@ -228,7 +227,8 @@ class Settlement:
         row, cursor = self._tx.lane(lane), self._tx.cursor(lane, self._group.id)
         assert row is not None
         assert cursor is not None
-        if verdict.verb == "ack":
+        acks = verdict.verb == "ack"
+        if acks:
             self._date(lane)
         else:
             note(self.lease, verdict.verb, self._tx.now, lane, which)
@@ -239,6 +239,8 @@ class Settlement:
                 n = ranges.count(part)
                 claim.ranges = ranges.difference(claim.ranges, part)
                 outcome.settled += n
+                if acks:
+                    self._acked += n
                 self._changed[claim.id] = claim
                 self._lost[claim.id] = self._lost.get(claim.id, 0) + n
                 self._freed.add(lane)
@@ -268,7 +270,6 @@ class Settlement:
         """Apply one verb to part of one claim; answers with how many became dead letters."""
         match verdict.verb:
             case "ack":
-                self._acked += ranges.count(part)
                 consume(self._tx, cursor, part)
             case "release":
                 self._again(

@@ -2,11 +2,10 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable
 
 from .. import ids, ranges
 from ..clock import SECOND
-from ..store.tally import Acked, Died, Tally
+from ..store.tally import Died, Tally
 
 # Seconds from hand-out to ack: upper bounds, the last one open.
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -26,24 +25,19 @@ class Telling:
         self._times: dict[int, list[int]] = {}
 
     def __call__(self, tally: Tally) -> None:
-        if tally.acked:
-            self._time(tally.acked)
-        if tally.died:
-            for died in tally.died:
-                tell(died)
-
-    def times(self) -> dict[int, list[int]]:
-        """By group: messages acked within each bound, and last the sum of their microseconds."""
-        return {grp: list(counts) for grp, counts in list(self._times.items())}
-
-    def _time(self, acked: Iterable[Acked]) -> None:
         times = self._times
-        for grp, micros, n in acked:
+        for grp, micros, n in tally.acked:
             counts = times.get(grp)
             if counts is None:
                 counts = times[grp] = [0] * (_PLACES + 1)
             counts[bisect_left(_BOUNDS, micros)] += n
             counts[_PLACES] += micros * n
+        for died in tally.died:
+            tell(died)
+
+    def times(self) -> dict[int, list[int]]:
+        """By group: messages acked within each bound, and last the sum of their microseconds."""
+        return {grp: list(counts) for grp, counts in list(self._times.items())}
 
 
 def tell(died: Died) -> None:

@@ -12,12 +12,8 @@ from ..ranges import Ranges
 GONE = 0  # the group under which stays what deleted groups have counted
 
 
-class Acked(NamedTuple):
-    """Messages of a group acked in one go, and how long after they were handed out."""
-
-    grp: int
-    micros: int
-    n: int
+# A group, how long after their hand-out messages of it were acked, and how many in one go.
+Acked = tuple[int, int, int]
 
 
 class Died(NamedTuple):
