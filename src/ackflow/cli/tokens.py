@@ -16,7 +16,7 @@ from ..session import connect
 app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
 
 Db = Annotated[
-    str | None, typer.Option(help="Database file [default: in the user's data directory].")
+    str | None, typer.Option(help="Database file (default: in the user's data directory).")
 ]
 Name = Annotated[str, typer.Argument(help="What the token is called in lists and logs.")]
 DAY = 86_400.0
@@ -39,7 +39,7 @@ def create(
         list[str] | None,
         typer.Option(
             help="ROLE or ROLE:PATTERN, such as read-write:orders.*; may be given several times. "
-            "Roles: read-only, read-write, admin [default: read-write]."
+            "Roles: read-only, read-write, admin (default: read-write)."
         ),
     ] = None,
     days: Annotated[float | None, typer.Option(help="It ends after so many days.")] = None,
