@@ -80,10 +80,13 @@ def start_process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
 
 @pytest.fixture
-def served(clock: VirtualClock) -> Iterator[Running]:
-    """A server on a private database and the test's clock; `.session` is the session behind it."""
+def served(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[Running]:
+    """A server on a private database and the test's clock; `.session` is the session behind it.
+
+    A test may bring options of the server as an indirect parameter.
+    """
     with ackflow.connect(":memory:", clock=clock, upkeep=False) as session:
-        running = Running(session)
+        running = Running(session, **getattr(request, "param", {}))
         yield running
         running.stop()
 

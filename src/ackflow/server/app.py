@@ -39,6 +39,7 @@ from .http import (
 from .logs import request_id
 from .observe import Observer
 
+LARGE = 64 * 1024
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("ackflow.server")
@@ -274,4 +275,10 @@ class Server:
         }  # fmt: skip
         send = call.send
         await send(start)
-        await send({"type": "http.response.body", "body": answer.body})
+        body = {"type": "http.response.body", "body": answer.body}
+        if answer.after is not None and len(answer.body) > LARGE:
+            # The second part waits until most of the first is sent, so that a client that has gone
+            # meanwhile is noticed.
+            await send({**body, "more_body": True})
+            body["body"] = b""
+        await send(body)
