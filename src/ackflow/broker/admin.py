@@ -36,11 +36,13 @@ def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
     return found
 
 
-def configure(tx: Tx, name: str, changes: dict[str, object]) -> QueueOptions:
+def configure(
+    tx: Tx, name: str, changes: dict[str, object], dialect: Dialect = "native"
+) -> QueueOptions:
     """Create a queue or change the options given; the others stay."""
     if changes.get("encrypted"):
         check_key()
-    queue = queue_for(tx, name)
+    queue = queue_for(tx, name, dialect)
     tx.cache.room.pop(queue.id, None)
     queue.options = structs.replace(queue.options, **changes)
     tx.save_queue(queue)
@@ -96,7 +98,7 @@ def seek(
     for lane in lanes:
         cursor = tx.cursor(lane.id, group.id)
         assert cursor is not None
-        _seek(tx, group, lane, cursor, _target(tx, lane, to, time))
+        seek_lane(tx, group, lane, cursor, _target(tx, lane, to, time))
     tx.cache.room.pop(queue.id, None)
     tx.run("raise_epochs", group.id)
     tx.touched.add(queue.name)
@@ -112,8 +114,8 @@ def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
     return max(lane.base, min(sequence_at(tx, lane, to) if time else to, lane.head))
 
 
-def _seek(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
-    """Forward, what is passed counts as skipped; back, everything before the target does."""
+def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
+    """Move one cursor. Forward, what is passed counts as skipped; back, everything before the target does."""
     old = cursor.next
     pass_over(tx, lane, cursor, max(old, target), "skipped")
     if target < old:
@@ -164,6 +166,8 @@ def delete_queue(tx: Tx, name: str) -> bool:
     tx.run("drop_tallies", -queue.id)
     for partition in tx.partitions(queue.id):
         tx.run("drop_txids_of_partition", partition.id)
+        tx.run("drop_trace_names_of_partition", partition.id)
+        tx.run("drop_traces_of_partition", partition.id)
     tx.run("drop_dead_of_queue", queue.id)
     tx.run("drop_lanes", queue.id)
     tx.run("drop_partitions", queue.id)

@@ -68,7 +68,7 @@ def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessa
     ):
         one = [place.sequence, place.sequence + 1]
         for segment, sequence, _ in tx.segments_over(lane.id, one):
-            return _view(tx, queue, group, lane, segment, sequence)
+            return view(tx, queue, group, lane, segment, sequence)
     raise NotFound(f"queue {queue_name!r} does not store a message {id}")
 
 
@@ -105,13 +105,14 @@ def _look(
         if request.text is None or request.text in payload(
             tx.body(segment), sequence - segment.first
         ):
-            found.append(_view(tx, queue, group, lane, segment, sequence))
+            found.append(view(tx, queue, group, lane, segment, sequence))
     return segment.stop
 
 
-def _view(
+def view(
     tx: Tx, queue: Queue, group: Group | None, lane: Lane, segment: Segment, sequence: int
 ) -> StoredMessage:
+    """A stored message as a user sees it; with a group, also its state there."""
     home = tx.partition_by_id(lane.partition)
     assert home is not None
     body, index = tx.body(segment), sequence - segment.first

@@ -47,4 +47,10 @@ def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> M
 def held_back(tx: Tx) -> int:
     """How many messages were pushed since pushes are held back."""
     since = get(tx).pushes
-    return 0 if since is None else int(tx.value("pushed_since", since))
+    return 0 if since is None else pushed_since(tx, [queue.name for queue in tx.queues()], since)
+
+
+def pushed_since(tx: Tx, queues: list[str], since: int) -> int:
+    """How many of the stored messages of these queues were pushed from a time on."""
+    found = [queue for name in queues if (queue := tx.queue(name))]
+    return sum(int(tx.value("pushed_since", queue.id, since)) for queue in found)

@@ -39,7 +39,7 @@ def backlog(tx: Tx, queue: Queue) -> int:
     left: dict[int, Ranges] = {}
     if not tx.group_ids(queue.id):
         left = {lane.id: [lane.base, lane.head] for lane in tx.lanes(queue.id)}
-    for lane, lo, hi, packed in tx.all("claims_of_queue", queue.id):
+    for lane, lo, hi, packed, *_ in tx.all("claims_of_queue", queue.id):
         _add(left, lane, [lo, hi] if packed is None else ranges.unpack(packed))
     for id, grp, next in tx.all("unread_of_queue", queue.id):
         found = tx.lane(id)

@@ -19,6 +19,7 @@ from .expire import drop_old, drop_segment, move_base, refresh
 from .hands import forget_readers
 from .stage import drop_old_stages
 from .take import overdue
+from .traces import TRACE_SECONDS, forget_old
 from .unread import drop_unread
 
 T = TypeVar("T")
@@ -203,11 +204,12 @@ def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
 
 def _anything_old(tx: Tx) -> bool:
     age = tx.now - KEY_AGE
-    return bool(tx.value("any_old", age, tx.now, age, tx.now - READER_AGE))
+    told = tx.now - micros(TRACE_SECONDS)
+    return bool(tx.value("any_old", age, tx.now, age, tx.now - READER_AGE, told))
 
 
 def _drop_old_rows(tx: Tx) -> int:
-    dropped = drop_old_stages(tx, 10)
+    dropped = drop_old_stages(tx, 10) + forget_old(tx, ROWS)
     dropped += forget_readers(tx, tx.now - READER_AGE, 10)
     dropped += len(tx.all("old_keys", tx.now - KEY_AGE, ROWS))
     dropped += len(tx.all("old_txids", tx.now, ROWS))

@@ -7,6 +7,7 @@ from .openapi import ROUTES as OPENAPI
 from .probes import ROUTES as PROBES
 from .pushpop import ROUTES as PUSHPOP
 from .queen import ROUTES as QUEEN
+from .queen_admin import ROUTES as QUEEN_ADMIN
 
 
 def all_routes() -> list[Route]:
@@ -17,4 +18,5 @@ def all_routes() -> list[Route]:
         *PROBES,
         *PUSHPOP,
         *QUEEN,
+        *QUEEN_ADMIN,
     ]

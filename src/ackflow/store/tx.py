@@ -247,6 +247,9 @@ class Tx:
         """Headers from the one that holds the sequence on; the first may lie above it."""
         return [_to_segment(row) for row in self.all("segments_from", lane, sequence, limit)]
 
+    def segments_before(self, lane: int, sequence: int, limit: int) -> list[Segment]:
+        return [_to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
+
     def segments_over(self, lane: int, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
         """Each stored piece of the wanted ranges as (header, first, stop), in order."""
         at = wanted[0] if wanted else 0
@@ -545,11 +548,10 @@ class Tx:
             )  # fmt: skip
 
     def dead(self, statement: str, *args: Any) -> list[DeadRow]:
-        found = []
-        for *columns, data, rest in self.all(statement, *args):
-            opened = unseal(data, _rest(rest) if rest else None)
-            found.append(DeadRow(*[*columns, *opened]))
-        return found
+        return [
+            DeadRow(*[*columns, *unseal(data, _rest(rest) if rest else None)])
+            for *columns, data, rest in self.all(statement, *args)
+        ]
 
     def stage(self, stage: str) -> list[Stage]:
         return [Stage(*row) for row in self.all("stage", stage)]

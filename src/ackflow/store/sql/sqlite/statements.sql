@@ -129,8 +129,16 @@ select lane, first, count, created_at, not_before, for_group, carry, body, bytes
 where lane = ?1
   and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
 order by first limit ?3
+-- name: segments_before
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1 and first < ?2 order by first desc limit ?3
+-- name: pushed_by_time
+select created_at / ?4, sum(count) from segments
+where lane in (select id from lanes where queue = ?1) and created_at >= ?2 and created_at < ?3
+group by 1 order by 1
 -- name: pushed_since
-select coalesce(sum(count), 0) from segments where created_at >= ?1
+select coalesce(sum(count), 0) from segments s join lanes l on l.id = s.lane
+where l.queue = ?1 and l.last_at >= ?2 and s.created_at >= ?2
 -- name: body_rest
 select rest from bodies where id = ?1
 -- name: created_at
@@ -256,7 +264,7 @@ union all
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease, acked_at from claims where lane = ?1 and lease is not null
 -- name: claims_of_queue
-select lane, lo, hi, ranges from claims where grp in (select id from groups where queue = ?1)
+select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
 -- name: lowest_unheld
 select min(lo) from claims where lane = ?1 and lease is null
 -- name: first_returned
@@ -287,6 +295,9 @@ where k.grp = ?1 and k.partition = ?2 limit 1
 -- name: claim_counts
 select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(lo)
 from claims where grp = ?1 group by lane, now_state
+-- name: holders
+select distinct l.consumer from claims c join leases l on l.id = c.lease
+where c.grp = ?1 and c.state = 0 and c.at > ?2 and l.acquired_at >= ?3
 -- name: live_leases
 select distinct lease from claims where grp = ?1 and state = 0 and at > ?2 limit ?3
 -- name: groups_with_expired
@@ -337,6 +348,11 @@ on conflict (grp, lane, seq) do update set kind = excluded.kind, reason = exclud
     consumer = excluded.consumer, counted = 1
 -- name: dead_of
 select * from dead where grp = ?1 and lane = ?2 and seq = ?3
+-- name: dead_per_lane
+select lane, count(distinct seq) from dead where queue = ?1 group by lane
+-- name: dead_of_partition
+select lane, seq, rest from dead where queue = ?1
+    and lane in (select id from lanes where partition = ?2) order by id desc
 -- name: dead_by_id
 select * from dead where id = ?1
 -- name: dead_page
@@ -390,6 +406,7 @@ select exists (select 1 from keys where at <= ?1)
     or exists (select 1 from txids where at is not null and at <= ?2)
     or exists (select 1 from stages where created_at <= ?3)
     or exists (select 1 from readers where seen_at <= ?4)
+    or exists (select 1 from traces where at <= ?5)
 -- name: drop_txids_of_lane
 delete from txids where partition = ?1 and lane = ?2 and at is null
 -- name: drop_txids_of_partition
@@ -401,8 +418,41 @@ select value, version, updated_at from kv where key = ?1
 insert or replace into kv values (?1, ?2, ?3, ?4)
 -- name: drop_value
 delete from kv where key = ?1
+-- name: drop_values
+delete from kv where key >= ?1 and key < ?2
 -- name: values_with
 select key, value, version, updated_at from kv where key >= ?1 and key < ?2 order by key limit ?3
+
+-- name: add_trace
+insert into traces (partition, txid, lane, seq, grp, consumer, event, data, at)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+-- name: add_trace_name
+insert or ignore into trace_names values (?1, ?2)
+-- name: traces_of
+select id, partition, txid, lane, seq, grp, consumer, event, data, at from traces
+where partition = ?1 and txid = ?2 order by id limit 10000
+-- name: traces_named
+select t.id, partition, txid, lane, seq, grp, consumer, event, data, at
+from trace_names n join traces t on t.id = n.trace where n.name = ?1 order by n.trace limit ?2 offset ?3
+-- name: count_named
+select count(*) from trace_names where name = ?1
+-- name: names_of_trace
+select name from trace_names where trace = ?1 order by name
+-- name: trace_names
+select n.name, count(*), count(distinct t.lane << 48 | t.seq), max(t.at)
+from trace_names n join traces t on t.id = n.trace group by n.name order by 4 desc, 1 limit ?1 offset ?2
+-- name: count_trace_names
+select count(distinct name) from trace_names
+-- name: old_traces
+select id from traces where at <= ?1 order by at limit ?2
+-- name: drop_trace_names_of_partition
+delete from trace_names where trace in (select id from traces where partition = ?1)
+-- name: drop_traces_of_partition
+delete from traces where partition = ?1
+-- name: drop_trace
+delete from traces where id = ?1
+-- name: drop_names_of_trace
+delete from trace_names where trace = ?1
 
 -- name: add_stage
 insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)

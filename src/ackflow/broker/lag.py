@@ -1,0 +1,136 @@
+"""How far groups are behind: in messages, in time, by queue and by partition, and who reads."""
+
+from msgspec import Struct, field
+
+from .. import ranges
+from ..clock import SECOND
+from ..policy import GroupOptions
+from ..store.rows import Cursor, Group, Queue
+from ..store.tx import Tx
+from .inspect import LEASES_AT_MOST, unseen
+
+SEEN_SECONDS = 60
+
+
+class Lag(Struct):
+    """How many messages are not settled, and when the oldest of them was pushed."""
+
+    messages: int = 0
+    oldest_at: int | None = None
+
+    def add(self, messages: int, oldest_at: int | None) -> None:
+        self.messages += messages
+        if oldest_at is not None:
+            self.oldest_at = min(oldest_at, self.oldest_at or oldest_at)
+
+    def seconds(self, now: int) -> float:
+        return 0.0 if self.oldest_at is None else max(0.0, (now - self.oldest_at) / SECOND)
+
+
+class PartitionLag(Struct):
+    """How far a group is in one partition, and the token of a live lease it has there."""
+
+    queue: str
+    group: str
+    partition: str
+    partition_id: int
+    lag: Lag = field(default_factory=Lag)
+    consumed: int = 0
+    last_at: int | None = None
+    lease: int | None = None
+
+
+class GroupLag(Struct):
+    """How far a group is in one queue; `members` are the consumers seen in the last minute."""
+
+    queue: str
+    group: str
+    created_at: int
+    options: GroupOptions
+    members: set[str]
+    consumed: int
+    partitions: list[PartitionLag]
+    lag: Lag = field(default_factory=Lag)
+
+
+def seen(tx: Tx) -> dict[int, set[str]]:
+    """The consumers that asked for messages here in the last minute, by group.
+
+    A process knows its own: so this is asked of the writer, not of a snapshot.
+    """
+    since = tx.now - SEEN_SECONDS * SECOND
+    return {
+        grp: {name for name, at in asked.items() if at >= since}
+        for grp, asked in tx.cache.seen.items()
+    }
+
+
+def lags(tx: Tx, asked: dict[int, set[str]], name: str | None = None) -> list[GroupLag]:
+    """Every group, or those of one name, in every queue that has it."""
+    return [
+        _group_lag(tx, queue, group, asked.get(group.id, set()))
+        for queue in tx.queues()
+        for group in tx.groups(queue.id)
+        if name in (None, group.name)
+    ]
+
+
+def _group_lag(tx: Tx, queue: Queue, group: Group, asked: set[str]) -> GroupLag:
+    since = tx.now - SEEN_SECONDS * SECOND
+    holders = {row[0] for row in tx.all("holders", group.id, tx.now, since)}
+    cursors = tx.cursors_of_group(group.id)
+    found = GroupLag(
+        queue.name,
+        group.name,
+        group.created_at,
+        group.options,
+        asked | holders,
+        sum(cursor.consumed for cursor in cursors),
+        _partitions(tx, queue, group, cursors),
+    )
+    for part in found.partitions:
+        found.lag.add(part.lag.messages, part.lag.oldest_at)
+    return found
+
+
+def _partitions(tx: Tx, queue: Queue, group: Group, cursors: list[Cursor]) -> list[PartitionLag]:
+    claimed: dict[int, list[tuple[int, int]]] = {}
+    for lane, _, n, lowest in tx.all("claim_counts", group.id, tx.now):
+        claimed.setdefault(lane, []).append((n, lowest))
+    held = _held(tx, group)
+    found: dict[int, PartitionLag] = {}
+    for cursor in cursors:
+        part = found.get(cursor.partition)
+        if part is None:
+            home = tx.partition_by_id(cursor.partition)
+            assert home is not None
+            part = found[home.id] = PartitionLag(queue.name, group.name, home.name, home.id)
+            part.lease = held.get(home.id)
+        part.lag.add(*_lane_lag(tx, group, cursor, claimed.get(cursor.lane, [])))
+        part.consumed += cursor.consumed
+        part.last_at = max(part.last_at or 0, cursor.last_at or 0) or None
+    return [found[id] for id in sorted(found)]
+
+
+def _lane_lag(
+    tx: Tx, group: Group, cursor: Cursor, claimed: list[tuple[int, int]]
+) -> tuple[int, int | None]:
+    lane = tx.lane(cursor.lane)
+    assert lane is not None
+    there, _ = unseen(tx, group.id, lane, cursor.next, lane.head)
+    fresh = ranges.difference(there, lane.gone)
+    firsts = [lowest for _, lowest in claimed] + fresh[:1]
+    oldest = tx.created_at(lane.id, min(firsts)) if firsts else None
+    return ranges.count(fresh) + sum(n for n, _ in claimed), oldest
+
+
+def _held(tx: Tx, group: Group) -> dict[int, int]:
+    """A token of a live lease, by partition."""
+    held: dict[int, int] = {}
+    for (id,) in tx.all("live_leases", group.id, tx.now, LEASES_AT_MOST):
+        lease = tx.lease_by_id(id)
+        for part in lease.parts if lease else ():
+            lane = tx.lane(part.lane)
+            if lane is not None and lease is not None:
+                held[lane.partition] = lease.token
+    return held

@@ -1,0 +1,47 @@
+"""Dead letters of several queues as one list."""
+
+from msgspec import Struct
+
+from ..errors import NotFound
+from ..model import DeadLetter
+from ..store.tx import Tx
+from . import dead
+from .dead import DeadFilter
+
+
+class Labelled(Struct):
+    """A dead letter with the partition it was in and the labels of its queue."""
+
+    letter: DeadLetter
+    partition: int
+    namespace: str
+    task: str
+
+
+def letters(
+    tx: Tx, queues: list[str], which: DeadFilter, limit: int, offset: int
+) -> tuple[list[Labelled], int]:
+    """A page of the dead letters of these queues, the newest first, and how many there are.
+
+    A queue, group or partition that is not there has none.
+    """
+    found: list[Labelled] = []
+    total = 0
+    for name in queues:
+        which.queue = name
+        try:
+            page = dead.entries(tx, which, limit + offset)
+        except NotFound:
+            continue
+        total += page.total or 0
+        found += [_labelled(tx, letter) for letter in page.items]
+    found.sort(key=lambda one: one.letter.id, reverse=True)
+    return found[offset : offset + limit], total
+
+
+def _labelled(tx: Tx, letter: DeadLetter) -> Labelled:
+    queue = tx.queue(letter.queue)
+    assert queue is not None
+    home = tx.partition(queue.id, letter.partition)
+    assert home is not None
+    return Labelled(letter, home.id, queue.options.namespace, queue.options.task)
