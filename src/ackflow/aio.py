@@ -194,6 +194,8 @@ class Session:
     progress = _awaitable(session.Session.progress)
     message = _awaitable(session.Session.message)
     browse = _awaitable(session.Session.browse)
+    peek = _awaitable(session.Session.peek)
+    follow = _awaitable(session.Session.follow)
     search = _awaitable(session.Session.search)
     upkeep = _awaitable(session.Session.upkeep)
     backup = _awaitable(session.Session.backup)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Concatenate, ParamSpec, TypeVar
 
 from . import checks
-from .broker import browse, dead, inspect
+from .broker import ahead, browse, dead, inspect
 from .broker import why as whys
 from .broker.broker import Verbs
 from .model import (
@@ -14,6 +14,7 @@ from .model import (
     DeadSummary,
     GroupStats,
     LeaseStats,
+    News,
     Page,
     PartitionStats,
     Progress,
@@ -66,6 +67,29 @@ class Looking(ABC):
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
         """One stored message, without side effects."""
         return self._look(browse.get, queue, id, group)
+
+    def peek(self, queue: str, *, group: str = QUEUE_MODE, limit: int = 10) -> list[StoredMessage]:
+        """The messages a group would be given next, without side effects."""
+        checks.name(group, "group")
+        checks.whole(limit, "limit", 1, 10_000)
+        return self._look(ahead.peek, queue, group, limit)
+
+    def follow(
+        self,
+        queue: str,
+        after: dict[int, int] | None = None,
+        *,
+        partition: str | None = None,
+        last: int = 0,
+        limit: int = 1000,
+    ) -> News:
+        """What was pushed since the `after` of the news before, without side effects.
+
+        The first time, without `after`, the `last` few messages and where to go on.
+        """
+        checks.whole(last, "last", 0, 10_000)
+        checks.whole(limit, "limit", 1, 10_000)
+        return self._look(ahead.follow, queue, partition, after, last, limit)
 
     def browse(
         self,
@@ -130,9 +154,13 @@ class Looking(ABC):
         limit: int = 100,
         offset: int = 0,
         after: str | None = None,
+        ids: Iterable[int] | None = None,
     ) -> Page[DeadLetter]:
-        """Dead letters of a queue, newest first; `after` is the `next` of the page before."""
-        which = self._which(queue, group, partition, kind, error, since, until, None)
+        """Dead letters of a queue, newest first, or those with the given ids.
+
+        `after` is the `next` of the page before.
+        """
+        which = self._which(queue, group, partition, kind, error, since, until, ids)
         place = checks.page(after, 1)
         checks.whole(limit, "limit", 1, 10_000)
         checks.whole(offset, "offset", 0, 1 << 60)

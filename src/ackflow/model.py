@@ -64,6 +64,13 @@ class StoredMessage(Struct, frozen=True):
         return msgspec.json.decode(self.raw) if self.is_json else self.raw
 
 
+class News(Struct, frozen=True):
+    """What was pushed to a queue since one looked last; `after` is where to go on, lane by lane."""
+
+    items: list[StoredMessage]
+    after: dict[int, int]
+
+
 class DeadLetter(Struct, frozen=True):
     """A message that a group will not be given again, and why."""
 
@@ -220,6 +227,7 @@ class Why(Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     kind: str | None = None
     behind: str | None = None
+    dead_letter: int | None = None
 
     def __str__(self) -> str:
         return self.sentence

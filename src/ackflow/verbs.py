@@ -11,6 +11,7 @@ import msgspec
 from . import checks, codec, policy
 from .broker import (
     admin,
+    ahead,
     batch,
     browse,
     dead,
@@ -198,6 +199,18 @@ def _browse(request: browse.BrowseRequest, *_: object) -> None:
         raise InvalidArgument("after is the `next` of a page before")
 
 
+def _peek(_: str, group: str, limit: int, *__: object) -> None:
+    checks.name(group, "group")
+    checks.whole(limit, "limit", 1, 10_000)
+
+
+def _follow(
+    _: str, __: str | None, ___: dict[int, int] | None, last: int, limit: int, *____: object
+) -> None:
+    checks.whole(last, "last", 0, 10_000)
+    checks.whole(limit, "limit", 1, 10_000)
+
+
 def _dead(which: dead.DeadFilter, *_: object) -> None:
     checks.name(which.queue, "queue")
 
@@ -301,6 +314,8 @@ _ALL = [
     _verb(inspect.values, "read-only", queues=lambda *_: [], looks=True),
     _verb(browse.get, "read-only", looks=True, name="message"),
     _verb(browse.browse, "read-only", _browse, lambda request, *_: [request.queue], looks=True),
+    _verb(ahead.peek, "read-only", _peek, looks=True),
+    _verb(ahead.follow, "read-only", _follow, looks=True),
     _verb(dead.entries, "read-only", _dead, _of_filter, looks=True, name="dead_letters"),
     _verb(dead.summary, "read-only", looks=True, name="dead_summary"),
     _verb(dead.count, "read-only", _dead, _of_filter, looks=True, name="dead_count"),

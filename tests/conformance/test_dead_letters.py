@@ -285,7 +285,7 @@ def test_redrive_takes_all_that_match(many: Session) -> None:
         ({"error": "time"}, "fedc"),
         ({"since": START + 20}, "ba"),
         ({"until": START + 20}, "fedc"),
-        ({"limit": 2}, "dcba"),
+        ({"limit": 2}, "fedc"),
         ({"limit": 0}, "fedcba"),
         ({}, ""),
     ],
@@ -337,6 +337,20 @@ def test_redrive_is_not_limited_to_one_slice(q: Session) -> None:
     assert q.redrive("orders") == 602
     assert q.dead_letters("orders").total == 0
     assert sorted(m.data for m in q.pop("orders", batch=2000)) == list(range(1203))
+
+
+def test_redrive_keeps_the_order_of_more_than_one_slice(q: Session) -> None:
+    q.push("orders", list(range(1203)))
+    q.reject(q.pop("orders", batch=2000), "no")
+    assert q.redrive("orders") == 1203
+    assert [m.data for m in q.pop("orders", batch=2000)] == list(range(1203))
+
+
+def test_dead_letters_are_read_by_their_ids(many: Session) -> None:
+    ids = letter_ids(many)
+    page = many.dead_letters("orders", ids=[ids["b"], 999_999, ids["e"]])
+    assert [letter.data for letter in page.items] == ["b", "e"]
+    assert (page.total, page.next) == (2, None)
 
 
 # redrive to another queue

@@ -54,6 +54,14 @@ def rows(
     return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
 
 
+def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
+    """The first to be sent or thrown away: so order is kept, and what dies meanwhile comes last."""
+    if which.ids is not None:
+        return rows(tx, which, limit)
+    queue = find_queue(tx, which.queue)
+    return tx.dead("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
+
+
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     """How many died of what: by group, kind and the error's text before the first colon."""
     queue = find_queue(tx, queue_name)
@@ -70,7 +78,7 @@ def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> in
 
     Both counters start at 0. Answers with how many were sent; call again until it is 0.
     """
-    found = rows(tx, which, limit)
+    found = oldest(tx, which, limit)
     found.sort(key=lambda row: (row.grp, row.lane, row.seq))
     start = 0
     for index in range(1, len(found) + 1):
@@ -83,7 +91,7 @@ def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> in
 
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
     """Throw dead letters away; answers with how many, call again until it is 0."""
-    found = rows(tx, which, limit)
+    found = oldest(tx, which, limit)
     for row in found:
         _forget(tx, row, "purged")
     return len(found)

@@ -74,7 +74,7 @@ class _Case:
                 "dead",
                 f"Dead since {_time(row.died_at)} ({row.kind}): {row.reason or 'no reason given'}.",
                 kind=row.kind, error=row.reason, at=when(row.died_at), deliveries=row.deliveries,
-                failures=row.failures, consumer=row.consumer,
+                failures=row.failures, consumer=row.consumer, dead_letter=row.id,
             )  # fmt: skip
         return self.settled()
 

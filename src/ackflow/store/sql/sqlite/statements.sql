@@ -362,6 +362,13 @@ select * from dead where queue = ?1 and id < ?2
   and (?6 is null or died_at >= ?6) and (?7 is null or died_at < ?7)
   and (?8 is null or instr(reason, ?8) > 0)
 order by id desc limit ?9 offset ?10
+-- name: dead_oldest
+select * from dead where queue = ?1
+  and (?2 is null or grp = ?2) and (?3 is null or kind = ?3)
+  and (?4 is null or lane in (select id from lanes where partition = ?4))
+  and (?5 is null or died_at >= ?5) and (?6 is null or died_at < ?6)
+  and (?7 is null or instr(reason, ?7) > 0)
+order by id limit ?8
 -- name: dead_count
 select count(*) from dead where queue = ?1
   and (?2 is null or grp = ?2) and (?3 is null or kind = ?3)
