@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from .conftest import Lab
 from .test_cluster import free_port
@@ -69,13 +70,8 @@ def test_a_broker_that_is_killed_and_restarted_is_ridden_out(lab: Lab, served: S
 
 
 def test_a_broker_that_is_not_there_fails_the_query_with_a_sentence(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    lab: Lab,
 ) -> None:
-    from ackflow.spark import link
-
-    monkeypatch.setattr(link, "_PAUSES", (0.01,))
     lab.url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(Exception, match=r"127\.0\.0\.1.*cannot be reached"):
-        lab.spark.read.format("ackflow").option("url", lab.url).option("queue", "in").option(
-            "table", "groups"
-        ).load().collect()
+    with pytest.raises(StreamingQueryException, match=r"127\.0\.0\.1.* cannot be reached"):
+        lab.collect(lab.read(retrySeconds=0.1))

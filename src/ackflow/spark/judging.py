@@ -23,6 +23,7 @@ from ..broker.settle import VERBS, Mark, Verdict
 from ..broker.transact import Settles
 from ..errors import InvalidArgument
 from ..ranges import Ranges
+from ..transaction import Operations
 from . import link
 from .chunks import check_columns
 from .options import SinkOptions, sink_options
@@ -54,8 +55,8 @@ def settle(verdicts: DataFrame, url: str, *, token: str | None = None) -> int:
     and a repeat is a success; answers with how many were refused, as their lease was lost.
     """
     settles, holds = _marks(_collected(verdicts))
-    options = sink_options({"url": url})
-    session = link.session(options.url, token)
+    options = sink_options({"url": url, **({"token": token} if token else {})})
+    session = link.session(options)
     return session.broker.do(batches.judge, True, settles, holds)
 
 
@@ -67,11 +68,13 @@ def commit_batch(
     verdicts: DataFrame | None = None,
     queue: str | None = None,
     token: str | None = None,
+    also: Operations | None = None,
 ) -> BatchDone:
     """Publish an output and settle what it was made from, all or nothing, once per batch.
 
     `output` has the columns of the sink. `verdicts` are as in `settle`; in mode commit everything
-    the batch read that has no verdict is acked. A batch that was committed before does nothing.
+    the batch read that has no verdict is acked. `also` is a transaction not committed yet, done in
+    the same commit. A batch that was committed before does nothing.
     """
     spark = SparkSession.getActiveSession()
     query = spark.sparkContext.getLocalProperty("sql.streaming.queryId") if spark else None
@@ -86,8 +89,9 @@ def commit_batch(
     options = sink_options(given)
     stages = [] if output is None else _staged(output, options, query, batch_id)
     settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
-    request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds)
-    return link.session(options.url, token).broker.do(batches.commit_batch, True, request)
+    more = [] if also is None else also.request().operations
+    request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds, more)
+    return link.session(options).broker.do(batches.commit_batch, True, request)
 
 
 def _staged(output: DataFrame, options: SinkOptions, producer: str, batch: int) -> list[str]:

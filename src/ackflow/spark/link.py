@@ -3,6 +3,7 @@
 import atexit
 import os
 import threading
+from typing import Protocol
 
 import ackflow
 
@@ -11,27 +12,46 @@ from ..session import Session
 _lock = threading.Lock()
 _sessions: dict[tuple[int, str, str | None], Session] = {}
 
-# A server that restarts is ridden out for about a minute; every verb used here may be repeated.
-_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, *[4.0] * 14)
+_FIRST_PAUSES = (0.1, 0.2, 0.5, 1.0)
+_PAUSE = 2.0
 
 
-def session(url: str, token: str | None = None, *, upkeep: bool = False) -> Session:
+class Place(Protocol):
+    """Where to connect to; the options of sources and sinks say so."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def token(self) -> str | None: ...
+    @property
+    def retry_seconds(self) -> float: ...
+
+
+def session(place: Place, *, upkeep: bool = False) -> Session:
     """The session of this process on a database. Workers leave upkeep to the planner."""
-    key = (os.getpid(), url, token)
+    key = (os.getpid(), place.url, place.token)
     with _lock:
         found = _sessions.get(key)
         if found is None:
-            found = _sessions[key] = _connect(url, token, upkeep)
+            found = _sessions[key] = _connect(place, upkeep)
         return found
 
 
-def _connect(url: str, token: str | None, upkeep: bool) -> Session:
-    if url.startswith(("http://", "https://")):
+def _connect(place: Place, upkeep: bool) -> Session:
+    if place.url.startswith(("http://", "https://")):
         from ..client.patience import Patience
 
-        patience = Patience(pauses=_PAUSES, failures=1 << 30)
-        return ackflow.connect(url, token=token, patience=patience)
-    return ackflow.connect(url, upkeep=upkeep)
+        patience = Patience(pauses=_pauses(place.retry_seconds), failures=1 << 30)
+        return ackflow.connect(place.url, token=place.token, patience=patience)
+    return ackflow.connect(place.url, upkeep=upkeep)
+
+
+def _pauses(seconds: float) -> tuple[float, ...]:
+    """A server that restarts is ridden out so long; every verb used here may be repeated."""
+    pauses: list[float] = []
+    while sum(pauses) < seconds:
+        pauses.append(_FIRST_PAUSES[len(pauses)] if len(pauses) < len(_FIRST_PAUSES) else _PAUSE)
+    return tuple(pauses)
 
 
 @atexit.register

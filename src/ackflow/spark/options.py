@@ -43,6 +43,7 @@ class SourceOptions(Struct, frozen=True):
     payload_schema: str | None = None
     on_corrupt: OnCorrupt = "fail"
     token: str | None = None
+    retry_seconds: float = 60.0
 
 
 class TableOptions(Struct, frozen=True):
@@ -54,6 +55,7 @@ class TableOptions(Struct, frozen=True):
     group: str | None = None
     parallelism: int = 0
     token: str | None = None
+    retry_seconds: float = 60.0
 
 
 class SinkOptions(Struct, frozen=True):
@@ -69,6 +71,7 @@ class SinkOptions(Struct, frozen=True):
     producer: str | None = None
     batch: int | None = None
     token: str | None = None
+    retry_seconds: float = 60.0
 
 
 def _whole(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
@@ -109,7 +112,11 @@ def _text(text: str, _: str) -> str:
 Read = dict[str, tuple[str, Callable[[str, str], Any]]]
 
 # The name of an option as users write it, the field it sets, how its text is read.
-_COMMON: Read = {"url": ("url", _url), "token": ("token", _text)}
+_COMMON: Read = {
+    "url": ("url", _url),
+    "token": ("token", _text),
+    "retrySeconds": ("retry_seconds", _seconds(0)),
+}
 _SOURCE: Read = {
     **_COMMON,
     "queue": ("queue", checks.name),
