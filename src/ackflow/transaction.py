@@ -2,7 +2,7 @@
 
 import hashlib
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -69,6 +69,11 @@ class Operations:
         self._operations.append(Pushes(request))
         return self
 
+    def queue(self, name: str) -> "PushTo[Self]":
+        """The fluent style: `.queue("next").partition("p").push([...])` goes on with the
+        transaction."""
+        return PushTo(self, name)
+
     def put(self, key: str, value: Any, *, expect: int | None = None) -> Self:
         """Set a small value; `expect` is the version it must have now, 0 for not there yet."""
         raw = encode(value)
@@ -81,6 +86,11 @@ class Operations:
         self._operations.append(Deletes(checks.name(key, "key"), _expected(expect)))
         return self
 
+    def add(self, operation: Operation) -> Self:
+        """Add an operation in the broker's own words."""
+        self._operations.append(operation)
+        return self
+
     def request(self) -> TransactionRequest:
         if self._key is None:
             return TransactionRequest(self._operations)
@@ -91,6 +101,34 @@ class Operations:
             else:
                 digest.update(msgspec.msgpack.encode(operation))
         return TransactionRequest(self._operations, self._key, digest.digest())
+
+
+T = TypeVar("T", bound=Operations)
+
+
+class PushTo(Generic[T]):
+    """A queue chosen within a transaction, to push to."""
+
+    def __init__(self, transaction: T, queue: str) -> None:
+        self._transaction = transaction
+        self._queue = queue
+        self._chosen: dict[str, Any] = {}
+
+    def partition(self, name: str) -> Self:
+        self._chosen["partition"] = name
+        return self
+
+    def priority(self, level: int) -> Self:
+        self._chosen["priority"] = level
+        return self
+
+    def delay(self, seconds: float) -> Self:
+        self._chosen["delay"] = seconds
+        return self
+
+    def push(self, data: Any) -> T:
+        """Push one message or a list of them, if all of the transaction is done."""
+        return self._transaction.push(self._queue, data, **self._chosen)
 
 
 class Committed(msgspec.Struct):

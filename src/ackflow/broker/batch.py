@@ -13,7 +13,7 @@ from .reader import current, marks_for
 from .regain import standing
 from .settle import settle
 from .stage import publish
-from .transact import Settles, TransactionRequest
+from .transact import Operation, Settles, TransactionRequest
 
 
 class Hold(Struct):
@@ -26,7 +26,8 @@ class Hold(Struct):
 
 class BatchCommit(Struct):
     """The end of a batch: what to publish, what to settle how, what to hold. With a `query`, what
-    that query read in this batch is acked too, unless its reader settles by hand."""
+    that query read in this batch is acked too, unless its reader settles by hand. `also` is done in
+    the same commit."""
 
     producer: str
     batch: int
@@ -35,6 +36,7 @@ class BatchCommit(Struct):
     run: str = ""
     settles: list[Settles] = []
     holds: list[Hold] = []
+    also: list[Operation] = []
 
 
 class BatchDone(Struct):
@@ -69,7 +71,8 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
             raise LeaseLost("the query was started anew elsewhere; this run of it is over")
     done = BatchDone()
     with tx.savepoint():
-        also = TransactionRequest(list(request.settles)) if request.settles else None
+        operations = [*request.settles, *request.also]
+        also = TransactionRequest(operations) if operations else None
         placed = publish(tx, request.producer, request.batch, request.stages, also)
         done.published = sum(place.stop - place.first for run in placed for place in run)
         for some in request.holds:

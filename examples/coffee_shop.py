@@ -1,0 +1,1 @@
+../src/ackflow/pipeline/coffee_shop.py

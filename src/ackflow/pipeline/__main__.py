@@ -1,0 +1,28 @@
+"""One stage of a pipeline as a process: `python -m ackflow.pipeline STAGE [NUMBER]`."""
+
+import logging
+import os
+import sys
+
+import msgspec
+
+from ..errors import AckflowError
+from .stages import STAGES, Settings, upstream
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    stage, number = sys.argv[1], int(sys.argv[2])
+    settings = msgspec.json.decode(os.environ["ACKFLOW_PIPELINE"], type=Settings)
+    try:
+        if stage == "worker":
+            upstream(settings, number)
+        else:
+            STAGES[stage](settings)
+    except AckflowError as error:
+        print(f"ackflow pipeline {stage}: {error.message}", file=sys.stderr)
+        sys.exit(1)
+
+
+main()

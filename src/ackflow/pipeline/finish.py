@@ -1,0 +1,157 @@
+"""The finisher: when every shard has folded every table of a client, it answers the questions.
+
+The ends of a client stay unacknowledged until its answers are on disk; they and the folded rows
+are acknowledged together. Killed in between, it does the same again, byte for byte.
+"""
+
+import json
+import logging
+import os
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from .. import Message, Session
+from ..errors import LeaseLost
+from .aggregate import fold
+from .declare import Pipeline
+from .words import Folded, Rows
+
+GROUP = "finisher"
+LEASE = 10.0
+PULL = 500
+
+log = logging.getLogger("ackflow.pipeline")
+_end = msgspec.json.Decoder(Folded).decode
+_rows = msgspec.json.Decoder(Rows).decode
+
+
+class Finisher:
+    def __init__(self, q: Session, pipeline: Pipeline, out: Path, shards: int) -> None:
+        self._q, self._pipeline, self._out, self._shards = q, pipeline, out, shards
+        self._ends: dict[str, dict[tuple[str, str], tuple[Message, Folded]]] = {}
+        for queue in (pipeline.ends, pipeline.folded):
+            q.configure(queue, keep_seconds=0)
+            q.group(queue, GROUP, ordering="shared", lease_seconds=LEASE, max_deliver=None)
+
+    def run_once(self, wait: float = 1.0) -> list[str]:
+        """Take in what shards have finished; answers with the clients that are done now."""
+        self._renew()
+        taken = self._q.pop(self._pipeline.ends, group=GROUP, batch=100, wait=wait)
+        for message in taken:
+            end = _end(message.raw)
+            self._ends.setdefault(end.client, {})[end.table, end.shard] = message, end
+        wanted = len(self._pipeline.tables) * self._shards
+        done = []
+        for client in [c for c, ends in self._ends.items() if len(ends) == wanted]:
+            if self._finish(client):
+                done.append(client)
+        return done
+
+    def _renew(self) -> None:
+        """Keep what is held; what was lost comes again."""
+        for client, ends in list(self._ends.items()):
+            try:
+                for message, _ in ends.values():
+                    message.extend(LEASE)
+            except LeaseLost:
+                log.warning("the ends of %s were lost and come again", client)
+                del self._ends[client]
+
+    def _finish(self, client: str) -> bool:
+        ends = self._ends[client]
+        expected = {shard: 0 for _, shard in ends}
+        for (_, shard), (_, end) in ends.items():
+            expected[shard] = max(expected[shard], end.pushed)
+        held = self._pull(client)
+        if len(held) != sum(expected.values()):
+            # Some are leased by a finisher that died: they come when its lease is over.
+            self._q.release(held)
+            return False
+        write(self._out / client, answers(self._pipeline, [_rows(m.raw) for m in held]))
+        t = self._q.transaction()
+        t.ack(held)
+        t.ack([message for message, _ in ends.values()])
+        t.put(self._pipeline.value("done", client), True)
+        t.commit()
+        del self._ends[client]
+        return True
+
+    def _pull(self, client: str) -> list[Message]:
+        held: list[Message] = []
+        while some := self._q.pop(
+            self._pipeline.folded, group=GROUP, batch=PULL, partition=client, lease_seconds=60
+        ):
+            held += some
+        return held
+
+
+def answers(pipeline: Pipeline, parts: list[Rows]) -> dict[str, list[dict[str, Any]]]:
+    """The answer of every query over the folded rows."""
+    db = apsw.Connection(":memory:")
+    for name, function in (("money", _money), ("whole", _whole), ("compare", _compare)):
+        db.create_scalar_function(name, function, 1, deterministic=True)
+    db.create_aggregate_function("dsum", _Sum, 1)
+    for route in pipeline.routes:
+        rows = fold(route, (row for part in parts if part.route == route.name for row in part.rows))
+        names = [*route.select, *route.sums]
+        columns = ", ".join(f'"{name}"' for name in names)
+        db.execute(f'create table "{route.name}" ({columns})')
+        marks = ", ".join("?" * len(names))
+        db.executemany(
+            f'insert into "{route.name}" values ({marks})',
+            [[row.get(name) for name in names] for row in rows],
+        )
+    found = {}
+    for query in pipeline.queries:
+        cursor = db.cursor()
+        records = []
+        for row in cursor.execute(query.sql):
+            heads = [column[0] for column in cursor.get_description()]
+            pairs = zip(heads, row, strict=True)
+            records.append({name: value for name, value in pairs if value is not None})
+        found[query.name] = records
+    return found
+
+
+class _Sum:
+    """An exact sum of decimals."""
+
+    def __init__(self) -> None:
+        self.total = Decimal(0)
+
+    def step(self, *values: Any) -> None:
+        self.total += sum((Decimal(value or 0) for value in values), Decimal(0))
+
+    def final(self) -> str:
+        return str(self.total)
+
+
+def _money(*values: Any) -> float:
+    return float(Decimal(values[0] or 0).quantize(Decimal("0.01"), ROUND_HALF_UP))
+
+
+def _whole(*values: Any) -> int:
+    return int(Decimal(values[0] or 0))
+
+
+def _compare(*values: Any) -> int:
+    """Decimals are kept as text, which does not sort by value; whole numbers do, exactly."""
+    return int(Decimal(values[0] or 0).scaleb(6))
+
+
+def write(folder: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Write every answer whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, records in found.items():
+        path = folder / f"{name}_results.json"
+        part = path.with_suffix(".part")
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(records, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)

@@ -1,0 +1,160 @@
+"""Running a whole pipeline on one machine: every stage a process, started again when it dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import Session
+from ..errors import AckflowError
+from .declare import Pipeline
+from .stages import Settings
+from .upstream import clients
+
+Told = Callable[[str], None]
+
+
+class Failed(AckflowError):
+    """A stage of the pipeline keeps failing; its log says why."""
+
+    code = "pipeline_failed"
+
+
+class Run:
+    """One run; `events` is what happened when, for a timeline."""
+
+    def __init__(self, settings: Settings, told: Told = print) -> None:
+        self.settings = settings
+        self.pipeline: Pipeline = settings.pipeline()
+        self.clients = clients(Path(settings.data))
+        self.out = Path(settings.out).absolute()
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.events: list[dict[str, Any]] = []
+        self._told = told
+        self._began = time.time()
+        self._finished: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._q: Session = settings.session("pipeline")
+
+    def done(self) -> list[str]:
+        """The clients whose answers are written."""
+        prefix = self.pipeline.value("done", "")
+        return [v.key.removeprefix(prefix) for v in self._q.values(prefix)]
+
+    def run(self, each: Callable[["Run"], None] | None = None, alarm_after: float = 60.0) -> bool:
+        """Run to the end; False when there was nothing to do. `each` is called every moment."""
+        if set(self.clients) <= set(self.done()):
+            self._told("every client is finished already; the answers are in " + str(self.out))
+            return False
+        try:
+            for name in self._names():
+                self._start(name)
+            self._watch(each, alarm_after)
+        finally:
+            self._stop()
+            self._write_events()
+        return True
+
+    def kill(self, name: str) -> None:
+        """Kill a stage; it is started again."""
+        self.note("kill", stage=name)
+        self.processes[name].send_signal(signal.SIGKILL)
+
+    def note(self, what: str, **more: Any) -> None:
+        self.events.append({"at": round(time.time() - self._began, 3), "what": what, **more})
+
+    def progress(self) -> dict[str, int]:
+        """Batches handled so far, by client and table."""
+        prefix = self.pipeline.value("handled", "")
+        return {v.key.removeprefix(prefix): int(v.data) for v in self._q.values(prefix)}
+
+    def held(self) -> int:
+        """Messages of the inbox that are delivered and not acknowledged."""
+        try:
+            return self._q.group_stats(self.pipeline.inbox, "router").counts.leased
+        except AckflowError:
+            return 0
+
+    def _names(self) -> list[str]:
+        upstream = [f"worker-{number}" for number in range(self.settings.workers)]
+        return [*upstream, "router", "aggregator", "finisher"]
+
+    def _start(self, name: str) -> None:
+        stage, _, number = name.partition("-")
+        command = [sys.executable, "-m", "ackflow.pipeline", stage, number or "0"]
+        environment = {
+            **os.environ,
+            "ACKFLOW_PIPELINE": msgspec.json.encode(self.settings).decode(),
+        }
+        with (self.out / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        self.note("start", stage=name)
+
+    def _watch(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
+        seen: dict[str, int] = {}
+        moved = time.monotonic()
+        while set(self.clients) - self._finished:
+            self._revive()
+            now = self.progress()
+            if now != seen:
+                self.note("progress", handled=sum(now.values()), held=self.held())
+                self._tell(seen, now)
+                seen, moved = now, time.monotonic()
+            for client in set(self.done()) - self._finished:
+                self._finished.add(client)
+                self.note("done", client=client)
+                self._told(f"{client}: finished after {time.time() - self._began:.1f} s")
+                moved = time.monotonic()
+            if time.monotonic() - moved > alarm_after:
+                self._told(
+                    f"ALARM: nothing moved for {alarm_after:g} s; {self.held()} messages held"
+                )
+                self.note("alarm")
+                moved = time.monotonic()
+            if each is not None:
+                each(self)
+            time.sleep(0.1)
+
+    def _revive(self) -> None:
+        """Start again what died; a worker that has sent everything is done."""
+        for name, process in list(self.processes.items()):
+            code = process.poll()
+            if code is None or (code == 0 and name.startswith("worker")):
+                continue
+            self._failures[name] = self._failures.get(name, 0) + (code > 0)
+            if self._failures[name] > 5:
+                raise Failed(f"{name} failed again and again; see {self.out / name}.log")
+            self._told(f"{name} died ({code}) and is started again")
+            self.note("restart", stage=name)
+            self._start(name)
+
+    def _tell(self, before: dict[str, int], now: dict[str, int]) -> None:
+        for key, n in now.items():
+            if n != before.get(key):
+                self._told(f"{key}: {n} batches")
+
+    def _stop(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._q.close()
+
+    def _write_events(self) -> None:
+        path = self.out / "timeline.json"
+        path.write_text(json.dumps(self.events, indent=1) + "\n", encoding="utf-8")

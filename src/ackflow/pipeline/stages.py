@@ -1,0 +1,131 @@
+"""The stages of a pipeline, each run by a process of its own until it is told to stop."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from .. import Session, connect
+from ..errors import AckflowError, InvalidArgument
+from .aggregate import Aggregator
+from .declare import Pipeline, load
+from .finish import Finisher
+from .upstream import send
+
+HERE = Path(__file__).with_name("coffee_shop.py")
+log = logging.getLogger("ackflow.pipeline")
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Where a pipeline reads and writes, and how wide it is."""
+
+    data: str
+    out: str
+    db: str | None = None
+    declaration: str = str(HERE)
+    master: str = "local[2]"
+    workers: int = 3
+    shards: int = 4
+    token: str | None = None
+
+    @property
+    def url(self) -> str:
+        return self.db or str(Path(self.out).absolute() / "pipeline.db")
+
+    def pipeline(self) -> Pipeline:
+        return load(self.declaration)
+
+    def session(self, consumer: str) -> Session:
+        return connect(self.url, consumer=consumer, token=self.token)
+
+
+class Stop:
+    """Set by SIGTERM and SIGINT."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, lambda *_: self._event.set())
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+
+def upstream(settings: Settings, worker: int) -> None:
+    """Send one worker's share and return."""
+    if not 0 <= worker < settings.workers:
+        raise InvalidArgument(f"worker is from 0 to {settings.workers - 1}, not {worker}")
+    with settings.session(f"upstream-{worker}") as q:
+        pipeline = settings.pipeline()
+        sent = send(q, pipeline, Path(settings.data), worker, settings.workers)
+        log.info("worker %d has sent %d batches", worker, sent)
+
+
+def router(settings: Settings) -> None:
+    """Filter and route on Spark until stopped."""
+    from ..spark import session as spark_session
+    from .router import Router, bury
+
+    stop = Stop()
+    pipeline = settings.pipeline()
+    spark = spark_session(
+        f"ackflow {pipeline.name} router", settings.master,
+        **{"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "4",
+           "spark.sql.ansi.enabled": "true", "spark.ui.enabled": "false",
+           "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"},
+    )  # fmt: skip
+    with settings.session("router") as q:
+        checkpoint = Path(settings.out).absolute() / "checkpoint"
+        query = Router(q, settings.url, pipeline, settings.shards, checkpoint).start(spark)
+        while not stop.wait(0.5) and query.isActive:
+            bury(q, pipeline)
+        failure = query.exception()
+        query.stop()
+    spark.stop()
+    if failure is not None:
+        raise InvalidArgument(f"the router failed: {str(failure).splitlines()[0]}")
+
+
+def aggregator(settings: Settings) -> None:
+    """Fold shards until stopped."""
+    stop = Stop()
+    with settings.session(f"aggregator-{os.getpid()}") as q:
+        worker = Aggregator(q, settings.pipeline())
+        _loop(stop, lambda: worker.run_once())
+
+
+def finisher(settings: Settings) -> None:
+    """Answer the questions of clients whose tables are complete, until stopped."""
+    stop = Stop()
+    with settings.session("finisher") as q:
+        worker = Finisher(q, settings.pipeline(), Path(settings.out), settings.shards)
+
+        def step() -> None:
+            for client in worker.run_once():
+                log.info("the answers of %s are written", client)
+
+        _loop(stop, step)
+
+
+def _loop(stop: Stop, step: Callable[[], object]) -> None:
+    """Go on whatever the broker says: it may be restarting."""
+    while not stop:
+        try:
+            step()
+        except AckflowError as error:
+            log.warning("%s; trying again", error.message)
+            stop.wait(0.5)
+
+
+STAGES: dict[str, Callable[[Settings], None]] = {
+    "router": router,
+    "aggregator": aggregator,
+    "finisher": finisher,
+}
