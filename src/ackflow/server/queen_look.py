@@ -92,3 +92,7 @@ def iso_of(time: datetime) -> str:
 def raw(data: bytes, is_json: bool) -> Raw:
     """A payload in an answer: JSON as it was pushed, bytes as base64 text."""
     return Raw(data if is_json else msgspec.json.encode(b64encode(data).decode()))
+
+
+def no_value() -> Raw:
+    return Raw(b"null")

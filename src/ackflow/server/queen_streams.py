@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from .. import checks, ids
 from ..broker import streams
@@ -13,7 +13,7 @@ from ..broker.transact import Pushes
 from ..errors import AckflowError, InvalidArgument, NotFound
 from .http import Answer, Call, json
 from .queen_base import body_of, iso, partition_of
-from .queen_look import looked, route
+from .queen_look import looked, no_value, route
 from .queen_push import Pushed, PushItem, pushed, requested
 
 VERDICTS: dict[str, Any] = {
@@ -66,7 +66,7 @@ class State(Struct):
 class StateOp(Struct):
     type: str
     key: str
-    value: Raw | None = None
+    value: Raw = field(default_factory=no_value)
 
 
 class Ack(Struct, rename="camel"):
@@ -171,8 +171,7 @@ def _ops(given: list[StateOp]) -> list[tuple[str, bytes | None]]:
     for op in given:
         if op.type not in ("upsert", "delete"):
             raise InvalidArgument(f"a state operation is upsert or delete, not {op.type!r}")
-        value = bytes(op.value) if op.value is not None else b"null"
-        ops.append((op.key, value if op.type == "upsert" else None))
+        ops.append((op.key, bytes(op.value) if op.type == "upsert" else None))
     return ops
 
 

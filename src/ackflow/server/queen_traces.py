@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from .. import checks, ids
 from ..broker import traces
@@ -11,7 +11,7 @@ from ..broker.traces import NewTrace, Trace
 from ..errors import InvalidArgument, NotFound
 from .http import Answer, Call, json
 from .queen_base import body_of, iso, partition_of
-from .queen_look import PAGE, Paging, looked, paging, raw, route
+from .queen_look import PAGE, Paging, looked, no_value, paging, raw, route
 
 MOST_NAMES = 100
 
@@ -24,7 +24,7 @@ class Tell(Struct, rename="camel"):
     consumer_group: str | None = None
     trace_names: list[str] | str | None = None
     event_type: str | None = None
-    data: Raw | None = None
+    data: Raw = field(default_factory=no_value)
 
 
 class Told(Struct, rename="camel"):
@@ -47,7 +47,7 @@ class NamedEntry(Entry):
     partition_id: str
     queue_name: str | None
     partition_name: str | None
-    message_payload: Raw | None
+    message_payload: Raw
 
 
 class Entries(Struct):
@@ -78,7 +78,7 @@ async def tell(call: Call) -> Answer:
     given = body_of(call, Tell)
     if not given.transaction_id or not given.partition_id:
         raise InvalidArgument("transactionId and partitionId are required")
-    if given.data is None or bytes(given.data) == b"null":
+    if bytes(given.data) == b"null":
         raise InvalidArgument("data is required")
     partition = await _partition(call, given.partition_id)
     host, port = call.scope.get("client") or ("unknown", 0)
@@ -144,7 +144,7 @@ def _named(store: int, one: traces.Told) -> NamedEntry:
         partition_id=ids.partition_uuid(store, one.trace.partition),
         queue_name=place.queue.name if place else None,
         partition_name=place.partition.name if place else None,
-        message_payload=None if one.raw is None else raw(one.raw, one.is_json),
+        message_payload=no_value() if one.raw is None else raw(one.raw, one.is_json),
     )
 
 

@@ -1,0 +1,240 @@
+"""The Queen dialect: what client-side streaming needs of a server."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from ackflow import VirtualClock
+
+from ..running import Running
+from .queen_calls import Queen, data
+
+
+@pytest.fixture
+def queen(http: httpx.Client) -> Queen:
+    return Queen(http)
+
+
+def post(http: httpx.Client, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
+    answer = http.post(f"/streams/v1/{path}", json=body)
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def register(http: httpx.Client, name: str = "totals", hash: str = "h1", **more: Any) -> str:
+    body = {"name": name, "source_queue": "orders", "config_hash": hash, **more}
+    return str(post(http, "queries", **body)["query_id"])
+
+
+def state(http: httpx.Client, query: str, partition: str, *keys: str) -> dict[str, Any]:
+    found = post(http, "state/get", query_id=query, partition_id=partition, keys=list(keys))
+    return {row["key"]: row["value"] for row in found["rows"]}
+
+
+def last(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    message = messages[-1]
+    return {
+        "transactionId": message["transactionId"],
+        "leaseId": message["leaseId"],
+        "status": "completed",
+        "count": len(messages),
+        **more,
+    }
+
+
+def upsert(key: str, value: Any) -> dict[str, Any]:
+    return {"type": "upsert", "key": key, "value": value}
+
+
+# queries
+
+
+def test_a_query_is_made_once_and_found_again(http: httpx.Client) -> None:
+    body = {"name": "totals", "source_queue": "orders", "config_hash": "h1"}
+    first = post(http, "queries", **body, sink_queue="sums")
+    assert (first["success"], first["name"], first["config_hash"]) == (True, "totals", "h1")
+    assert (first["fresh"], first["reset"]) == (True, False)
+    again = post(http, "queries", **body)
+    assert (again["fresh"], again["query_id"]) == (False, first["query_id"])
+
+
+def test_a_query_with_another_configuration_is_refused_unless_it_is_reset(
+    queen: Queen, http: httpx.Client
+) -> None:
+    query = register(http)
+    home = queen.push("orders", 1)[0]["partition_id"]
+    post(http, "cycle", query_id=query, partition_id=home, state_ops=[upsert("k", 1)])
+    body = {"name": "totals", "source_queue": "orders", "config_hash": "h2"}
+    refused = post(http, "queries", 409, **body)
+    assert refused["success"] is False
+    assert "config_hash mismatch" in refused["error"]
+    assert state(http, query, home) == {"k": 1}
+    found = post(http, "queries", **body, reset=True)
+    assert (found["reset"], found["fresh"], found["query_id"]) == (True, False, query)
+    assert state(http, query, home) == {}
+
+
+# state
+
+
+def test_state_is_kept_by_query_partition_and_key(queen: Queen, http: httpx.Client) -> None:
+    one, two = register(http, "one"), register(http, "two")
+    a = queen.push("orders", 1, partition="a")[0]["partition_id"]
+    b = queen.push("orders", 1, partition="b")[0]["partition_id"]
+    ops = [upsert("x", {"n": 1}), upsert("y/z", [1]), upsert("nothing", None)]
+    done = post(http, "cycle", query_id=one, partition_id=a, state_ops=ops)
+    assert (done["success"], done["state_ops_applied"], done["ack_result"]) == (True, 3, None)
+    assert state(http, one, a) == {"x": {"n": 1}, "y/z": [1], "nothing": None}
+    assert state(http, one, a, "x", "unknown") == {"x": {"n": 1}}
+    assert state(http, one, b) == state(http, two, a) == {}
+    ops = [{"type": "delete", "key": "x"}, upsert("y/z", [2])]
+    post(http, "cycle", query_id=one, partition_id=a, state_ops=ops)
+    assert state(http, one, a) == {"y/z": [2], "nothing": None}
+
+
+@pytest.mark.parametrize("path", ["state/get", "cycle"])
+def test_a_query_or_partition_nobody_knows_is_not_found(
+    queen: Queen, http: httpx.Client, path: str
+) -> None:
+    home = queen.push("orders", 1)[0]["partition_id"]
+    post(http, path, 404, query_id="nobody", partition_id=home)
+    post(http, path, 404, query_id=register(http), partition_id="nonsense")
+
+
+# cycles
+
+
+def test_a_cycle_changes_state_pushes_and_acks_at_once(
+    queen: Queen, http: httpx.Client, served: Running
+) -> None:
+    query = register(http)
+    queen.push("orders", 1, 2, 3, partition="eu")
+    messages = queen.pop("orders", batch=3, consumerGroup="totals")
+    done = post(
+        http, "cycle", query_id=query, partition_id=messages[0]["partitionId"],
+        consumer_group="totals", state_ops=[upsert("sum", 6)],
+        push_items=[{"queue": "sums", "partition": "eu", "payload": {"sum": 6}}],
+        ack=last(messages),
+    )  # fmt: skip
+    assert done["ack_result"] == {"success": True, "lease_released": True, "dlq": False}
+    assert [one["status"] for one in done["push_results"]] == ["queued"]
+    (sums,) = queen.pop("sums")
+    assert (sums["data"], sums["partition"]) == ({"sum": 6}, "eu")
+    assert served.session.group_stats("orders", "totals").counts.done == 3
+
+
+def test_a_cycle_with_a_lost_lease_does_nothing_at_all(
+    queen: Queen, http: httpx.Client, clock: VirtualClock
+) -> None:
+    query = register(http)
+    queen.push("orders", 1)
+    messages = queen.pop("orders", consumerGroup="totals")
+    clock.advance(300)
+    home = messages[0]["partitionId"]
+    refused = post(
+        http, "cycle", 409, query_id=query, partition_id=home, state_ops=[upsert("sum", 1)],
+        push_items=[{"queue": "sums", "payload": 1}], ack=last(messages),
+    )  # fmt: skip
+    assert refused["success"] is False
+    assert state(http, query, home) == {}
+    assert queen.pop("sums") == []
+    assert data(queen.pop("orders", consumerGroup="totals")) == [1]
+
+
+def test_a_cycle_repeated_does_nothing_twice(queen: Queen, http: httpx.Client) -> None:
+    query = register(http)
+    queen.push("orders", 1, 2)
+    messages = queen.pop("orders", batch=2, consumerGroup="totals")
+    body = {
+        "query_id": query, "partition_id": messages[0]["partitionId"],
+        "push_items": [{"queue": "sums", "payload": 1}], "ack": last(messages),
+    }  # fmt: skip
+    post(http, "cycle", **body)
+    post(http, "cycle", 409, **body)
+    assert data(queen.pop("sums", batch=9)) == [1]
+
+
+def test_a_cycle_acks_what_came_before_and_gives_back_the_rest(
+    queen: Queen, http: httpx.Client
+) -> None:
+    query = register(http)
+    queen.push("orders", 1, 2, 3)
+    messages = queen.pop("orders", batch=3, consumerGroup="totals")
+    home = messages[0]["partitionId"]
+    done = post(http, "cycle", query_id=query, partition_id=home, ack=last(messages[:2]))
+    assert done["ack_result"]["lease_released"] is True
+    assert data(queen.pop("orders", batch=9, consumerGroup="totals")) == [3]
+
+
+def test_a_cycle_that_keeps_its_lease_lets_the_tail_come_again_after_it(
+    queen: Queen, http: httpx.Client, clock: VirtualClock
+) -> None:
+    query = register(http)
+    queen.push("orders", 1, 2, 3)
+    messages = queen.pop("orders", batch=3, consumerGroup="totals")
+    done = post(
+        http, "cycle", query_id=query, partition_id=messages[0]["partitionId"],
+        ack=last(messages[:1]), release_lease=False,
+    )  # fmt: skip
+    assert done["ack_result"]["lease_released"] is False
+    assert queen.pop("orders", batch=9, consumerGroup="totals") == []
+    clock.advance(300)
+    assert data(queen.pop("orders", batch=9, consumerGroup="totals")) == [2, 3]
+
+
+def test_a_cycle_of_one_partition_leaves_the_others_of_its_lease_alone(
+    queen: Queen, http: httpx.Client, served: Running
+) -> None:
+    query = register(http)
+    queen.push("orders", "a", partition="a")
+    queen.push("orders", "b", partition="b")
+    messages = queen.pop("orders", batch=2, partitions=2, consumerGroup="totals")
+    for message in messages:
+        counts = served.session.group_stats("orders", "totals").counts
+        assert counts.leased == 2 - counts.done
+        post(
+            http, "cycle", query_id=query, partition_id=message["partitionId"], ack=last([message])
+        )
+    assert served.session.group_stats("orders", "totals").counts.done == 2
+
+
+def test_a_cycle_acks_what_was_served_first_by_its_priority(
+    queen: Queen, http: httpx.Client, served: Running
+) -> None:
+    query = register(http)
+    queen.push("orders", "later", priority=5)
+    queen.push("orders", "first", priority=0)
+    messages = queen.pop("orders", batch=2, consumerGroup="totals")
+    assert data(messages) == ["first", "later"]
+    post(http, "cycle", query_id=query, partition_id=messages[0]["partitionId"], ack=last(messages))
+    assert served.session.group_stats("orders", "totals").counts.done == 2
+
+
+def test_a_failed_cycle_counts_as_a_failure_of_its_messages(
+    queen: Queen, http: httpx.Client
+) -> None:
+    query = register(http)
+    queen.push("orders", 1)
+    for attempt in range(3):
+        messages = queen.pop("orders", consumerGroup="totals")
+        assert messages[0]["retryCount"] == attempt
+        ack = last(messages, status="failed", error="boom")
+        done = post(http, "cycle", query_id=query, partition_id=messages[0]["partitionId"], ack=ack)
+        assert done["ack_result"]["dlq"] is (attempt == 2)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"state_ops": [{"type": "replace", "key": "k"}]},
+        {"ack": {"transactionId": "t", "leaseId": "nonsense"}},
+        {"ack": {"transactionId": "t", "leaseId": "AAAAAAAAAAA", "status": "odd"}},
+    ],
+)
+def test_a_cycle_that_makes_no_sense_is_refused(
+    queen: Queen, http: httpx.Client, more: dict[str, Any]
+) -> None:
+    home = queen.push("orders", 1)[0]["partition_id"]
+    post(http, "cycle", 400, query_id=register(http), partition_id=home, **more)
