@@ -5,10 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+CLIENTS := $(VENV)/clients
+QUEEN_CLIENTS := 0.15.0 2.6.0
 
 .PHONY: setup test demo bench soak lint clean
 
-setup: $(STAMP)
+setup: $(STAMP) $(CLIENTS)/.ready
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
@@ -16,6 +18,14 @@ $(STAMP): pyproject.toml constraints.txt
 		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	@touch $(STAMP)
+
+# Clients of other queues that the server is tested with, each in a folder of its own.
+$(CLIENTS)/.ready: $(STAMP)
+	@for version in $(QUEEN_CLIENTS); do \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+			--target $(CLIENTS)/queen-mq-$$version queen-mq==$$version || exit 1; \
+	done
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .
