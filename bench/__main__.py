@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from . import client, compare, engine, scale, server
+from . import client, compare, engine, scale, server, spark
 from .measure import FULL, QUICK, make_messages
 
 PARTS = {
@@ -18,6 +18,7 @@ PARTS = {
     "compare": compare.run,
     "server": server.run,
     "client": client.run,
+    "spark": spark.run,
 }
 
 

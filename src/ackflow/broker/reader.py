@@ -10,7 +10,7 @@ from msgspec import Struct
 from .. import checks, ranges
 from ..errors import Gone, InvalidArgument, LeaseLost
 from ..ranges import Ranges
-from ..store.rows import Cursor, Group, Lane, Queue
+from ..store.rows import Claim, Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import refresh
 from .handout import Handout, Taken, runs_of
@@ -204,7 +204,8 @@ def fetch(
     which = _first_bytes(tx, lane, which, size)
     row = tx.one("lease_of_token", token)
     claims = tx.claims_in(lane, group.id, which[0], which[-1])
-    shares = shares_of(tx, lane, which, [c for c in claims if row and c.lease == row[0]])
+    mine = _merged([c for c in claims if row and c.lease == row[0]])
+    shares = shares_of(tx, lane, which, mine)
     runs = runs_of(tx, home, shares, which, 0, 0)
     if sum(run.hi - run.lo for run in runs) != ranges.count(which):
         raise Gone("some messages of the batch are no longer stored")
@@ -364,6 +365,15 @@ def _size_of(taken: list[Taken]) -> int:
 def _size(tx: Tx, lane: int, which: Ranges) -> int:
     pieces = tx.segments_over(lane, which)
     return sum((hi - lo) * segment.bytes // segment.count for segment, lo, hi in pieces)
+
+
+def _merged(claims: list[Claim]) -> list[Claim]:
+    """Claims with equal counters as one, so that what was pushed together is read together."""
+    merged: dict[tuple[int, int, bool], Claim] = {}
+    for claim in claims:
+        known = merged.setdefault((claim.deliveries, claim.failures, claim.redelivered), claim)
+        known.ranges = ranges.union(known.ranges, claim.ranges)
+    return list(merged.values())
 
 
 def _first_bytes(tx: Tx, lane: int, which: Ranges, size: int) -> Ranges:

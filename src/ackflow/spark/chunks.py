@@ -3,6 +3,7 @@
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -131,9 +132,10 @@ class Chunker:
         start = 0
         while start < len(payload):
             n = _fitting(payload, start)
-            ends, data = _body(payload.slice(start, n))
+            some = payload.slice(start, n)
             if is_json:
-                _check_json(ends, data)
+                _check_json(some)
+            ends, data = _body(some)
             here = {name: column.slice(start, n) for name, column in columns.items()}
             yield Chunk(queue, partition, priority, delay, ends, data, _rest(here, n, is_json))
             start += n
@@ -184,22 +186,22 @@ def _body(payload: pa.Array) -> tuple["array[int]", bytes]:
     return ends, bytes(data[base : view[-1]])
 
 
-def _check_json(ends: "array[int]", data: bytes) -> None:
-    """Refuse payloads that are not JSON: all of them are read as one list, then compared."""
-    starts = [0, *ends]
-    parts = [data[a:b] for a, b in zip(starts, ends, strict=False)]
+def _check_json(payload: pa.Array) -> None:
+    """Refuse payloads that are not JSON: all are read as one list, whose items must be as long."""
+    together = pa.ListArray.from_arrays(pa.array([0, len(payload)], pa.int32()), payload)
     try:
-        found = _decode_all(b"[" + b",".join(parts) + b"]")
-        if list(map(len, found)) == list(map(len, parts)):
+        found = _decode_all(b"[" + pc.binary_join(together, b",")[0].as_py() + b"]")
+        ends, _ = _offsets(payload)
+        if list(map(len, found)) == list(map(sub, ends[1:], ends[:-1])):
             return
     except (msgspec.MsgspecError, UnicodeDecodeError):
         pass
-    for part in parts:
+    for raw in payload.to_pylist():
         try:
-            msgspec.json.decode(part)
+            msgspec.json.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument(
-                f"a payload is not JSON: {part[:60]!r} ({error}); use to_json(...), or the option "
+                f"a payload is not JSON: {raw[:60]!r} ({error}); use to_json(...), or the option "
                 "payloadFormat = bytes"
             ) from None
 

@@ -6,6 +6,7 @@ repeated by Arrow. The text of an id differs only in its last twelve digits with
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -78,10 +79,12 @@ class Rows:
 
     def columns(self) -> dict[str, pa.Array]:
         """Every column but the payload."""
-        which = pa.array(self._which, pa.int32())
+        which = _numbers(pa.int32(), self._which)
         runs = [run for _, run in self._runs]
 
         def each(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+            if len(values) == 1:
+                return pa.repeat(pa.scalar(values[0], kind), self.count)
             return pa.array(values, kind).take(which)
 
         tokens = [None if h.token is None else ids.token_text(h.token) for h, _ in self._runs]
@@ -91,7 +94,7 @@ class Rows:
             "queue": each([handout.queue for handout, _ in self._runs], pa.string()),
             "partition": each([run.partition for run in runs], pa.string()),
             "priority": each([run.priority for run in runs], pa.int32()),
-            "sequence": pa.array(self._sequences, pa.int64()),
+            "sequence": _numbers(pa.int64(), self._sequences),
             "headers": self._headers(),
             "transaction_id": self._transaction_ids(messages),
             "created_at": each([run.created_at for run in runs], pa.timestamp("us", "UTC")),
@@ -115,13 +118,12 @@ class Rows:
         text: list[bytes] = []
         for handout, run in self._runs:
             text += _id_texts(handout.store, run.lane, run.lo, run.hi)
-        offsets = array("i", range(0, 36 * self.count + 1, 36))
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(text))]
+        buffers = [None, _id_offsets(self.count), pa.py_buffer(b"".join(text))]
         return pa.Array.from_buffers(pa.string(), self.count, buffers)
 
     def _headers(self) -> pa.Array:
         if not any(run.body.rest and run.body.rest.headers for _, run in self._runs):
-            offsets = pa.array(array("i", bytes(4 * (self.count + 1))), pa.int32())
+            offsets = _numbers(pa.int32(), array("i", bytes(4 * (self.count + 1))))
             nothing = pa.array([], pa.string())
             return pa.MapArray.from_arrays(offsets, nothing, nothing)
         rows: list[list[tuple[str, str]]] = [[] for _ in range(self.count)]
@@ -142,6 +144,15 @@ class Rows:
                 if run.lo <= run.first + index < run.hi:
                     texts[row + run.first + index - run.lo] = txid
         return pa.array(texts, pa.string())
+
+
+def _numbers(kind: pa.DataType, numbers: "array[int]") -> pa.Array:
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+@lru_cache(maxsize=16)
+def _id_offsets(count: int) -> pa.Buffer:
+    return pa.py_buffer(array("i", range(0, 36 * count + 1, 36)))
 
 
 def _id_texts(store: int, lane: int, lo: int, hi: int) -> Iterator[bytes]:
