@@ -32,7 +32,7 @@ from .queen_resources import LABELS
 STATUSES = ("pending", "processing", "completed", "dead_letter")
 WORDS = {"leased": "processing", "settled": "completed", "dead": "dead_letter"}
 HOUR = 3600 * SECOND
-Status = Literal["pending", "processing", "completed", "dead_letter"]
+NOT_FOUND = "Message not found"
 
 
 class Bus(Struct, rename="camel"):
@@ -99,11 +99,12 @@ class Detail(Line, rename="camel"):
     consumer_groups: list[Reader]
 
 
-class Gone(Struct, rename="camel"):
+class Gone(Struct, rename="camel", omit_defaults=True):
     success: bool
     partition_id: str
     transaction_id: str
     message: str
+    error: str | None = None
 
 
 class Retried(Struct, rename="camel"):
@@ -193,7 +194,7 @@ async def _named(call: Call) -> tuple[int, str]:
     partition = partition_of(call, call.params["partitionId"])
     queue = None if partition is None else await looked(call, pick.queue_of, partition)
     if partition is None or queue is None:
-        raise NotFound("Message not found")
+        raise NotFound(NOT_FOUND)
     call.server.allow(call, queue)
     return partition, call.params["transactionId"]
 
@@ -245,10 +246,17 @@ def _reader(name: str, state: str | None, found: Picked) -> Reader:
 
 async def delete_message(call: Call) -> Answer:
     """Remove one message for every group."""
-    partition, txid = await _named(call)
-    gone = await call.server.do(pick.remove, True, partition, txid)
-    says = "Message deleted successfully" if gone else "Message not found"
-    return json(Gone(gone, call.params["partitionId"], txid, says), 200 if gone else 404)
+    try:
+        partition, txid = await _named(call)
+        gone = await call.server.do(pick.remove, True, partition, txid)
+    except NotFound:
+        gone = False
+    says = "Message deleted successfully" if gone else NOT_FOUND
+    told = Gone(gone, call.params["partitionId"], call.params["transactionId"], says)
+    if gone:
+        return json(told)
+    told.error = NOT_FOUND
+    return json(told, 404)
 
 
 async def retry_message(call: Call) -> Answer:
