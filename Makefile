@@ -16,6 +16,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
 		echo "installing python3-venv"; \
 		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
+	@java -version >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+		echo "installing Java for Spark"; apt-get update -qq; \
+		apt-get install -y -qq openjdk-17-jre-headless || apt-get install -y -qq default-jre-headless; }; } \
+		|| echo "Java is missing: Spark and its tests need Java 17 or later"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	@touch $(STAMP)
 
@@ -33,7 +37,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 demo: setup
 	$(BIN)/python -m ackflow.demo
