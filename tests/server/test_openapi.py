@@ -12,6 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -160,7 +161,7 @@ class Try:
             self.statuses[answer.status_code] = self.statuses.get(answer.status_code, 0) + 1
             try:
                 case.validate_response(answer, checks=CHECKS)
-            except Exception as error:
+            except FailureGroup as error:
                 self.wrong.append(f"{operation.label}: {error}")
 
         send()
