@@ -37,6 +37,11 @@ def message_id(store: int, lane: int, sequence: int) -> str:
     return _text(store << 82 | lane << 48 | sequence)
 
 
+def id_prefix(store: int, lane: int) -> str:
+    """What all message ids of a lane begin with; the sequence follows as twelve digits, `:012x`."""
+    return message_id(store, lane, 0)[:-12]
+
+
 def parse_message_id(text: str) -> Place:
     bits = _bits(text, "message id")
     return Place(bits >> 82, bits >> 48 & (1 << 34) - 1, bits & (1 << 48) - 1)

@@ -1,7 +1,9 @@
 """The examples of the Queen dialect, as they are typed into a shell, against a real server."""
 
+import fcntl
 import json
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,16 +38,18 @@ EXAMPLES = examples()
 
 
 @pytest.fixture
-def server(start_process: Start) -> Process:
-    """A server where the examples expect one, or elsewhere when somebody else is there."""
-    try:
-        listen("127.0.0.1", PORT).close()
-    except CannotServe:
-        return start_process()
-    try:
-        return start_process(port=PORT)
-    except AssertionError:  # somebody else was faster
-        return start_process()
+def server(start_process: Start) -> Iterator[Process]:
+    """A server where the examples expect one, one test at a time; elsewhere if the port is taken."""
+    with (Path(tempfile.gettempdir()) / f"ackflow-{PORT}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            listen("127.0.0.1", PORT).close()
+        except CannotServe:
+            yield start_process()
+        else:
+            started = start_process(port=PORT)
+            yield started
+            started.stop()
 
 
 @pytest.fixture

@@ -368,11 +368,13 @@ class LeaseNames:
     def _listed(self) -> Iterable[tuple[tuple[int, str], Spot]]:
         for part in self._parts:
             lane = self._tx.lane(part.lane)
+            prefix = ids.id_prefix(self._tx.store, part.lane)
             for segment, first, stop in self._tx.segments_over(part.lane, part.ranges):
+                assert lane is not None, "a segment without its lane"
                 rest = self._tx.body(segment).rest
-                if rest is None or lane is None:
-                    continue
+                txids = rest.txids if rest else {}
                 for sequence in range(first, stop):
-                    txid = rest.txids.get(sequence - segment.first)
-                    if txid is not None:
-                        yield (lane.partition, txid), (part.lane, sequence)
+                    txid = txids.get(sequence - segment.first)
+                    if txid is None:
+                        txid = f"{prefix}{sequence:012x}"
+                    yield (lane.partition, txid), (part.lane, sequence)

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, msgpack, structs
+from msgspec import Struct, json, msgpack, structs
 
 from .. import ranges
 from ..clock import SECOND, micros
@@ -233,9 +233,8 @@ def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
         for offset, index in enumerate(fresh):
             at = segment.first + offset
             places[index] = Placed(segment.lane, at, at + 1)
-        _remember_txids(
-            tx, chunk, segment, {i: t for i, t in rest.txids.items() if i in set(fresh)}, fresh
-        )
+        new = {i: t for i, t in rest.txids.items() if i not in known}
+        _remember_txids(tx, chunk, segment, new, fresh)
     for index, first in known.items():
         place = places[first] if isinstance(first, int) else first
         assert place is not None
@@ -249,13 +248,14 @@ def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
     home = tx.partition(queue.id, chunk.partition) if queue else None
     known: dict[int, Placed | int] = {}
     here: dict[str, int] = {}
+    given = json.encode(list(rest.txids.values())).decode()
+    rows = tx.all("get_txids", home.id, given) if home else []
+    before = {txid: (lane, seq) for txid, lane, seq, at in rows if at is None or at > tx.now}
     for index, txid in sorted(rest.txids.items()):
         if txid in here:
             known[index] = here[txid]
-            continue
-        row = tx.one("get_txid", home.id, txid) if home else None
-        if row is not None and (row[2] is None or row[2] > tx.now):
-            known[index] = Placed(row[0], row[1], row[1] + 1)
+        elif place := before.get(txid):
+            known[index] = Placed(place[0], place[1], place[1] + 1)
         else:
             here[txid] = index
     return known
@@ -269,8 +269,9 @@ def _remember_txids(
     window = queue.options.dedup_seconds
     until = None if window is None else tx.now + micros(window)
     place = {index: offset for offset, index in enumerate(fresh)}
-    for index, txid in txids.items():
-        tx.run("put_txid", lane.partition, txid, lane.id, segment.first + place[index], until)
+    if txids:
+        pairs = [(txid, segment.first + place[index]) for index, txid in txids.items()]
+        tx.run("put_txids", lane.partition, lane.id, until, json.encode(pairs).decode())
 
 
 def _only(chunk: Chunk, kept: list[int]) -> Chunk:

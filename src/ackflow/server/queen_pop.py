@@ -148,9 +148,10 @@ def answered(handout: Handout, homes: dict[int, str]) -> PopAnswer:
 
 def _add(messages: list[Popped], handout: Handout, run: Run, home: str, lease: str) -> None:
     created, body, rest = iso(run.created_at), run.body, run.body.rest
+    prefix = ids.id_prefix(handout.store, run.lane)
     for sequence in range(run.lo, run.hi):
         index = sequence - run.first
-        id = ids.message_id(handout.store, run.lane, sequence)
+        id = f"{prefix}{sequence:012x}"
         message = Popped(
             id, id, id, None, handout.queue, run.partition, home, Raw(payload(body, index)), None,
             run.failures, run.deliveries, bool(run.redelivered), run.priority, created,

@@ -94,10 +94,12 @@ async def pushed(
         flat = ((p.lane, s, p.duplicate) for p in runs for s in range(p.first, p.stop))
         for index, spot in zip(indexes, flat, strict=True):
             spots[index] = spot
-    homes = await partition_ids(call, {lane for lane, _, _ in spots})
+    lanes = {lane for lane, _, _ in spots}
+    homes = await partition_ids(call, lanes)
+    prefixes = {lane: ids.id_prefix(store, lane) for lane in lanes}
     result = []
     for index, (item, (lane, sequence, duplicate)) in enumerate(zip(items, spots, strict=True)):
-        id = ids.message_id(store, lane, sequence)
+        id = f"{prefixes[lane]}{sequence:012x}"
         result.append(
             Pushed(
                 index, item.transaction_id or id, "duplicate" if duplicate else "queued", id,

@@ -400,8 +400,12 @@ returning key
 
 -- name: get_txid
 select lane, seq, at from txids where partition = ?1 and txid = ?2
--- name: put_txid
-insert or replace into txids values (?1, ?2, ?3, ?4, ?5)
+-- name: get_txids
+select t.txid, t.lane, t.seq, t.at from json_each(?2) j
+cross join txids t on t.partition = ?1 and t.txid = j.value
+-- name: put_txids
+insert or replace into txids
+select ?1, json_extract(value, '$[0]'), ?2, json_extract(value, '$[1]'), ?3 from json_each(?4)
 -- name: drop_txid
 delete from txids where partition = ?1 and txid = ?2 and lane = ?3 and seq = ?4 and at is null
 -- name: old_txids
