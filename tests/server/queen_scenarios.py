@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from queen import Queen  # type: ignore[import-not-found]
+from queen import Queen, Stream  # type: ignore[import-not-found]
 
 Scenario = Callable[[Queen], Awaitable[Any]]
 
@@ -303,12 +303,82 @@ async def attempts(client: Queen) -> Any:
     return tries
 
 
+async def streams(client: Queen) -> Any:
+    """Sums by user in windows of a second, and a gate that lets three messages through a user."""
+    for n in range(20):
+        await client.queue("events").partition(f"p{n % 3}").push({"data": {"n": n, "user": n % 2}})
+
+    def value(message: Any) -> Any:
+        return message.get("data", message)
+
+    async def follow(stream: Any, name: str, enough: Callable[[Any], bool]) -> Any:
+        running = await stream.run(query_id=name, url=client_url, batch_size=50)
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if enough(running.metrics()):
+                break
+        await running.stop()
+        return running.metrics()
+
+    def admit(_: Any, context: Any) -> bool:
+        context.state["n"] = context.state.get("n", 0) + 1
+        return bool(context.state["n"] <= 3)
+
+    summed = (
+        Stream.from_(client.queue("events"))
+        .key_by(lambda m: value(m)["user"])
+        .window_tumbling(seconds=1, idle_flush_ms=300)
+        .aggregate({"sum": lambda m: value(m)["n"]})
+        .to(client.queue("sums"))
+    )
+    first = await follow(summed, "sums", lambda m: m["pushItemsTotal"] >= 6)
+    gated = Stream.from_(client.queue("events")).gate(admit).to(client.queue("gated"))
+    second = await follow(gated, "gate", lambda m: m["cyclesTotal"] >= 3)
+    out = await client.queue("sums").batch(50).partitions(50).wait(False).pop()
+    passed = await client.queue("gated").batch(50).partitions(50).wait(False).pop()
+    return {
+        "sum": sum(message["data"]["sum"] for message in out),
+        "passed": len(passed),
+        "errors": [first["errorsTotal"], second["errorsTotal"]],
+    }
+
+
+async def administration(client: Queen) -> Any:
+    """Every call of the administrative interface that both clients have."""
+    await client.queue("seen").push([{"data": 1}, {"data": 2}])
+    (message,) = await client.queue("seen").group("g").batch(1).wait(False).pop()
+    admin, where = client.admin, (message["partitionId"], message["transactionId"])
+    detail = await admin.get_message(*where)
+    groups = (await admin.list_consumer_groups())["groups"]
+    for call in (
+        admin.get_overview(), admin.get_namespaces(), admin.get_tasks(), admin.get_status(),
+        admin.get_queue_stats(), admin.get_analytics(), admin.get_lagging_consumers(0),
+        admin.refresh_consumer_stats(), admin.get_queue_detail("seen"), admin.get_queue("seen"),
+    ):  # fmt: skip
+        assert await call is not None
+    sought = await admin.seek_consumer_group("g", "seen", {"toEnd": True})
+    return {
+        "queues": [queue["name"] for queue in (await admin.list_queues())["queues"]],
+        "listed": len((await admin.list_messages(queue="seen"))["messages"]),
+        "detail": [detail["payload"], detail["status"]],
+        "group": [groups[0]["name"], groups[0]["totalLag"], groups[0]["state"]],
+        "parts": len((await admin.get_consumer_group("g"))["seen"]["partitions"]),
+        "sought": sought["partitionsUpdated"],
+        "moved": (await client.update_consumer_group_timestamp("g", "2030-01-01T00:00:00Z"))[
+            "rowsUpdated"
+        ],
+        "deleted": (await client.delete_consumer_group("g"))["success"],
+        "health": (await admin.health())["status"],
+    }
+
+
+client_url = sys.argv[1] if len(sys.argv) > 1 else ""
 SCENARIOS: dict[str, Scenario] = {
     run.__name__: run
     for run in (
         push, pop_and_ack, consume_single, consume_batch, consume_each, consume_unsized,
         consume_concurrently, callbacks, renewal, transactions, subscriptions, dead_letters,
-        namespaces, traces, attempts,
+        namespaces, traces, attempts, streams, administration,
     )
 }  # fmt: skip
 

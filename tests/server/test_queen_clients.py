@@ -132,6 +132,17 @@ def test_it_leaves_traces(run: Run) -> None:
     }  # fmt: skip
 
 
+def test_its_streams_sum_and_gate(run: Run) -> None:
+    assert run("streams") == {"sum": sum(range(20)), "passed": 9, "errors": [0, 0]}
+
+
+def test_its_administration_finds_everything(run: Run) -> None:
+    assert run("administration") == {
+        "queues": ["seen"], "listed": 2, "detail": [1, "processing"], "group": ["g", 2, "Stable"],
+        "parts": 1, "sought": 1, "moved": 1, "deleted": True, "health": "healthy",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("counting", "tries"), [("failures", 2), ("redeliveries", 3)])
 def test_the_server_says_what_the_retry_limit_counts(run: Run, counting: str, tries: int) -> None:
     assert run("attempts", "--queen-retry-limit", counting) == tries
