@@ -25,18 +25,23 @@ def letters(
 
     A queue, group or partition that is not there has none.
     """
+    there = {name: n for name in queues if (n := _count(tx, which, name))}
+    total = sum(there.values())
     found: list[Labelled] = []
-    total = 0
-    for name in queues:
+    for name in there if offset < total else ():
         which.queue = name
-        try:
-            page = dead.entries(tx, which, limit + offset)
-        except NotFound:
-            continue
-        total += page.total or 0
+        page = dead.entries(tx, which, limit + offset)
         found += [_labelled(tx, letter) for letter in page.items]
     found.sort(key=lambda one: one.letter.id, reverse=True)
     return found[offset : offset + limit], total
+
+
+def _count(tx: Tx, which: DeadFilter, queue: str) -> int:
+    which.queue = queue
+    try:
+        return dead.count(tx, which)
+    except NotFound:
+        return 0
 
 
 def _labelled(tx: Tx, letter: DeadLetter) -> Labelled:

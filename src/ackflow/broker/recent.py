@@ -49,10 +49,12 @@ class Recent(Struct):
 
 
 def recent(tx: Tx, request: RecentRequest) -> list[Recent]:
-    """One page of messages; a search for a rare status ends after two seconds."""
+    """One page of messages; a search ends after two seconds, also when more could be found."""
     deadline = time.monotonic() + SECONDS
     skipped, found = 0, []
     for *_, sequence, lane, segment, queue in heapq.merge(*_lanes(tx, request)):
+        if time.monotonic() > deadline:
+            break
         if request.status is None and skipped < request.offset:
             skipped += 1
             continue
@@ -62,7 +64,7 @@ def recent(tx: Tx, request: RecentRequest) -> list[Recent]:
                 skipped += 1
                 continue
             found.append(one)
-        if len(found) >= request.limit or time.monotonic() > deadline:
+        if len(found) >= request.limit:
             break
     return found
 

@@ -34,6 +34,26 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     return ranges.count(unread)
 
 
+def old_lanes(tx: Tx, queue: Queue) -> list[int]:
+    """The lanes of a queue in which something is too old, for upkeep to go there only."""
+    return [
+        lane.id for lane in tx.lanes(queue.id) if lane.base < lane.head and _old(tx, queue, lane)
+    ]
+
+
+def _old(tx: Tx, queue: Queue, lane: Lane) -> bool:
+    age, life = queue.options.retention_seconds, queue.options.ttl_seconds
+    if age is not None:
+        created = tx.created_at(lane.id, lane.base)
+        if created is not None and created + micros(age) <= tx.now:
+            return True
+    if life is None:
+        return False
+    start = _first_unread(tx, lane, tx.cursors_of_lane(lane.id))
+    created = tx.created_at(lane.id, start) if start < lane.head else None
+    return created is not None and created + micros(life) <= tx.now
+
+
 def _first_unread(tx: Tx, lane: Lane, cursors: list[Cursor]) -> int:
     """Before this, every group has settled or holds everything."""
     if not cursors:

@@ -20,7 +20,7 @@ from .hands import forget_readers
 from .stage import drop_old_stages
 from .take import overdue
 from .traces import TRACE_SECONDS, forget_old
-from .unread import drop_unread
+from .unread import drop_unread, old_lanes
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")
@@ -76,8 +76,8 @@ class Keeper:
         dropped = 0
         for queue in self._read(Tx.queues):
             if (queue.options.retention_seconds, queue.options.ttl_seconds) != (None, None):
-                for lane in self._read(partial(Tx.lanes, queue=queue.id)):
-                    while n := self._do(partial(_drop, queue=queue.id, lane=lane.id)):
+                for lane in self._read(partial(old_lanes, queue=queue)):
+                    while n := self._do(partial(_drop, queue=queue.id, lane=lane)):
                         dropped += n
         return dropped
 
