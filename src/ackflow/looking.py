@@ -22,6 +22,7 @@ from .model import (
     StoredMessage,
     Value,
     Why,
+    when_or_none,
 )
 from .policy import QUEUE_MODE
 from .store.tx import Tx
@@ -169,6 +170,10 @@ class Looking(ABC):
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """How many died of what, most first; errors are taken together up to the first colon."""
         return self.broker.look(dead.summary, queue, group)
+
+    def kept_until(self) -> datetime | None:
+        """Until when some process does the upkeep of the database; in the past: nobody does."""
+        return when_or_none(self.broker.look(inspect.kept_until))
 
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""

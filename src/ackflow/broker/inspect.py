@@ -202,6 +202,12 @@ def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
     return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
 
 
+def kept_until(tx: Tx) -> int | None:
+    """Until when some process has the turn of the upkeep."""
+    found = tx.value("get_meta", "upkeep")
+    return None if found is None else int(str(found).split(" ")[1])
+
+
 def ready(tx: Tx) -> bool:
     """Read something small, to see that the database answers."""
     return tx.value("get_meta", "store") is not None

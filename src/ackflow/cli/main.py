@@ -1,30 +1,77 @@
-"""`ackflow`: the commands, and how errors are told."""
+"""`ackflow`: all commands."""
 
 import sys
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
-from .. import checks
-from ..errors import AckflowError, InvalidArgument
+from .. import __version__, checks
+from ..errors import InvalidArgument
 from ..policy import MAX_BATCH, Counting
-from . import tokens
+from . import admin, bench, contexts, dead, doctor, live, looking, messages, tokens
+from .output import Output
+from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, remember
+
+OPERATION = "Operation"
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 nothing there, such as an empty pop; "
+    "4 the server or file cannot be reached; 130 ended with Ctrl-C."
+)
 
 app = typer.Typer(
-    name="ackflow", no_args_is_help=True, pretty_exceptions_enable=False,
-    help="A message queue that knows what became of every message.",
+    name="ackflow", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False,
+    epilog=EXIT_CODES,
 )  # fmt: skip
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ackflow {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options() -> None:
-    """What holds for every command."""
+def _options(
+    ctx: typer.Context,
+    url: Url = None,
+    context: Named = None,
+    bearer: Bearer = None,
+    ca_file: CaFile = None,
+    as_json: AsJson = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """A message queue that knows what became of every message.
+
+    Where and how may stand before or after a command.
+    """
+    ctx.obj = {
+        "url": url, "context": context, "bearer": bearer, "ca_file": ca_file, "as_json": as_json,
+    }  # fmt: skip
 
 
-app.add_typer(tokens.app, name="token")
+# The order of the families is the order of their panels in the help.
+for family in (messages, looking, live, dead, admin, doctor, bench, contexts):
+    family.register(app)
+app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATION)
+def version(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show the version of Ackflow and of what it stands on."""
+    import platform
+
+    import apsw
+
+    python, sqlite = platform.python_version(), apsw.sqlite_lib_version()
+    Output(remember(ctx, as_json)).record(
+        {"ackflow": __version__, "python": python, "sqlite": sqlite},
+        f"ackflow {__version__} (Python {python}, SQLite {sqlite})",
+    )
+
+
+@app.command(rich_help_panel=OPERATION)
 def serve(
     db: Annotated[
         str | None,
@@ -103,9 +150,8 @@ def _bytes(text: str) -> int:
     return int(digits) * (unit or 1)
 
 
-def main() -> None:
+def main() -> Any:
     try:
         app()
-    except AckflowError as error:
-        print(f"ackflow: {error.message}", file=sys.stderr)
-        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -24,7 +24,7 @@ DAY = 86_400.0
 
 @contextmanager
 def _broker(db: str | None) -> Iterator[Broker]:
-    from ..server.run import data_file
+    from ..server.place import data_file
 
     with connect(db or data_file(), upkeep=False) as session:
         if not isinstance(session.broker, Broker):

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import uvicorn
 from msgspec import Struct
@@ -22,6 +21,7 @@ from .app import Limits, Server
 from .cross import Cross
 from .guard import Guarded, Reaper
 from .observe import Observer, Watching
+from .place import data_file
 from .routes import all_routes
 
 DEFAULT_PORT = 8000
@@ -50,19 +50,6 @@ class Config(Struct, kw_only=True):
     queen_retry_limit: Counting = "failures"
     log_format: logs.Format = "text"
     log_level: str = "info"
-
-
-def data_file() -> str:
-    """The default database, in the user's data directory, which is made if it is not there."""
-    home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local/share")
-    folder = Path(home) / "ackflow"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotServe(
-            f"cannot make {folder}: {error.strerror}; give a file with --db"
-        ) from None
-    return str(folder / "ackflow.db")
 
 
 def serve(config: Config) -> None:

@@ -1,0 +1,96 @@
+"""`ackflow context`: databases and servers under names."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from ..errors import InvalidArgument
+from . import where
+from .output import Output
+from .shell import AsJson, remember
+from .where import Context
+
+app = typer.Typer(no_args_is_help=True, help="Databases and servers under names.")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
+
+
+def register(main: typer.Typer) -> None:
+    main.add_typer(app, name="context", rich_help_panel="Operation")
+
+
+@app.command()
+def add(
+    name: Name,
+    url: Annotated[str, typer.Argument(metavar="URL", help="Database file or URL of a server.")],
+    token: Annotated[str | None, typer.Option(help="What the server asks for.")] = None,
+    ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+) -> None:
+    """Save a context, or change it."""
+    saved = where.load()
+    if not name.strip():
+        raise InvalidArgument("a context has a name")
+    if "://" not in where.checked(url):
+        url = os.path.abspath(url)
+    saved.known[name] = Context(url, token, None if ca_file is None else os.path.abspath(ca_file))
+    if use:
+        saved.current = name
+    where.save(saved)
+    print(f"context {name} is {url}{' and in use' if saved.current == name else ''}")
+    if saved.current != name:
+        print(f"`ackflow context use {name}` makes it the default")
+
+
+@app.command()
+def use(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the context.")] = None,
+    none: Annotated[bool, typer.Option("--none", help="Use no context from now on.")] = False,
+) -> None:
+    """Choose the context that is meant when nothing else is said."""
+    if (name is None) != none:
+        raise InvalidArgument("name a context, or give --none")
+    saved = where.load()
+    if name is not None:
+        saved.get(name)
+    saved.current = name
+    where.save(saved)
+    print("no context is in use" if name is None else f"context {name} is in use")
+
+
+@app.command("list")
+def show(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show the contexts; the one in use has a star. Tokens are not shown."""
+    saved = where.load()
+    out = Output(remember(ctx, as_json))
+    if not saved.known:
+        out.say("there are no contexts yet")
+        return
+    out.table(
+        ("", "name", "url", "token"),
+        (
+            ["*" if name == saved.current else "", name, one.url, "yes" if one.token else ""]
+            for name, one in saved.known.items()
+        ),
+        (
+            {
+                "name": name,
+                "url": one.url,
+                "current": name == saved.current,
+                "token": bool(one.token),
+            }
+            for name, one in saved.known.items()
+        ),
+    )
+
+
+@app.command()
+def remove(name: Name) -> None:
+    """Forget a context; what it names stays."""
+    saved = where.load()
+    saved.get(name)
+    del saved.known[name]
+    if saved.current == name:
+        saved.current = None
+    where.save(saved)
+    print(f"context {name} is removed")

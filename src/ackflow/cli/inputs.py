@@ -1,0 +1,93 @@
+"""What people type: durations, times, and names of queues."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from ..policy import QUEUE_MODE
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?")
+
+
+def seconds(text: str | float) -> float:
+    """A duration: 30, 30s, 500ms, 5m, 2h or 1d."""
+    if isinstance(text, int | float):
+        return float(text)
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a duration; write 30, 30s, 500ms, 5m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def time(text: str | datetime) -> datetime:
+    """A time: 2h (ago), 2026-11-15, 2026-11-15T21:24Z, or seconds since 1970."""
+    if isinstance(text, datetime):
+        return text
+    given = text.strip()
+    if _DURATION.fullmatch(given) and not given.replace(".", "").isdigit():
+        return datetime.now(UTC) - timedelta(seconds=seconds(given))
+    try:
+        if given.replace(".", "", 1).isdigit() and len(given) > 8:
+            return datetime.fromtimestamp(float(given), UTC)
+        found = datetime.fromisoformat(given)
+    except (ValueError, OverflowError, OSError):
+        raise typer.BadParameter(
+            f"{text!r} is not a time; write 2h (ago), 2026-11-15, 2026-11-15T21:24Z, "
+            "or seconds since 1970"
+        ) from None
+    return found.astimezone(UTC)
+
+
+def _queues(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of queues for the completion of a shell; silent when nobody can tell them."""
+    from .shell import complete
+
+    return [name for name in complete(ctx) if name.startswith(incomplete)]
+
+
+Queue = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=_queues)
+]
+MaybeQueue = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="QUEUE", help="Name of the queue (default: all).", autocompletion=_queues
+    ),
+]
+
+
+def group(text: str) -> str:
+    """A group by its name; - is the one of those who name none."""
+    return QUEUE_MODE if text == "-" else text
+
+
+def group_option(help: str) -> Any:
+    return typer.Option("--group", "-g", parser=group, metavar="GROUP", help=help)
+
+
+Group = Annotated[
+    str | None, group_option("Name of the group; - is that of consumers who name none.")
+]
+StateFor = Annotated[str | None, group_option("Show the state of each for this group.")]
+GroupName = Annotated[
+    str, typer.Argument(parser=group, metavar="GROUP", help="Name of the group; - is the nameless.")
+]
+Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Name of the partition.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")]
+_WHEN = "such as 2h (ago), 2026-11-15, 2026-11-15T21:24Z"
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=time, metavar="TIME", help=f"From this time on, {_WHEN}."),
+]
+Until = Annotated[
+    datetime | None,
+    typer.Option(parser=time, metavar="TIME", help=f"Before this time, {_WHEN}."),
+]
+
+
+def duration(help: str, *names: str) -> Any:
+    """An option that takes a duration."""
+    return typer.Option(*names, parser=seconds, metavar="DURATION", help=help)

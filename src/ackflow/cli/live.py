@@ -1,0 +1,189 @@
+"""Watching: what is pushed as it comes, and a view of all queues that renews itself."""
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import AckflowError
+from ..model import GroupStats, QueueStats, StoredMessage
+from . import output
+from .inputs import Partition, Queue, duration
+from .output import Cell, counted, group_name, safe, span
+from .shell import Link, command, unreachable
+
+PANEL = "Looking"
+POLL = 0.2
+COLUMNS = (
+    "queue", "group", ">ready", ">leased", ">waiting", ">dead", ">lag", ">oldest", ">in/s", ">out/s",
+    "state",
+)  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    for function in (tail, top):
+        command(app, panel=PANEL, keeps=True)(function)
+
+
+def tail(
+    link: Link,
+    queue: Queue,
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=0, max=10_000, help="Begin with the last few.")
+    ] = 10,
+    partition: Partition = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Print the payloads alone, byte for byte.")
+    ] = False,
+) -> None:
+    """Show messages as they are pushed, without taking them, until Ctrl-C."""
+    for shown, message in enumerate(_followed(link, queue, partition, last), 1):
+        _print(link, message, data)
+        if shown == count:
+            return
+
+
+def _followed(link: Link, queue: str, partition: str | None, last: int) -> Iterator[StoredMessage]:
+    """What is pushed, for ever; a server that goes away is waited for."""
+    news = link.session.follow(queue, partition=partition, last=last)
+    away = False
+    while True:
+        yield from news.items
+        if not news.items:
+            time.sleep(POLL)
+        try:
+            news = link.session.follow(queue, news.after, partition=partition)
+            away = False
+        except AckflowError as error:
+            if not unreachable(error):
+                raise
+            if not away:
+                link.out.note(f"{error.message}; waiting for it")
+            away = True
+            time.sleep(1.0)
+
+
+def _print(link: Link, message: StoredMessage, data: bool) -> None:
+    if data:
+        output.data(message.raw)
+    elif link.out.as_json:
+        output.line(output.stored(message))
+    else:
+        at = f"{message.created_at:%H:%M:%S.%f}"[:-3]
+        text = f"{at}  {message.id}  {message.partition}  {output.payload(message.raw)}"
+        print(safe(text), flush=True)
+
+
+def top(
+    link: Link,
+    interval: Annotated[float, duration("Look again after this time.", "--interval", "-i")] = 2.0,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="End after so many looks (default: never on a terminal, else 1)."),
+    ] = None,
+) -> None:
+    """Watch all queues: what is ready, leased and dead, how old the oldest is, how fast it goes."""
+    shown = sys.stdout.isatty() and not link.out.as_json
+    if count is None and not shown:
+        count = 1
+    frames = _frames(link, max(interval, 0.1), count)
+    if shown:
+        _draw(link, frames)
+        return
+    for rows in frames:
+        link.out.table(COLUMNS, map(_row, rows), (_record(row) for row in rows))
+        sys.stdout.flush()
+
+
+class Row:
+    """A group of a queue, or a queue that no group reads, and how fast it goes."""
+
+    def __init__(self, queue: QueueStats, group: GroupStats | None) -> None:
+        self.queue, self.group = queue, group
+        self.into: float | None = None
+        self.out: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        return self.queue.name, self.group.name if self.group else None
+
+    @property
+    def pushed(self) -> int:
+        return self.group.counts.pushed if self.group else self.queue.messages
+
+    def since(self, before: "Row | None", seconds: float) -> None:
+        if before is not None and seconds > 0:
+            self.into = max(0, self.pushed - before.pushed) / seconds
+            if self.group and before.group:
+                self.out = max(0, self.group.counts.done - before.group.counts.done) / seconds
+
+
+def _frames(link: Link, interval: float, count: int | None) -> Iterator[list[Row]]:
+    """Look again and again; the first look only tells what rates are counted from."""
+    before, at = _rows(link), time.monotonic()
+    shown = 0
+    while count is None or shown < count:
+        time.sleep(interval if shown else min(interval, 1.0))
+        now = time.monotonic()
+        rows = _rows(link)
+        known = {row.key: row for row in before}
+        for row in rows:
+            row.since(known.get(row.key), now - at)
+        before, at = rows, now
+        shown += 1
+        yield rows
+
+
+def _rows(link: Link) -> list[Row]:
+    rows: list[Row] = []
+    for queue in link.session.queues():
+        rows += [Row(queue, group) for group in queue.groups] or [Row(queue, None)]
+    return rows
+
+
+def _row(row: Row) -> list[Cell]:
+    paused: Cell = ("paused", "yellow") if row.queue.paused else ""
+    rates = ["" if rate is None else f"{rate:,.0f}" for rate in (row.into, row.out)]
+    if row.group is None:
+        return [row.queue.name, "", f"{row.pushed:,}", "", "", "0", f"{row.pushed:,}", "", *rates, paused]  # fmt: skip
+    group, c = row.group, row.group.counts
+    if group.paused:
+        paused = ("paused", "yellow")
+    return [
+        row.queue.name, group_name(group.name), f"{c.ready:,}", f"{c.leased:,}", f"{c.waiting:,}",
+        counted(group.dead_letters, "red"), f"{c.lag:,}", span(group.oldest_seconds), *rates, paused,
+    ]  # fmt: skip
+
+
+def _record(row: Row) -> dict[str, Any]:
+    group = output.group_record(row.group) if row.group else {"lag": row.pushed}
+    return {
+        "at": datetime.now(UTC), "queue": row.queue.name, "group": row.key[1],
+        "counts": group.get("counts"), "lag": group["lag"],
+        "dead_letters": row.group.dead_letters if row.group else 0,
+        "oldest_seconds": row.group.oldest_seconds if row.group else None,
+        "paused": row.queue.paused or bool(row.group and row.group.paused),
+        "in_per_second": row.into, "out_per_second": row.out,
+    }  # fmt: skip
+
+
+def _draw(link: Link, frames: Iterator[list[Row]]) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        live.update(Text("looking ..."), refresh=True)
+        for rows in frames:
+            rows.sort(
+                key=lambda row: (row.group is None, -(row.group.counts.lag if row.group else 0))
+            )
+            fit = max(1, console.height - 6)
+            head = f"{link.place.url}  {datetime.now():%H:%M:%S}  {len(rows)} rows, Ctrl-C ends"
+            table = output.rich_table(COLUMNS, map(_row, rows[:fit]))
+            live.update(Group(Text(safe(head), "dim"), table), refresh=True)

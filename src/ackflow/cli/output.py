@@ -1,0 +1,227 @@
+"""What is printed: tables for people, JSON for programs, sentences for what went wrong."""
+
+import sys
+import unicodedata
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import typer
+
+from ..delivery import Delivery
+from ..model import DeadLetter, GroupStats, QueueStats, StoredMessage
+from ..policy import QUEUE_MODE
+
+Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
+_WIDTH_OF_DATA = 72
+
+
+class Output:
+    """Prints what a command has to say, in the form that was asked for."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def record(self, record: Any, *sentences: str) -> None:
+        """One thing: a JSON document, or sentences for people."""
+        if self.as_json:
+            line(record)
+        else:
+            for sentence in sentences:
+                print(safe(sentence))
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], records: Iterable[Any]
+    ) -> None:
+        """Many things: JSON lines, or a table; a column whose name begins with > is aligned right."""
+        if not self.as_json:
+            tabulate(columns, rows)
+            return
+        for record in records:
+            line(record)
+
+    def say(self, sentence: str = "") -> None:
+        """Something that only people need."""
+        if not self.as_json:
+            print(safe(sentence))
+
+    def note(self, sentence: str) -> None:
+        """Something about the output; on stderr, so that no pipe gets it."""
+        if not self.as_json:
+            print(safe(sentence), file=sys.stderr)
+
+    def hint(self, sentence: str) -> None:
+        """What could be done next, for people who watch."""
+        if not self.as_json and sys.stderr.isatty():
+            typer.secho(safe(sentence), err=True, dim=True)
+
+
+def line(record: Any) -> None:
+    """One JSON document on a line, exactly as bytes, whatever the encoding of the terminal."""
+    sys.stdout.flush()
+    out = sys.stdout.buffer
+    out.write(msgspec.json.encode(record) + b"\n")
+    out.flush()
+
+
+def data(raw: bytes) -> None:
+    """A payload byte for byte, with a line end."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(raw + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def tabulate(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """On a terminal a table that fits it; into a pipe aligned columns, whole and without colours."""
+    if sys.stdout.isatty():
+        _rich(columns, rows)
+        return
+    plain = [[safe(cell if isinstance(cell, str) else cell[0]) for cell in row] for row in rows]
+    lines = [[name.lstrip(">") for name in columns], *plain]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for cells in lines:
+        parts = [
+            text.rjust(width) if name.startswith(">") else text.ljust(width)
+            for name, text, width in zip(columns, cells, widths, strict=True)
+        ]
+        print("  ".join(parts).rstrip())
+
+
+def _rich(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(rich_table(columns, rows))
+
+
+def rich_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Any:
+    """The table as it is drawn on a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        right = name.startswith(">")
+        table.add_column(
+            name.lstrip(">"), justify="right" if right else "left", no_wrap=right,
+            overflow="ellipsis" if name == "data" else "fold",
+        )  # fmt: skip
+    for row in rows:
+        cells = [(cell, "") if isinstance(cell, str) else cell for cell in row]
+        table.add_row(*(Text(safe(text), style) for text, style in cells))
+    return table
+
+
+def safe(text: str) -> str:
+    """A text without characters that could command the terminal; line ends stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in text)  # fmt: skip
+
+
+# How things are written in a cell
+
+
+def when(time: datetime | None) -> str:
+    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def ago(time: datetime | None) -> str:
+    """How long ago, or in how long."""
+    if time is None:
+        return ""
+    seconds = (datetime.now(UTC) - time).total_seconds()
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
+def span(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return (
+                f"{seconds / size:.0f}{unit}"
+                if seconds >= 10 * size
+                else f"{seconds / size:.1f}{unit}"
+            )
+    return f"{seconds:.0f}s" if seconds >= 1 else f"{seconds * 1000:.0f}ms"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def many(count: int, what: str) -> str:
+    """1 message, 2,000 messages."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def group_name(name: str) -> str:
+    """The group of consumers who name none is written as it is typed: -."""
+    return "-" if name == QUEUE_MODE else name
+
+
+def payload(raw: bytes, most: int | None = None) -> str:
+    """A payload in one line of text; bytes that are no text are shown as hex."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = f"0x{raw.hex()}"
+    text = " ".join(text.split("\n"))
+    return text if most is None or len(text) <= most else text[: most - 1] + "…"
+
+
+def short(raw: bytes) -> str:
+    """A payload as a cell: cut on a terminal, whole in a pipe."""
+    return payload(raw, _WIDTH_OF_DATA if sys.stdout.isatty() else None)
+
+
+def counted(number: int, style: str) -> Cell:
+    """A number that is drawn in a style unless it is 0."""
+    return (f"{number:,}", style) if number else "0"
+
+
+# How things are written as JSON
+
+
+def body(raw: bytes, is_json: bool) -> dict[str, Any]:
+    """A payload: `data` as JSON byte for byte, bytes as `text`, or as `base64` when they are none."""
+    if is_json:
+        return {"data": msgspec.Raw(raw)}
+    try:
+        return {"text": raw.decode()}
+    except UnicodeDecodeError:
+        return {"base64": b64encode(raw).decode()}
+
+
+def stored(message: StoredMessage | DeadLetter) -> dict[str, Any]:
+    record = msgspec.structs.asdict(message)
+    return record | body(record.pop("raw"), record.pop("is_json"))
+
+
+def delivered(message: Delivery) -> dict[str, Any]:
+    m = message
+    is_json = not isinstance(m.data, bytes)
+    return {
+        "id": m.id, "queue": m.queue, "group": m.group, "partition": m.partition,
+        "priority": m.priority, "sequence": m.sequence, "created_at": m.created_at,
+        "deliveries": m.deliveries, "failures": m.failures, "redelivered": m.redelivered,
+        "transaction_id": m.transaction_id, "headers": m.headers, "token": m.token,
+        "lease_expires_at": m.lease_expires_at, **body(m.raw, is_json),
+    }  # fmt: skip
+
+
+def group_record(group: GroupStats) -> dict[str, Any]:
+    counts = {**msgspec.structs.asdict(group.counts), "pushed": group.counts.pushed}
+    return {**msgspec.structs.asdict(group), "counts": counts, "lag": group.counts.lag}
+
+
+def queue_record(queue: QueueStats) -> dict[str, Any]:
+    groups = [group_record(group) for group in queue.groups]
+    return {**msgspec.structs.asdict(queue), "groups": groups}

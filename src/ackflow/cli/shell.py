@@ -1,0 +1,300 @@
+"""What all commands share: where they work, how they fail, and how they end."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+from .. import errors
+from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound
+from ..session import Session, connect
+from . import where
+from .output import Output, safe
+from .where import NoDatabase, Place
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., None])
+
+FAILED, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
+_UNREACHABLE = {"unavailable", "circuit_open", NoDatabase.code}
+_PANEL = "Where and how"
+PANELS = ("Messages", "Looking", "Dead letters", "Administration", "Operation")
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="Database file or URL of a server (env: ACKFLOW_URL; default: the current context, "
+        "else the file that `serve` uses).",
+        rich_help_panel=_PANEL,
+    ),
+]
+Named = Annotated[
+    str | None,
+    typer.Option("--context", help="A saved context, by name.", rich_help_panel=_PANEL),
+]
+Bearer = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        help="What the server asks for; see `ackflow token` (env: ACKFLOW_TOKEN).",
+        rich_help_panel=_PANEL,
+    ),
+]
+CaFile = Annotated[
+    str | None,
+    typer.Option(help="Certificates to trust, PEM (env: ACKFLOW_CA_FILE).", rich_help_panel=_PANEL),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="JSON for programs: a document, or one per line.", rich_help_panel=_PANEL
+    ),
+]
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "url": (Url, None),
+    "context": (Named, None),
+    "bearer": (Bearer, None),
+    "ca_file": (CaFile, None),
+    "as_json": (AsJson, False),
+}
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class Refused(AckflowError):
+    """The command was not carried out."""
+
+    code = "refused"
+
+
+class Link:
+    """The place a command works on, opened when it is first needed, and its output."""
+
+    def __init__(self, place: Callable[[], Place], out: Output, **how: bool) -> None:
+        self._place = place
+        self._how = how
+        self._opened: Session | None = None
+        self._known: Place | None = None
+        self.out = out
+
+    @property
+    def place(self) -> Place:
+        if self._known is None:
+            self._known = self._place()
+        return self._known
+
+    @property
+    def session(self) -> Session:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> Session:
+        place = self.place
+        if not place.remote:
+            if not self._how["makes"] and place.url != ":memory:":
+                there(place)
+            return connect(place.url, upkeep=self._how["keeps"])
+        return connect(
+            place.url,
+            token=place.token,
+            ca_file=place.ca_file,
+            patience=None if self._how["keeps"] else _hasty(),
+        )
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
+def there(place: Place) -> None:
+    """Refuse a file that is not there: only what brings messages makes one."""
+    if not os.path.exists(place.url):
+        raise NoDatabase(
+            f"there is no database {place.url} (from {place.said_by}); "
+            "`ackflow push` or `ackflow serve` makes one"
+        )
+
+
+def _hasty() -> Any:
+    """A person waits: tell soon when nobody answers."""
+    from ..client.patience import Patience
+
+    return Patience(pauses=(0.3,), connect_seconds=3.0)
+
+
+def command(
+    app: typer.Typer,
+    name: str | None = None,
+    *,
+    panel: str | None = None,
+    makes: bool = False,
+    keeps: bool = False,
+    epilog: str | None = None,
+) -> Callable[[Callable[Concatenate[Link, P], None]], Callable[Concatenate[Link, P], None]]:
+    """Register a function of a link as a command, with the options that say where and how.
+
+    `makes`: a file that is not there is made. `keeps`: it may run for long, so it does upkeep on
+    a file and has patience with a server.
+    """
+
+    def register(
+        function: Callable[Concatenate[Link, P], None],
+    ) -> Callable[Concatenate[Link, P], None]:
+        def run(ctx: typer.Context, **given: Any) -> None:
+            shared = _shared(ctx, {name: given.pop(name) for name in _SHARED})
+            link = Link(lambda: _find(shared), Output(shared["as_json"]), makes=makes, keeps=keeps)
+            try:
+                function(link, **given)  # type: ignore[call-arg]
+            except QueueNotFound as error:
+                _suggest(link, error)
+                raise
+            finally:
+                link.close()
+
+        run.__doc__ = function.__doc__
+        run.__name__ = getattr(function, "__name__", "run")
+        _wear(run, function)
+        app.command(name, rich_help_panel=panel, epilog=epilog)(run)
+        return function
+
+    return register
+
+
+def _wear(run: Callable[..., None], function: Callable[..., None]) -> None:
+    """Give a wrapper the parameters of its function, but the link, and those all commands share."""
+    hints = get_type_hints(function, include_extras=True)
+    own = list(signature(function).parameters.values())[1:]
+    context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    shared = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for name, (kind, default) in _SHARED.items()
+    ]
+    mine = [p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
+    parameters = [context, *mine, *shared]
+    run.__signature__ = signature(run).replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+
+
+def _shared(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """The shared options: what a command was given goes before what stood in front of it."""
+    before: dict[str, Any] = ctx.find_root().obj or {}
+    merged = {name: given[name] or before.get(name) or given[name] for name in given}
+    if given["url"] or given["context"]:
+        merged |= {"url": given["url"], "context": given["context"]}
+    ctx.find_root().obj = merged
+    return merged
+
+
+def _find(shared: dict[str, Any]) -> Place:
+    token = shared["bearer"] or os.environ.get("ACKFLOW_TOKEN")
+    ca_file = shared["ca_file"] or os.environ.get("ACKFLOW_CA_FILE")
+    return where.find(shared["url"], shared["context"], token, ca_file)
+
+
+def _suggest(link: Link, error: QueueNotFound) -> None:
+    """A name that is nearly right is told."""
+    try:
+        names = [queue.name for queue in link.session.queues()]
+    except AckflowError:
+        return
+    wrong = error.message.split("'")
+    close = difflib.get_close_matches(wrong[1] if len(wrong) > 1 else "", names, 1)
+    if close:
+        error.message += f"; did you mean {close[0]!r}?"
+    elif not names:
+        error.message += "; there are no queues yet"
+
+
+def complete(ctx: typer.Context) -> list[str]:
+    """The queues there are, for the completion of a shell; it must not fail."""
+    shared = {name: ctx.params.get(name) for name in _SHARED}
+    link = Link(lambda: _find(_shared(ctx, shared)), Output(False), makes=False, keeps=False)
+    try:
+        return [queue.name for queue in link.session.queues()]
+    except AckflowError:
+        return []
+    finally:
+        link.close()
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is lost. Without a terminal nobody can answer: then --yes must be given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refused(f"{question} Nobody can be asked here: give --yes to do it")
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if not agreed:
+        raise Refused("nothing was done")
+
+
+def remember(ctx: typer.Context, as_json: bool) -> bool:
+    """Whether JSON is wanted, here or in front of the command; errors are told likewise."""
+    shared: dict[str, Any] = ctx.find_root().obj or {}
+    shared["as_json"] = as_json or bool(shared.get("as_json"))
+    ctx.find_root().obj = shared
+    return bool(shared["as_json"])
+
+
+def unreachable(error: AckflowError) -> bool:
+    return error.code in _UNREACHABLE
+
+
+def exit_code(error: AckflowError) -> int:
+    if unreachable(error):
+        return UNREACHABLE
+    if isinstance(error, NotFound):
+        return NOTHING
+    return USAGE if isinstance(error, InvalidArgument) else FAILED
+
+
+class Commands(TyperGroup):
+    """The group of all commands: it turns what went wrong into a sentence and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of their panels, so that the help tells first what is done most."""
+
+        def place(name: str) -> int:
+            panel = getattr(self.commands[name], "rich_help_panel", None)
+            return PANELS.index(panel) if panel in PANELS else len(PANELS)
+
+        return sorted(super().list_commands(ctx), key=place)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except AckflowError as error:
+            _tell(error, bool((ctx.find_root().obj or {}).get("as_json")))
+            raise typer.Exit(exit_code(error)) from None
+        except BrokenPipeError:
+            # Whoever reads has enough; what is still in the buffer must not fail at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _tell(error: AckflowError, as_json: bool) -> None:
+    message = error.message
+    if isinstance(error, errors.Unauthenticated):
+        why = error.details.get("hint", "") if error.details.get("error") else ""
+        message = f"the server asks for a token{why and f' ({why})'}: give --token, set ACKFLOW_TOKEN, or save it in a context"
+    elif isinstance(error, errors.Forbidden):
+        need = error.details.get("role")
+        message = f"the token does not allow this{need and f': it needs the role {need}'}"
+    if as_json:
+        told = {"error": {"code": error.code, "message": message}}
+        print(msgspec.json.encode(told).decode(), file=sys.stderr)
+    else:
+        print(f"ackflow: {safe(message)}", file=sys.stderr)
