@@ -95,7 +95,10 @@ def _queue(call: Call) -> str:
 
 def _asked(call: Call) -> dict[str, Any]:
     """What the query asks for."""
-    chosen = AUTOPILOT_BATCH if call.flag("autopilot") else 1
+    if call.flag("conflation"):
+        # Ignored, it would hand over every message to a client that wants the last one alone.
+        raise InvalidArgument("conflation is not served")
+    chosen = min(AUTOPILOT_BATCH, call.server.limits.batch) if call.flag("autopilot") else 1
     lease = call.seconds("leaseSeconds", 0.0, 1e9)
     host, port = call.scope.get("client") or ("unknown", 0)
     return {

@@ -1,0 +1,86 @@
+"""Random walks over settling by name in an ordered group: nothing is lost, and order holds."""
+
+import random
+
+import pytest
+
+import ackflow
+from ackflow import Session, VirtualClock, ids
+from ackflow.broker.named import Named, settle_named
+from ackflow.broker.settle import Verdict
+
+from .recount import Rows, check_rows
+
+VERDICTS = [
+    Verdict("ack"), Verdict("ack"), Verdict("ack", up_to=True),
+    Verdict("nack", yields=True), Verdict("nack", delay=20, yields=True),
+    Verdict("release", yields=True), Verdict("dead_letter"), None,
+]  # fmt: skip
+
+
+class Walk:
+    def __init__(self, q: Session, clock: VirtualClock, seed: int) -> None:
+        self.q, self.clock, self.random = q, clock, random.Random(seed)
+        self.pushed = 0
+        self.held: list[ackflow.Message] = []
+        self.done: set[str] = set()
+
+    def push(self) -> None:
+        self.pushed += 1
+        partition = f"p{self.random.randrange(2)}"
+        self.q.push("jobs", self.pushed, partition=partition)
+
+    def pop(self) -> None:
+        batch = self.q.pop(
+            "jobs", group="g", batch=self.random.randrange(1, 5), dialect="queen",
+            partitions=self.random.randrange(1, 3), lease_seconds=30,
+        )  # fmt: skip
+        for home in {message.partition for message in batch}:
+            mine = [message.sequence for message in batch if message.partition == home]
+            assert mine == sorted(mine)
+        assert not self.done & {message.id for message in batch}, "handed out after its ack"
+        self.held += batch
+
+    def settle(self) -> None:
+        if not self.held:
+            return
+        message = self.random.choice(self.held[-6:])
+        home = self.q.broker.do(
+            lambda tx: tx.partition(tx.queue("jobs").id, message.partition).id, False
+        )
+        lease = self.random.random() < 0.7 and message.token
+        verdict = self.random.choice(VERDICTS)
+        item = Named(
+            home, message.id, verdict, "g", ids.parse_token(message.token or "") if lease else None
+        )
+        (told,) = self.q.broker.do(settle_named, False, [item])
+        if told.error is None and verdict is not None and verdict.verb == "ack":
+            self.done.add(message.id)
+
+    def step(self) -> None:
+        self.random.choice([self.push, self.pop, self.settle, self.settle, self.settle])()
+        if self.random.random() < 0.1:
+            self.clock.advance(self.random.choice([1, 20, 31]))
+        self.q.broker.look(lambda tx: check_rows(Rows(tx)))
+
+    def finish(self) -> None:
+        """Everything that is left comes, in order."""
+        self.clock.advance(1000)
+        while batch := self.q.pop("jobs", group="g", batch=9, partitions=9, dialect="queen"):
+            for message in batch:
+                assert message.id not in self.done
+                message.ack()
+                self.done.add(message.id)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_walk_over_named_settles_loses_nothing(clock: VirtualClock, seed: int) -> None:
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+        q.group("jobs", "g", dialect="queen")
+        walk = Walk(q, clock, seed)
+        for _ in range(150):
+            walk.step()
+        walk.finish()
+        counts = q.group_stats("jobs", "g").counts
+        assert (counts.ready, counts.leased, counts.waiting) == (0, 0, 0)
+        assert counts.done + counts.dead == walk.pushed
