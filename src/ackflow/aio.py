@@ -6,6 +6,7 @@ moment into one commit. A waiting pop holds no thread.
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -13,14 +14,21 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from . import checks, session
+from . import buffer, checks, session
 from .broker.broker import Broker
+from .broker.pop import PopRequest
 from .broker.settle import Verdict
+from .buffer import SECONDS, SIZE
 from .clock import Clock
-from .delivery import Batch, Delivery
-from .errors import SessionClosed
+from .consume import Plan
+from .consume_aio import Consumer
+from .deadletters import Alert
+from .delivery import Batch, Delivery, Receipt
+from .errors import SessionClosed, SessionForked
+from .fluent import FluentQueue
+from .measure import AckStats
 from .onloop import OnLoop
-from .policy import QUEUE_MODE, Dialect
+from .policy import QUEUE_MODE, Dialect, QueueOptions
 from .store.sqlite import MayLose
 from .transaction import Committed, Operations
 
@@ -46,7 +54,11 @@ async def connect(
     """Open a database or a server as `ackflow.connect` does."""
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         remote = session.client().remote_on_loop(url, token, ca_file, patience, clock)
-        return Session(session.Session(remote, consumer))
+        beside = partial(
+            session.connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
+            patience=patience,
+        )  # fmt: skip
+        return Session(session.Session(remote, consumer), beside)
     opened = partial(
         session.connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
     )
@@ -89,6 +101,14 @@ class Message(Delivery, gc=False, eq=False):
     async def extend(self, seconds: float | None = None) -> datetime | None:
         """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
         return await self._session.extend_one(self, seconds)
+
+    async def in_progress(self) -> None:
+        """Still at work: the lease begins anew. JetStream's word for `extend`."""
+        await self.extend()
+
+    async def term(self, reason: str | None = None) -> None:
+        """Never again, kept in the dead letters. JetStream's word for `reject`."""
+        await self.reject(reason)
 
 
 def _awaitable(
@@ -145,11 +165,73 @@ class Lease:
         return run
 
 
+class Buffer:
+    """An `ackflow.buffer.Buffer`, awaitable; it is filled here and sent from a thread."""
+
+    def __init__(self, gathering: buffer.Buffer) -> None:
+        self._gathering = gathering
+
+    @property
+    def pending(self) -> int:
+        """How many pushes and settles are not sent yet."""
+        return self._gathering.pending
+
+    @property
+    def refused(self) -> int:
+        """Settles that came too late: those messages come again."""
+        return self._gathering.refused
+
+    async def push(self, queue: str, data: Any, **options: Any) -> None:
+        """Take messages to be pushed; what is not valid is refused here and now."""
+        await self._do(self._gathering.push, queue, data, **options)
+
+    async def ack(self, messages: Delivery | list[Delivery]) -> None:
+        """Take messages to be acked."""
+        await self._do(self._gathering.ack, messages)
+
+    async def nack(self, messages: Delivery | list[Delivery], *reason: str, **delay: float) -> None:
+        """Take messages to be nacked."""
+        await self._do(self._gathering.nack, messages, *reason, **delay)
+
+    async def flush(self) -> None:
+        """Send everything now; raises when it could not be sent, and it is kept."""
+        await asyncio.to_thread(self._gathering.flush)
+
+    async def close(self) -> None:
+        """Send what is left and end."""
+        await asyncio.to_thread(self._gathering.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _do(self, take: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Fill it; the loop is not held up when there is no room."""
+        if self._gathering.full:
+            await asyncio.to_thread(take, *args, **kwargs)
+        else:
+            take(*args, **kwargs)
+
+
+AwaitedQueue = FluentQueue[
+    Coroutine[Any, Any, Receipt], Coroutine[Any, Any, Batch[Message]], Consumer,
+    Coroutine[Any, Any, QueueOptions],
+]  # fmt: skip
+
+
 class Session:
     """The methods of `ackflow.Session`, awaitable; `sync` is the session underneath."""
 
-    def __init__(self, sync: session.Session) -> None:
+    def __init__(
+        self, sync: session.Session, beside: Callable[[], session.Session] | None = None
+    ) -> None:
         self.sync = sync
+        self._beside = beside
+        self._besides: session.Session | None = None
+        self._lock = threading.Lock()
+        self._parts: list[Any] = []
         self.consumer = sync.consumer
         self._closed = False
         self._remote = not isinstance(sync.broker, Broker)
@@ -198,6 +280,8 @@ class Session:
     peek = _awaitable(session.Session.peek)
     follow = _awaitable(session.Session.follow)
     search = _awaitable(session.Session.search)
+    dead_distribution = _awaitable(session.Session.dead_distribution)
+    reprocess = _awaitable(session.Session.reprocess)
     upkeep = _awaitable(session.Session.upkeep)
     backup = _awaitable(session.Session.backup)
 
@@ -233,12 +317,92 @@ class Session:
             token=token,
             dialect=dialect,
         )
-        wait = checks.seconds(wait, "wait")
+        return await self.take(request, checks.seconds(wait, "wait"))
+
+    async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
+        """Pop what a checked request asks for."""
         if self._remote:
             handout = await self._run(partial(self.sync.broker.pop, request, wait))
         else:
             handout = await self._onloop().pop(request, wait)
         return Batch.of(self, handout, Message)
+
+    def consume(
+        self,
+        queue: str,
+        handler: Callable[[Any], Any],
+        *,
+        group: str = QUEUE_MODE,
+        batch: int = 1,
+        each: bool = False,
+        concurrency: int = 1,
+        auto_ack: bool = False,
+        on_success: Callable[[Any], Any] | None = None,
+        on_error: Callable[[Any, Exception], Any] | None = None,
+        renew: bool | float = True,
+        wait: float = 1.0,
+        stop: asyncio.Event | None = None,
+        lease_seconds: float | None = None,
+        partition: str | None = None,
+        dialect: Dialect = "native",
+    ) -> Consumer:
+        """Call `handler` with every message, from `concurrency` tasks; the rules are those of
+        `ackflow.Session.consume`.
+
+        It runs at once. `await q.consume(...)` waits until it is stopped, `async with` stops it at
+        the end of the block. Handler and callbacks may be coroutine functions. Leases are renewed
+        from a thread, also while a handler blocks the event loop; when one is lost all the same,
+        its handler is cancelled.
+        """
+        request = self.sync.pop_request(
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            partition=partition, dialect=dialect,
+        )  # fmt: skip
+        plan: Plan[Message] = Plan(
+            handler, request, each, concurrency, on_success, on_error, renew, wait
+        )
+        consumer = Consumer(self, plan, stop)
+        self._parts.append(consumer)
+        return consumer
+
+    def queue(self, name: str) -> AwaitedQueue:
+        """A queue in the fluent style: `await q.queue("orders").group("workers").pop()`."""
+        return FluentQueue(self, name)
+
+    def buffer(self, size: int = SIZE, seconds: float = SECONDS) -> Buffer:
+        """Gather pushes and settles and send them together; closing the session sends the rest."""
+        gathering = Buffer(self.beside().buffer(size, seconds))
+        self._parts.append(gathering)
+        return gathering
+
+    def alert_dead(self, queue: str, call: Callable[[str, int], Any], **options: Any) -> Alert:
+        """Call `call(queue, depth)`, from a thread, when the queue has many dead letters."""
+        return self.beside().alert_dead(queue, call, **options)
+
+    def ack_stats(self) -> AckStats:
+        """How the settles of this session went: counts, success rate, latencies."""
+        return self.sync.ack_stats()
+
+    @property
+    def cancels(self) -> bool:
+        """Whether a pop can be cancelled without leaving something leased for a while."""
+        return not self._remote
+
+    def beside(self) -> session.Session:
+        """A session for threads beside the loop, on the same database or server."""
+        if self._beside is None:
+            return self.sync
+        with self._lock:
+            if self._closed:
+                raise SessionClosed()
+            if self._besides is None:
+                self._besides = self._beside()
+            return self._besides
+
+    def leave(self, part: object) -> None:
+        """A part has ended by itself."""
+        if part in self._parts:
+            self._parts.remove(part)
 
     async def read(self, token: str) -> Batch[Message]:
         """The messages of a lease again, all of them, settled meanwhile or not."""
@@ -254,8 +418,15 @@ class Session:
         return Transaction(self, key)
 
     async def close(self) -> None:
-        """End the session; what was answered stays."""
-        if not self._closed:
+        """End the session; what was answered stays. Consume loops are stopped, buffers sent."""
+        if self._closed or self.sync.forked:
+            return
+        try:
+            for part in sorted(self._parts, key=lambda part: isinstance(part, Buffer)):
+                await part.close()
+        finally:
+            if self._besides is not None:
+                await asyncio.to_thread(self._besides.close)
             closing = self._run(self.sync.close)
             self._closed = True
             await closing
@@ -272,6 +443,8 @@ class Session:
     def _run(self, call: Callable[[], R]) -> Awaitable[R]:
         if self._closed:
             raise SessionClosed()
+        if self.sync.forked:
+            raise SessionForked()  # the threads are not here, the connections not ours
         if self._remote:
             from .client.green import spawn
 

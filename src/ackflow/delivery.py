@@ -27,6 +27,7 @@ class Origin(Struct, gc=False):
     store: int
     token: int | None
     expires_at: int | None
+    lost: bool = False
 
 
 class Share(Struct, gc=False):
@@ -126,6 +127,11 @@ class Delivery(Struct, gc=False, eq=False):
         return None if at is None else when(at)
 
     @property
+    def lost(self) -> bool:
+        """Whether a consume loop has learned that the lease is lost: what is done now is in vain."""
+        return self._share.origin.lost
+
+    @property
     def metadata(self) -> Metadata:
         run = self._share.run
         return Metadata(
@@ -184,6 +190,14 @@ class Message(Delivery, gc=False, eq=False):
     def extend(self, seconds: float | None = None) -> datetime | None:
         """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
         return self._session.extend_one(self, seconds)
+
+    def in_progress(self) -> None:
+        """Still at work: the lease begins anew. JetStream's word for `extend`."""
+        self.extend()
+
+    def term(self, reason: str | None = None) -> None:
+        """Never again, kept in the dead letters. JetStream's word for `reject`."""
+        self.reject(reason)
 
 
 M = TypeVar("M", bound=Delivery)

@@ -221,3 +221,17 @@ class SessionForked(AckflowError):
 
     code = "session_forked"
     status = 503
+
+
+class Unavailable(AckflowError):
+    """The server cannot be reached or answered nothing of use; try again."""
+
+    code = "unavailable"
+    status = 503
+
+
+class CircuitOpen(AckflowError):
+    """Circuit breaker is open"""
+
+    code = "circuit_open"
+    status = 503

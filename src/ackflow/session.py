@@ -7,7 +7,7 @@ from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from . import checks, codec, ids
+from . import checks, codec, ids, ranges
 from .broker import admin, dead, read, settle, stage
 from .broker.broker import Broker, Verbs
 from .broker.handout import Handout
@@ -17,7 +17,8 @@ from .broker.transact import transact
 from .clock import Clock, SystemClock
 from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of
 from .errors import InvalidArgument, SessionForked
-from .looking import Looking, Time
+from .helping import Helping
+from .looking import Time
 from .model import (
     GroupStats,
     Upkeep,
@@ -73,10 +74,11 @@ def client() -> ModuleType:
     return connection
 
 
-class Session(Looking):
+class Session(Helping):
     """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
 
     def __init__(self, broker: Verbs, consumer: str | None = None) -> None:
+        super().__init__()
         self._broker = broker
         self._pid = os.getpid()
         given = f"{socket.gethostname()}:{self._pid}" if consumer is None else consumer
@@ -175,7 +177,11 @@ class Session(Looking):
             partition=partition, partitions=partitions, consumer=consumer, token=token,
             dialect=dialect,
         )  # fmt: skip
-        return Batch.of(self, self.broker.pop(request, checks.seconds(wait, "wait")), Message)
+        return self.take(request, checks.seconds(wait, "wait"))
+
+    def take(self, request: PopRequest, wait: float) -> Batch[Message]:
+        """Pop what a checked request asks for."""
+        return Batch.of(self, self.broker.pop(request, wait), Message)
 
     def pop_request(
         self,
@@ -289,9 +295,10 @@ class Session(Looking):
 
     def _settle_one(self, token: int, mark: Mark) -> None:
         synced = mark.verdict.confirm or mark.verdict.verb in SYNCED
-        (outcome,) = self.broker.do(settle.settle, synced, token, [mark])
-        if outcome.refused:
-            raise outcome.refused[0].error
+        with self._acks.measure(1):
+            (outcome,) = self.broker.do(settle.settle, synced, token, [mark])
+            if outcome.refused:
+                raise outcome.refused[0].error
 
     def _settle_all(self, messages: Messages, verdict: Verdict) -> Settled:
         verdict.check()
@@ -306,8 +313,11 @@ class Session(Looking):
             m.verdict.confirm or m.verdict.verb in SYNCED for some in marks.values() for m in some
         )
         if marks:
-            for outcome in self.broker.do(settle.settle_many, synced, marks, atomic):
-                result.add(self.broker.store.id, outcome)
+            with self._acks.measure(_count(marks)) as call:
+                for outcome in self.broker.do(settle.settle_many, synced, marks, atomic):
+                    result.add(self.broker.store.id, outcome)
+                call.successful = result.settled + result.noop
+                call.refused = len(result.refused)
         return result
 
     # transactions and values
@@ -454,9 +464,15 @@ class Session(Looking):
         self.broker.store.backup(os.fspath(target))
 
     def close(self) -> None:
-        """End the session; what was answered stays. Leases live on until they end."""
-        if os.getpid() == self._pid:
-            self._broker.close()
+        """End the session; what was answered stays. Leases live on until they end.
+
+        Consume loops are stopped gracefully and buffers sent; when one cannot be, that is raised.
+        """
+        if not self.forked:
+            try:
+                self._end_parts()
+            finally:
+                self._broker.close()
 
     @property
     def broker(self) -> Verbs:
@@ -464,6 +480,11 @@ class Session(Looking):
         if os.getpid() != self._pid:
             raise SessionForked()
         return self._broker
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is not the process that opened the session."""
+        return os.getpid() != self._pid
 
     def __enter__(self) -> "Session":
         return self
@@ -513,3 +534,8 @@ class Lease:
             place = ids.parse_message_id(id)
             marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
         return self._session._settle_marks({self._token: marks})
+
+
+def _count(marks: dict[int, list[Mark]]) -> int:
+    """How many messages are named by marks; a mark on a whole lease counts as one."""
+    return sum(ranges.count(m.ranges) if m.ranges else 1 for some in marks.values() for m in some)

@@ -16,6 +16,7 @@ from .broker import (
     browse,
     dead,
     inspect,
+    lock,
     read,
     reader,
     settle,
@@ -130,6 +131,14 @@ def _marks(token: int, marks: list[Mark], *_: object) -> None:
             if mark.lane is None:
                 raise InvalidArgument("a set of sequences needs its lane")
             _set(mark.ranges)
+
+
+def _lock(queue: str, group: str, token: int | None, verdict: settle.Verdict, *_: object) -> None:
+    checks.name(queue, "queue")
+    checks.name(group, "group")
+    if token is not None:
+        _token(token)
+    verdict.check()
 
 
 def _many_marks(marks: dict[int, list[Mark]], *_: object) -> None:
@@ -289,6 +298,7 @@ _ALL = [
     _verb(settle.settle, "read-write", _marks, None),
     _verb(settle.settle_many, "read-write", _many_marks, None),
     _verb(settle.extend, "read-write", _token, None),
+    _verb(lock.settle_lock, "read-write", _lock),
     _verb(read.read, "read-write", _token, None),
     _verb(transact.transact, "read-write", _transaction, _of_transaction),
     _verb(stage.stage, "read-write", _stage, _of_chunks),

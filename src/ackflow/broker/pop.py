@@ -28,6 +28,7 @@ LANES_AT_ONCE = 64
 class PopRequest(Struct):
     """What a consumer asks for. With `token`, a repeated pop answers with the same lease.
 
+    `live`: once that lease is over, a repeat gets nothing instead of what others may have by now.
     `start` says where a group that is new begins; without a group there is nothing to skip.
     """
 
@@ -42,6 +43,7 @@ class PopRequest(Struct):
     token: int | None = None
     dialect: Dialect = "native"
     start: Literal["all", "new"] | int = "all"
+    live: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -151,6 +153,8 @@ class Part(Struct):
 
 def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
     """A pop whose token is known is the same pop again."""
+    if request.live and (lease.ended_at is not None or lease.expires_at <= tx.now):
+        return Handout(request.queue, request.group, tx.store)
     answer = read_lease(tx, lease)
     if (answer.queue, answer.group) != (request.queue, request.group):
         raise InvalidArgument("the token belongs to a lease of another queue or group")

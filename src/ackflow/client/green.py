@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import aiohttp
 from greenlet import getcurrent, greenlet
 
-from ..errors import AckflowError, InvalidArgument, SessionClosed
+from ..errors import AckflowError, InvalidArgument, SessionClosed, Unavailable
 from .patience import Breaker, Patience
-from .requests import HEADERS, Request, Unavailable, result
+from .requests import HEADERS, Request, result
 
 R = TypeVar("R")
 
@@ -62,19 +62,19 @@ class GreenTransport:
         return parent.switch(coroutine)
 
     async def _send(self, request: Request) -> Any:
+        self._breaker.check()
         attempt = 0
         while True:
-            self._breaker.check()
             try:
                 answer = await self._once(request)
             except (aiohttp.ClientError, TimeoutError, Unavailable) as error:
                 if self._closed:
                     raise SessionClosed() from None
-                self._breaker.failed()
                 self._at += 1
                 sent = not isinstance(error, aiohttp.ClientConnectorError)
                 pause = self._patience.pause(request, attempt, sent)
                 if pause is None:
+                    self._breaker.failed()
                     raise Unavailable(
                         f"{' and '.join(self._bases)} cannot be reached: {error}"
                     ) from None

@@ -5,22 +5,15 @@ import time
 
 from msgspec import Struct
 
-from ..errors import AckflowError
+from ..errors import CircuitOpen
 from .requests import Request
-
-
-class CircuitOpen(AckflowError):
-    """Circuit breaker is open"""
-
-    code = "circuit_open"
-    status = 503
 
 
 class Patience(Struct, frozen=True):
     """How a client behaves when the server does not answer.
 
-    `pauses` are the seconds before each repeat. The breaker opens after `failures` in a row, for
-    `open_seconds`.
+    `pauses` are the seconds before each repeat. The breaker opens after `failures` calls in a row
+    that failed with all their repeats, for `open_seconds`.
     """
 
     pauses: tuple[float, ...] = (1.0, 2.0, 4.0)
@@ -40,7 +33,11 @@ class Patience(Struct, frozen=True):
 
 
 class Breaker:
-    """Lets nothing through for a while after too many failures in a row; then one call tries."""
+    """Lets nothing through for a while after too many failures in a row; then one call tries.
+
+    What fails is a call, not each of its attempts: a server that restarts while many threads use it
+    is not shut out.
+    """
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience

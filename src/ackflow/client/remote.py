@@ -82,7 +82,7 @@ class RemoteBroker:
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
         self.check_open()
         if request.token is None and not request.auto_ack:
-            request = msgspec.structs.replace(request, token=new_token())
+            request = msgspec.structs.replace(request, token=new_token(), live=True)
         return wire.unpack(self.transport.send(requests.pop(request, wait)))
 
     def upkeep(self) -> Upkeep:

@@ -9,19 +9,12 @@ import msgspec
 from .. import wire
 from ..broker.pop import PopRequest
 from ..broker.push import Answer, PushRequest
-from ..errors import AckflowError, InvalidArgument
+from ..errors import InvalidArgument, SessionClosed, Unavailable
 from ..model import Upkeep
 from ..verbs import BY_FUNCTION
 from ..wire import MSGPACK, Codec, Popped, Told
 
 HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
-
-
-class Unavailable(AckflowError):
-    """The server cannot be reached or answered nothing of use; try again."""
-
-    code = "unavailable"
-    status = 503
 
 
 class Request(NamedTuple):
@@ -91,7 +84,10 @@ def result(request: Request, status: int, headers: Mapping[str, str], body: byte
         told = (_failed_msgpack if packed else _failed)(body).error
     except msgspec.MsgspecError:
         raise Unavailable(f"the server answered {status}, which Ackflow does not") from None
-    raise wire.untell(told)
+    error = wire.untell(told)
+    if isinstance(error, SessionClosed):
+        raise Unavailable("the server is shutting down")  # its session, not the caller's
+    raise error
 
 
 def bases(url: str) -> list[str]:

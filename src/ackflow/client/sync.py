@@ -3,7 +3,7 @@
 import contextlib
 import random
 import socket
-import time
+import threading
 from typing import Any
 from weakref import WeakSet
 
@@ -11,9 +11,9 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, NewConnectionError
 
-from ..errors import AckflowError, SessionClosed
+from ..errors import AckflowError, SessionClosed, Unavailable
 from .patience import Breaker, Patience
-from .requests import HEADERS, Request, Unavailable, result
+from .requests import HEADERS, Request, result
 
 
 class SyncTransport:
@@ -28,26 +28,27 @@ class SyncTransport:
         self._patience = patience
         self._breaker = Breaker(patience)
         self._open: WeakSet[HTTPConnection] = WeakSet()
-        self._closed = False
+        self._closed = threading.Event()
         self._pool = urllib3.PoolManager(maxsize=64, retries=False, **tls)
         self._pool.pool_classes_by_scheme = _watched(self._open)
 
     def send(self, request: Request) -> Any:
+        self._breaker.check()
         attempt = 0
         while True:
-            self._breaker.check()
             try:
                 answer = self._once(request)
             except (HTTPError, Unavailable) as error:
-                if self._closed:
+                if self._closed.is_set():
                     raise SessionClosed() from None
-                self._breaker.failed()
                 self._at += 1
                 sent = not isinstance(error, NewConnectionError)
                 pause = self._patience.pause(request, attempt, sent)
                 if pause is None:
+                    self._breaker.failed()
                     raise _unavailable(self._bases, error) from None
-                time.sleep(pause * random.uniform(0.75, 1.25))
+                if self._closed.wait(pause * random.uniform(0.75, 1.25)):
+                    raise SessionClosed() from None
                 attempt += 1
             except AckflowError:
                 self._breaker.worked()
@@ -69,7 +70,7 @@ class SyncTransport:
 
     def close(self) -> None:
         """Close every connection, also those on which another thread waits for an answer."""
-        self._closed = True
+        self._closed.set()
         for connection in list(self._open):
             if connection.sock is not None:
                 with contextlib.suppress(OSError):

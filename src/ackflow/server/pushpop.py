@@ -12,13 +12,14 @@ import msgspec
 
 from .. import checks, ids
 from ..broker import lock
-from ..broker.handout import Handout, is_binary, payload
+from ..broker.handout import Handout
 from ..broker.pop import PopRequest
 from ..broker.push import Chunk, PushRequest
 from ..broker.settle import SYNCED, Verdict
 from ..clock import SECOND
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..policy import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
+from ..pushpop import NEGATIVE, PUSHED, clamped, items
 from .http import Answer, Call, Handler, Route, json
 from .pushpop_types import (
     OF_LOCKS,
@@ -43,7 +44,6 @@ from .pushpop_types import (
 )
 
 LOCKED = "Queue is locked pending acknowledgement"
-SHORTEST, LONGEST = 1, 300
 _HUGE = 10**400  # a number is clamped however large it is
 
 _FLAGS = {"": False, "true": True, "1": True, "false": False, "0": False}
@@ -53,12 +53,12 @@ async def push(call: Call) -> Answer:
     """Put an item at the end of its priority; it is on disk when this is answered."""
     brought = call.decoded(Push)
     if brought.priority < 0:
-        raise InvalidArgument("Priority must be non-negative")
+        raise InvalidArgument(NEGATIVE)
     queue, priority = _queue(call), checks.priority(_whole(brought.priority, "priority"))
     data = _item(brought.item)
     chunk = Chunk(queue, DEFAULT_PARTITION, priority, None, array("i", [len(data)]), data)
     await call.server.onloop.push(PushRequest([chunk]))
-    return json(Pushed(True, f"Item pushed to queue {queue} at priority {priority}"))
+    return json(Pushed(True, PUSHED.format(queue=queue, priority=priority)))
 
 
 async def pop(call: Call) -> Answer:
@@ -69,7 +69,7 @@ async def pop(call: Call) -> Answer:
         call,
         PopRequest(
             _queue(call), QUEUE_MODE, _consumer(call), call.whole("count", 1, 1, 100),
-            None if ttl is None else _clamped(ttl),
+            None if ttl is None else clamped(ttl),
             auto_ack=not ack, dialect="pushpop",
         ),
         0,
@@ -110,7 +110,7 @@ async def extend_lock(call: Call) -> Answer:
     """Keep a lock alive for `ttl_seconds` from now; it never becomes shorter."""
     brought = call.decoded(Extend)
     ttl = brought.ttl_seconds
-    seconds = None if ttl is None else _clamped(_whole(ttl, "ttl_seconds"))
+    seconds = None if ttl is None else clamped(_whole(ttl, "ttl_seconds"))
     token = _token(brought.lock_id)
     ends = await call.server.do(lock.extend_lock, False, _queue(call), QUEUE_MODE, token, seconds)
     return json(Extended(True, "Lock extended successfully", brought.lock_id, ends / SECOND))
@@ -166,10 +166,6 @@ def _whole(number: float, what: str) -> int:
     return int(number)
 
 
-def _clamped(seconds: int) -> int:
-    return max(SHORTEST, min(seconds, LONGEST))
-
-
 def _item(raw: msgspec.Raw) -> bytes:
     """The bytes of an item. They were found to be JSON in form; that they are text is seen here."""
     data = bytes(raw)
@@ -185,15 +181,7 @@ def _item(raw: msgspec.Raw) -> bytes:
 
 
 def _items(handout: Handout) -> list[msgspec.Raw]:
-    found = []
-    for run in handout.runs:
-        for index in range(run.lo - run.first, run.hi - run.first):
-            data = payload(run.body, index)
-            # Bytes pushed in another dialect are no JSON: here they are base64 text.
-            found.append(
-                msgspec.Raw(msgspec.json.encode(data) if is_binary(run.body, index) else data)
-            )
-    return found
+    return [msgspec.Raw(item) for item in items(handout)]
 
 
 def _locked(call: Call, handout: Handout) -> Answer:

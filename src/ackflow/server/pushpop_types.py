@@ -6,6 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import AckflowError
 from ..policy import MAX_PRIORITY
+from ..pushpop import SAYS
 from .http import Answer, Param, json
 
 # These are told in the document but checked by hand: a refusal can use the dialect's words, and
@@ -134,15 +135,8 @@ POP = (
     ),
 )
 
-# The words of the dialect, where they differ from Ackflow's own.
-_SAYS = {
-    "LOCK_EXPIRED": "Lock has expired",
-    "LOCK_NOT_FOUND": "No active lock found",
-    "INVALID_LOCK_ID": "Invalid lock_id",
-}
-
 
 def refuse(error: AckflowError) -> Answer:
     """An error in the flat shape of the dialect."""
-    said = _SAYS.get(error.code, error.message)
+    said = SAYS.get(error.code, error.message)
     return json(Refusal(False, said, error.code), error.status)

@@ -1,0 +1,253 @@
+"""Pushes and settles gathered in memory and sent together: by size, by time, and on close.
+
+Nothing is lost as long as the process lives: what could not be sent is kept and sent again, a push
+with the same key, so that it is never there twice. Pushes go before the settles gathered with them,
+so that a consumer that pushes a result and acks its input loses neither.
+"""
+
+import atexit
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+from . import checks, codec
+from .broker.broker import Verbs
+from .broker.push import Chunk, PushRequest
+from .broker.settle import Verdict
+from .clock import Signal, micros
+from .delivery import Delivery, Settled, deliveries
+from .errors import AckflowError, SessionClosed
+from .policy import DEFAULT_PARTITION
+
+log = logging.getLogger("ackflow")
+SIZE = 100
+SECONDS = 1.0
+MOST = 100  # times `size` may wait in memory; then a push or an ack waits
+AGAIN_SECONDS = 1.0
+IDLE_SECONDS = 3600.0
+MOST_BYTES = 8 * 1024 * 1024  # of one push
+Settles = list[tuple[Delivery, Verdict]]
+
+
+class Sends(Protocol):
+    """What a buffer needs of its session."""
+
+    @property
+    def broker(self) -> Verbs: ...
+    def settle(self, verdicts: Settles) -> Settled: ...
+    def leave(self, part: Any) -> None: ...
+
+
+class Buffer:
+    """Gathers pushes, acks and nacks of any threads; a thread of its own sends them.
+
+    It sends when `size` are gathered, when the first of them is `seconds` old, or when half of the
+    time is over that was left to a lease to be settled, whichever comes first. A push is on disk
+    when `flush` or `close` has returned, not before.
+    """
+
+    def __init__(self, session: Sends, size: int = SIZE, seconds: float = SECONDS) -> None:
+        self._session = session
+        self._size = checks.whole(size, "size", 1, 100_000)
+        self._seconds = micros(checks.seconds(seconds, "seconds"))
+        self._clock = session.broker.clock
+        self._changed = threading.Condition()
+        self._signal = Signal()
+        self._chunks: list[Chunk] = []
+        self._settles: Settles = []
+        self._sealed: list[PushRequest | Settles] = []
+        self._gathered = 0
+        self._due: int | None = None
+        self._accepted = self._sent = self._tries = 0
+        self._error: AckflowError | None = None
+        self._closing = self._closed = False
+        self.refused = 0
+        """Settles that came too late: those messages come again."""
+        self._thread = threading.Thread(target=self._run, name="ackflow-buffer", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def pending(self) -> int:
+        """How many pushes and settles are not sent yet."""
+        return self._accepted - self._sent
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that taking more has to wait."""
+        return self.pending >= MOST * self._size
+
+    def push(
+        self,
+        queue: str,
+        data: Any,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        priority: int = 0,
+        delay: float | None = None,
+    ) -> None:
+        """Take messages to be pushed; what is not valid is refused here and now."""
+        request, _ = codec.request(
+            queue, data, partition=partition, priority=priority, delay=delay, key=None
+        )
+        with self._room():
+            self._chunks += request.chunks
+            self._accept(_count(request), self._clock.now() + self._seconds)
+
+    def ack(self, messages: Delivery | list[Delivery]) -> None:
+        """Take messages to be acked."""
+        self.settle(messages, Verdict("ack"))
+
+    def nack(
+        self,
+        messages: Delivery | list[Delivery],
+        reason: str | None = None,
+        *,
+        delay: float | None = None,
+    ) -> None:
+        """Take messages to be nacked."""
+        self.settle(messages, Verdict("nack", reason, delay))
+
+    def settle(self, messages: Delivery | list[Delivery], verdict: Verdict) -> None:
+        """Take messages to be settled in any way."""
+        verdict.check()
+        some = deliveries(messages)
+        now = self._clock.now()
+        due = now + self._seconds
+        for message in some:
+            end = message._share.origin.expires_at
+            if end is not None:
+                due = min(due, now + max(0, end - now) // 2)
+        with self._room():
+            self._settles += [(message, verdict) for message in some]
+            self._accept(len(some), due)
+
+    def flush(self) -> None:
+        """Send everything now; raises when it could not be sent, and it is kept."""
+        self._session.broker  # noqa: B018 - says so when this is another process
+        with self._changed:
+            wanted, tries = self._accepted, self._tries
+            self._due = self._clock.now()
+            self._signal.ring()
+            # A try that runs already may have begun before the last was taken.
+            while self._sent < wanted and not self._closed:
+                if self._error is not None and self._tries > tries + 1:
+                    raise self._error
+                self._signal.ring()
+                self._changed.wait(0.05)
+        if self._sent < wanted and self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Send what is left and end. When that fails it raises, and `pending` tells of how much."""
+        with self._changed:
+            self._closing = True
+        try:
+            self.flush()
+        finally:
+            self._closed = True
+            self._signal.ring()
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+            atexit.unregister(self.close)
+            self._session.leave(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _room(self) -> threading.Condition:
+        """The lock, once there is room for more."""
+        self._session.broker  # noqa: B018 - says so when this is another process
+        with self._changed:
+            while self.full and not self._closing:
+                self._changed.wait(1.0)
+            if self._closing:
+                raise SessionClosed("the buffer is closed")
+        return self._changed
+
+    def _accept(self, n: int, due: int) -> None:
+        self._accepted += n
+        self._gathered += n
+        if self._gathered >= self._size:
+            due = self._clock.now()
+        if self._due is None or due < self._due:
+            self._due = due
+            self._signal.ring()
+
+    # in the thread
+
+    def _run(self) -> None:
+        self._clock.watch(self._signal)
+        try:
+            while not self._closed:
+                self._signal.clear()
+                if self._due is not None and self._due <= self._clock.now():
+                    self._send()
+                due = self._due
+                self._signal.wait(IDLE_SECONDS if due is None else self._clock.seconds_until(due))
+        finally:
+            self._clock.unwatch(self._signal)
+
+    def _seal(self) -> list[PushRequest | Settles]:
+        """What was gathered becomes calls that can be repeated: a push gets its key."""
+        with self._changed:
+            for chunks in _bundles(self._chunks):
+                key, digest = secrets.token_hex(12), codec.digest_of(chunks)
+                self._sealed.append(PushRequest(chunks, key, digest))
+            if self._settles:
+                self._sealed.append(self._settles)
+            self._chunks, self._settles, self._due, self._gathered = [], [], None, 0
+            return list(self._sealed)
+
+    def _send(self) -> None:
+        error: AckflowError | None = None
+        for call in self._seal():
+            try:
+                self._make(call)
+            except AckflowError as failed:
+                error = failed
+                break
+            with self._changed:
+                self._sealed.pop(0)
+                self._sent += _count(call)
+                self._changed.notify_all()
+        with self._changed:
+            self._tries += 1
+            self._error = error
+            if error is not None:
+                log.warning("%d gathered calls are kept and sent again: %s", self.pending, error)
+                self._due = self._clock.now() + micros(AGAIN_SECONDS)
+            self._changed.notify_all()
+
+    def _make(self, call: PushRequest | Settles) -> None:
+        if isinstance(call, PushRequest):
+            self._session.broker.push(call)
+            return
+        for refusal in self._session.settle(call).refused:
+            self.refused += 1
+            log.warning("%s was settled too late: %s", refusal.message_id, refusal.message)
+
+
+def _count(call: PushRequest | Settles) -> int:
+    if isinstance(call, PushRequest):
+        return sum(len(chunk.ends) for chunk in call.chunks)
+    return len(call)
+
+
+def _bundles(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks in pushes that are not too large for one request."""
+    bundle: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if bundle and size + len(chunk.data) > MOST_BYTES:
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(chunk)
+        size += len(chunk.data)
+    if bundle:
+        yield bundle

@@ -1,0 +1,84 @@
+"""How settling goes: how many, how many of them in vain, how long it takes."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+LAST = 1000
+
+
+class AckStats(Struct, frozen=True):
+    """Settles of a session so far, in messages; latencies are seconds of a call.
+
+    The rate is None before the first settle, a latency before the first that worked. The 99th
+    percentile is of the last thousand calls.
+    """
+
+    total: int
+    successful: int
+    failed: int
+    success_rate: float | None
+    average_latency: float | None
+    p99_latency: float | None
+
+    def __str__(self) -> str:
+        rate = "-" if self.success_rate is None else f"{self.success_rate * 100:.2f}%"
+        took = "-" if self.average_latency is None else f"{self.average_latency * 1000:.2f}ms"
+        return (
+            f"total {self.total}, successful {self.successful}, failed {self.failed}, "
+            f"success rate {rate}, average latency {took}"
+        )
+
+
+class Measured:
+    """One call that is being measured: it says what became of its messages."""
+
+    def __init__(self, messages: int) -> None:
+        self.successful = messages
+        self.refused = 0
+
+
+class AckMeter:
+    """Counts every settle of a session, whatever the verb."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._successful = self._failed = self._calls = 0
+        self._seconds = 0.0
+        self._last: deque[float] = deque(maxlen=LAST)
+
+    @contextmanager
+    def measure(self, messages: int) -> Iterator[Measured]:
+        """Around one call; one that raises settled nothing."""
+        call, started = Measured(messages), time.perf_counter()
+        try:
+            yield call
+        except BaseException:
+            with self._lock:
+                self._failed += messages
+            raise
+        took = time.perf_counter() - started
+        with self._lock:
+            self._failed += call.refused
+            self._successful += call.successful
+            if call.successful:
+                self._calls += 1
+                self._seconds += took
+                self._last.append(took)
+
+    def stats(self) -> AckStats:
+        with self._lock:
+            total = self._successful + self._failed
+            last = sorted(self._last)
+            return AckStats(
+                total,
+                self._successful,
+                self._failed,
+                self._successful / total if total else None,
+                self._seconds / self._calls if self._calls else None,
+                last[len(last) * 99 // 100] if last else None,
+            )
