@@ -1,16 +1,16 @@
-"""The Queen dialect with tokens: a token is good for its queues, wherever a call names them."""
+"""The Queen dialect under tokens: each sees and changes the queues it is good for, and no others."""
 
 from typing import Any
 
 import httpx
 import pytest
 
-from ackflow import ids
 from ackflow.broker import tokens
 from ackflow.server import auth
 
 from ..running import Running
-from .queen_calls import Queen, data, named
+
+MINE, OTHER = "mine.a", "other.b"
 
 
 @pytest.fixture(autouse=True)
@@ -20,67 +20,109 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def queen(served: Running, http: httpx.Client) -> Queen:
-    """A caller who may use the queues of the shop alone; there are others."""
-    for queue in ("shop.orders", "bank.orders"):
-        served.session.push(queue, queue)
-    wanted = [tokens.grant("read-write:shop.*")]
-    secret = served.session.broker.do(tokens.create, True, "one", wanted, None)
-    http.headers["authorization"] = f"Bearer {secret}"
-    return Queen(http)
+def partitions(served: Running, http: httpx.Client) -> dict[str, str]:
+    """Two queues with a group, a dead letter and a trace each; the ids of their partitions."""
+    homes = {}
+    for queue in (MINE, OTHER):
+        q = served.session
+        q.push(queue, [1, 2])
+        q.pop(queue, group="workers")[0].reject("bad")
+        found = http.get(f"/api/v1/resources/queues/{queue}").json()
+        homes[queue] = found["partitions"][0]["id"]
+        id = q.browse(queue).items[0].id
+        body = {"transactionId": id, "partitionId": homes[queue], "data": {}, "traceNames": queue}
+        assert http.post("/api/v1/traces", json=body).status_code == 201
+    return homes
 
 
 @pytest.fixture
-def foreign(served: Running) -> dict[str, Any]:
-    """The ack of a message that is not the caller's to settle."""
-    (message,) = served.session.pop("bank.orders", dialect="queen")
-    home = served.session.broker.do(
-        lambda tx: int(tx.partition(tx.queue("bank.orders").id, "Default").id), False
-    )
-    store = served.session.broker.store.id
-    return {
-        "transactionId": message.id,
-        "partitionId": ids.partition_uuid(store, home),
-        "leaseId": ids.token_uuid(ids.parse_token(message.token or "")),
-    }
+def mine(served: Running, http: httpx.Client, partitions: dict[str, str]) -> httpx.Client:
+    """A client whose token is good for one of the queues only."""
+    grants = [tokens.grant(f"admin:{MINE}")]
+    token = served.session.broker.do(tokens.create, True, "mine", grants, None)
+    http.headers["authorization"] = f"Bearer {token}"
+    return http
 
 
-def test_its_own_queues_are_served(queen: Queen) -> None:
-    queen.push("shop.mails", 1)
-    (message,) = queen.pop("shop.mails")
-    assert queen.extend(message["leaseId"])["success"]
-    assert queen.transact({"type": "ack", **named(message)})["success"]
+def get(http: httpx.Client, path: str) -> Any:
+    answer = http.get(f"/api/v1/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
-@pytest.mark.parametrize("shape", ["push", "transaction"])
-def test_a_push_to_another_queue_is_forbidden_as_a_whole(queen: Queen, shape: str) -> None:
-    items = [{"queue": "shop.new", "payload": 1}, {"queue": "bank.new", "payload": 2}]
-    body: dict[str, Any] = {"items": items}
-    if shape == "transaction":
-        body = {"operations": [{"type": "push", "items": [item]} for item in items]}
-    answer = queen.http.post(f"/api/v1/{shape}", json=body)
-    assert answer.status_code == 403
-    assert isinstance(answer.json()["error"], str)
-    assert queen.pop("shop.new") == []
+def test_lists_show_only_the_queues_of_the_token(mine: httpx.Client) -> None:
+    assert [q["name"] for q in get(mine, "resources/queues")["queues"]] == [MINE]
+    assert [q["name"] for q in get(mine, "status/queues")["queues"]] == [MINE]
+    assert [n["namespace"] for n in get(mine, "resources/namespaces")["namespaces"]] == ["mine"]
+    assert [p["queue"] for p in get(mine, "resources/partitions")["partitions"]] == [MINE]
+    assert get(mine, "resources/overview")["messages"]["total"] == 2
+    assert get(mine, "status")["queues"] == 1
+    assert {m["queue"] for m in get(mine, "messages")["messages"]} == {MINE}
+    assert [m["queue"] for m in get(mine, "dlq")["messages"]] == [MINE]
+    assert [g["topics"] for g in get(mine, "consumer-groups")["groups"]] == [[MINE]]
+    assert list(get(mine, "consumer-groups/workers")) == [MINE]
+    assert sum(p["messages"] for p in get(mine, "status/analytics")["dataPoints"]) == 2
 
 
-def test_another_queue_is_not_popped(queen: Queen) -> None:
-    assert queen.http.get("/api/v1/pop/queue/bank.orders").status_code == 403
-    assert data(queen.pop_path("/api/v1/pop", task="orders", batch=9)) == ["shop.orders"]
-    assert queen.pop_path("/api/v1/pop", task="orders") == []
-    assert queen.pop_path("/api/v1/pop", namespace="bank") == []
+def test_the_queues_of_others_are_refused(mine: httpx.Client, partitions: dict[str, str]) -> None:
+    home = partitions[OTHER]
+    for method, path, body in [
+        ("GET", f"dlq?queue={OTHER}", None),
+        ("GET", f"messages?queue={OTHER}", None),
+        ("GET", f"resources/queues/{OTHER}", None),
+        ("GET", f"status/queues/{OTHER}", None),
+        ("GET", f"messages/{home}/t", None),
+        ("DELETE", f"messages/{home}/t", None),
+        ("POST", f"messages/{home}/t/retry", None),
+        ("GET", f"traces/{home}/t", None),
+        ("POST", "traces", {"partitionId": home, "transactionId": "t", "data": {}}),
+        ("POST", "configure", {"queue": OTHER}),
+        ("DELETE", f"resources/queues/{OTHER}", None),
+        ("DELETE", f"queues/{OTHER}/clear", None),
+        ("DELETE", f"consumer-groups/workers/queues/{OTHER}", None),
+        ("POST", f"consumer-groups/workers/queues/{OTHER}/seek", {"toEnd": True}),
+    ]:
+        answer = mine.request(method, f"/api/v1/{path}", json=body)
+        assert answer.status_code == 403, (method, path, answer.text)
+        assert answer.json()["error"] == "Insufficient permissions"
 
 
-def test_messages_of_another_queue_are_not_settled(
-    queen: Queen, served: Running, foreign: dict[str, Any]
+def test_what_touches_every_queue_needs_a_token_for_every_queue(
+    mine: httpx.Client, partitions: dict[str, str]
 ) -> None:
-    by_name = {k: v for k, v in foreign.items() if k != "leaseId"}
-    for ack in (foreign, by_name):
-        for path, body in (
-            ("ack", ack),
-            ("ack/batch", {"acknowledgments": [ack]}),
-            ("transaction", {"operations": [{"type": "ack", **ack}]}),
-        ):
-            assert queen.http.post(f"/api/v1/{path}", json=body).status_code == 403
-    assert queen.http.post(f"/api/v1/lease/{foreign['leaseId']}/extend").status_code == 403
-    assert served.session.group_stats("bank.orders", "__QUEUE_MODE__").counts.leased == 1
+    subscription = {"subscriptionTimestamp": "2023-01-01"}
+    for method, path, body in [
+        ("DELETE", "consumer-groups/workers", None),
+        ("POST", "consumer-groups/workers/subscription", subscription),
+        ("POST", "system/maintenance", {"enabled": True}),
+        ("POST", "system/maintenance/pop", {"enabled": True}),
+        ("GET", "traces/names", None),
+        ("GET", f"traces/by-name/{MINE}", None),
+    ]:
+        answer = mine.request(method, f"/api/v1/{path}", json=body)
+        assert answer.status_code == 403, (method, path, answer.text)
+
+
+def test_the_queue_of_the_token_is_served(mine: httpx.Client, partitions: dict[str, str]) -> None:
+    assert get(mine, f"dlq?queue={MINE}")["total"] == 1
+    assert mine.post("/api/v1/configure", json={"queue": MINE}).status_code == 200
+    path = f"/api/v1/consumer-groups/workers/queues/{MINE}"
+    assert mine.post(f"{path}/seek", json={"toEnd": True}).status_code == 200
+    assert mine.delete(path).status_code == 200
+    assert mine.delete(f"/api/v1/resources/queues/{MINE}").status_code == 200
+
+
+def test_a_stream_reads_and_writes_only_queues_of_the_token(
+    mine: httpx.Client, partitions: dict[str, str]
+) -> None:
+    def register(source: str, sink: str | None) -> httpx.Response:
+        body = {"name": "q", "source_queue": source, "config_hash": "h", "sink_queue": sink}
+        return mine.post("/streams/v1/queries", json=body)
+
+    assert register(OTHER, None).status_code == 403
+    assert register(MINE, OTHER).status_code == 403
+    query = register(MINE, None).json()["query_id"]
+    for home, push in [(OTHER, MINE), (MINE, OTHER)]:
+        items = [{"queue": push, "payload": 1}]
+        body = {"query_id": query, "partition_id": partitions[home], "push_items": items}
+        assert mine.post("/streams/v1/cycle", json=body).status_code == 403
