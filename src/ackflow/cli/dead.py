@@ -21,6 +21,7 @@ app = typer.Typer(
     help="Dead letters: find them, see why they died, send them back, throw them away.",
 )
 MOST = 10_000
+NONE = "no dead letters"
 
 Kind = Annotated[
     str | None,
@@ -69,7 +70,8 @@ def entries(
         total += page.total or 0
     found = sorted(found, key=lambda letter: letter.died_at, reverse=True)[:limit]
     if not found:
-        _none(link)
+        link.out.say(NONE)
+        return
     link.out.table(
         (">number", "queue", "group", "died", "of", "reason", "data"),
         map(_row, found),
@@ -97,7 +99,8 @@ def summary(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
         for line in link.session.dead_summary(name, group)
     ]
     if not found:
-        _none(link)
+        link.out.say(NONE)
+        return
     found.sort(key=lambda one: -one[1].count)
     link.out.table(
         (">count", "queue", "group", "of", "error", "first", "last"),
@@ -313,5 +316,5 @@ def _queues(link: Link, queue: str | None) -> list[str]:
 
 
 def _none(link: Link) -> None:
-    link.out.say("no dead letters")
+    link.out.say(NONE)
     raise typer.Exit(NOTHING)

@@ -73,23 +73,43 @@ class BadLine(AckflowError):
         self.number = number
 
 
-def lines(file: BinaryIO, feed: Feed, name: str) -> Iterator[tuple[list[Item], int]]:
-    """Messages line by line, as many as are there at once, with the number of bytes they took.
+def lines(file: BinaryIO, feed: Feed, name: str, steady: bool) -> Iterator[tuple[list[Item], int]]:
+    """Messages line by line, many at once, with the number of bytes they took.
 
-    What trickles in is passed on as it comes; a file is taken in large pieces. Empty lines are
-    left out. At a line that is not JSON the messages before it are given first.
+    What trickles in is passed on as it comes, unless `steady` asks for the same parts whenever the
+    same input is read. Empty lines are left out. At a line that is not JSON the messages before it
+    are given first.
     """
     number, rest = 0, b""
+    pending: list[bytes] = []
     while piece := _read(file):
         *whole, rest = (rest + piece).split(b"\n")
-        for start in range(0, len(whole), MOST):
-            some = whole[start : start + MOST]
+        pending += whole
+        while some := _part(pending, steady):
             yield from _items(some, number, feed, name)
             number += len(some)
         if len(rest) > MAX_PAYLOAD:
             raise BadLine(number + 1, f"line {number + 1} of {name} is too long for a message")
-    if rest:
-        yield from _items([rest], number, feed, name)
+    pending += [rest] if rest else []
+    while some := _part(pending, False):
+        yield from _items(some, number, feed, name)
+        number += len(some)
+
+
+def _part(pending: list[bytes], full: bool) -> list[bytes]:
+    """Take as many lines as one push should have; none when it would not be `full`."""
+    size = 0
+    for count, line in enumerate(pending, 1):
+        size += len(line)
+        if size >= AT_ONCE or count == MOST:
+            break
+    else:
+        if full:
+            return []
+        count = len(pending)
+    some = pending[:count]
+    del pending[:count]
+    return some
 
 
 def _items(

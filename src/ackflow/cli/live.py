@@ -55,6 +55,7 @@ def _followed(link: Link, queue: str, partition: str | None, last: int) -> Itera
         yield from news.items
         if not news.items:
             time.sleep(POLL)
+        news.items.clear()
         try:
             news = link.session.follow(queue, news.after, partition=partition)
             away = False

@@ -12,7 +12,7 @@ from ..policy import QUEUE_MODE
 from . import output
 from .inputs import Group, Limit, MaybeQueue, Partition, Queue, Since, StateFor, Until, duration
 from .inputs import group as group_of
-from .output import Cell, ago, counted, group_name, many, short, size, span
+from .output import Cell, ago, counted, group_name, many, short, size, span, times
 from .shell import NOTHING, Link, command
 
 PANEL = "Looking"
@@ -171,8 +171,8 @@ def _groups_of(link: Link, queue: str) -> list[str]:
 def _counters(answer: Why) -> Iterator[str]:
     if answer.deliveries:
         last = f", last by {answer.consumer}" if answer.consumer else ""
-        failed = f", failed {answer.failures} times" if answer.failures else ""
-        yield f"Handed out {answer.deliveries} times{failed}{last}."
+        failed = f", failed {times(answer.failures)}" if answer.failures else ""
+        yield f"Handed out {times(answer.deliveries)}{failed}{last}."
 
 
 def peek(
@@ -248,6 +248,8 @@ def _list(link: Link, messages: list[StoredMessage], more: str | None = None) ->
     )
     link.out.table(columns, rows, map(output.stored, messages))
     if more is not None:
+        if link.out.as_json:
+            output.line({"next": more})
         link.out.note(f"there may be more: --after {more}")
 
 

@@ -95,7 +95,7 @@ def _push_file(where: "Pushing", file: str | None, feed: Feed, whole: bool) -> N
             return
         with progress(size) as advance:
             try:
-                for items, taken in feeding.lines(source, feed, name):
+                for items, taken in feeding.lines(source, feed, name, where.keyed):
                     where.push(items)
                     advance(taken)
             except BadLine as bad:
@@ -120,6 +120,10 @@ class Pushing:
         self._ids: list[str] = []
         self.pushed = 0
         self._known = 0
+
+    @property
+    def keyed(self) -> bool:
+        return self._key is not None
 
     def push(self, items: list[Item]) -> None:
         if not items:

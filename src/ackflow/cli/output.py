@@ -162,6 +162,10 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def group_name(name: str) -> str:
     """The group of consumers who name none is written as it is typed: -."""
     return "-" if name == QUEUE_MODE else name

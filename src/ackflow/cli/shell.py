@@ -1,6 +1,7 @@
 """What all commands share: where they work, how they fail, and how they end."""
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -95,6 +96,8 @@ class Link:
         return self._opened
 
     def _open(self) -> Session:
+        # What the broker logs is for those who run it; the command tells what it did.
+        logging.getLogger("ackflow").addHandler(logging.NullHandler())
         place = self.place
         if not place.remote:
             if not self._how["makes"] and place.url != ":memory:":
@@ -213,6 +216,8 @@ def _suggest(link: Link, error: QueueNotFound) -> None:
 
 def complete(ctx: typer.Context) -> list[str]:
     """The queues there are, for the completion of a shell; it must not fail."""
+    root = ctx.find_root()
+    root.obj = root.params  # while completing, no callback has run
     shared = {name: ctx.params.get(name) for name in _SHARED}
     link = Link(lambda: _find(_shared(ctx, shared)), Output(False), makes=False, keeps=False)
     try:

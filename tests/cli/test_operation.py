@@ -1,0 +1,301 @@
+"""doctor, bench, version, contexts: running Ackflow and finding it."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import ackflow
+from ackflow.broker import tokens
+from ackflow.broker.broker import Broker
+from ackflow.cli import doctor
+
+from ..running import Running
+from .conftest import Cli
+
+# doctor
+
+
+def levels(cli: Cli, *arguments: str) -> dict[str, str]:
+    result = cli.run("doctor", "--json", *arguments)
+    found = map(json.loads, result.stdout.splitlines())
+    return {finding["what"]: finding["level"] for finding in found}
+
+
+def test_a_sound_database_is_well(cli: Cli) -> None:
+    cli.q.push("orders", 1)
+    cli.q.upkeep()
+    output = cli("doctor")
+    assert "1 queue with 1 message" in output
+    assert "bad" not in output
+
+
+def test_doctor_tells_what_to_do_about_dead_letters_and_pauses(dead: Cli) -> None:
+    dead.q.pause("orders")
+    output = dead("doctor")
+    assert "4 in orders" in output
+    assert "ackflow dlq summary" in output
+    assert "ackflow resume" in output
+    assert "things to look at" in output
+    assert dead.run("doctor", "--strict").exit_code == 1
+
+
+def test_doctor_tells_of_old_leases_and_late_groups(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.q.push("orders", [1, 2])
+    cli.q.pop("orders", group="g", consumer="worker-7")
+    monkeypatch.setattr(doctor, "LONG_LEASE", 0.0)
+    monkeypatch.setattr(doctor, "LONG_WAIT", 0.0)
+    output = cli("doctor")
+    assert "worker-7 holds 1 message of orders" in output
+    assert "if that consumer hangs" in output
+    assert "g of orders (2 messages, oldest" in output
+
+
+def test_a_file_that_is_not_there_exits_with_4(nowhere: Cli, tmp_path: Path) -> None:
+    told = nowhere.fails(4, "doctor", "--url", tmp_path / "no.db")
+    assert "there is no database" in told
+    assert not (tmp_path / "no.db").exists()
+
+
+def test_a_file_of_something_else_is_bad(nowhere: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("these are notes and no messages " * 200)
+    result = nowhere.run("doctor", "--url", path)
+    assert result.exit_code == 1
+    assert "is not an Ackflow database" in result.stdout
+    assert "must be mended" in result.stdout
+
+
+def test_a_file_of_a_newer_version_is_bad(on_file: Cli, tmp_path: Path) -> None:
+    on_file.q.close()
+    apsw.Connection(str(on_file.url)).pragma("user_version", 9999)
+    result = on_file.run("doctor")
+    assert result.exit_code == 1
+    assert "schema 9999" in result.stdout
+    assert "install the version" in result.stdout
+
+
+def test_a_damaged_file_is_found(on_file: Cli) -> None:
+    for _ in range(50):
+        on_file.q.push("orders", ["x" * 2000] * 100)
+    on_file.q.close()
+    path = Path(str(on_file.url))
+    db = apsw.Connection(str(path))
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    db.close()
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(os.urandom(40_000))
+    result = on_file.run("doctor")
+    assert result.exit_code == 1
+    assert "the file is damaged" in result.stdout
+    assert "restore a backup" in result.stdout
+    assert "the file is damaged" not in on_file.run("doctor", "--quick").stdout
+
+
+def test_a_disk_that_is_nearly_full_is_told(on_file: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=500 << 20))
+    assert levels(on_file)["disk"] == "look"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    assert levels(on_file)["disk"] == "bad"
+
+
+def test_a_file_on_a_network_is_bad(on_file: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_filesystem", lambda _: "nfs4")
+    assert levels(on_file)["file system"] == "bad"
+
+
+def test_the_clock_of_a_server_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._clocks(0.5, 0.1).level == "ok"
+    finding = doctor._clocks(-90.0, 0.1)
+    assert finding.level == "look"
+    assert "1.5m behind" in finding.sentence
+    assert "NTP" in finding.advice
+
+
+def test_a_server_that_does_not_answer_exits_with_4(nowhere: Cli) -> None:
+    told = nowhere.fails(4, "doctor", "--url", "http://127.0.0.1:9")
+    assert "127.0.0.1:9" in told
+    told = nowhere.fails(4, "queues", "--url", "http://127.0.0.1:9")
+    assert told.count("\n") == 1
+
+
+# tokens
+
+
+@pytest.fixture
+def guarded() -> Iterator[tuple[str, str]]:
+    """A server that asks for a token, and one that may only read."""
+    with ackflow.connect(":memory:", upkeep=False) as q:
+        q.push("orders", 1)
+        assert isinstance(q.broker, Broker)
+        grants = [tokens.grant("read-only")]
+        token = q.broker.do(tokens.create, True, "reader", grants, None)
+        running = Running(q)
+        yield running.url, token
+        running.stop()
+
+
+def test_a_server_that_asks_for_a_token_says_how_to_give_it(
+    nowhere: Cli, guarded: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, token = guarded
+    told = nowhere.fails(1, "queues", "--url", url)
+    assert "--token" in told
+    assert "ACKFLOW_TOKEN" in told
+    assert "not known" in nowhere.fails(1, "queues", "--url", url, "--token", "wrong")
+    assert "orders" in nowhere("queues", "--url", url, "--token", token)
+    monkeypatch.setenv("ACKFLOW_TOKEN", token)
+    assert "orders" in nowhere("queues", "--url", url)
+    told = nowhere.fails(1, "purge", "orders", "--yes", "--url", url)
+    assert "does not allow" in told
+    assert nowhere.run("doctor", "--url", url, "--token", "wrong").exit_code == 1
+
+
+# bench
+
+
+def test_bench_says_what_it_did_and_leaves_nothing(cli: Cli) -> None:
+    output = cli("bench", "-n", 500, "--batch", 100, "--singles", 5)
+    assert "500 messages of 200 bytes, 100 in a request" in output
+    assert "messages/s" in output
+    assert cli.q.queues() == []
+    found = cli.json("bench", "-n", 10, "--batch", 100, "--singles", 2)
+    assert [m["messages"] for m in found] == [10, 10, 2]
+    assert all(m["per_second"] > 0 for m in found)
+
+
+def test_bench_refuses_what_makes_no_sense(on_file: Cli) -> None:
+    assert "messages" in on_file.fails(2, "bench", "--messages", "0")
+    told = on_file.fails(2, "bench", "-n", 100_000, "--batch", 100_000, "--size", 1 << 20)
+    assert "too large" in told
+
+
+# version and help
+
+
+def test_version_tells_what_it_stands_on(nowhere: Cli) -> None:
+    assert nowhere("version").startswith(f"ackflow {ackflow.__version__} (Python 3.")
+    assert nowhere("--version") == f"ackflow {ackflow.__version__}\n"
+    (told,) = nowhere.json("version")
+    assert told["ackflow"] == ackflow.__version__
+    assert set(told) == {"ackflow", "python", "sqlite"}
+
+
+def test_help_tells_the_exit_codes_and_every_command_has_a_line(nowhere: Cli) -> None:
+    output = nowhere("--help")
+    assert "3 nothing there" in output
+    for name in ("push", "pop", "why", "dlq", "doctor", "context", "serve", "token"):
+        assert f" {name} " in output
+    assert nowhere.run().exit_code == 2
+    assert "No such command 'psuh'" in nowhere.fails(2, "psuh")
+
+
+def test_completion_knows_the_queues(on_file: Cli) -> None:
+    on_file.q.push("orders.eu", 1)
+    on_file.q.push("bills", 1)
+    words = f"ackflow --url {on_file.url} peek ord"
+    env = {"_ACKFLOW_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    found = complete(env)
+    assert found.split() == ["orders.eu"]
+
+
+def complete(env: dict[str, str]) -> str:
+    from typer.testing import CliRunner
+
+    from ackflow.cli.main import app
+
+    return CliRunner().invoke(app, [], env=env, prog_name="ackflow").stdout
+
+
+# contexts
+
+
+def test_contexts_are_saved_used_listed_and_removed(nowhere: Cli, tmp_path: Path) -> None:
+    db = tmp_path / "prod.db"
+    nowhere("push", "orders", "1", "--url", db)
+    assert "context use prod" in nowhere("context", "add", "prod", db)
+    nowhere("context", "add", "other", "https://example.org:8000", "--token", "secret")
+    assert "context prod is in use" in nowhere("context", "use", "prod")
+    assert "orders" in nowhere("queues")
+    listed = nowhere("context", "list")
+    assert "secret" not in listed
+    assert ["*", "prod", str(db)] in [row.split() for row in listed.splitlines()]
+    assert nowhere.json("context", "list")[1]["token"] is True
+    nowhere("context", "remove", "prod")
+    assert "there is no database" in nowhere.fails(4, "queues")
+    mode = (tmp_path / "config" / "ackflow" / "contexts.json").stat().st_mode
+    assert mode & 0o077 == 0, "it holds tokens"
+
+
+def test_a_context_is_named_for_one_command(nowhere: Cli, tmp_path: Path) -> None:
+    nowhere("push", "orders", "1", "--url", tmp_path / "a.db")
+    nowhere("context", "add", "a", tmp_path / "a.db")
+    assert "orders" in nowhere("queues", "--context", "a")
+    assert "orders" in nowhere("--context", "a", "queues")
+    nowhere("context", "use", "a")
+    nowhere("context", "use", "--none")
+    assert "there is no database" in nowhere.fails(4, "queues")
+
+
+def test_what_is_wrong_with_a_context_is_told(nowhere: Cli, tmp_path: Path) -> None:
+    assert "there is no context 'x'; there are: none" in nowhere.fails(3, "context", "use", "x")
+    assert "there is no context 'x'" in nowhere.fails(3, "queues", "--context", "x")
+    assert "there is no context 'x'" in nowhere.fails(3, "context", "remove", "x")
+    assert "name a context" in nowhere.fails(2, "context", "use")
+    assert "neither" in nowhere.fails(2, "context", "add", "x", "postgres://db")
+    nowhere("context", "add", "a", "a.db", "--use")
+    told = nowhere.fails(2, "queues", "--context", "a", "--url", "b.db")
+    assert "both say where" in told
+    (tmp_path / "config" / "ackflow" / "contexts.json").write_text("{")
+    assert "cannot be read" in nowhere.fails(2, "queues")
+
+
+# where
+
+
+def test_the_option_goes_before_the_environment_and_that_before_a_context(
+    nowhere: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("option", "environment", "context"):
+        nowhere("push", name, "1", "--url", tmp_path / f"{name}.db")
+    nowhere("push", "default", "1")
+    assert nowhere.json("queues")[0]["name"] == "default"
+    nowhere("context", "add", "c", tmp_path / "context.db", "--use")
+    assert nowhere.json("queues")[0]["name"] == "context"
+    monkeypatch.setenv("ACKFLOW_URL", str(tmp_path / "environment.db"))
+    assert nowhere.json("queues")[0]["name"] == "environment"
+    assert nowhere.json("queues", "--url", tmp_path / "option.db")[0]["name"] == "option"
+    assert nowhere.json("--url", tmp_path / "option.db", "queues")[0]["name"] == "option"
+
+
+def test_looking_never_makes_a_file(nowhere: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "typo.db"
+    for arguments in (
+        ["queues"],
+        ["pop", "q"],
+        ["dlq", "list"],
+        ["tail", "q"],
+        ["purge", "q", "-y"],
+    ):
+        assert "there is no database" in nowhere.fails(4, *arguments, "--url", path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("url", ["postgres://x", "http://", ""])
+def test_a_url_that_is_none_is_told(nowhere: Cli, url: str) -> None:
+    assert nowhere.fails(2, "queues", "--url", url) if url else True
+
+
+def test_errors_are_json_when_asked_for(on_file: Cli) -> None:
+    told: Any = json.loads(on_file.run("--json", "queues", "nothing").stderr)
+    assert told["error"]["code"] == "queue_not_found"
+    assert on_file.run("queues", "nothing", "--json").exit_code == 3

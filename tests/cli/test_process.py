@@ -1,0 +1,198 @@
+"""The command line as a process: pipes, signals, terminals, exit codes, and how soon it starts."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import ackflow
+
+from .conftest import command, shell
+from .test_live import on_terminal
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    path = str(tmp_path / "test.db")
+    with ackflow.connect(path, upkeep=False) as q:
+        q.push("orders", [{"n": n} for n in range(5000)])
+    return path
+
+
+def test_exit_codes_are_as_documented(db: str, tmp_path: Path) -> None:
+    assert shell("queues", "--url", db).returncode == 0
+    assert shell("purge", "orders", "--url", db).returncode == 1
+    assert shell("queues", "--wrong", "--url", db).returncode == 2
+    assert shell("pop", "empty", "--url", db).returncode == 3
+    assert shell("queues", "--url", tmp_path / "no.db").returncode == 4
+
+
+def test_a_failure_is_one_sentence(db: str) -> None:
+    done = shell("queues", "nothing", "--url", db)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("ackflow: there is no queue 'nothing'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_pipe_is_no_error(db: str) -> None:
+    for arguments in (
+        ["browse", "orders", "-n", "5000"],
+        ["browse", "orders", "-n", "5000", "--json"],
+    ):
+        with subprocess.Popen(
+            command("--url", db, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout
+            assert process.stderr
+            process.stdout.readline()
+            process.stdout.close()
+            told = process.stderr.read()
+        assert (process.returncode, told) == (0, b"")
+
+
+def test_messages_popped_into_a_closed_pipe_are_given_back(db: str) -> None:
+    with subprocess.Popen(
+        command("--url", db, "pop", "orders", "-n", "5000", "--ack", "--json"),
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.close()
+    with ackflow.connect(db, upkeep=False) as q:
+        counts = q.group_stats("orders").counts
+    assert (counts.ready, counts.leased, counts.done) == (5000, 0, 0)
+
+
+def test_output_to_a_pipe_has_no_colours(db: str) -> None:
+    for arguments in (["queues"], ["--help"], ["doctor"], ["top"], ["nonsense"]):
+        done = shell("--url", db, *arguments, env={**os.environ, "TERM": "xterm-256color"})
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_ctrl_c_ends_quietly_with_130(db: str) -> None:
+    for arguments in (
+        ["pop", "empty", "--wait", "60"],
+        ["tail", "orders"],
+        ["push", "in", "--json"],
+    ):
+        process = subprocess.Popen(
+            command("--url", db, *arguments),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        if arguments[0] == "pop":
+            wait_for_queue(db, "empty")
+        else:
+            process.stdin.write(b"1\n")
+            process.stdin.flush()
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+        assert (process.returncode, told) == (130, b""), arguments
+
+
+def wait_for_queue(db: str, name: str) -> None:
+    """A pop makes its queue before it waits."""
+    with ackflow.connect(db, upkeep=False) as q:
+        while name not in [queue.name for queue in q.queues()]:
+            time.sleep(0.02)
+
+
+def test_what_trickles_in_is_pushed_as_it_comes(db: str) -> None:
+    with subprocess.Popen(
+        command("--url", db, "push", "drops", "--json"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for n in range(3):
+            process.stdin.write(b"%d\n" % n)
+            process.stdin.flush()
+            assert b'"id"' in process.stdout.readline()
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_a_key_holds_however_the_input_comes(db: str) -> None:
+    lines = [b'{"n": %d}\n' % n for n in range(12_000)]
+    shell("--url", db, "push", "keyed", "--key", "k", input=b"".join(lines).decode())
+    with subprocess.Popen(
+        command("--url", db, "push", "keyed", "--key", "k"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin
+        for start in range(0, 12_000, 1_500):
+            process.stdin.write(b"".join(lines[start : start + 1_500]))
+            process.stdin.flush()
+            time.sleep(0.02)
+        process.stdin.close()
+    assert process.returncode == 0
+    with ackflow.connect(db, upkeep=False) as q:
+        assert q.queue_stats("keyed").messages == 12_000
+
+
+def test_commands_are_joined_by_pipes(db: str) -> None:
+    line = " ".join(command("--url", db))
+    done = subprocess.run(
+        f"{line} pop orders -n 3 --ack --data | {line} push copies && {line} pop copies -n 9 --data",
+        shell=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert '{"n":0}\n{"n":1}\n{"n":2}\n' in done.stdout
+
+
+def test_the_answer_to_a_question_decides(db: str) -> None:
+    assert ask(db, b"n\n") == 1
+    with ackflow.connect(db, upkeep=False) as q:
+        assert q.queue_stats("orders").messages == 5000
+    assert ask(db, b"\x03") == 130
+    assert ask(db, b"y\n") == 0
+    with ackflow.connect(db, upkeep=False) as q:
+        assert q.queue_stats("orders").messages == 0
+
+
+def ask(db: str, answer: bytes) -> int:
+    mine, its = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "-c", "-w", *command("--url", db, "purge", "orders")],
+        stdin=its, stdout=its, stderr=its,
+    )  # fmt: skip
+    os.close(its)
+    output = b""
+    while b"[y/N]" not in output:
+        output += os.read(mine, 1000)
+    os.write(mine, answer)
+    code = process.wait(timeout=30)
+    os.close(mine)
+    return code
+
+
+def test_nothing_to_push_from_a_terminal_is_told(db: str) -> None:
+    output, code = on_terminal(db, "push", "orders", until=b"never")
+    assert code == 2
+    assert b"nothing to push" in output
+
+
+def test_a_long_input_has_a_progress_bar_on_a_terminal(db: str, tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text(f'"{"x" * 500}"\n' * 20_000)
+    output, code = on_terminal(db, "push", "orders", "-f", str(path), until=b"never")
+    assert code == 0
+    assert b"MB" in output
+    assert b"20,000 messages pushed" in output
+
+
+def test_the_command_line_starts_without_what_it_does_not_need() -> None:
+    code = (
+        "import sys, ackflow.cli.main; "
+        "print([m for m in ('rich', 'uvicorn', 'urllib3', 'aiohttp') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [*command()[:1], "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
