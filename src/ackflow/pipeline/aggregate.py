@@ -12,6 +12,7 @@ import msgspec
 
 from .. import Message, Session
 from ..errors import AckflowError, LeaseLost
+from .cancelling import cancelled
 from .declare import Pipeline, Route
 from .words import Folded, Forwarded, Rows, Tick
 
@@ -57,8 +58,11 @@ class Aggregator:
         rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
         counts = _Counts(self._q, self._pipeline, shard)
         ends: list[Forwarded] = []
+        gone = cancelled(self._q, self._pipeline)
         for message in batch:
             said = _decode(message.raw)
+            if said.client in gone:
+                continue
             if isinstance(said, Rows):
                 rows.setdefault((said.client, said.route), []).extend(said.rows)
             elif isinstance(said, Tick):

@@ -17,6 +17,7 @@ import msgspec
 from .. import Message, Session
 from ..errors import LeaseLost
 from .aggregate import fold
+from .cancelling import cancelled, forget
 from .declare import Pipeline
 from .words import Folded, Rows
 
@@ -44,6 +45,8 @@ class Finisher:
         for message in taken:
             end = _end(message.raw)
             self._ends.setdefault(end.client, {})[end.table, end.shard] = message, end
+        for client in cancelled(self._q, self._pipeline):
+            self._let_go(client)
         wanted = len(self._pipeline.tables) * self._shards
         done = []
         for client in [c for c, ends in self._ends.items() if len(ends) == wanted]:
@@ -80,6 +83,13 @@ class Finisher:
         del self._ends[client]
         return True
 
+    def _let_go(self, client: str) -> None:
+        """Drop what a cancelled client left."""
+        for message, _ in self._ends.pop(client, {}).values():
+            message.ack()
+        self._q.ack(self._pull(client))
+        forget(self._q, self._pipeline, client)
+
     def _pull(self, client: str) -> list[Message]:
         held: list[Message] = []
         while some := self._q.pop(
@@ -98,6 +108,8 @@ def answers(pipeline: Pipeline, parts: list[Rows]) -> dict[str, list[dict[str, A
     for route in pipeline.routes:
         rows = fold(route, (row for part in parts if part.route == route.name for row in part.rows))
         names = [*route.select, *route.sums]
+        # The order in which rows came must not show in an answer.
+        rows.sort(key=lambda row: tuple(str(row.get(name)) for name in names))
         columns = ", ".join(f'"{name}"' for name in names)
         db.execute(f'create table "{route.name}" ({columns})')
         marks = ", ".join("?" * len(names))

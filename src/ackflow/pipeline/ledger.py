@@ -72,6 +72,17 @@ class Ledger:
             return []
         return list(self._held[key].values())
 
+    def held(self, key: Key) -> list[Held]:
+        """The ends of file held of a table, complete or not."""
+        return list(self._held.get(key, {}).values())
+
+    def let_go(self, key: Key) -> None:
+        """Forget a table whose client was cancelled; its ends of file are acknowledged."""
+        for held in self._held.pop(key, {}).values():
+            log.info(
+                "ACKing TABLE_EOF of a cancelled client: key=%s delivery_tag=%d", key, held.number
+            )
+
     def forwarded(self, key: Key) -> None:
         """Everything of a key was forwarded and acknowledged, in one transaction."""
         log.info("TABLE_EOF -> aggregators: key=%s parts=%d", key, self._parts)

@@ -5,12 +5,13 @@ one commit. Ends of file are held, unacknowledged, until everything before them 
 """
 
 import logging
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -18,19 +19,20 @@ from .. import Session, ids
 from .. import spark as connector
 from ..broker.settle import Mark, Verdict
 from ..broker.transact import Settles
-from ..transaction import Operations
-from .declare import Pipeline, Route, Table
+from ..errors import LeaseLost
+from ..transaction import Operations, Transaction
+from . import cancelling
+from .declare import Pipeline
 from .ledger import Held, Key, Ledger
+from .routing import chosen, packer
 from .words import Bad, EndOfTable, Forwarded, Tick
 
 GROUP = "router"
 LEASE = 10.0
 MESSAGES = 400
-TIME = "yyyy-MM-dd HH:mm:ss"
-SHAPE = (
-    "kind string, client string, table string, worker int, workers int, batch int, batches int, "
-    "rows array<array<string>>"
-)
+SPREAD = 4 * 1024 * 1024
+HEAD = "kind string, client string, table string, worker int, workers int, batches int, rows string"
+VERDICTS = pa.schema([(name, pa.string()) for name in ("id", "lease", "verdict", "reason")])
 log = logging.getLogger("ackflow.pipeline")
 
 
@@ -38,44 +40,58 @@ class Router:
     """One run of the router; its ledger of ends of file is rebuilt from what comes again."""
 
     def __init__(
-        self, q: Session, url: str, pipeline: Pipeline, shards: int, checkpoint: Path
-    ) -> None:
-        self._q, self._url, self._pipeline = q, url, pipeline
+        self, q: Session, url: str, pipeline: Pipeline, shards: int, checkpoint: Path,
+        messages: int = MESSAGES, token: str | None = None,
+    ) -> None:  # fmt: skip
+        self._q, self._url, self._pipeline, self._token = q, url, pipeline, token
         self._shards = [f"{number:02d}" for number in range(shards)]
-        self._checkpoint = checkpoint
+        self._checkpoint, self._messages = checkpoint, messages
         self._ledger = Ledger(shards)
+        self._lock = threading.Lock()
         for queue in (pipeline.inbox, pipeline.shards, pipeline.bad):
             q.configure(queue, keep_seconds=0)
+        # What a killed router held comes again however often it is killed.
+        q.group(pipeline.inbox, GROUP, lease_seconds=LEASE, max_deliver=None, retry_limit=None)
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        stream = (
+        reader = (
             spark.readStream.format("ackflow")
             .option("url", self._url)
             .option("queue", self._pipeline.inbox)
             .option("group", GROUP)
             .option("mode", "manual")
             .option("payload", "string")
+            .option("onCorrupt", "dead_letter")
             .option("leaseSeconds", str(LEASE))
-            .option("maxRowsPerTrigger", str(MESSAGES))
-            .load()
+            .option("maxRowsPerTrigger", str(self._messages))
         )
-        writer = stream.writeStream.foreachBatch(self._batch)
+        if self._token is not None:
+            reader = reader.option("token", self._token)
+        writer = reader.load().writeStream.foreachBatch(self.batch)
         return writer.option("checkpointLocation", str(self._checkpoint)).start()
 
-    def _batch(self, frame: DataFrame, number: int) -> None:
-        parsed = frame.select(
-            "id", "lease", "sequence", "redelivered", F.from_json("payload", SHAPE).alias("m")
-        ).persist()
-        try:
-            said = [_Said(self._pipeline, row) for row in _heads(parsed).toLocalIterator()]
-            self._commit(parsed, number, said)
+    def batch(self, frame: DataFrame, number: int) -> None:
+        """Handle one batch of the stream."""
+        gone = cancelling.cancelled(self._q, self._pipeline)
+        said = [_Said(self._pipeline, row, gone) for row in _heads(frame).collect()]
+        self._commit(frame, number, said)
+        with self._lock:
             self._receive(said)
-            self.flush()
-        finally:
-            parsed.unpersist()
+            self._flush()
 
-    def _commit(self, parsed: DataFrame, number: int, said: list["_Said"]) -> None:
+    def _commit(self, frame: DataFrame, number: int, said: list["_Said"]) -> None:
         """Publish what the batch becomes, count it and settle it, all or nothing."""
+        done = connector.commit_batch(
+            number, self._url, output=self._output(frame, said), shape=packer(self._pipeline),
+            verdicts=_verdicts(said), also=self._counted(said), token=self._token,
+        )  # fmt: skip
+        if done.repeated:
+            # It was committed, but Spark did not get to know: what is to be held came by a new lease.
+            ends = [one for one in said if one.verdict == "hold"]
+            connector.settle(_verdicts(ends), self._url, token=self._token)
+
+    def _counted(self, said: list["_Said"]) -> Operations:
+        """Count what is handled, for ourselves and for every shard."""
         also = Operations(None)
         handled: dict[Key, int] = {}
         for one in said:
@@ -86,89 +102,60 @@ class Router:
             for shard in self._shards:
                 tick = Tick(key.client, key.table, n)
                 also.push(self._pipeline.shards, _raw(tick), partition=shard)
-        spark = parsed.sparkSession
-        rows = [(one.id, one.lease, one.verdict, one.reason) for one in said]
-        verdicts = spark.createDataFrame(
-            rows, "id string, lease string, verdict string, reason string"
-        )
-        connector.commit_batch(
-            number, self._url, output=self._output(parsed, handled), verdicts=verdicts, also=also
-        )
+        return also
 
-    def _output(self, parsed: DataFrame, handled: dict[Key, int]) -> DataFrame | None:
-        found: DataFrame | None = None
-        for table in {key.table for key in handled}:
-            declared = self._pipeline.table(table)
-            assert declared is not None
-            rows = _typed(parsed, declared)
-            parts = [self._bad(rows, declared)]
-            for route in self._pipeline.routes:
-                if route.table == table:
-                    parts.append(self._routed(rows, route))
-            for part in parts:
-                found = part if found is None else found.unionByName(part)
-        return found
-
-    def _routed(self, rows: DataFrame, route: Route) -> DataFrame:
-        chosen = rows.where(f"readable and ({route.where})")
-        values = [F.expr(code).cast("string").alias(name) for name, code in route.select.items()]
-        sums = [
-            F.coalesce(F.expr(code).cast("decimal(38,6)"), F.lit(0)).alias(f"_{name}")
-            for name, code in route.sums.items()
-        ]
-        made = chosen.select("client", *values, *sums)
-        if route.sums:
-            added = [F.sum(f"_{name}").cast("string").alias(name) for name in route.sums]
-            made = made.groupBy("client", *route.select).agg(*added)
-        shard = F.pmod(F.xxhash64(route.shard), F.lit(len(self._shards)))
-        record = F.struct(*(F.col(name) for name in (*route.select, *route.sums)))
-        grouped = made.groupBy("client", F.format_string("%02d", shard).alias("partition")).agg(
-            F.collect_list(record).alias("rows")
-        )
-        message = F.struct(
-            F.lit("rows").alias("kind"), "client", F.lit(route.name).alias("route"), "rows"
-        )
-        return grouped.select(
-            F.lit(self._pipeline.shards).alias("queue"), "partition",
-            F.to_json(message).alias("payload"),
-        )  # fmt: skip
-
-    def _bad(self, rows: DataFrame, table: Table) -> DataFrame:
-        """What could not be read, to be told and kept."""
-        grouped = (
-            rows.where("problem is not null")
-            .groupBy("client", "problem")
-            .agg(F.collect_list("cells").alias("rows"))
-        )
-        message = F.struct(
-            F.lit("bad").alias("kind"), "client", F.lit(table.name).alias("table"),
-            F.col("problem").alias("reason"), "rows",
-        )  # fmt: skip
-        return grouped.select(
-            F.lit(self._pipeline.bad).alias("queue"), F.col("client").alias("partition"),
-            F.to_json(message).alias("payload"),
-        )  # fmt: skip
+    def _output(self, frame: DataFrame, said: list["_Said"]) -> DataFrame | None:
+        wanted = {one.id: one for one in said if one.key is not None and one.verdict == "ack"}
+        if not wanted:
+            return None
+        messages = frame.where(F.col("id").isin(list(wanted))).select("payload")
+        if sum(one.size for one in wanted.values()) >= SPREAD:
+            # A task of the source reads thousands of messages, and each has thousands of rows.
+            messages = messages.repartition(frame.sparkSession.sparkContext.defaultParallelism)
+        return chosen(self._pipeline, messages, len(self._shards))
 
     def _receive(self, said: list["_Said"]) -> None:
         for one in said:
-            if one.ends:
+            if one.verdict == "hold":
                 again = self._ledger.receive(one.held(), one.redelivered)
                 if again is not None:
                     self._q.lease(again.lease).ack(again.id)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Forward the end of every table whose batches are all forwarded."""
         for key in self._ledger.open():
             held = self._ledger.complete(key, self._count(key))
             if not held:
                 continue
             t = self._q.transaction()
+            end = Forwarded(key.client, key.table, sum(one.eof.batches for one in held))
             for shard in self._shards:
-                end = Forwarded(key.client, key.table, sum(one.eof.batches for one in held))
                 t.push(self._pipeline.shards, _raw(end), partition=shard)
-            _ack(t, held)
+            if self._acked(t, key, held):
+                self._ledger.forwarded(key)
+
+    def let_go(self) -> None:
+        """Acknowledge the ends of file of clients that were cancelled; nobody waits for them."""
+        gone = cancelling.cancelled(self._q, self._pipeline)
+        with self._lock:
+            for key in self._ledger.open():
+                held = self._ledger.held(key)
+                if key.client in gone and self._acked(self._q.transaction(), key, held):
+                    self._ledger.let_go(key)
+
+    def _acked(self, t: Transaction, key: Key, held: list[Held]) -> bool:
+        """Commit a transaction that acknowledges ends of file, too."""
+        for one in held:
+            place = ids.parse_message_id(one.id)
+            mark = Mark(Verdict("ack"), place.lane, [place.sequence, place.sequence + 1])
+            t.add(Settles(ids.parse_token(one.lease), [mark]))
+        try:
             t.commit()
-            self._ledger.forwarded(key)
+        except LeaseLost:
+            # Whichever was lost comes again and takes its old place; nothing was forwarded.
+            log.warning("TABLE_EOF lost: key=%s, to be redelivered", key)
+            return False
+        return True
 
     def _handled(self, key: Key) -> str:
         return self._pipeline.value("handled", key.client, key.table)
@@ -178,34 +165,30 @@ class Router:
         return 0 if found is None else int(found.data)
 
 
-def _ack(t: Operations, held: list[Held]) -> None:
-    """Acknowledge held messages in a transaction, by what names their deliveries."""
-    for one in held:
-        place = ids.parse_message_id(one.id)
-        mark = Mark(Verdict("ack"), place.lane, [place.sequence, place.sequence + 1])
-        t.add(Settles(ids.parse_token(one.lease), [mark]))
-
-
-def _heads(parsed: DataFrame) -> DataFrame:
-    m = "m"
-    return parsed.select(
-        "id", "lease", "sequence", "redelivered", f"{m}.kind", f"{m}.client", f"{m}.table",
-        f"{m}.worker", f"{m}.workers", f"{m}.batches", F.isnull(f"{m}.rows").alias("empty"),
+def _heads(frame: DataFrame) -> DataFrame:
+    """What the messages say but for their rows."""
+    same = ["id", "lease", "sequence", "redelivered"]
+    size = "length(payload) as size"
+    return frame.selectExpr(*same, size, f"from_json(payload, '{HEAD}') as m").selectExpr(
+        *same, "size", "m.kind", "m.client", "m.table", "m.worker", "m.workers", "m.batches",
+        "not coalesce(startswith(m.rows, '['), false) as empty",
     )  # fmt: skip
 
 
 class _Said:
     """What one message says, without its rows, and what becomes of it."""
 
-    def __init__(self, pipeline: Pipeline, row: Any) -> None:
+    def __init__(self, pipeline: Pipeline, row: Any, gone: set[str]) -> None:
         self.id, self.lease, self.number = row.id, row.lease, row.sequence
+        self.size = row.size or 0
         self.redelivered = bool(row.redelivered)
         self.key = None
-        self.ends = False
+        self.ends = row.kind == "eof"
         self.verdict, self.reason = "reject", _problem(pipeline, row)
-        if self.reason is None:
+        if self.reason is None and row.client in gone:
+            self.verdict = "ack"
+        elif self.reason is None:
             self.key = Key(row.table, row.client)
-            self.ends = row.kind == "eof"
             self.verdict = "hold" if self.ends else "ack"
             if self.ends:
                 self._eof = EndOfTable(row.client, row.table, row.worker, row.workers, row.batches)
@@ -214,6 +197,12 @@ class _Said:
 
     def held(self) -> Held:
         return Held(self._eof, self.id, self.lease, self.number)
+
+
+def _verdicts(said: list[_Said]) -> pa.Table:
+    rows = [(one.id, one.lease, one.verdict, one.reason) for one in said]
+    columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+    return pa.Table.from_arrays([pa.array(c, pa.string()) for c in columns], schema=VERDICTS)
 
 
 def _problem(pipeline: Pipeline, row: Any) -> str | None:
@@ -225,40 +214,9 @@ def _problem(pipeline: Pipeline, row: Any) -> str | None:
         return "truncated batch: it has no rows"
     if row.kind == "eof" and None in (row.worker, row.workers, row.batches):
         return "not an end of file: it does not say of which worker"
+    if row.kind == "eof" and not 0 <= row.worker < row.workers:
+        return f"not an end of file: there is no worker {row.worker} of {row.workers}"
     return None
-
-
-def _typed(parsed: DataFrame, table: Table) -> DataFrame:
-    """The rows of a table with their columns by name; `problem` says what cannot be read."""
-    width = len(table.keep)
-    rows = parsed.where(f"m.kind = 'data' and m.table = '{table.name}' and m.rows is not null")
-    cells = rows.select(F.col("m.client").alias("client"), F.explode("m.rows").alias("cells"))
-    whole = F.size("cells") == width
-    columns = [_read(table, name, F.get("cells", F.lit(i))) for i, name in enumerate(table.keep)]
-    made = cells.select("client", "cells", whole.alias("whole"), *columns)
-    problem = F.when(~F.col("whole"), F.lit("truncated row: it has not as many cells as columns"))
-    readable = F.col("whole")
-    for i, name in enumerate(table.keep):
-        kind = table.kind(name)
-        given = F.trim(F.get("cells", F.lit(i))) != ""
-        if kind == "time":
-            problem = problem.when(F.isnull(name), F.lit(f"unreadable {name}"))
-            readable = readable & F.col(name).isNotNull()
-        elif kind == "decimal":
-            problem = problem.when(F.isnull(name) & given, F.lit(f"unreadable {name}"))
-    return made.withColumn("problem", problem).withColumn("readable", readable)
-
-
-def _read(table: Table, name: str, cell: Column) -> Column:
-    match table.kind(name):
-        case "time":
-            return F.try_to_timestamp(cell, F.lit(TIME)).alias(name)
-        case "decimal":
-            return F.expr(
-                f"try_cast(trim(cells[{table.keep.index(name)}]) as decimal(18,6))"
-            ).alias(name)
-        case _:
-            return cell.alias(name)
 
 
 def bury(q: Session, pipeline: Pipeline) -> int:
@@ -273,9 +231,3 @@ def bury(q: Session, pipeline: Pipeline) -> int:
 
 def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
-
-
-def held_by(q: Session, pipeline: Pipeline) -> Iterator[str]:
-    """For a status: who holds messages of the inbox."""
-    for lease in q.leases(pipeline.inbox, GROUP):
-        yield f"{lease.consumer} holds {lease.held} until {lease.expires_at:%H:%M:%S}"

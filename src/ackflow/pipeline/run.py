@@ -14,6 +14,7 @@ import msgspec
 
 from .. import Session
 from ..errors import AckflowError
+from .cancelling import cancelled
 from .declare import Pipeline
 from .stages import Settings
 from .upstream import clients
@@ -51,7 +52,7 @@ class Run:
 
     def run(self, each: Callable[["Run"], None] | None = None, alarm_after: float = 60.0) -> bool:
         """Run to the end; False when there was nothing to do. `each` is called every moment."""
-        if set(self.clients) <= set(self.done()):
+        if set(self.clients) <= {*self.done(), *cancelled(self._q, self.pipeline)}:
             self._told("every client is finished already; the answers are in " + str(self.out))
             return False
         try:
@@ -103,7 +104,7 @@ class Run:
     def _watch(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
         seen: dict[str, int] = {}
         moved = time.monotonic()
-        while set(self.clients) - self._finished:
+        while set(self.clients) - self._finished - cancelled(self._q, self.pipeline):
             self._revive()
             now = self.progress()
             if now != seen:

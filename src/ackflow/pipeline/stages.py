@@ -14,7 +14,7 @@ from ..errors import AckflowError, InvalidArgument
 from .aggregate import Aggregator
 from .declare import Pipeline, load
 from .finish import Finisher
-from .upstream import send
+from .upstream import ROWS, send
 
 HERE = Path(__file__).with_name("coffee_shop.py")
 log = logging.getLogger("ackflow.pipeline")
@@ -30,6 +30,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     master: str = "local[2]"
     workers: int = 3
     shards: int = 4
+    rows: int = ROWS
+    messages: int = 400
     token: str | None = None
 
     @property
@@ -64,7 +66,7 @@ def upstream(settings: Settings, worker: int) -> None:
         raise InvalidArgument(f"worker is from 0 to {settings.workers - 1}, not {worker}")
     with settings.session(f"upstream-{worker}") as q:
         pipeline = settings.pipeline()
-        sent = send(q, pipeline, Path(settings.data), worker, settings.workers)
+        sent = send(q, pipeline, Path(settings.data), worker, settings.workers, rows=settings.rows)
         log.info("worker %d has sent %d batches", worker, sent)
 
 
@@ -77,15 +79,25 @@ def router(settings: Settings) -> None:
     pipeline = settings.pipeline()
     spark = spark_session(
         f"ackflow {pipeline.name} router", settings.master,
-        **{"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "4",
+        **{"spark.sql.session.timeZone": "UTC",
            "spark.sql.ansi.enabled": "true", "spark.ui.enabled": "false",
+           # The second compiler of the JVM costs a router more than it gains: it compiled for
+           # longer than 100,000 transactions took.
+           "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+           # Batches are small and many: what a plan costs matters more than how well it adapts.
+           "spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "2",
            "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"},
     )  # fmt: skip
     with settings.session("router") as q:
         checkpoint = Path(settings.out).absolute() / "checkpoint"
-        query = Router(q, settings.url, pipeline, settings.shards, checkpoint).start(spark)
+        worker = Router(
+            q, settings.url, pipeline, settings.shards, checkpoint, settings.messages,
+            settings.token,
+        )  # fmt: skip
+        query = worker.start(spark)
         while not stop.wait(0.5) and query.isActive:
             bury(q, pipeline)
+            worker.let_go()
         failure = query.exception()
         query.stop()
     spark.stop()

@@ -29,21 +29,25 @@ def clients(data: Path) -> list[str]:
     return found
 
 
-def send(q: Session, pipeline: Pipeline, data: Path, worker: int, workers: int) -> int:
+def send(
+    q: Session, pipeline: Pipeline, data: Path, worker: int, workers: int, *, rows: int = ROWS
+) -> int:
     """Send this worker's share of everything; answers with the number of batches."""
     q.configure(pipeline.inbox, dedup_seconds=7 * 86_400, keep_seconds=0)
     sent = 0
     for client in clients(data):
         for table in pipeline.tables:
-            sent += _send_table(q, pipeline, data, client, table, worker, workers)
+            sent += _send_table(q, pipeline, data, client, table, (worker, workers), rows)
     return sent
 
 
 def _send_table(
-    q: Session, pipeline: Pipeline, data: Path, client: str, table: Table, worker: int, workers: int
-) -> int:
+    q: Session, pipeline: Pipeline, data: Path, client: str, table: Table,
+    share: tuple[int, int], most: int,
+) -> int:  # fmt: skip
     mine, some = 0, []
-    for number, rows in enumerate(batches(data / client, table), 1):
+    worker, workers = share
+    for number, rows in enumerate(batches(data / client, table, most), 1):
         if number % workers != worker:
             continue
         mine += 1
@@ -62,7 +66,7 @@ def _item(message: object, transaction_id: str) -> Item:
     return Item(data=msgspec.Raw(msgspec.json.encode(message)), transaction_id=transaction_id)
 
 
-def batches(folder: Path, table: Table) -> Iterator[list[list[str]]]:
+def batches(folder: Path, table: Table, most: int = ROWS) -> Iterator[list[list[str]]]:
     """The rows of a table over all its files, cut to the columns that are kept.
 
     A row that has not as many cells as the table has columns is sent as it is; the router says so.
@@ -71,7 +75,7 @@ def batches(folder: Path, table: Table) -> Iterator[list[list[str]]]:
     for path in files(folder, table.name):
         for row in _rows(path, table):
             rows.append(row)
-            if len(rows) == ROWS:
+            if len(rows) == most:
                 yield rows
                 rows = []
     if rows:

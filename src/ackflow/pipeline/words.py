@@ -64,4 +64,4 @@ class Bad(Struct, tag="bad", tag_field="kind"):
     client: str
     table: str
     reason: str
-    rows: list[list[str]]
+    rows: list[list[str | None]]

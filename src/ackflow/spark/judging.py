@@ -5,13 +5,14 @@ Each task folds its rows into one, so that the driver collects a row per task, n
 
 import base64
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, msgpack
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -33,6 +34,8 @@ VERDICTS = (*VERBS, "hold")
 _NEEDED = ("id", "lease", "verdict")
 _OPTIONAL = ("reason", "delay")
 
+Shape = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
 
 class Fold(Struct, array_like=True):
     """Messages of one lane and lease with one verdict."""
@@ -48,11 +51,12 @@ class Fold(Struct, array_like=True):
 _folds = msgpack.Decoder(list[Fold]).decode
 
 
-def settle(verdicts: DataFrame, url: str, *, token: str | None = None) -> int:
+def settle(verdicts: DataFrame | pa.Table, url: str, *, token: str | None = None) -> int:
     """Settle messages by rows of (id, lease, verdict, and reason and delay if there are any).
 
     A verdict is ack, nack, release, requeue, reject, dead_letter or hold. Each stands for itself,
-    and a repeat is a success; answers with how many were refused, as their lease was lost.
+    and a repeat is a success; answers with how many were refused, as their lease was lost. What the
+    driver knows already may be given as an Arrow table, which costs no job.
     """
     settles, holds = _marks(_collected(verdicts))
     options = sink_options({"url": url, **({"token": token} if token else {})})
@@ -65,16 +69,18 @@ def commit_batch(
     url: str,
     *,
     output: DataFrame | None = None,
-    verdicts: DataFrame | None = None,
+    verdicts: DataFrame | pa.Table | None = None,
+    shape: Shape | None = None,
     queue: str | None = None,
     token: str | None = None,
     also: Operations | None = None,
 ) -> BatchDone:
     """Publish an output and settle what it was made from, all or nothing, once per batch.
 
-    `output` has the columns of the sink. `verdicts` are as in `settle`; in mode commit everything
-    the batch read that has no verdict is acked. `also` is a transaction not committed yet, done in
-    the same commit. A batch that was committed before does nothing.
+    `output` has the columns of the sink; or `shape` makes them, a function that each task runs on
+    its record batches. `verdicts` are as in `settle`; in mode commit everything the batch read that
+    has no verdict is acked. `also` is a transaction not committed yet, done in the same commit. A
+    batch that was committed before does nothing.
     """
     spark = SparkSession.getActiveSession()
     query = spark.sparkContext.getLocalProperty("sql.streaming.queryId") if spark else None
@@ -87,28 +93,34 @@ def commit_batch(
         **({"token": token} if token else {}),
     }
     options = sink_options(given)
-    stages = [] if output is None else _staged(output, options, query, batch_id)
+    stages = [] if output is None else _staged(output, options, query, batch_id, shape)
     settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
     more = [] if also is None else also.request().operations
     request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds, more)
     return link.session(options).broker.do(batches.commit_batch, True, request)
 
 
-def _staged(output: DataFrame, options: SinkOptions, producer: str, batch: int) -> list[str]:
+def _staged(
+    output: DataFrame, options: SinkOptions, producer: str, batch: int, shape: Shape | None
+) -> list[str]:
     """Stage an output on the executors; only the stages of attempts that count are named."""
-    check_columns(output.columns, options)
-    job = StageJob(options, producer, batch)
+    if shape is None:
+        check_columns(output.columns, options)
+    job = StageJob(options, producer, batch, cloudpickle.dumps(shape) if shape else b"")  # type: ignore[no-untyped-call]
     return [name for told in _run(output, job) for name in msgpack.decode(told, type=list[str])]
 
 
-def _collected(verdicts: DataFrame) -> list[Fold]:
+def _collected(verdicts: DataFrame | pa.Table) -> list[Fold]:
+    columns = verdicts.column_names if isinstance(verdicts, pa.Table) else verdicts.columns
     for name in _NEEDED:
-        if name not in verdicts.columns:
+        if name not in columns:
             raise InvalidArgument(
                 f"verdicts need the column {name!r}; they have {', '.join(_NEEDED)}, and "
                 f"{' and '.join(_OPTIONAL)} if you like"
             )
-    wanted = [*_NEEDED, *(name for name in _OPTIONAL if name in verdicts.columns)]
+    wanted = [*_NEEDED, *(name for name in _OPTIONAL if name in columns)]
+    if isinstance(verdicts, pa.Table):
+        return fold(verdicts.select(wanted).to_batches())
     return [fold for told in _run(verdicts.select(*wanted), FoldJob()) for fold in _folds(told)]
 
 
@@ -116,6 +128,7 @@ class StageJob(Struct, tag=True):
     options: SinkOptions
     producer: str
     batch: int
+    shape: bytes = b""
 
 
 class FoldJob(Struct, tag=True):
@@ -169,11 +182,21 @@ class JobWriter(DataSourceArrowWriter):
         job = self._job
         if isinstance(job, FoldJob):
             return Told(msgpack.encode(fold(iterator)))
+        if job.shape:
+            iterator = _shaped(cloudpickle.loads(job.shape), iterator, job.options)
         return Told(msgpack.encode(stage_all(job.options, job.producer, job.batch, iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         told = [message.data for message in messages if isinstance(message, Told)]
         Path(self._answer).write_bytes(msgpack.encode(told))
+
+
+def _shaped(
+    shape: Shape, rows: Iterator[pa.RecordBatch], options: SinkOptions
+) -> Iterator[pa.RecordBatch]:
+    for batch in shape(rows):
+        check_columns(batch.schema.names, options)
+        yield batch
 
 
 def fold(rows: Iterable[pa.RecordBatch]) -> list[Fold]:
