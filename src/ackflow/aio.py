@@ -276,7 +276,7 @@ class Session:
     progress = _awaitable(session.Session.progress)
     message = _awaitable(session.Session.message)
     browse = _awaitable(session.Session.browse)
-    kept_until = _awaitable(session.Session.kept_until)
+    overdue_seconds = _awaitable(session.Session.overdue_seconds)
     peek = _awaitable(session.Session.peek)
     follow = _awaitable(session.Session.follow)
     search = _awaitable(session.Session.search)

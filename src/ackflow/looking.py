@@ -9,6 +9,7 @@ from . import checks
 from .broker import ahead, browse, dead, inspect
 from .broker import why as whys
 from .broker.broker import Verbs
+from .clock import SECOND
 from .model import (
     DeadLetter,
     DeadSummary,
@@ -22,7 +23,6 @@ from .model import (
     StoredMessage,
     Value,
     Why,
-    when_or_none,
 )
 from .policy import QUEUE_MODE
 from .store.tx import Tx
@@ -171,9 +171,9 @@ class Looking(ABC):
         """How many died of what, most first; errors are taken together up to the first colon."""
         return self.broker.look(dead.summary, queue, group)
 
-    def kept_until(self) -> datetime | None:
-        """Until when some process does the upkeep of the database; in the past: nobody does."""
-        return when_or_none(self.broker.look(inspect.kept_until))
+    def overdue_seconds(self) -> float:
+        """For how long upkeep is behind: it takes back what is over, as every pop and look does."""
+        return self.broker.look(inspect.overdue) / SECOND
 
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""

@@ -322,7 +322,7 @@ _ALL = [
     _verb(inspect.progress, "read-only", looks=True),
     _verb(inspect.value, "read-only", queues=lambda *_: [], looks=True),
     _verb(inspect.values, "read-only", queues=lambda *_: [], looks=True),
-    _verb(inspect.kept_until, "read-only", queues=lambda *_: [], looks=True),
+    _verb(inspect.overdue, "read-only", queues=lambda *_: [], looks=True),
     _verb(browse.get, "read-only", looks=True, name="message"),
     _verb(browse.browse, "read-only", _browse, lambda request, *_: [request.queue], looks=True),
     _verb(ahead.peek, "read-only", _peek, looks=True),

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,19 @@ def test_doctor_tells_of_old_leases_and_late_groups(
     assert "worker-7 holds 1 message of orders" in output
     assert "if that consumer hangs" in output
     assert "g of orders (2 messages, oldest" in output
+
+
+def test_doctor_tells_when_nobody_does_the_upkeep(
+    on_file: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_file.q.push("orders", 1)
+    on_file.q.pop("orders", lease_seconds=0.01)
+    time.sleep(0.05)
+    monkeypatch.setattr(doctor, "LATE_UPKEEP", 0.01)
+    output = on_file("doctor")
+    assert "nobody did it for" in output
+    assert "ackflow serve" in output
+    assert levels(on_file)["upkeep"] == "ok", "the look before took back what was over"
 
 
 def test_a_file_that_is_not_there_exits_with_4(nowhere: Cli, tmp_path: Path) -> None:

@@ -114,6 +114,17 @@ def test_follow_goes_on_after_a_purge(q: Session) -> None:
     assert [m.data for m in q.follow("orders", news.after).items] == [4]
 
 
+def test_what_upkeep_has_left_undone_is_told(q: Session, clock: VirtualClock) -> None:
+    assert q.overdue_seconds() == 0
+    q.push("orders", 1)
+    q.pop("orders", lease_seconds=10)
+    clock.advance(25)
+    # A server takes back what is over before it looks.
+    assert q.overdue_seconds() in (15, 0)
+    q.upkeep()
+    assert q.overdue_seconds() == 0
+
+
 def test_why_tells_the_number_of_a_dead_letter(q: Session) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders")[0].reject("no")

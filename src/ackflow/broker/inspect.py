@@ -202,10 +202,10 @@ def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
     return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
 
 
-def kept_until(tx: Tx) -> int | None:
-    """Until when some process has the turn of the upkeep."""
-    found = tx.value("get_meta", "upkeep")
-    return None if found is None else int(str(found).split(" ")[1])
+def overdue(tx: Tx) -> int:
+    """For how long a lease has been over, or a message due, that nobody has taken back."""
+    groups = tx.all("groups_with_expired", tx.now)
+    return max((tx.now - tx.value("next_time", id) for (id,) in groups), default=0)
 
 
 def ready(tx: Tx) -> bool:

@@ -24,6 +24,7 @@ PANEL = "Operation"
 LITTLE_DISK, NO_DISK = 1 << 30, 64 << 20
 LONG_LEASE, LONG_WAIT = 3_600.0, 86_400.0
 CLOCKS_APART = 2.0
+LATE_UPKEEP = 60.0
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "ceph"}
 Level = Literal["ok", "look", "bad"]
 STYLES = {"ok": "green", "look": "yellow", "bad": "bold red"}
@@ -104,8 +105,8 @@ def _file(link: Link, deep: bool) -> Iterator[Finding]:
         yield Finding("bad", "open", error.message, _mend(error, place))
         return
     yield Finding("ok", "open", "it can be opened for reading and writing")
+    yield _upkeep(session)
     queues = session.queues()
-    yield _upkeep(session, "it is done while a session or a server has the file open")
     yield from _contents(session, queues)
 
 
@@ -172,15 +173,16 @@ def _filesystem(path: str) -> str:
     return kind
 
 
-def _upkeep(session: Session, unless: str) -> Finding:
-    """Somebody should do it, `unless` there is a reason why nobody need."""
-    until = session.kept_until()
-    if until is not None and until > datetime.now(UTC):
-        return Finding("ok", "upkeep", "a process does the upkeep")
-    if unless:
-        return Finding("ok", "upkeep", f"no process does the upkeep now; {unless}")
-    advice = "look into its log for warnings of upkeep, then restart it"
-    return Finding("look", "upkeep", "the server does no upkeep: old messages stay", advice)
+def _upkeep(session: Session) -> Finding:
+    """Whether somebody does it; asked before anything else, as every other look does some of it."""
+    late = session.overdue_seconds()
+    if late < LATE_UPKEEP:
+        return Finding("ok", "upkeep", "nothing is left undone")
+    advice = (
+        "it is done while `ackflow serve` or a program with a session runs; until then a message "
+        "comes again only when somebody pops or looks"
+    )
+    return Finding("look", "upkeep", f"nobody did it for {span(late)}", advice)
 
 
 # a server
@@ -205,8 +207,8 @@ def _server(link: Link) -> Iterator[Finding]:
     yield _version(told.version)
     yield _clocks(told.now / 1_000_000 - (clock + took / 2), took)
     yield from _in_clear(link.place)
+    yield _upkeep(session)
     queues = session.queues()
-    yield _upkeep(session, "")
     yield from _contents(session, queues)
     yield Finding("ok", "file", "its disk and file are checked by `ackflow doctor` where they are")
 
