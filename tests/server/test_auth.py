@@ -287,7 +287,8 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
     assert command("token", "revoke", "ci", "--db", db).returncode == 0
     assert "revoked" in command("token", "list", "--db", db).stdout
     again = command("token", "revoke", "ci", "--db", db)
-    assert (again.returncode, again.stderr) == (1, "ackflow: there is no token 'ci'\n")
+    assert again.returncode != 0
+    assert "there is no token 'ci'" in again.stderr
     assert "1 tokens are removed" in command("token", "disable", "--db", db).stdout
 
 

@@ -19,6 +19,7 @@ from ackflow import wire
 from ackflow.broker.pop import PopRequest
 from ackflow.broker.push import Chunk, PushRequest
 from ackflow.broker.settle import Mark, Outcome, Verdict
+from ackflow.model import Counts, GroupStats
 from ackflow.wire import MSGPACK, Codec, Popped
 
 from .conftest import Process
@@ -28,7 +29,7 @@ HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 QUEUE, PARTITIONS, LEASE = "load", 8, 5.0
 PUSHERS = POLLERS = 100
 SPARE = 16 * 1024 * 1024  # what caches may still take up once they have been used for a while
-_popped, _outcomes = Codec(Popped), Codec(list[Outcome])
+_popped, _outcomes, _stats = Codec(Popped), Codec(list[Outcome]), Codec(GroupStats)
 
 
 class Load:
@@ -39,7 +40,9 @@ class Load:
         self.pushed: set[bytes] = set()
         self.delivered: set[bytes] = set()
         self.acked: dict[bytes, int] = {}  # by payload, when the lease that acked it began
+        self.unsure: set[bytes] = set()  # acks whose answer never came: done, or delivered again
         self.again: list[bytes] = []
+        self.counts = Counts()
         self.cut = 0
         self.memory: list[int] = []
         self.pushing = self.polling = True
@@ -115,7 +118,9 @@ class Load:
         answer = await self._send(
             "/v1/verbs/settle", wire.write((True, (popped.token, marks)), MSGPACK)
         )
-        if answer is not None:
+        if answer is None:
+            self.unsure.update(payloads)
+        else:
             (outcome,) = _outcomes.read(answer, MSGPACK)
             if outcome.settled == len(payloads):
                 self.acked.update(dict.fromkeys(payloads, began))
@@ -130,10 +135,16 @@ class Load:
             self.memory.append(memory)
 
     async def _drained(self) -> None:
-        """Wait until all that was confirmed is acked, or nothing comes any more."""
+        """Wait until the server says that everything is settled, or nothing comes any more."""
         deadline = time.monotonic() + 60
-        while self.pushed - self.acked.keys() and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
+        while time.monotonic() < deadline:
+            body = wire.write((False, (QUEUE, "g")), MSGPACK)
+            answer = await self._send("/v1/verbs/group_stats", body)
+            if answer is not None:
+                self.counts = _stats.read(answer, MSGPACK).counts
+                if self.counts.lag == 0:
+                    return
+            await asyncio.sleep(0.2)
 
 
 def _payloads(run: wire.Handed) -> list[bytes]:
@@ -144,7 +155,10 @@ def _payloads(run: wire.Handed) -> list[bytes]:
 def check(load: Load) -> None:
     lost = load.pushed - load.delivered
     assert not lost, f"{len(lost)} confirmed pushes are lost"
-    assert not load.pushed - load.acked.keys(), "not everything could be acked"
+    unsettled = load.pushed - load.acked.keys() - load.unsure
+    assert not unsettled, f"{len(unsettled)} messages were delivered and never acked"
+    told = load.counts
+    assert (told.lag, told.dead, told.done) == (0, 0, len(load.delivered)), told
     assert not load.again, f"{len(load.again)} confirmed acks were delivered again"
     assert load.cut > 0, "nobody noticed that the server was killed"
     samples = load.memory[len(load.memory) // 4 :]  # not the start, when caches fill
