@@ -34,7 +34,7 @@ class Application:
         self.url, self.checkpoint = str(folder / "queue.db"), folder / "checkpoint"
         self.log = folder / "log"
         self.q: Session = ackflow.connect(self.url)
-        self.running: list[psutil.Process] = []
+        self.running: list[subprocess.Popen[bytes]] = []
         for n in range(4):
             part = list(range(n * MESSAGES // 4, (n + 1) * MESSAGES // 4))
             self.q.push("in", part, partition=f"p{n}")
@@ -45,7 +45,7 @@ class Application:
             process = subprocess.Popen(
                 [*command, *arguments], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
             )
-        self.running.append(psutil.Process(process.pid))
+        self.running.append(process)
         return process
 
     def run(self, *arguments: str) -> int:
@@ -56,18 +56,32 @@ class Application:
     def tree(self) -> list[psutil.Process]:
         found = []
         for process in self.running:
-            if process.is_running():
-                found += [process, *process.children(recursive=True)]
+            if process.poll() is None:
+                root = psutil.Process(process.pid)
+                found += [root, *root.children(recursive=True)]
         return found
 
     def stop(self) -> None:
         for process in self.tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        for started in self.running:
+            started.wait()
+        self.running.clear()
 
     def wake(self) -> None:
         for member in reversed(self.tree()):
             os.kill(member.pid, signal.SIGCONT)
+
+    def die(self, point: str) -> None:
+        """Run until the point, where the application kills itself."""
+        code = self.run("--point", point, "--lease", str(LEASE))
+        assert code == -signal.SIGKILL, self.log.read_text()[-3000:]
+
+    def lose_checkpoint(self) -> None:
+        """Lose it, and wait until the leases of the reader in it are over."""
+        shutil.rmtree(self.checkpoint)
+        self.wait_for(lambda: self.q.group_stats("in", "g").counts.leased == 0)
 
     def finish(self) -> None:
         assert self.run("--lease", str(LEASE)) == 0, self.log.read_text()[-3000:]
@@ -100,8 +114,11 @@ def application(spark: SparkSession, tmp_path: Path) -> Iterator[Application]:
 
 
 def test_killed_again_and_again_each_message_counts_once(application: Application) -> None:
-    for point in ("after write@1", "after publish@1", "before settle@2"):
-        assert application.run("--point", point) == -signal.SIGKILL
+    """Three kill points in a row, and the checkpoint lost before the last of them."""
+    application.die("after write@1")
+    application.die("after publish@1")
+    application.lose_checkpoint()
+    application.die("before settle@1")
     application.finish()
     application.check()
 
@@ -112,7 +129,7 @@ def test_killed_again_and_again_each_message_counts_once(application: Applicatio
 def test_killed_at_any_point_each_message_counts_once(
     application: Application, step: str, batch: int
 ) -> None:
-    assert application.run("--point", f"{step}@{batch}") == -signal.SIGKILL
+    application.die(f"{step}@{batch}")
     application.finish()
     application.check()
 
@@ -133,29 +150,13 @@ def counted(q: Session) -> int:
     return groups["g"].counts.done if "g" in groups else 0
 
 
-def test_a_lost_checkpoint_costs_nothing_and_repeats_nothing(application: Application) -> None:
-    code = application.run("--point", "after publish@1", "--lease", str(LEASE))
-    assert code == -signal.SIGKILL
-    shutil.rmtree(application.checkpoint)
-    lose(application)
-    application.check()
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("step", STEPS)
 def test_a_lost_checkpoint_at_any_point(application: Application, step: str) -> None:
-    code = application.run("--point", f"{step}@1", "--lease", str(LEASE))
-    assert code == -signal.SIGKILL
-    shutil.rmtree(application.checkpoint)
-    lose(application)
-    application.check()
-
-
-def lose(application: Application) -> None:
-    """Run on once the leases of the lost reader are over."""
-    q = application.q
-    application.wait_for(lambda: q.group_stats("in", "g").counts.leased == 0)
+    application.die(f"{step}@1")
+    application.lose_checkpoint()
     application.finish()
+    application.check()
 
 
 def test_an_application_that_slept_publishes_nothing_that_was_given_away(
