@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from .. import Message, Session
-from ..errors import AckflowError, LeaseLost
+from ..errors import AckflowError, TransactionFailed
 from .cancelling import cancelled
 from .declare import Pipeline, Route
-from .words import Folded, Forwarded, Rows, Tick
+from .words import Folded, Forwarded, Rows, Tick, raw
 
 BATCH = 200
 LEASE = 10.0
@@ -46,10 +46,11 @@ class Aggregator:
             return 0
         try:
             self._fold(list(batch))
-        except LeaseLost:
-            log.warning("the lease of a shard was lost; its rows come again")
-        except AckflowError as error:
-            self._q.nack(batch, str(error), delay=0.5)
+        except TransactionFailed as refused:
+            log.warning("a shard was not folded, its rows come again: %s", refused.message)
+        except Incomplete as error:
+            log.error("%s", error.message)
+            self._q.nack(batch, error.message, delay=0.5)
         return len(batch)
 
     def _fold(self, batch: list[Message]) -> None:
@@ -74,11 +75,11 @@ class Aggregator:
         for (client, route), some in rows.items():
             folded = fold(self._routes[route], some)
             counts.add(client, "", 1)
-            t.push(self._pipeline.folded, _raw(Rows(client, route, folded)), partition=client)
+            t.push(self._pipeline.folded, raw(Rows(client, route, folded)), partition=client)
         for end in ends:
             counts.check(end)
             done = Folded(end.client, end.table, shard, counts.get(end.client, ""))
-            t.push(self._pipeline.ends, _raw(done), partition=end.client)
+            t.push(self._pipeline.ends, raw(done), partition=end.client)
         for key, value in counts.changed.items():
             t.put(key, value)
         t.commit()
@@ -134,7 +135,3 @@ def fold(route: Route, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
          **{name: str(value) for name, value in zip(route.sums, total, strict=True)}}
         for key, total in sums.items()
     ]  # fmt: skip
-
-
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

@@ -4,9 +4,12 @@ The ends of a client stay unacknowledged until its answers are on disk; they and
 are acknowledged together. Killed in between, it does the same again, byte for byte.
 """
 
+import contextlib
 import json
 import logging
 import os
+import threading
+from collections.abc import Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import apsw
 import msgspec
 
 from .. import Message, Session
-from ..errors import LeaseLost
+from ..errors import AckflowError, LeaseLost, TransactionFailed
 from .aggregate import fold
 from .cancelling import cancelled, forget
 from .declare import Pipeline
@@ -58,8 +61,7 @@ class Finisher:
         """Keep what is held; what was lost comes again."""
         for client, ends in list(self._ends.items()):
             try:
-                for message, _ in ends.values():
-                    message.extend(LEASE)
+                _extend(self._q, [message for message, _ in ends.values()])
             except LeaseLost:
                 log.warning("the ends of %s were lost and come again", client)
                 del self._ends[client]
@@ -74,13 +76,18 @@ class Finisher:
             # Some are leased by a finisher that died: they come when its lease is over.
             self._q.release(held)
             return False
-        write(self._out / client, answers(self._pipeline, [_rows(m.raw) for m in held]))
+        settled = [*held, *(message for message, _ in ends.values())]
+        with _kept(self._q, settled):
+            write(self._out / client, answers(self._pipeline, [_rows(m.raw) for m in held]))
         t = self._q.transaction()
-        t.ack(held)
-        t.ack([message for message, _ in ends.values()])
+        t.ack(settled)
         t.put(self._pipeline.value("done", client), True)
-        t.commit()
         del self._ends[client]
+        try:
+            t.commit()
+        except TransactionFailed:
+            log.warning("what %s was answered from was lost and comes again", client)
+            return False
         return True
 
     def _let_go(self, client: str) -> None:
@@ -93,10 +100,35 @@ class Finisher:
     def _pull(self, client: str) -> list[Message]:
         held: list[Message] = []
         while some := self._q.pop(
-            self._pipeline.folded, group=GROUP, batch=PULL, partition=client, lease_seconds=60
+            self._pipeline.folded, group=GROUP, batch=PULL, partition=client, lease_seconds=LEASE
         ):
             held += some
         return held
+
+
+def _extend(q: Session, messages: list[Message]) -> None:
+    for token in {message.token for message in messages}:
+        if token is not None:
+            q.lease(token).extend(LEASE)
+
+
+@contextlib.contextmanager
+def _kept(q: Session, messages: list[Message]) -> Iterator[None]:
+    """Keep leases alive during work of any length; what is lost all the same shows at the commit."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(LEASE / 4):
+            with contextlib.suppress(AckflowError):
+                _extend(q, messages)
+
+    thread = threading.Thread(target=renew, name="ackflow-finisher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def answers(pipeline: Pipeline, parts: list[Rows]) -> dict[str, list[dict[str, Any]]]:

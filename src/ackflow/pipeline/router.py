@@ -4,8 +4,6 @@ What a batch of messages becomes, the counts of what was handled, and the acks o
 one commit. Ends of file are held, unacknowledged, until everything before them is forwarded.
 """
 
-import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from .. import Session, ids
+from .. import Session
 from .. import spark as connector
-from ..broker.settle import Mark, Verdict
-from ..broker.transact import Settles
-from ..errors import LeaseLost
-from ..transaction import Operations, Transaction
+from ..transaction import Operations
 from . import cancelling
 from .declare import Pipeline
-from .ledger import Held, Key, Ledger
+from .ends import Ends
+from .ledger import Held, Key
 from .routing import chosen, packer
-from .words import Bad, EndOfTable, Forwarded, Tick
+from .words import Bad, EndOfTable, Tick, raw
 
 GROUP = "router"
 LEASE = 10.0
@@ -33,7 +29,6 @@ MESSAGES = 400
 SPREAD = 4 * 1024 * 1024
 HEAD = "kind string, client string, table string, worker int, workers int, batches int, rows string"
 VERDICTS = pa.schema([(name, pa.string()) for name in ("id", "lease", "verdict", "reason")])
-log = logging.getLogger("ackflow.pipeline")
 
 
 class Router:
@@ -46,14 +41,14 @@ class Router:
         self._q, self._url, self._pipeline, self._token = q, url, pipeline, token
         self._shards = [f"{number:02d}" for number in range(shards)]
         self._checkpoint, self._messages = checkpoint, messages
-        self._ledger = Ledger(shards)
-        self._lock = threading.Lock()
+        self.ends = Ends(q, pipeline, self._shards)
         for queue in (pipeline.inbox, pipeline.shards, pipeline.bad):
             q.configure(queue, keep_seconds=0)
         # What a killed router held comes again however often it is killed.
         q.group(pipeline.inbox, GROUP, lease_seconds=LEASE, max_deliver=None, retry_limit=None)
 
-    def start(self, spark: SparkSession) -> StreamingQuery:
+    def start(self, spark: SparkSession, *, to_the_end: bool = False) -> StreamingQuery:
+        """Start the query; `to_the_end`: it ends when everything that is there now is handled."""
         reader = (
             spark.readStream.format("ackflow")
             .option("url", self._url)
@@ -68,6 +63,8 @@ class Router:
         if self._token is not None:
             reader = reader.option("token", self._token)
         writer = reader.load().writeStream.foreachBatch(self.batch)
+        if to_the_end:
+            writer = writer.trigger(availableNow=True)
         return writer.option("checkpointLocation", str(self._checkpoint)).start()
 
     def batch(self, frame: DataFrame, number: int) -> None:
@@ -75,9 +72,8 @@ class Router:
         gone = cancelling.cancelled(self._q, self._pipeline)
         said = [_Said(self._pipeline, row, gone) for row in _heads(frame).collect()]
         self._commit(frame, number, said)
-        with self._lock:
-            self._receive(said)
-            self._flush()
+        ends = [(one.held(), one.redelivered) for one in said if one.verdict == "hold"]
+        self.ends.handle(ends)
 
     def _commit(self, frame: DataFrame, number: int, said: list["_Said"]) -> None:
         """Publish what the batch becomes, count it and settle it, all or nothing."""
@@ -98,10 +94,10 @@ class Router:
             if one.key is not None and not one.ends:
                 handled[one.key] = handled.get(one.key, 0) + 1
         for key, n in handled.items():
-            also.put(self._handled(key), self._count(key) + n)
+            also.put(self.ends.handled(key), self.ends.count(key) + n)
             for shard in self._shards:
                 tick = Tick(key.client, key.table, n)
-                also.push(self._pipeline.shards, _raw(tick), partition=shard)
+                also.push(self._pipeline.shards, raw(tick), partition=shard)
         return also
 
     def _output(self, frame: DataFrame, said: list["_Said"]) -> DataFrame | None:
@@ -113,56 +109,6 @@ class Router:
             # A task of the source reads thousands of messages, and each has thousands of rows.
             messages = messages.repartition(frame.sparkSession.sparkContext.defaultParallelism)
         return chosen(self._pipeline, messages, len(self._shards))
-
-    def _receive(self, said: list["_Said"]) -> None:
-        for one in said:
-            if one.verdict == "hold":
-                again = self._ledger.receive(one.held(), one.redelivered)
-                if again is not None:
-                    self._q.lease(again.lease).ack(again.id)
-
-    def _flush(self) -> None:
-        """Forward the end of every table whose batches are all forwarded."""
-        for key in self._ledger.open():
-            held = self._ledger.complete(key, self._count(key))
-            if not held:
-                continue
-            t = self._q.transaction()
-            end = Forwarded(key.client, key.table, sum(one.eof.batches for one in held))
-            for shard in self._shards:
-                t.push(self._pipeline.shards, _raw(end), partition=shard)
-            if self._acked(t, key, held):
-                self._ledger.forwarded(key)
-
-    def let_go(self) -> None:
-        """Acknowledge the ends of file of clients that were cancelled; nobody waits for them."""
-        gone = cancelling.cancelled(self._q, self._pipeline)
-        with self._lock:
-            for key in self._ledger.open():
-                held = self._ledger.held(key)
-                if key.client in gone and self._acked(self._q.transaction(), key, held):
-                    self._ledger.let_go(key)
-
-    def _acked(self, t: Transaction, key: Key, held: list[Held]) -> bool:
-        """Commit a transaction that acknowledges ends of file, too."""
-        for one in held:
-            place = ids.parse_message_id(one.id)
-            mark = Mark(Verdict("ack"), place.lane, [place.sequence, place.sequence + 1])
-            t.add(Settles(ids.parse_token(one.lease), [mark]))
-        try:
-            t.commit()
-        except LeaseLost:
-            # Whichever was lost comes again and takes its old place; nothing was forwarded.
-            log.warning("TABLE_EOF lost: key=%s, to be redelivered", key)
-            return False
-        return True
-
-    def _handled(self, key: Key) -> str:
-        return self._pipeline.value("handled", key.client, key.table)
-
-    def _count(self, key: Key) -> int:
-        found = self._q.value(self._handled(key))
-        return 0 if found is None else int(found.data)
 
 
 def _heads(frame: DataFrame) -> DataFrame:
@@ -227,7 +173,3 @@ def bury(q: Session, pipeline: Pipeline) -> int:
         message.reject(f"{bad.reason}: {len(bad.rows)} rows of {bad.table} from {bad.client}")
         told += len(bad.rows)
     return told
-
-
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

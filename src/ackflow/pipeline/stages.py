@@ -97,7 +97,7 @@ def router(settings: Settings) -> None:
         query = worker.start(spark)
         while not stop.wait(0.5) and query.isActive:
             bury(q, pipeline)
-            worker.let_go()
+            worker.ends.tend()
         failure = query.exception()
         query.stop()
     spark.stop()

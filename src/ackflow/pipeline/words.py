@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 
@@ -65,3 +66,8 @@ class Bad(Struct, tag="bad", tag_field="kind"):
     table: str
     reason: str
     rows: list[list[str | None]]
+
+
+def raw(message: Struct) -> msgspec.Raw:
+    """A message as it is pushed."""
+    return msgspec.Raw(msgspec.json.encode(message))
