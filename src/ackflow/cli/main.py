@@ -8,7 +8,7 @@ import typer
 from .. import __version__, checks
 from ..errors import InvalidArgument
 from ..policy import MAX_BATCH, Counting
-from . import admin, bench, contexts, dead, doctor, live, looking, messages, tokens
+from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
 from .output import Output
 from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, remember
 
@@ -55,6 +55,7 @@ def _options(
 for family in (messages, looking, live, dead, admin, doctor, bench, contexts):
     family.register(app)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=OPERATION)
 
 
 @app.command(rich_help_panel=OPERATION)

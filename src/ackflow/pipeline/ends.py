@@ -5,6 +5,9 @@ What is forwarded and the acks of what caused it are one transaction.
 
 import logging
 import threading
+import time
+
+import msgspec
 
 from .. import Session, ids
 from ..broker.settle import Mark, Verdict
@@ -17,6 +20,19 @@ from .ledger import Held, Key, Ledger
 from .words import Forwarded, raw
 
 log = logging.getLogger("ackflow.pipeline")
+
+
+class Waiting(msgspec.Struct):
+    """How many ends of file of a table are not acknowledged, and since when the first is not."""
+
+    ends: int
+    since: float
+
+
+def waiting(q: Session, pipeline: Pipeline) -> dict[str, Waiting]:
+    """What is not acknowledged, by client and table: `client/table`."""
+    found = q.value(pipeline.value("held"))
+    return {} if found is None else msgspec.convert(found.data, dict[str, Waiting])
 
 
 class Ends:
@@ -36,6 +52,7 @@ class Ends:
                 if again is not None:
                     self._q.lease(again.lease).ack(again.id)
             self.flush()
+            self._tell()
 
     def flush(self) -> None:
         """Forward the end of every table whose batches are all forwarded."""
@@ -62,6 +79,7 @@ class Ends:
                 held = self._ledger.held(key)
                 if key.client in gone and self._acked(self._q.transaction(), key, held):
                     self._ledger.let_go(key)
+            self._tell()
 
     def _acked(self, t: Transaction, key: Key, held: list[Held]) -> bool:
         """Commit a transaction that acknowledges ends of file, too."""
@@ -77,6 +95,17 @@ class Ends:
             self._refused = True
             return False
         return True
+
+    def _tell(self) -> None:
+        """Let a status know what is held and since when; what a dead router held is still right."""
+        held = self._ledger.unacknowledged()
+        known = waiting(self._q, self._pipeline)
+        now = {key: Waiting(n, known[key].since if key in known else time.time())
+               for key, n in held.items()}  # fmt: skip
+        if now != known:
+            t = self._q.transaction()
+            t.put(self._pipeline.value("held"), msgspec.to_builtins(now))
+            t.commit()
 
     def handled(self, key: Key) -> str:
         """Where the number of handled batches of a table is kept."""

@@ -17,6 +17,7 @@ from ..errors import AckflowError
 from .cancelling import cancelled
 from .declare import Pipeline
 from .stages import Settings
+from .status import look, stuck
 from .upstream import clients
 
 Told = Callable[[str], None]
@@ -43,6 +44,8 @@ class Run:
         self._began = time.time()
         self._finished: set[str] = set()
         self._failures: dict[str, int] = {}
+        self._down: dict[str, float] = {}
+        self._alarmed: set[tuple[str, str]] = set()
         self._q: Session = settings.session("pipeline")
 
     def done(self) -> list[str]:
@@ -67,6 +70,7 @@ class Run:
     def kill(self, name: str) -> None:
         """Kill a stage; it is started again."""
         self.note("kill", stage=name)
+        self._down.setdefault(name, time.time())
         self.processes[name].send_signal(signal.SIGKILL)
 
     def note(self, what: str, **more: Any) -> None:
@@ -102,26 +106,24 @@ class Run:
         self.note("start", stage=name)
 
     def _watch(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
-        seen: dict[str, int] = {}
-        moved = time.monotonic()
+        seen = self.progress()
+        looked = 0.0
         while set(self.clients) - self._finished - cancelled(self._q, self.pipeline):
             self._revive()
             now = self.progress()
             if now != seen:
                 self.note("progress", handled=sum(now.values()), held=self.held())
                 self._tell(seen, now)
-                seen, moved = now, time.monotonic()
+                seen = now
+                self._recovered()
             for client in set(self.done()) - self._finished:
                 self._finished.add(client)
                 self.note("done", client=client)
                 self._told(f"{client}: finished after {time.time() - self._began:.1f} s")
-                moved = time.monotonic()
-            if time.monotonic() - moved > alarm_after:
-                self._told(
-                    f"ALARM: nothing moved for {alarm_after:g} s; {self.held()} messages held"
-                )
-                self.note("alarm")
-                moved = time.monotonic()
+                self._recovered()
+            if time.monotonic() - looked > 5:
+                self._alarm(alarm_after)
+                looked = time.monotonic()
             if each is not None:
                 each(self)
             time.sleep(0.1)
@@ -137,7 +139,27 @@ class Run:
                 raise Failed(f"{name} failed again and again; see {self.out / name}.log")
             self._told(f"{name} died ({code}) and is started again")
             self.note("restart", stage=name)
+            self._down.setdefault(name, time.time())
             self._start(name)
+
+    def _recovered(self) -> None:
+        """What was down works again: something moved since it was started anew."""
+        for name, since in list(self._down.items()):
+            if self.processes[name].poll() in (None, 0):
+                took = time.time() - since
+                self._told(f"{name}: recovered {took:.1f} s after its death")
+                self.note("recovered", stage=name, seconds=round(took, 1))
+                del self._down[name]
+
+    def _alarm(self, after: float) -> None:
+        for row in stuck(look(self._q, self.pipeline, after)):
+            if (row.client, row.table) not in self._alarmed:
+                self._alarmed.add((row.client, row.table))
+                self._told(
+                    f"ALARM: {row.held} ends of {row.client}/{row.table} are not acknowledged for "
+                    f"{row.oldest_seconds:.0f} s"
+                )
+                self.note("alarm", client=row.client, table=row.table)
 
     def _tell(self, before: dict[str, int], now: dict[str, int]) -> None:
         for key, n in now.items():

@@ -1,0 +1,130 @@
+"""`ackflow pipeline`: run a pipeline on Spark, see how far it is, give up a client."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import InvalidArgument
+from ..pipeline.stages import HERE, STAGES, Settings, upstream
+from .output import Output
+from .shell import NOTHING
+
+app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and questions on Spark.")
+
+Data = Annotated[Path, typer.Option(help="Folder with a folder of CSV files for each client.")]
+Out = Annotated[Path, typer.Option(help="Folder for the answers, logs and the timeline.")]
+Db = Annotated[
+    str | None,
+    typer.Option(help="Database file or URL of a server (default: pipeline.db in the out folder)."),
+]
+Declared = Annotated[
+    Path, typer.Option("--pipeline", help="Python file that declares the pipeline.")
+]
+Secret = Annotated[
+    str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="What the server asks for.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+
+
+@app.command()
+def generate(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    transactions: Annotated[int, typer.Option(min=0, help="Transactions of each client.")] = 10_000,
+    clients: Annotated[int, typer.Option(min=1, help="How many clients.")] = 2,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
+) -> None:
+    """Write data of coffee shops, with the rows that are easily got wrong."""
+    from ..pipeline.generate import generate as write
+
+    write(out, transactions, clients, seed)
+    print(f"{clients} clients with {transactions:,} transactions each are in {out}")
+
+
+@app.command()
+def run(
+    data: Data,
+    out: Out,
+    db: Db = None,
+    declared: Declared = HERE,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
+    workers: Annotated[int, typer.Option(min=1, help="Upstream workers.")] = 3,
+    shards: Annotated[int, typer.Option(min=1, max=99, help="Aggregator partitions.")] = 4,
+    eof_alarm_after: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a held end of file is an alarm.")
+    ] = 60.0,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Run only this until stopped: worker, router, aggregator or finisher."),
+    ] = None,
+    worker: Annotated[int, typer.Option(min=0, help="Which worker, with --stage worker.")] = 0,
+    token: Secret = None,
+) -> None:
+    """Answer the questions for every client; started again, it goes on where it was."""
+    settings = Settings(
+        data=str(data), out=str(out), db=db, declaration=str(declared), master=master,
+        workers=workers, shards=shards, token=token,
+    )  # fmt: skip
+    if stage is not None:
+        run_stage(settings, stage, worker)
+        return
+    from ..pipeline.chart import write as draw
+    from ..pipeline.run import Run
+
+    found = Run(settings)
+    if found.run(alarm_after=eof_alarm_after):
+        print(f"the answers are in {out}, the timeline is {draw(out)}")
+
+
+def run_stage(settings: Settings, stage: str, worker: int) -> None:
+    import logging
+
+    if stage != "worker" and stage not in STAGES:
+        raise InvalidArgument(f"a stage is worker, {', '.join(STAGES)}, not {stage!r}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    Path(settings.out).mkdir(parents=True, exist_ok=True)
+    if stage == "worker":
+        upstream(settings, worker)
+    else:
+        STAGES[stage](settings)
+
+
+@app.command()
+def status(
+    out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
+    eof_alarm_after: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a held end of file is an alarm.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show what is handled of each table, and which ends of file are not acknowledged."""
+    from ..pipeline.status import look
+
+    settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
+    with settings.session("status") as q:
+        rows = look(q, settings.pipeline(), eof_alarm_after)
+    if not rows and not as_json:
+        print("nothing was sent yet")
+        raise typer.Exit(NOTHING)
+    Output(as_json).table(
+        ["client", "table", ">batches", ">ends held", ">oldest", "state"],
+        [(row.client, row.table, str(row.handled), str(row.held),
+          f"{row.oldest_seconds:.0f} s" if row.held else "", row.state) for row in rows],
+        rows,
+    )  # fmt: skip
+
+
+@app.command()
+def cancel(
+    client: Annotated[str, typer.Argument(help="The client that vanished.")],
+    out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
+) -> None:  # fmt: skip
+    """Give up a client: what it sent is let go, what is known of it is deleted."""
+    from ..pipeline.cancelling import cancel as give_up
+
+    settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
+    with settings.session("cancel") as q:
+        give_up(q, settings.pipeline(), client)
+    print(f"{client} is cancelled; the stages let go of what it sent")

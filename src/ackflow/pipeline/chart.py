@@ -1,0 +1,125 @@
+"""The timeline of a run as a picture: batches handled, ends of file held, kills and recoveries."""
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+WIDTH, HEIGHT = 900, 420
+LEFT, RIGHT, TOP, BOTTOM = 64, 64, 64, 56
+BATCHES, HELD, KILL, BACK = "#1f6feb", "#d97706", "#c62828", "#2e7d32"
+
+Event = dict[str, Any]
+
+
+def write(out: Path) -> Path:
+    """Draw OUT/timeline.json as OUT/timeline.svg."""
+    events = json.loads((out / "timeline.json").read_text(encoding="utf-8"))
+    path = out / "timeline.svg"
+    path.write_text(draw(events), encoding="utf-8")
+    return path
+
+
+def draw(events: list[Event]) -> str:
+    """An SVG of what happened when."""
+    last = max((event["at"] for event in events), default=0.0) or 1.0
+    seen = [event for event in events if event["what"] == "progress"]
+    axes = _Axes(
+        last, max([1, *(event["handled"] for event in seen)]),
+        max([1, *(event["held"] for event in seen)]),
+    )  # fmt: skip
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        *_grid(axes),
+        _line(axes, [(e["at"], axes.batches(e["handled"])) for e in seen], BATCHES),
+        _line(axes, [(e["at"], axes.held(e["held"])) for e in seen], HELD),
+        *_marks(axes, events),
+        *_legend(),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+class _Axes:
+    """Where a moment and a number are in the picture; the right scale is for ends of file."""
+
+    def __init__(self, last: float, batches: int, held: int) -> None:
+        self.last, self.most_batches, self.most_held = last, batches, held
+
+    def x(self, at: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * at / self.last, 1)
+
+    def batches(self, n: float) -> float:
+        return self._y(n / self.most_batches)
+
+    def held(self, n: float) -> float:
+        return self._y(n / self.most_held)
+
+    def _y(self, share: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
+
+
+def _grid(axes: _Axes) -> list[str]:
+    bottom = HEIGHT - BOTTOM
+    parts = []
+    for i in range(5):
+        share = i / 4
+        y, x = axes._y(share), axes.x(axes.last * share)
+        parts += [
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="#ddd"/>',
+            _text(LEFT - 8, y + 4, f"{axes.most_batches * share:g}", BATCHES, "end"),
+            _text(WIDTH - RIGHT + 8, y + 4, f"{axes.most_held * share:g}", HELD, "start"),
+            _text(x, bottom + 20, f"{axes.last * share:.0f} s", "#444", "middle"),
+        ]
+    return parts
+
+
+def _line(axes: _Axes, points: list[tuple[float, float]], colour: str) -> str:
+    """Steps: a number holds until the next is known."""
+    if not points:
+        return ""
+    path = [f"M {axes.x(points[0][0])} {HEIGHT - BOTTOM}"]
+    for at, y in points:
+        path += [f"H {axes.x(at)}", f"V {y}"]
+    path.append(f"H {axes.x(axes.last)}")
+    return f'<path d="{" ".join(path)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+
+
+def _marks(axes: _Axes, events: list[Event]) -> list[str]:
+    """Kills, recoveries and finished clients, each a line with its name."""
+    parts = []
+    for n, event in enumerate(e for e in events if e["what"] in ("kill", "recovered", "done")):
+        x, low = axes.x(event["at"]), TOP + 14 * (n % 4)
+        match event["what"]:
+            case "kill":
+                colour, told = KILL, f"{event['stage']} killed"
+            case "recovered":
+                colour, told = BACK, f"{event['stage']} back after {event['seconds']:.1f} s"
+            case _:
+                colour, told = "#666", f"{event['client']} finished"
+        anchor, side = ("end", -4) if x > WIDTH * 0.7 else ("start", 4)
+        parts += [
+            f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="{colour}" '
+            'stroke-dasharray="4 3"/>',
+            _text(x + side, low + 10, told, colour, anchor),
+        ]
+    return parts
+
+
+def _legend() -> list[str]:
+    return [
+        _text(LEFT, 24, "What became of every batch", "#111", "start", 16),
+        f'<rect x="{LEFT}" y="38" width="12" height="4" fill="{BATCHES}"/>',
+        _text(LEFT + 18, 44, "batches handled (left)", BATCHES, "start"),
+        f'<rect x="{LEFT + 170}" y="38" width="12" height="4" fill="{HELD}"/>',
+        _text(LEFT + 188, 44, "messages held, not acknowledged (right)", HELD, "start"),
+    ]
+
+
+def _text(x: float, y: float, text: str, colour: str, anchor: str, size: int = 12) -> str:
+    return (
+        f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}" font-size="{size}">'
+        f"{escape(text)}</text>"
+    )

@@ -1,0 +1,54 @@
+"""How far each table of each client is, and which ends of file are not acknowledged yet."""
+
+import time
+
+from msgspec import Struct
+
+from .. import Session
+from .cancelling import cancelled
+from .declare import Pipeline
+from .ends import waiting
+
+
+class Row(Struct):
+    """One table of one client. `oldest_seconds`: how long its oldest end of file is waiting."""
+
+    client: str
+    table: str
+    handled: int = 0
+    held: int = 0
+    oldest_seconds: float = 0.0
+    state: str = "running"
+
+
+def look(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[Row]:
+    """Every table that is known of; an end of file held for too long is an ALARM."""
+    rows: dict[tuple[str, str], Row] = {}
+    prefix = pipeline.value("handled", "")
+    for value in q.values(prefix):
+        client, _, table = value.key.removeprefix(prefix).rpartition("/")
+        rows[client, table] = Row(client, table, int(value.data))
+    for key, unacked in waiting(q, pipeline).items():
+        client, _, table = key.rpartition("/")
+        row = rows.setdefault((client, table), Row(client, table))
+        row.held, row.oldest_seconds = unacked.ends, time.time() - unacked.since
+    done = pipeline.value("done", "")
+    finished = {value.key.removeprefix(done) for value in q.values(done)}
+    gone = cancelled(q, pipeline)
+    for row in rows.values():
+        row.state = _state(row, finished, gone, alarm_after)
+    return [rows[key] for key in sorted(rows)]
+
+
+def _state(row: Row, finished: set[str], gone: set[str], alarm_after: float) -> str:
+    if row.client in gone:
+        return "cancelled"
+    if row.client in finished:
+        return "finished"
+    if row.held and row.oldest_seconds > alarm_after:
+        return "ALARM: an end of file is stuck"
+    return "ends held" if row.held else "running"
+
+
+def stuck(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.state.startswith("ALARM")]

@@ -1,0 +1,112 @@
+"""The commands of a pipeline that need no Spark, the status they show, and the chart."""
+
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ackflow.cli.main import app
+from ackflow.pipeline import chart
+from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.run import Run
+from ackflow.pipeline.stages import Settings
+from ackflow.pipeline.status import look, stuck
+
+from .conftest import SHOP, Bench, named, sold
+
+
+def test_the_same_seed_generates_the_same_data(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        told = CliRunner().invoke(
+            app, ["pipeline", "generate", "--out", str(tmp_path / name), "--transactions", "50",
+                  "--clients", "2", "--seed", "7"]
+        )  # fmt: skip
+        assert told.exit_code == 0, told.output
+    files = sorted(path.relative_to(tmp_path / "one") for path in tmp_path.glob("one/*/*.csv"))
+    assert len(files) > 20
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_status_counts_batches_and_unacknowledged_ends(bench: Bench) -> None:
+    bench.handled("sales", 3)
+    bench.send_end("sales", 0, workers=2, batches=3)
+    ends = bench.ends()
+    bench.receive(ends)
+    (row,) = look(bench.q, SHOP)
+    assert (row.client, row.table, row.handled, row.held) == ("ann", "sales", 3, 1)
+    assert row.state == "ends held"
+    bench.send_end("sales", 1, workers=2)
+    bench.receive(ends)
+    (row,) = look(bench.q, SHOP)
+    assert (row.held, row.state) == (0, "running")
+
+
+def test_an_end_of_file_that_is_stuck_is_an_alarm_and_a_new_router_keeps_its_age(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send_end("sales", 0)
+    bench.receive(bench.ends())
+    bench.later()
+    bench.receive(bench.ends())
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    (row,) = stuck(look(bench.q, SHOP, alarm_after=60))
+    assert row.held == 1
+    assert row.oldest_seconds > 60
+
+
+def test_a_cancelled_client_leaves_nothing_behind(bench: Bench) -> None:
+    bench.send_end("sales", 0)
+    ends = bench.ends()
+    bench.receive(ends)
+    bench.forward([sold("1", "2.50"), named("1", "Tea")], [("sales", 1)])
+    bench.fold()
+    cancel(bench.q, SHOP, "ann")
+    ends.tend()
+    bench.forward([sold("1", "2.50")], [("items", 1)])
+    bench.fold()
+    assert bench.finish() == []
+    for queue, group in ((SHOP.inbox, "router"), (SHOP.shards, "aggregators"),
+                         (SHOP.folded, "finisher"), (SHOP.ends, "finisher")):  # fmt: skip
+        assert bench.q.group_stats(queue, group).counts.lag == 0, queue
+    left = [value.key for value in bench.q.values(SHOP.value(""))]
+    assert left == [SHOP.value("cancelled", "ann"), SHOP.value("held")]
+
+
+def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "data" / "ann").mkdir(parents=True)
+    told: list[str] = []
+    settings = Settings(data=str(tmp_path / "data"), out=str(tmp_path / "out"))
+    run = Run(settings, told.append)
+    t = run._q.transaction()
+    t.put(run.pipeline.value("done", "ann"), True)
+    t.commit()
+    assert run.run() is False
+    assert "finished already" in told[0]
+    run._q.close()
+
+
+def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
+    told = CliRunner().invoke(
+        app, ["pipeline", "run", "--data", str(tmp_path), "--out", str(tmp_path), "--stage", "x"]
+    )
+    assert told.exit_code != 0
+
+
+def test_a_timeline_is_drawn_with_kills_and_recoveries() -> None:
+    drawn = chart.draw([
+        {"at": 0.0, "what": "start", "stage": "router"},
+        {"at": 5.0, "what": "progress", "handled": 3, "held": 12},
+        {"at": 6.0, "what": "kill", "stage": "router"},
+        {"at": 14.0, "what": "progress", "handled": 9, "held": 4},
+        {"at": 14.0, "what": "recovered", "stage": "router", "seconds": 8.0},
+        {"at": 16.0, "what": "done", "client": "a<b"},
+    ])  # fmt: skip
+    texts = ["".join(node.itertext()) for node in ET.fromstring(drawn).iter() if node.text]
+    assert "router killed" in texts
+    assert "router back after 8.0 s" in texts
+    assert "a<b finished" in texts
+    assert chart.draw([]).startswith("<svg")
