@@ -371,6 +371,27 @@ def test_a_dead_letter_thrown_away_is_not_blamed_on_retention(
     assert "retention" not in answer.sentence
 
 
+def test_a_dead_letter_sent_back_tells_when(q: Session, clock: VirtualClock) -> None:
+    first, second = q.push("orders", [1, 2])
+    q.reject(q.pop("orders", group="g", batch=2), "no")
+    clock.advance(5)
+    assert q.redrive("orders") == 2
+    for id in (first, second):
+        answer = why(q, id)
+        assert (answer.state, answer.at) == ("redriven", at(5))
+        assert "sent back from the dead letters" in answer.sentence
+
+
+def test_a_dead_letter_thrown_away_tells_when(q: Session, clock: VirtualClock) -> None:
+    (id,) = q.push("orders", 1)
+    q.pop("orders", group="g")[0].reject("no")
+    clock.advance(5)
+    assert q.purge_dead("orders") == 1
+    answer = why(q, id)
+    assert (answer.state, answer.at) == ("purged", at(5))
+    assert "thrown away as a dead letter" in answer.sentence
+
+
 def test_a_message_acked_after_it_died_and_was_sought_back_is_acked(q: Session) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders", group="g")[0].reject("bad")

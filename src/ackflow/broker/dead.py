@@ -1,13 +1,17 @@
 """Dead letters: list, sum up, send back, throw away."""
 
+from collections.abc import Iterator
+from itertools import groupby
+
 from msgspec import Struct
 
-from .. import ids
+from .. import ids, ranges
 from ..model import DeadLetter, DeadSummary, Page, when
 from ..store.rows import Carry, DeadRow, Lane, Queue, Rest
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .copy import append_copies, no_copies
+from .expire import remember
 from .lanes import lane_for, queue_for
 
 SLICE = 500
@@ -79,21 +83,33 @@ def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> in
     Both counters start at 0. Answers with how many were sent; call again until it is 0.
     """
     found = oldest(tx, which, limit)
-    found.sort(key=lambda row: (row.grp, row.lane, row.seq))
-    start = 0
-    for index in range(1, len(found) + 1):
-        last = index == len(found)
-        if last or (found[index].grp, found[index].lane) != (found[start].grp, found[start].lane):
-            _send(tx, found[start:index], to)
-            start = index
+    for run in _by_lane(found):
+        _send(tx, run, to)
+        _remember(tx, run, "redriven")
     return len(found)
+
+
+def _by_lane(found: list[DeadRow]) -> Iterator[list[DeadRow]]:
+    """The dead letters of one group and lane together, in order."""
+    found.sort(key=lambda row: (row.grp, row.lane, row.seq))
+    for _, run in groupby(found, key=lambda row: (row.grp, row.lane)):
+        yield list(run)
+
+
+def _remember(tx: Tx, run: list[DeadRow], verb: str) -> None:
+    """Let `why` tell where they went; what a seek has brought back since has another story."""
+    gone = ranges.of(row.seq for row in run if row.counted)
+    if gone:
+        remember(tx, run[0].grp, run[0].lane, gone, verb)
 
 
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
     """Throw dead letters away; answers with how many, call again until it is 0."""
     found = oldest(tx, which, limit)
-    for row in found:
-        _forget(tx, row, "purged")
+    for run in _by_lane(found):
+        for row in run:
+            _forget(tx, row, "purged")
+        _remember(tx, run, "thrown away")
     return len(found)
 
 

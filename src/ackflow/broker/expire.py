@@ -206,10 +206,10 @@ def pass_over(
     tx.changed(cursor)
     end_leases(tx, lane.id, ended.values(), counter)
     if over:
-        _remember(tx, cursor.grp, lane.id, over, "retention" if counter == "expired" else counter)
+        remember(tx, cursor.grp, lane.id, over, "retention" if counter == "expired" else counter)
 
 
-def _remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:
+def remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:
     """Leave a note for `why` in the form of a lease that nobody held."""
     note = Lease(0, ids.new_token(), grp, "", tx.now, tx.now, None, ranges.count(over),
                  [LeasePart(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip

@@ -17,6 +17,8 @@ _ENDS = {
     "requeue": ("requeued", "requeued, a copy went to the end of its lane"),
     "skipped": ("skipped", "skipped, the group was moved past it"),
     "purged": ("purged", "purged with its queue or partition"),
+    "redriven": ("redriven", "sent back from the dead letters as a copy"),
+    "thrown away": ("purged", "thrown away as a dead letter"),
     "retention": ("expired", "removed by retention, older than its queue keeps messages"),
 }
 
