@@ -48,7 +48,7 @@ def test_a_dead_letter_is_shown_whole_by_number_or_id(dead: Cli) -> None:
     output = dead("dlq", "show", "orders", letter.id)
     assert "reason      timeout" in output
     assert "tries       handed out 1, failed 1, last by tester" in output
-    assert 'data        {"id":3}' in output
+    assert '{\n  "id": 3\n}\n' in output
     assert "reason      timeout" in dead("dlq", "show", "orders", letter.message_id)
     (told,) = dead.json("dlq", "show", "orders", letter.id)
     assert (told["kind"], told["data"]) == ("failed", {"id": 3})

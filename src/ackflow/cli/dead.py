@@ -80,7 +80,8 @@ def entries(
     shown = len(found)
     if shown < total:
         link.out.note(f"the newest {shown:,} of {total:,}; see more with --limit")
-    link.out.hint("ackflow dlq show QUEUE NUMBER, ackflow dlq redrive QUEUE NUMBER")
+    one = f"{found[0].queue} {found[0].id}"
+    link.out.hint(f"more of one: ackflow dlq show {one}; send it back: ackflow dlq redrive {one}")
 
 
 def _row(letter: DeadLetter) -> list[Cell]:
@@ -138,7 +139,7 @@ def _story(letter: DeadLetter) -> Iterator[str]:
     yield f"pushed      {output.when(letter.created_at)}"
     for name, value in letter.headers.items():
         yield f"header      {name}: {value}"
-    yield f"data        {output.payload(letter.raw)}"
+    yield output.pretty(letter.raw)
 
 
 @command(app)

@@ -186,5 +186,5 @@ def _draw(link: Link, frames: Iterator[list[Row]]) -> None:
             )
             fit = max(1, console.height - 6)
             head = f"{link.place.url}  {datetime.now():%H:%M:%S}  {len(rows)} rows, Ctrl-C ends"
-            table = output.rich_table(COLUMNS, map(_row, rows[:fit]))
+            table = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
             live.update(Group(Text(safe(head), "dim"), table), refresh=True)

@@ -154,8 +154,8 @@ def why(
             else f"{group_name(answer.group)}: "
         )
         link.out.record(answer, who + answer.sentence, *_counters(answer))
-    for number in [answer.dead_letter for answer in known if answer.dead_letter is not None]:
-        link.out.say(f"To send it back: ackflow dlq redrive {queue} {number}")
+        if answer.dead_letter is not None:
+            link.out.say(f"To send it back: ackflow dlq redrive {queue} {answer.dead_letter}")
     if all(answer.state == "unknown" for answer in known):
         raise typer.Exit(NOTHING)
 
@@ -260,5 +260,5 @@ def show_whole(link: Link, message: StoredMessage) -> None:
         output.stored(message),
         f"{message.id}  {place}, pushed {output.when(message.created_at)}{state}",
         *(f"{name}: {value}" for name, value in message.headers.items()),
-        output.payload(message.raw),
+        output.pretty(message.raw),
     )

@@ -61,12 +61,14 @@ app.add_typer(pipeline.app, name="pipeline", rich_help_panel=OPERATION)
 @app.command(rich_help_panel=OPERATION)
 def version(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show the version of Ackflow and of what it stands on."""
-    import platform
+    show_version(Output(remember(ctx, as_json)))
 
+
+def show_version(out: Output) -> None:
     import apsw
 
-    python, sqlite = platform.python_version(), apsw.sqlite_lib_version()
-    Output(remember(ctx, as_json)).record(
+    python, sqlite = sys.version.split()[0], apsw.sqlite_lib_version()
+    out.record(
         {"ackflow": __version__, "python": python, "sqlite": sqlite},
         f"ackflow {__version__} (Python {python}, SQLite {sqlite})",
     )
@@ -153,6 +155,10 @@ def _bytes(text: str) -> int:
 
 def main() -> Any:
     try:
-        app()
+        if sys.argv[1:] == ["version"]:
+            # Scripts ask for it often, and Typer needs longer to get ready than to answer.
+            show_version(Output(False))
+        else:
+            app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -15,7 +15,9 @@ from ..model import DeadLetter, GroupStats, QueueStats, StoredMessage
 from ..policy import QUEUE_MODE
 
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
-_WIDTH_OF_DATA = 72
+_MAY_BE_CUT = {"data", "reason", "error"}
+_GAP, _LEAST = 2, 12
+_MOST_DATA = 500  # more than any terminal shows in a line
 
 
 class Output:
@@ -92,26 +94,51 @@ def tabulate(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
 def _rich(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(rich_table(columns, rows))
+    console = Console(highlight=False)
+    console.print(rich_table(columns, rows, console.width))
 
 
-def rich_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Any:
-    """The table as it is drawn on a terminal."""
-    from rich.box import SIMPLE_HEAD
+def rich_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Any:
+    """The table as it is drawn on a terminal: long texts are cut so that a row is one line."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold underline")
     for name in columns:
         right = name.startswith(">")
         table.add_column(
-            name.lstrip(">"), justify="right" if right else "left", no_wrap=right,
-            overflow="ellipsis" if name == "data" else "fold",
-        )  # fmt: skip
-    for row in rows:
-        cells = [(cell, "") if isinstance(cell, str) else cell for cell in row]
-        table.add_row(*(Text(safe(text), style) for text, style in cells))
+            name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
+        )
+    cells = [
+        [
+            Text(safe(cell)) if isinstance(cell, str) else Text(safe(cell[0]), cell[1])
+            for cell in row
+        ]
+        for row in rows
+    ]
+    _cut(columns, cells, width)
+    for row in cells:
+        table.add_row(*row)
     return table
+
+
+def _cut(columns: Sequence[str], rows: list[list[Any]], width: int) -> None:
+    """Cut the texts that may be long, the longest first, until a row fits."""
+    names = [name.lstrip(">") for name in columns]
+    widths = [
+        max([len(name), *(row[at].cell_len for row in rows)]) for at, name in enumerate(names)
+    ]
+    long = [at for at, name in enumerate(names) if name in _MAY_BE_CUT]
+    excess = sum(widths) + _GAP * (len(names) - 1) - width
+    while excess > 0 and long:
+        at = max(long, key=lambda at: widths[at])
+        if widths[at] <= _LEAST:
+            break
+        widths[at] -= 1
+        excess -= 1
+    for row in rows:
+        for at in long:
+            row[at].truncate(widths[at], overflow="ellipsis")
 
 
 def safe(text: str) -> str:
@@ -181,9 +208,17 @@ def payload(raw: bytes, most: int | None = None) -> str:
     return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
+def pretty(raw: bytes) -> str:
+    """A payload whole; JSON is laid out for people."""
+    try:
+        return msgspec.json.format(raw, indent=2).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return payload(raw)
+
+
 def short(raw: bytes) -> str:
     """A payload as a cell: cut on a terminal, whole in a pipe."""
-    return payload(raw, _WIDTH_OF_DATA if sys.stdout.isatty() else None)
+    return payload(raw, _MOST_DATA if sys.stdout.isatty() else None)
 
 
 def counted(number: int, style: str) -> Cell:
