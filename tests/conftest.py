@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: a virtual clock and a session on every kind of store."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("soak"):
                 item.add_marker(pytest.mark.skip(reason="a soak test; run with -m soak"))
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_heard() -> None:
+    """A test that set up logging as the server does must not make the others deaf."""
+    for name in ("ackflow", "ackflow.server", "ackflow.dead"):
+        logger = logging.getLogger(name)
+        logger.propagate, logger.disabled = True, False
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

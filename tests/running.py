@@ -34,7 +34,8 @@ class Host:
         )
         config.load()
         self.loop.call_soon(started.set)
-        self.loop.run_until_complete(uvicorn.Server(config)._serve([self._sock]))
+        self.server = uvicorn.Server(config)
+        self.loop.run_until_complete(self.server._serve([self._sock]))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.app is not None, "no test is running"
@@ -55,6 +56,10 @@ class Running:
         self.url = self._host.url
         self.app = self._call(lambda: Server(session, all_routes(), **options))
         self._host.app = self.app
+
+    @property
+    def server(self) -> uvicorn.Server:
+        return self._host.server
 
     def stop(self) -> None:
         self._call(self.app.close)

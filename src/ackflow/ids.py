@@ -69,7 +69,11 @@ def parse_partition_uuid(store: int, text: str) -> int:
 
 
 def new_token() -> int:
-    return secrets.randbits(64) - (1 << 63)
+    """A token whose written form does not begin with a dash: on a command line that is an option."""
+    bits = secrets.randbits(64)
+    while bits >> 58 == 62:
+        bits = secrets.randbits(64)
+    return bits - (1 << 63)
 
 
 def token_text(token: int) -> str:
