@@ -1,0 +1,197 @@
+"""The router on Spark, batch by batch: what it forwards, holds, counts and buries."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+import ackflow
+from ackflow.pipeline import router as routers
+from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.router import Router, bury
+from ackflow.pipeline.words import Batch, EndOfTable, raw
+
+from .conftest import SHARDS, SHOP
+
+
+class Lab:
+    """A router that is started, works off what is there, and ends; as often as you like."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        self.url = str(folder / "queue.db")
+        self.q = ackflow.connect(self.url)
+        self.number = 0
+
+    def run(self, messages: int = 400) -> Router:
+        router = Router(self.q, self.url, SHOP, len(SHARDS), self.folder / "checkpoint", messages)
+        router.start(self.spark, to_the_end=True).awaitTermination()
+        return router
+
+    def sales(self, *rows: list[str], client: str = "ann") -> None:
+        self.number += 1
+        batch = Batch(client, "sales", 0, self.number, list(rows))
+        self.q.push(SHOP.inbox, raw(batch), partition=client)
+
+    def end(self, table: str = "sales", batches: int = 0, worker: int = 0, workers: int = 1,
+            client: str = "ann") -> None:  # fmt: skip
+        end = EndOfTable(client, table, worker, workers, batches)
+        self.q.push(SHOP.inbox, raw(end), partition=client)
+
+    def forwarded(self, kind: str) -> list[dict[str, Any]]:
+        found = [message.data for message in self.q.browse(SHOP.shards, limit=1000).items]
+        return [data for data in found if data["kind"] == kind]
+
+    def rows(self, route: str) -> list[dict[str, Any]]:
+        told = [data["rows"] for data in self.forwarded("rows") if data["route"] == route]
+        return sorted((row for rows in told for row in rows), key=str)
+
+    def counts(self) -> ackflow.model.Counts:
+        return self.q.group_stats(SHOP.inbox, "router").counts
+
+    def reasons(self, queue: str = SHOP.inbox) -> list[str]:
+        return sorted(letter.reason or "" for letter in self.q.dead_letters(queue).items)
+
+    def forget_last_commit(self) -> None:
+        """As if Spark had been killed between the commit of a batch and its own commit log."""
+        last = max((self.folder / "checkpoint" / "commits").glob("[0-9]*"))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def lab(spark: SparkSession, tmp_path: Path) -> Iterator[Lab]:
+    found = Lab(spark, tmp_path)
+    yield found
+    for query in spark.streams.active:
+        query.stop()
+    found.q.close()
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+DAY = "2024-01-01 10:00:00"
+
+
+def test_rows_are_filtered_folded_and_sharded(lab: Lab) -> None:
+    lab.sales([DAY, "a", "80"], [DAY, "a", "0.05"], [DAY, "b", "75.00"])
+    lab.end(batches=1)
+    lab.run()
+    amounts = {row["item"]: row["amount"] for row in lab.rows("sold")}
+    assert amounts == {"a": "80.050000", "b": "75.000000"}
+    assert [row["item"] for row in lab.rows("dear")] == ["a", "b"]
+    assert [(d["batches"]) for d in lab.forwarded("end")] == [1, 1]
+    assert lab.counts().lag == 0
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_goes_on(lab: Lab) -> None:
+    lab.sales([DAY, "a", "1"], ["yesterday", "a", "2"], [DAY, "a", "much"], [DAY, "a", ""], ["x"])
+    lab.q.push(SHOP.inbox, {"kind": "data", "client": "ann", "table": "nothing", "rows": []})
+    lab.q.push(SHOP.inbox, {"kind": "data", "client": "ann", "table": "sales", "batch": 7})
+    lab.q.push(SHOP.inbox, {"kind": "data", "client": "ann", "table": "sales", "rows": [1, 2]})
+    lab.q.push(SHOP.inbox, {"kind": "eof", "client": "ann", "table": "sales"})
+    lab.q.push(SHOP.inbox, "what?")
+    lab.run()
+    assert [row["amount"] for row in lab.rows("sold")] == ["1.000000"]
+    assert lab.reasons() == [
+        "not a batch: the message cannot be read",
+        "not an end of file: it does not say of which worker",
+        "truncated batch: it has no rows",
+        "unknown table: nothing",
+    ]
+    assert bury(lab.q, SHOP) == 4
+    assert lab.reasons(SHOP.bad) == [
+        "truncated batch: its rows cannot be read: 1 rows of sales from ann",
+        "truncated row: not as many cells as columns: 1 rows of sales from ann",
+        "unreadable amount: 1 rows of sales from ann",
+        "unreadable day: 1 rows of sales from ann",
+    ]
+    assert lab.counts().lag == 0
+
+
+def test_gap_03_counts_of_what_was_handled_outlive_the_router(lab: Lab) -> None:
+    lab.sales([DAY, "a", "1"])
+    lab.end(batches=2)
+    lab.run()
+    assert lab.forwarded("end") == []
+    lab.run()  # a new router; the end of file comes again, flagged
+    assert lab.forwarded("end") == []
+    lab.sales([DAY, "a", "2"])
+    lab.run()
+    assert [end["batches"] for end in lab.forwarded("end")] == [2, 2]
+    assert lab.counts().lag == 0
+
+
+def test_gaps_05_and_07_a_batch_that_fails_reaches_no_shard_and_is_not_acked(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.sales([DAY, "a", "80"], [DAY, "b", "90"])
+    with monkeypatch.context() as failing:
+        failing.setattr(routers, "packer", lambda _: fail_after_some)
+        with pytest.raises(StreamingQueryException):
+            lab.run()
+    assert lab.counts().done == 0
+    assert lab.forwarded("rows") == []
+    lab.run()
+    assert len(lab.rows("sold")) == len(lab.rows("dear")) == 2
+    assert lab.counts().lag == 0
+
+
+def fail_after_some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from ackflow.pipeline.routing import pack, packing
+
+    yield from pack(packing(SHOP), batches)
+    raise RuntimeError("killed in the middle of a fan-out")
+
+
+def test_gap_06_a_batch_replayed_after_its_commit_is_published_once(lab: Lab) -> None:
+    lab.sales([DAY, "a", "80"])
+    lab.end(batches=1, workers=2)
+    lab.run()
+    before = lab.q.queue_stats(SHOP.shards).messages
+    lab.forget_last_commit()
+    lab.run()
+    assert lab.q.queue_stats(SHOP.shards).messages == before
+    assert lab.counts().leased + lab.counts().ready + lab.counts().waiting == 1
+    lab.end(batches=0, worker=1, workers=2)
+    lab.run()
+    assert [end["batches"] for end in lab.forwarded("end")] == [1, 1]
+    assert lab.counts().lag == 0
+
+
+def test_gap_09_held_ends_of_file_do_not_keep_batches_away(lab: Lab) -> None:
+    for worker in range(7):
+        lab.end("sales", batches=0, worker=worker, workers=8)
+    for worker in range(3):
+        lab.end("items", batches=0, worker=worker, workers=8)
+    lab.sales([DAY, "a", "80"])
+    lab.end("sales", batches=1, worker=7, workers=8)
+    lab.run(messages=3)
+    assert [end["table"] for end in lab.forwarded("end")] == ["sales"] * len(SHARDS)
+    assert lab.counts().lag == 3
+
+
+def test_gap_10_what_fails_for_good_is_a_dead_letter_and_nothing_else_is(lab: Lab) -> None:
+    lab.q.push(SHOP.inbox, b'{"kind": "data", "client": "ann"')
+    lab.sales([DAY, "a", "80"])
+    lab.run()
+    assert lab.reasons() == ["not a batch: the message cannot be read"]
+    assert lab.counts().done == 1
+
+
+def test_what_a_cancelled_client_sent_is_let_go(lab: Lab) -> None:
+    lab.sales([DAY, "a", "80"], client="bob")
+    lab.end(client="bob", workers=2)
+    router = lab.run()
+    cancel(lab.q, SHOP, "bob")
+    router.ends.tend()
+    lab.sales([DAY, "a", "80"], client="bob")
+    lab.end(client="bob", worker=1, workers=2)
+    lab.run()
+    assert lab.counts().lag == 0
+    assert len(lab.rows("sold")) == 1
+    assert lab.q.values(SHOP.value("handled", "")) == []
