@@ -23,8 +23,8 @@ from .clock import Clock
 from .consume import Plan
 from .consume_aio import Consumer
 from .deadletters import Alert
-from .delivery import Batch, Delivery, Receipt
-from .errors import SessionClosed, SessionForked
+from .delivery import Batch, Delivery, Receipt, waits
+from .errors import PASSING, AckflowError, SessionClosed, SessionForked
 from .fluent import FluentQueue
 from .measure import AckStats
 from .onloop import OnLoop
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .client.patience import Patience
 
 THREADS = 8
+AGAIN_SECONDS = 1.0
 
 
 async def connect(
@@ -119,6 +120,29 @@ def _awaitable(
     @wraps(method)
     async def run(self: "Session", /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(partial(method, self.sync, *args, **kwargs))
+
+    return run
+
+
+def _settling(
+    method: Callable[Concatenate[session.Session, P], R],
+) -> Callable[Concatenate["Session", P], Coroutine[Any, Any, R]]:
+    """The awaitable form of a verb; what comes from a consume loop waits for a server that is
+    away."""
+    settle = _awaitable(method)
+
+    @wraps(method)
+    async def run(self: "Session", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        while True:
+            try:
+                return await settle(self, *args, **kwargs)
+            except AckflowError as error:
+                first = args[0] if args else None
+                some = [first] if isinstance(first, Delivery) else first
+                given = isinstance(some, list | tuple) and some and isinstance(some[0], Delivery)
+                pause = waits(self, some) if given else None  # type: ignore[arg-type]
+                if pause is None or error.code not in PASSING or await pause(AGAIN_SECONDS):
+                    raise
 
     return run
 
@@ -241,14 +265,14 @@ class Session:
     push = _awaitable(session.Session.push)
     stage = _awaitable(session.Session.stage)
     publish = _awaitable(session.Session.publish)
-    ack = _awaitable(session.Session.ack)
-    nack = _awaitable(session.Session.nack)
-    release = _awaitable(session.Session.release)
-    requeue = _awaitable(session.Session.requeue)
-    reject = _awaitable(session.Session.reject)
-    dead_letter = _awaitable(session.Session.dead_letter)
+    ack = _settling(session.Session.ack)
+    nack = _settling(session.Session.nack)
+    release = _settling(session.Session.release)
+    requeue = _settling(session.Session.requeue)
+    reject = _settling(session.Session.reject)
+    dead_letter = _settling(session.Session.dead_letter)
     settle = _awaitable(session.Session.settle)
-    settle_one = _awaitable(session.Session.settle_one)
+    settle_one = _settling(session.Session.settle_one)
     extend = _awaitable(session.Session.extend)
     extend_one = _awaitable(session.Session.extend_one)
     commit = _awaitable(session.Session.commit)

@@ -21,17 +21,20 @@ from .broker.broker import Broker, Verbs
 from .broker.pop import PopRequest
 from .broker.settle import extend
 from .delivery import Batch, Delivery, Message, Settled
-from .errors import AckflowError, AlreadySettled, InvalidArgument, LeaseLost, SessionClosed
+from .errors import (
+    PASSING,
+    AckflowError,
+    AlreadySettled,
+    InvalidArgument,
+    LeaseLost,
+    SessionClosed,
+)
 from .ids import new_token
 from .model import GroupStats
 from .renewal import Renewal
 
 log = logging.getLogger("ackflow")
 M = TypeVar("M", bound=Delivery)
-# What passes: the loop waits and goes on.
-PASSING = frozenset(
-    {"unavailable", "circuit_open", "storage_busy", "too_many_waiting", "internal_error"}
-)
 PAUSES = (0.1, 0.5, 1.0, 2.0)
 LOCAL_WAIT = 0.25  # a pop of a file is cheap, and a stop need not wait long for it
 IDLE_SECONDS = 0.02
@@ -288,6 +291,7 @@ class Consumer:
             self._stop.wait(asking.pause(error))
             return None
         asking.answered(batch)
+        batch.origin.pause = self._stop.wait
         self._count(received=len(batch))
         return batch
 

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
 
 from .broker.pop import PopRequest
-from .consume import IDLE_SECONDS, PASSING, PAUSES, Asking, Counted, Lifeline, Plan, text_of
+from .consume import IDLE_SECONDS, PAUSES, Asking, Counted, Lifeline, Plan, text_of
 from .delivery import Batch, Delivery, Settled
-from .errors import AckflowError, AlreadySettled, LeaseLost, SessionClosed
+from .errors import PASSING, AckflowError, AlreadySettled, LeaseLost, SessionClosed
 from .session import Session
 
 log = logging.getLogger("ackflow")
@@ -157,6 +157,7 @@ class Consumer:
         finally:
             self._popping.discard(popping)
         asking.answered(batch)
+        batch.origin.pause = self._pause
         self.counts.received += len(batch)
         return batch
 

@@ -1,6 +1,6 @@
 """Messages as a consumer gets them: cheap to hand over, decoded when looked at."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
 
@@ -19,7 +19,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Origin(Struct, gc=False):
-    """The hand-out a message came with."""
+    """The hand-out a message came with.
+
+    `lost`: the lease is known to be lost. `pause` is of a consume loop: it waits for some seconds
+    and tells whether the loop is to end.
+    """
 
     session: Any
     queue: str
@@ -28,6 +32,7 @@ class Origin(Struct, gc=False):
     token: int | None
     expires_at: int | None
     lost: bool = False
+    pause: Callable[[float], Any] | None = None
 
 
 class Share(Struct, gc=False):
@@ -329,6 +334,16 @@ def deliveries(messages: object) -> Sequence[Delivery]:
             "what is settled is a message or a list of messages as pop gives them"
         )
     return messages
+
+
+def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], Any] | None:
+    """How to wait for a server that is away while messages are settled; None: not at all.
+
+    A handler of a consume loop is not bothered with it. It may come from another session; then
+    its way of waiting may not fit here.
+    """
+    origin = messages[0]._share.origin if messages else None
+    return origin.pause if origin is not None and origin.session is session else None
 
 
 def marks_of(

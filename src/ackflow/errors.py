@@ -235,3 +235,9 @@ class CircuitOpen(AckflowError):
 
     code = "circuit_open"
     status = 503
+
+
+# Codes of what passes by itself: the same call may work later.
+PASSING = frozenset(
+    {"unavailable", "circuit_open", "storage_busy", "too_many_waiting", "internal_error"}
+)

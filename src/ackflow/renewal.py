@@ -90,9 +90,10 @@ class Renewal:
         return IDLE_SECONDS if due is None else self._clock.seconds_until(due)
 
     def _renew(self, kept: Kept) -> None:
+        asked = self._clock.now()  # the lease begins anew at some time after this
         try:
             self._extend(kept.token)
-            kept.due = self._clock.now() + kept.every
+            kept.due = asked + kept.every
         except (AlreadySettled, SessionClosed):
             self._drop(kept)  # nothing is left to be kept
         except LeaseLost:

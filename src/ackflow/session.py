@@ -2,10 +2,10 @@
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import checks, codec, ids, ranges
 from .broker import admin, dead, read, settle, stage
@@ -15,8 +15,8 @@ from .broker.pop import PopRequest
 from .broker.settle import SYNCED, Mark, Verb, Verdict
 from .broker.transact import transact
 from .clock import Clock, SystemClock
-from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of
-from .errors import InvalidArgument, SessionForked
+from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of, waits
+from .errors import PASSING, AckflowError, InvalidArgument, SessionForked
 from .helping import Helping
 from .looking import Time
 from .model import (
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .client.patience import Patience
 
 Messages = Delivery | Sequence[Delivery]
+R = TypeVar("R")
+AGAIN_SECONDS = 1.0
 
 
 def connect(
@@ -265,8 +267,8 @@ class Session(Helping):
         judged = [(m, v if isinstance(v, Verdict) else Verdict(v)) for m, v in verdicts]
         for _, verdict in judged:
             verdict.check()
-        deliveries([message for message, _ in judged])
-        return self._settle_marks(marks_of(judged), atomic)
+        some = deliveries([message for message, _ in judged])
+        return self._patiently(some, lambda: self._settle_marks(marks_of(judged), atomic))
 
     def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
         """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
@@ -283,8 +285,11 @@ class Session(Helping):
         if share.origin.token is None:
             return
         at = share.run.first + message._index
-        mark = Mark(verdict, share.run.lane, [at, at + 1])
-        self._settle_one(share.origin.token, mark)
+        token, mark = share.origin.token, Mark(verdict, share.run.lane, [at, at + 1])
+        if share.origin.pause is None:
+            self._settle_one(token, mark)
+        else:
+            self._patiently([message], lambda: self._settle_one(token, mark))
 
     def release_all(self, token: int) -> None:
         """Give back everything a lease still holds."""
@@ -302,10 +307,22 @@ class Session(Helping):
 
     def _settle_all(self, messages: Messages, verdict: Verdict) -> Settled:
         verdict.check()
-        if isinstance(messages, Batch):
-            return self._settle_marks(messages.marks(verdict))
         some = deliveries(messages)
-        return self._settle_marks(marks_of((message, verdict) for message in some))
+        if isinstance(messages, Batch):
+            marks = messages.marks(verdict)
+        else:
+            marks = marks_of((message, verdict) for message in some)
+        return self._patiently(some, lambda: self._settle_marks(marks))
+
+    def _patiently(self, messages: Sequence[Delivery], call: Callable[[], R]) -> R:
+        """Settle; what comes from a consume loop waits for a server that is away."""
+        pause = waits(self, messages)
+        while True:
+            try:
+                return call()
+            except AckflowError as error:
+                if pause is None or error.code not in PASSING or pause(AGAIN_SECONDS):
+                    raise
 
     def _settle_marks(self, marks: dict[int, list[Mark]], atomic: bool = False) -> Settled:
         result = Settled()

@@ -11,6 +11,7 @@ from .. import wire
 from ..broker.handout import Handout
 from ..broker.pop import PopRequest
 from ..broker.push import Answer, PushRequest
+from ..broker.transact import TransactionRequest
 from ..clock import Clock, SystemClock
 from ..codec import digest_of
 from ..errors import InvalidArgument, SessionClosed
@@ -64,7 +65,7 @@ class RemoteBroker:
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         self.check_open()
-        result: Any = self.transport.send(requests.verb(verb, synced, args))
+        result: Any = self.transport.send(requests.verb(verb, synced, _with_key(args)))
         return wire.unpack(result) if isinstance(result, wire.Popped) else result  # type: ignore[return-value]
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -101,3 +102,14 @@ class RemoteBroker:
         if not self._closed:
             self._closed = True
             self.transport.close()
+
+
+def _with_key(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A transaction has a key, so that it can be repeated when its answer was lost: without one
+    the repeat would be refused, as its acks are done."""
+    return tuple(
+        msgspec.structs.replace(given, key=secrets.token_hex(12))
+        if isinstance(given, TransactionRequest) and given.key is None
+        else given
+        for given in arguments
+    )
