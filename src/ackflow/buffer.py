@@ -60,7 +60,8 @@ class Buffer:
         self._sealed: list[PushRequest | Settles] = []
         self._gathered = 0
         self._due: int | None = None
-        self._accepted = self._sent = self._tries = 0
+        self._accepted = self._sent = 0
+        self._begun = self._ended = 0  # tries to send
         self._error: AckflowError | None = None
         self._closing = self._closed = False
         self.refused = 0
@@ -128,15 +129,14 @@ class Buffer:
         """Send everything now; raises when it could not be sent, and it is kept."""
         self._session.broker  # noqa: B018 - says so when this is another process
         with self._changed:
-            wanted, tries = self._accepted, self._tries
-            self._due = self._clock.now()
-            self._signal.ring()
-            # A try that runs already may have begun before the last was taken.
+            wanted, mine = self._accepted, self._begun + 1
             while self._sent < wanted and not self._closed:
-                if self._error is not None and self._tries > tries + 1:
+                if self._error is not None and self._ended >= mine:
                     raise self._error
-                self._signal.ring()
-                self._changed.wait(0.05)
+                if self._begun < mine:  # a try that ran already may have put off the next
+                    self._due = self._clock.now()
+                    self._signal.ring()
+                self._changed.wait(1.0)
         if self._sent < wanted and self._error is not None:
             raise self._error
 
@@ -196,6 +196,7 @@ class Buffer:
     def _seal(self) -> list[PushRequest | Settles]:
         """What was gathered becomes calls that can be repeated: a push gets its key."""
         with self._changed:
+            self._begun += 1
             for chunks in _bundles(self._chunks):
                 key, digest = secrets.token_hex(12), codec.digest_of(chunks)
                 self._sealed.append(PushRequest(chunks, key, digest))
@@ -217,7 +218,7 @@ class Buffer:
                 self._sent += _count(call)
                 self._changed.notify_all()
         with self._changed:
-            self._tries += 1
+            self._ended = self._begun
             self._error = error
             if error is not None:
                 log.warning("%d gathered calls are kept and sent again: %s", self.pending, error)

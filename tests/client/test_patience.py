@@ -171,7 +171,7 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
             return answers[-1]
 
         monkeypatch.setattr(transport, "_once", once)
-        monkeypatch.setattr(green.asyncio, "sleep", sleep)
+        monkeypatch.setattr(transport, "_sleep", sleep)
         return asyncio.run(main())
 
     def run(tries: Tries, what: requests.Request, times: int = 1) -> Any:

@@ -67,10 +67,7 @@ class BadLine(AckflowError):
     """A line is not what was expected; what came before it is fine."""
 
     code = "bad_line"
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.number = number
+    status = 400
 
 
 def lines(file: BinaryIO, feed: Feed, name: str, steady: bool) -> Iterator[tuple[list[Item], int]]:
@@ -89,7 +86,7 @@ def lines(file: BinaryIO, feed: Feed, name: str, steady: bool) -> Iterator[tuple
             yield from _items(some, number, feed, name)
             number += len(some)
         if len(rest) > MAX_PAYLOAD:
-            raise BadLine(number + 1, f"line {number + 1} of {name} is too long for a message")
+            raise BadLine(f"line {number + 1} of {name} is too long for a message")
     pending += [rest] if rest else []
     while some := _part(pending, False):
         yield from _items(some, number, feed, name)
@@ -127,7 +124,7 @@ def _items(
         except InvalidArgument as error:
             yield items, taken
             hint = ", or --whole when it is one message" if number == 1 else ""
-            raise BadLine(number, error.message + hint) from None
+            raise BadLine(error.message + hint) from None
     yield items, taken
 
 

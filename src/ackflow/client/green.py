@@ -4,7 +4,7 @@ answer is awaited, so that the methods of a session need not be written twice.""
 import asyncio
 import io
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import aiohttp
@@ -45,6 +45,7 @@ class GreenTransport:
         self._ssl = ssl
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def send(self, request: Request) -> Any:
         return self._wait(self._send(request))
@@ -78,7 +79,7 @@ class GreenTransport:
                     raise Unavailable(
                         f"{' and '.join(self._bases)} cannot be reached: {error}"
                     ) from None
-                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                await self._sleep(pause * random.uniform(0.75, 1.25))
                 attempt += 1
             except AckflowError:
                 self._breaker.worked()
