@@ -139,7 +139,9 @@ def test_a_server_that_does_not_answer_exits_with_4(nowhere: Cli) -> None:
     told = nowhere.fails(4, "doctor", "--url", "http://127.0.0.1:9")
     assert "127.0.0.1:9" in told
     told = nowhere.fails(4, "queues", "--url", "http://127.0.0.1:9")
-    assert told.count("\n") == 1
+    assert told == "ackflow: http://127.0.0.1:9 cannot be reached: Connection refused\n"
+    nowhere("context", "add", "prod", "http://127.0.0.1:9", "--use")
+    assert "refused (from context prod)" in nowhere.fails(4, "queues")
 
 
 # tokens

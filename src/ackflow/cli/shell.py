@@ -157,6 +157,10 @@ def command(
             except QueueNotFound as error:
                 _suggest(link, error)
                 raise
+            except AckflowError as error:
+                if unreachable(error) and link.place.remote and link.place.said_by != "--url":
+                    error.message += f" (from {link.place.said_by})"
+                raise
             finally:
                 link.close()
 

@@ -103,4 +103,6 @@ def _watched(open: "WeakSet[HTTPConnection]") -> dict[str, Any]:
 def _unavailable(bases: list[str], error: Exception) -> Unavailable:
     if isinstance(error, Unavailable):
         return error
-    return Unavailable(f"{' and '.join(bases)} cannot be reached: {error}")
+    cause = error.__cause__ or error.__context__
+    why = cause.strerror if isinstance(cause, OSError) and cause.strerror else error
+    return Unavailable(f"{' and '.join(bases)} cannot be reached: {why}")
