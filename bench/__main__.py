@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from . import client, compare, engine, scale, server, spark
+from . import client, compare, engine, pipeline, scale, server, spark
 from .measure import FULL, QUICK, make_messages
 
 PARTS = {
@@ -19,6 +19,7 @@ PARTS = {
     "server": server.run,
     "client": client.run,
     "spark": spark.run,
+    "pipeline": pipeline.run,
 }
 
 

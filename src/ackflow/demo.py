@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import ackflow
+from ackflow.pipeline import demo as pipeline
 
 CONSUMER = """
 import sys, time, ackflow
@@ -38,7 +39,7 @@ def main() -> int:
         with ackflow.connect(path, consumer="worker-2") as q:
             story(q, path)
     say("\nDone: every message is accounted for.")
-    return 0
+    return pipeline.main() if pipeline.can_run() else 0
 
 
 def story(q: ackflow.Session, path: str) -> None:

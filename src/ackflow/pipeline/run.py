@@ -16,7 +16,7 @@ from .. import Session
 from ..errors import AckflowError
 from .cancelling import cancelled
 from .declare import Pipeline
-from .stages import Settings
+from .stages import PARENT, Settings
 from .status import look, stuck
 from .upstream import clients
 
@@ -98,6 +98,7 @@ class Run:
         environment = {
             **os.environ,
             "ACKFLOW_PIPELINE": msgspec.json.encode(self.settings).decode(),
+            PARENT: str(os.getpid()),
         }
         with (self.out / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -16,6 +16,7 @@ from .declare import Pipeline, load
 from .finish import Finisher
 from .upstream import ROWS, send
 
+PARENT = "ACKFLOW_PIPELINE_PARENT"
 HERE = Path(__file__).with_name("coffee_shop.py")
 log = logging.getLogger("ackflow.pipeline")
 
@@ -46,18 +47,22 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Stop:
-    """Set by SIGTERM and SIGINT."""
+    """Set by SIGTERM and SIGINT, and when the run that started this stage is gone."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._parent = int(os.environ.get(PARENT, 0))
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, lambda *_: self._event.set())
 
     def __bool__(self) -> bool:
-        return self._event.is_set()
+        return self._event.is_set() or self._orphaned()
 
     def wait(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
+        return self._event.wait(seconds) or self._orphaned()
+
+    def _orphaned(self) -> bool:
+        return self._parent not in (0, os.getppid())
 
 
 def upstream(settings: Settings, worker: int) -> None:

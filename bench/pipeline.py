@@ -1,0 +1,136 @@
+"""The coffee-shop pipeline end to end, beside the same four questions as one plain Spark job.
+
+The plain job reads the CSV files and keeps no promise at all: it is the limit. Both start their
+processes within the time that is measured.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .measure import Json, Plan, folder, seconds
+from .report import Row, Table, Target
+
+OURS, PLAIN = "Ackflow", "plain Spark"
+SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
+MB = 1 << 20
+
+
+def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
+    if importlib.util.find_spec("pyspark") is None:
+        print("\npyspark is not installed and the pipeline is left out")
+        return []
+    sizes = SIZES if len(messages) >= 200_000 else QUICK_SIZES
+    with folder() as path:
+        return measure(path, sizes)
+
+
+def measure(path: Path, sizes: Sequence[int]) -> list[Table]:
+    from ackflow.pipeline.generate import generate
+
+    table = Table("Pipeline: transactions per second, all processes started anew", (OURS, PLAIN))
+    times = {}
+    for size in sizes:
+        data = path / f"data-{size}"
+        generate(data, size, 1, seed=1)
+        peaks: dict[str, float] = {}
+        times[size] = _ours(data, path / f"out-{size}", peaks)
+        plain = seconds(lambda data=data: _plain(data))  # type: ignore[misc]
+        table.rows.append(
+            Row(f"{size:,} transactions", "tx/s", [size / times[size]], [size / plain])
+        )
+        told = ", ".join(f"{name} {peak / MB:.0f} MB" for name, peak in sorted(peaks.items()))
+        table.notes.append(f"peak memory at {size:,}: {told}")
+    small, large = sizes[0], sizes[-1]
+    growth = Table("Pipeline: growth of the time with the data", ("time", "data"))
+    growth.rows.append(
+        Row(f"{small:,} to {large:,}", "times", [times[large] / times[small]], [large / small],
+            Target(1.0, at_least=False))
+    )  # fmt: skip
+    return [table, growth]
+
+
+def _ours(data: Path, out: Path, peaks: dict[str, float]) -> float:
+    from ackflow.pipeline.run import Run
+    from ackflow.pipeline.stages import Settings
+
+    found = Run(Settings(data=str(data), out=str(out)), lambda _: None)
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(found, peaks, over), daemon=True)
+    watch.start()
+    try:
+        return seconds(found.run)
+    finally:
+        over.set()
+        watch.join()
+
+
+def _watch(found: Any, peaks: dict[str, float], over: threading.Event) -> None:
+    """The most memory each stage was seen to use, with what it started."""
+    while not over.wait(0.5):
+        for name, process in list(found.processes.items()):
+            try:
+                root = psutil.Process(process.pid)
+                size = sum(p.memory_info().rss for p in [root, *root.children(recursive=True)])
+            except psutil.Error:
+                continue
+            peaks[name] = max(peaks.get(name, 0.0), size)
+
+
+def _plain(data: Path) -> None:
+    subprocess.run([sys.executable, "-m", "bench.pipeline", str(data / "client1")], check=True)
+
+
+QUESTIONS = (
+    """select transaction_id, final_amount from tx where year in (2024, 2025)
+       and hour between 6 and 23 and final_amount >= 75 order by transaction_id""",
+    """select * from (select *, row_number() over (partition by month order by q desc, name) a,
+       row_number() over (partition by month order by r desc, name) b from (
+       select month, item_name name, sum(quantity) q, sum(subtotal) r from items
+       join menu_items using (item_id) where year in (2024, 2025) group by month, item_name))
+       where a = 1 or b = 1 order by month""",
+    """select store_name, year, half, sum(final_amount) from tx join stores using (store_id)
+       where year in (2024, 2025) and hour between 6 and 23 group by all order by all""",
+    """select store_name, birthdate, n from (select *, row_number() over (partition by store_id
+       order by n desc, cast(user_id as int)) place from (select store_id, user_id, count(*) n
+       from tx where year in (2024, 2025) and user_id <> '' group by all)) join stores
+       using (store_id) left join people using (user_id) where place <= 3 order by all""",
+)
+USER = "regexp_replace(trim(coalesce(user_id, '')), '[.]0+$', '')"
+
+
+def plain(folder: Path) -> int:
+    """The four questions over the files of one client; answers with how many rows they have."""
+    import ackflow.spark
+
+    conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    spark = ackflow.spark.session("plain", "local[2]", **conf)
+    for name, files in (("menu_items", "menu_items.csv"), ("stores", "stores.csv"),
+                        ("users", "users_*.csv"), ("sales", "transactions_*.csv"),
+                        ("sold", "transaction_items_*.csv")):  # fmt: skip
+        frame = spark.read.option("header", True).csv(str(folder / files))
+        frame.createOrReplaceTempView(name)
+    at = "try_to_timestamp(created_at, 'yyyy-MM-dd HH:mm:ss')"
+    when = f"year({at}) year, hour({at}) hour, if(month({at}) < 7, 1, 2) half"
+    amount = "coalesce(try_cast({0} as decimal(18,6)), 0) {0}"
+    spark.sql(f"select transaction_id, store_id, {USER} user_id, {when}, "
+              f"{amount.format('final_amount')} from sales").createOrReplaceTempView("tx")  # fmt: skip
+    spark.sql(f"select item_id, {when}, date_format({at}, 'yyyy-MM') month, "
+              f"{amount.format('quantity')}, {amount.format('subtotal')} from sold"
+              ).createOrReplaceTempView("items")  # fmt: skip
+    spark.sql(f"select {USER} user_id, birthdate from users").createOrReplaceTempView("people")
+    rows = sum(len(spark.sql(question).collect()) for question in QUESTIONS)
+    spark.stop()
+    return rows
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    print(f"{plain(Path(sys.argv[1]))} rows in {time.perf_counter() - began:.1f} s", flush=True)

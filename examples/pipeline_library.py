@@ -1,0 +1,28 @@
+"""A pipeline that has nothing to do with coffee: which books are lent most, and what is owed.
+
+ackflow pipeline run --pipeline examples/pipeline_library.py --data DIR --out OUT
+reads DIR/<branch>/books.csv and DIR/<branch>/loans*.csv.
+"""
+
+from ackflow.pipeline.declare import Pipeline, Query, Route, Table
+
+pipeline = Pipeline(
+    name="library",
+    tables=[
+        Table("books", ["book_id", "title"], ["book_id", "title"]),
+        Table("loans", ["loan_id", "book_id", "reader", "taken_at", "fee"],
+              ["book_id", "reader", "taken_at", "fee"], {"taken_at": "time", "fee": "decimal"}),
+    ],
+    routes=[
+        Route("titles", "books", {"book_id": "book_id", "title": "title"}, "book_id"),
+        Route("lent", "loans", {"book_id": "book_id"}, "book_id", sums={"times": "1"}),
+        Route("owed", "loans", {"reader": "reader"}, "reader", "fee > 0", {"fee": "fee"}),
+    ],
+    queries=[
+        Query("most_lent", """
+            select title, whole(dsum(times)) as times from lent join titles using (book_id)
+            group by title order by times desc, title limit 3"""),
+        Query("owed", """
+            select reader, money(dsum(fee)) as fee from owed group by reader order by reader"""),
+    ],
+)  # fmt: skip

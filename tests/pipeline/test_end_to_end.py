@@ -1,0 +1,136 @@
+"""Whole runs, every stage a process: undisturbed, with random kills, and with another pipeline."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ackflow.pipeline.generate import generate
+from ackflow.pipeline.run import Run
+from ackflow.pipeline.stages import Settings
+
+from .expected import answers
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+KINDS = ("worker", "router", "jvm", "aggregator", "finisher")
+KILLS = 4
+SPAN = 25.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shops") / "data"
+    generate(folder, transactions=300, clients=2, seed=5)
+    return folder
+
+
+def settings(data: Path, out: Path, **more: object) -> Settings:
+    # Batches of a few rows, so that there is much to be killed in between.
+    return Settings(data=str(data), out=str(out), rows=40, messages=12, shards=2, **more)  # type: ignore[arg-type]
+
+
+def results(out: Path, client: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / client).glob("*_results.json")}
+
+
+def check(data: Path, out: Path) -> None:
+    """Compare with answers that were computed without any of this."""
+    for folder in data.iterdir():
+        for name, expected in answers(folder).items():
+            found = (out / folder.name / f"{name}_results.json").read_text()
+            assert json.loads(found) == expected, (folder.name, name)
+
+
+class Killer:
+    """Kills stages at moments that a seed decides."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.due = sorted((rng.uniform(1, SPAN), rng.choice(KINDS)) for _ in range(KILLS))
+        self.began = time.monotonic()
+        self.killed: list[str] = []
+
+    def __call__(self, run: Run) -> None:
+        while self.due and time.monotonic() - self.began > self.due[0][0]:
+            _, kind = self.due.pop(0)
+            stage = "router" if kind == "jvm" else kind
+            name = next(n for n in run.processes if n.startswith(stage))
+            process = run.processes[name]
+            if process.poll() is not None:
+                continue
+            self.killed.append(kind)
+            if kind == "jvm":
+                _kill_jvm(process.pid)
+            else:
+                run.kill(name)
+
+
+def _kill_jvm(driver: int) -> None:
+    for child in psutil.Process(driver).children(recursive=True):
+        if child.name() == "java":
+            child.kill()
+            return
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    assert Run(settings(data, out), print).run() is True
+    return out
+
+
+def test_an_undisturbed_run_answers_as_plain_python_does(data: Path, undisturbed: Path) -> None:
+    check(data, undisturbed)
+    told = []
+    assert Run(settings(data, undisturbed), told.append).run() is False
+    assert "finished already" in told[0]
+    log = (undisturbed / "router.log").read_text()
+    assert "TABLE_EOF -> aggregators: key=(TableName.STORES, 'client1') parts=2" in log
+
+
+def crash(data: Path, undisturbed: Path, out: Path, seed: int) -> list[str]:
+    killer = Killer(seed)
+    Run(settings(data, out), print).run(each=killer)
+    for folder in data.iterdir():
+        assert results(out, folder.name) == results(undisturbed, folder.name), (seed, killer.killed)
+    assert killer.killed
+    return killer.killed
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_kills_at_random_moments_change_not_a_byte(
+    data: Path, undisturbed: Path, tmp_path: Path, seed: int
+) -> None:
+    crash(data, undisturbed, tmp_path, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_twenty_runs_with_kills_change_not_a_byte(
+    data: Path, undisturbed: Path, tmp_path: Path, seed: int
+) -> None:
+    crash(data, undisturbed, tmp_path, seed)
+
+
+def test_a_pipeline_that_is_not_coffee_needs_a_declaration_only(tmp_path: Path) -> None:
+    branch = tmp_path / "data" / "north"
+    branch.mkdir(parents=True)
+    (branch / "books.csv").write_text("book_id,title\n1,Emma\n2,Walden\n")
+    (branch / "loans.csv").write_text(
+        "loan_id,book_id,reader,taken_at,fee\n"
+        "1,1,ann,2024-01-01 10:00:00,0.10\n2,1,bob,2024-01-02 10:00:00,\n"
+        "3,2,ann,2024-01-03 10:00:00,0.25\n4,1,ann,never,9\n"
+    )
+    declared = str(EXAMPLES / "pipeline_library.py")
+    out = tmp_path / "out"
+    Run(settings(tmp_path / "data", out, declaration=declared), print).run()
+    assert json.loads((out / "north" / "most_lent_results.json").read_text()) == [
+        {"title": "Emma", "times": 2}, {"title": "Walden", "times": 1},
+    ]  # fmt: skip
+    owed = json.loads((out / "north" / "owed_results.json").read_text())
+    assert owed == [{"reader": "ann", "fee": 0.35}]
