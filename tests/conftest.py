@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: a virtual clock and a session on every kind of store."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from ackflow import Session, VirtualClock
 from .running import Running
 
 Open = Callable[..., Session]
+
+
+def pytest_configure() -> None:
+    """Processes that tests start must hear Ctrl-C, even when the tests run in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -273,6 +273,45 @@ def test_a_requeued_batch_keeps_its_order_at_the_end(q: Session) -> None:
     assert pop_data(q) == [3, 4, 0, 1, 2]
 
 
+def test_a_delayed_copy_holds_nothing_back_in_an_ordered_group(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("q", "g", ordering="ordered")
+    q.push("q", [0, 1, 2])
+    (first,) = q.pop("q", group="g")
+    first.requeue(delay=40)
+    q.ack(q.pop("q", group="g", batch=2))
+    q.push("q", 3)
+    assert [m.data for m in q.pop("q", group="g", batch=9)] == [3]
+    assert "Delayed until" in q.why("q", str(q.browse("q").items[3].id), group="g").sentence
+
+
+def test_a_delayed_copy_is_not_settled_by_an_ack_of_what_follows_it(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("q", "g", policy="all")
+    q.push("q", [0, 1])
+    (first,) = q.pop("q", group="g")
+    first.requeue(delay=40)
+    q.push("q", 2)
+    q.pop("q", group="g", batch=9)[-1].ack()
+    assert q.pop("q", group="g", batch=9) == ()
+    clock.advance(40)
+    (copy,) = q.pop("q", group="g", batch=9)
+    assert (copy.data, copy.redelivered, copy.deliveries) == (0, True, 2)
+
+
+def test_a_lane_that_had_nothing_to_give_keeps_its_turn(q: Session, clock: VirtualClock) -> None:
+    q.group("q", "g", ordering="shared")
+    ids = {name: q.push("q", name, partition=name)[0] for name in "abc"}
+    q.delete_message("q", ids["b"])
+    q.ack(q.pop("q", group="g", batch=9))
+    clock.advance(1)
+    for name in "abc":
+        q.push("q", name, partition=name)
+    assert [q.pop("q", group="g")[0].data for _ in range(3)] == ["b", "a", "c"]
+
+
 def test_a_copy_keeps_everything_but_its_id_place_and_time(q: Session, clock: VirtualClock) -> None:
     item = Item(data={"a": [1]}, headers={"h": "v"}, transaction_id="t")
     q.push("q", ["before", item, b"\x00\xff"], partition="p", priority=3)

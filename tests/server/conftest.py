@@ -1,9 +1,12 @@
 """Servers for tests: one in this process on a clock of the test's own, and real processes."""
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 import ackflow
 from ackflow import VirtualClock
-from ackflow.server.run import listen
+from ackflow.server.run import CannotServe, listen
 
 from ..running import Running
 
@@ -60,6 +63,20 @@ class Process:
 def free_port() -> int:
     with listen("127.0.0.1", 0) as sock:
         return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def at_port(port: int, start: Callable[..., Process]) -> Iterator[Process]:
+    """A server where written examples expect one, one test at a time; elsewhere if it is taken."""
+    with (Path(tempfile.gettempdir()) / f"ackflow-{port}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            listen("127.0.0.1", port).close()
+        except CannotServe:
+            port = 0
+        started = start(port=port)
+        yield started
+        started.stop()
 
 
 @pytest.fixture

@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ackflow.server.run import CannotServe, listen
-
-from .conftest import Process
+from .conftest import Process, at_port
 
 Start = Callable[..., Process]
 HERE = Path(__file__).parent
@@ -37,16 +35,9 @@ EXAMPLES = examples()
 
 
 @pytest.fixture
-def server(start_process: Start) -> Process:
-    """A server where the examples expect one, or elsewhere when somebody else is there."""
-    try:
-        listen("127.0.0.1", PORT).close()
-    except CannotServe:
-        return start_process()
-    try:
-        return start_process(port=PORT)
-    except AssertionError:  # somebody else was faster
-        return start_process()
+def server(start_process: Start) -> Iterator[Process]:
+    with at_port(PORT, start_process) as server:
+        yield server
 
 
 class Shell:

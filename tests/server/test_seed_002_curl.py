@@ -1,9 +1,7 @@
 """The examples of the Queen dialect, as they are typed into a shell, against a real server."""
 
-import fcntl
 import json
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ackflow.server.run import CannotServe, listen
-
-from .conftest import Process
+from .conftest import Process, at_port
 from .queen_calls import Queen
 
 Start = Callable[..., Process]
@@ -39,17 +35,8 @@ EXAMPLES = examples()
 
 @pytest.fixture
 def server(start_process: Start) -> Iterator[Process]:
-    """A server where the examples expect one, one test at a time; elsewhere if the port is taken."""
-    with (Path(tempfile.gettempdir()) / f"ackflow-{PORT}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            listen("127.0.0.1", PORT).close()
-        except CannotServe:
-            yield start_process()
-        else:
-            started = start_process(port=PORT)
-            yield started
-            started.stop()
+    with at_port(PORT, start_process) as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ A failure prints the steps that lead to it and a line that repeats it. Shrinking
 so these tests have more time than others.
 """
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -14,7 +16,7 @@ QUICK = settings(
     max_examples=60,
     stateful_step_count=40,
     deadline=None,
-    derandomize=False,
+    derandomize="CI" in os.environ,  # what lands must not hang on luck; soak and desks explore
     print_blob=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),

@@ -92,7 +92,7 @@ def _ran_out(tx: Tx, group: Group) -> bool:
     that neither explains.
     """
     return any(
-        claim.redelivered and claim.deliveries > claim.failures
+        claim.returned and claim.deliveries > claim.failures
         for cursor in tx.cursors_of_group(group.id)
         if cursor.ready
         for claim in tx.due_claims(cursor.lane, group.id, 100)

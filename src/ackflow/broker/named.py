@@ -232,7 +232,7 @@ def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
         lease = tx.lease_by_id(claim.lease or 0)
         assert lease is not None, "a leased claim without its lease"
         settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
-    elif claim.redelivered:
+    elif claim.returned:
         settlement = _held_for_a_moment(tx, group, lane, claim, sequence, verdict)
     else:
         return _refused(lane, sequence, _not_there())

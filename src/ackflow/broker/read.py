@@ -44,7 +44,7 @@ def shares_of(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[Tak
             pieces = list(tx.segments_over(lane, part))
             shares.append(
                 Taken(part, pieces, claim.since, claim.deliveries, claim.failures,
-                      claim.redelivered, claim.error)
+                      bool(claim.redelivered), claim.error)
             )  # fmt: skip
     if which:
         shares.append(Taken(which, list(tx.segments_over(lane, which)), 0, 1, 0, True, None))

@@ -371,7 +371,9 @@ def _merged(claims: list[Claim]) -> list[Claim]:
     """Claims with equal counters as one, so that what was pushed together is read together."""
     merged: dict[tuple[int, int, bool], Claim] = {}
     for claim in claims:
-        known = merged.setdefault((claim.deliveries, claim.failures, claim.redelivered), claim)
+        known = merged.setdefault(
+            (claim.deliveries, claim.failures, bool(claim.redelivered)), claim
+        )
         known.ranges = ranges.union(known.ranges, claim.ranges)
     return list(merged.values())
 

@@ -103,7 +103,7 @@ def _free(tx: Tx, group: Group, stand: Standing, known: dict[int, Claim]) -> Fre
     missing = stand.missing
     claims = [c for c in tx.claims_in(lane.id, group.id, 0, missing[-1]) if c.state != LEASED]
     if group.rules.ordering == "ordered":
-        before = [ranges.difference(c.ranges, missing) for c in claims if c.redelivered]
+        before = [ranges.difference(c.ranges, missing) for c in claims if c.returned]
         stop = min((some[0] for some in before if some), default=missing[-1])
         missing = ranges.clip(missing, 0, stop)
     found = [(c, ranges.intersection(c.ranges, missing)) for c in claims]

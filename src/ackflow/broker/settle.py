@@ -384,7 +384,7 @@ class Settlement:
                 continue
             if claim.state == LEASED and claim.lease is not None:
                 others[claim.lease] = ranges.union(others.get(claim.lease, []), part)
-            elif claim.redelivered:
+            elif claim.returned:
                 claim.ranges = ranges.difference(claim.ranges, part)
                 tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
                 consume(tx, cursor, part)

@@ -4,7 +4,7 @@ from .. import ranges
 from ..clock import micros
 from ..errors import StorageFailed
 from ..ranges import Ranges
-from ..store.rows import WAITING, Claim, Cursor, Group, Lane, Queue, Segment
+from ..store.rows import COPIED, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .bury import bury
 from .expire import drop_old
@@ -37,7 +37,8 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
     for some in taken:
         if some.redelivered:
             tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
-    cursor.served = tx.tick()
+    if n:  # a lane that had nothing to give keeps its turn
+        cursor.served = tx.tick()
     tx.changed(cursor)
     return taken
 
@@ -88,7 +89,7 @@ def _merge(taken: list[Taken], claim: Claim, part: Ranges) -> None:
     """Claims with equal counters become one again when they are handed out."""
     for one in taken:
         if (one.deliveries - 1, one.failures, one.redelivered, one.error) == (
-            claim.deliveries, claim.failures, claim.redelivered, claim.error
+            claim.deliveries, claim.failures, bool(claim.redelivered), claim.error
         ):  # fmt: skip
             one.ranges = ranges.union(one.ranges, part)
             one.since = min(one.since, claim.since)
@@ -100,7 +101,7 @@ def _merge(taken: list[Taken], claim: Claim, part: Ranges) -> None:
             claim.since,
             claim.deliveries + 1,
             claim.failures,
-            claim.redelivered,
+            bool(claim.redelivered),
             claim.error,
         )
     )
@@ -203,7 +204,8 @@ def _postpone(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
     start = carried(segment)
     tx.add_claim(
         Claim(0, group.id, segment.lane, there, WAITING, segment.not_before, segment.due_at,
-              start.deliveries, start.failures, start.redelivered, start.error, None)
+              start.deliveries, start.failures, COPIED if start.redelivered else 0, start.error,
+              None)
     )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ class _Case:
         if claim.state == DUE:
             return self.ready(self.due_before(self.sequence) + 1, counters)
         assert claim.at is not None
-        if not claim.redelivered:
+        if not claim.returned:
             return self.say(
                 "delayed", f"Delayed until {_time(claim.at)}.", until=when(claim.at), **counters
             )

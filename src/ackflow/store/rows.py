@@ -7,6 +7,7 @@ from ..policy import Dialect, GroupOptions, QueueOptions, Settings
 from ..ranges import Ranges
 
 LEASED, WAITING, DUE = 0, 1, 2
+RETURNED, COPIED = 1, 2  # of a claim
 
 
 class Queue(Struct):
@@ -126,7 +127,11 @@ class Cursor(Struct):
 
 
 class Claim(Struct):
-    """Messages of one lane that a group has looked at and not settled, all with one fate."""
+    """Messages of one lane that a group has looked at and not settled, all with one fate.
+
+    `redelivered` is RETURNED when they came back themselves, and COPIED when they are copies of
+    messages that did, and have not been handed out yet.
+    """
 
     id: int
     grp: int
@@ -137,10 +142,15 @@ class Claim(Struct):
     since: int
     deliveries: int
     failures: int
-    redelivered: bool
+    redelivered: int
     error: str | None
     lease: int | None
     acked_at: int | None = None
+
+    @property
+    def returned(self) -> bool:
+        """Whether they were handed out before and came back: only then do they hold others back."""
+        return self.redelivered == RETURNED
 
 
 class Fate(Struct, array_like=True):
