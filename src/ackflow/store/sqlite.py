@@ -27,6 +27,7 @@ from ..errors import (
 from . import migrate
 from .ballast import Ballast
 from .cache import Cache
+from .copying import NOW_PAGES, Copying, copy_log
 from .tx import Execute, Row, Tx
 
 T = TypeVar("T")
@@ -43,9 +44,6 @@ SYNCHRONOUS = {level: f"pragma synchronous={level}" for level in ("off", "normal
 PAGE_SIZE = 4096
 CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
-# A log that starts again from its beginning is faster to sync than one that grows, and small enough
-# to be copied out of the reserve when the disk is full.
-CHECKPOINT_PAGES = 1_000
 LOOK_SECONDS = 0.1
 ROOM_INSIDE = 2 * 1024 * 1024
 
@@ -78,8 +76,11 @@ class SqliteStore:
         self._alone = threading.RLock()
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
+        self._copying = Copying(self._open)
         with translated(path):
             self._db = self._first_open()
+            if not self._single:
+                self._db.set_wal_hook(self._copying.look)
             self._execute = _executor(self._db)
             self.id = self._store_id()
         self._writing = self._tx(self._execute, self._cache)
@@ -99,7 +100,7 @@ class SqliteStore:
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
-                self._copy_log()
+                copy_log(self._db)
                 with translated(self.path):
                     return self._transact(body, level)
             except apsw.Error as error:
@@ -135,11 +136,6 @@ class SqliteStore:
         if self._full or not self._ballast.there():
             self._full = not (self._ballast.restore() or self._roomy())
 
-    def _copy_log(self) -> None:
-        """Copy the log into the file as far as there is room for it."""
-        with contextlib.suppress(apsw.Error):
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-
     def _roomy(self) -> bool:
         """Whether trimmed messages left enough room inside the file to go without the reserve."""
         pages = self._execute("pragma freelist_count", ())[0][0]
@@ -154,6 +150,7 @@ class SqliteStore:
             copy.close()
 
     def close(self) -> None:
+        self._copying.close()
         for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
             db.close()
         self._readers.clear()
@@ -169,10 +166,8 @@ class SqliteStore:
         committing = False
         try:
             self._execute("begin immediate", ())
-            version = self._execute("pragma data_version", ())[0][0]
-            if version != self._version:
+            if self._db.data_version() != self._version:  # another connection has written
                 self._cache.clear()
-                self._version = version
             self._cache.shrink()
             tx = self._writing
             tx.begin(self.clock.now(), self._full)
@@ -180,6 +175,7 @@ class SqliteStore:
             tx.flush()
             committing = True
             self._execute("commit", ())
+            self._version = self._db.data_version()
         except BaseException as error:
             if committing and not isinstance(error, apsw.Error) and not self._db.in_transaction:
                 # A signal was handled while the commit returned: it is done all the same.
@@ -250,7 +246,7 @@ class SqliteStore:
         db.pragma("journal_mode", "wal")
         db.pragma("cache_size", -CACHE_KIB)
         db.pragma("temp_store", "memory")
-        db.wal_autocheckpoint(CHECKPOINT_PAGES)
+        db.wal_autocheckpoint(NOW_PAGES)
         return db
 
     def _open_source(self) -> contextlib.AbstractContextManager[apsw.Connection]:

@@ -1,0 +1,65 @@
+"""Copying SQLite's log into the file, most of it beside the writer.
+
+A checkpoint is two syncs and as many pages as the log has; a verb need not wait for all of them.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import apsw
+
+# A log that starts again from its beginning is faster to sync than one that grows, and small enough
+# to be copied out of the reserve when the disk is full.
+SOON_PAGES = 800
+NOW_PAGES = 1_000
+
+
+class Copying:
+    """Copies the log of one file in a thread of its own, which the first long log starts.
+
+    It does so once for each log, as its syncs slow the writer down. At `NOW_PAGES` the writer
+    copies what is left: only a log copied whole starts again from its beginning.
+    """
+
+    def __init__(self, open: Callable[[], apsw.Connection]) -> None:
+        self._open = open
+        self._called = threading.Event()
+        self._asked = False
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def look(self, db: apsw.Connection, _name: str, pages: int) -> int:
+        """Called by SQLite after each commit with the length of the log."""
+        if pages >= NOW_PAGES:
+            copy_log(db)
+        elif pages < SOON_PAGES:
+            self._asked = False
+        elif not self._asked:
+            self._asked = True
+            self._call()
+        return apsw.SQLITE_OK
+
+    def close(self) -> None:
+        self._closing = True
+        self._called.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _call(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ackflow-log", daemon=True)
+            self._thread.start()
+        self._called.set()
+
+    def _run(self) -> None:
+        with contextlib.suppress(apsw.Error), contextlib.closing(self._open()) as db:
+            while self._called.wait() and not self._closing:
+                self._called.clear()
+                copy_log(db)
+
+
+def copy_log(db: apsw.Connection) -> None:
+    """Copy as much of the log as nobody reads and there is room for."""
+    with contextlib.suppress(apsw.Error):
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
