@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from . import errors, ranges
 from .broker.handout import Handout, Run
+from .broker.push import Answer as Places
 from .errors import AckflowError, InvalidArgument
 from .store.rows import Body, Rest
 
@@ -27,6 +28,13 @@ class Told(Struct, omit_defaults=True):
     message: str
     details: dict[str, Any] = {}
     cause: "Told | None" = None
+
+
+class Pushed(Struct, omit_defaults=True):
+    """The answer to one of several pushes: where its messages lie, or why it was refused."""
+
+    places: Places | None = None
+    error: Told | None = None
 
 
 def tell(error: AckflowError) -> Told:

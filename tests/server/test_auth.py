@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import httpx
 import pytest
 
 import ackflow
-from ackflow import VirtualClock
+from ackflow import VirtualClock, wire
 from ackflow.broker import tokens
+from ackflow.broker.push import Chunk, PushRequest
 from ackflow.broker.tokens import Grant, Token
 from ackflow.errors import Forbidden, InvalidArgument, NotFound, Unauthenticated
 from ackflow.server import auth
@@ -392,3 +394,19 @@ def test_dead_letters_cannot_be_sent_to_a_queue_the_token_is_not_good_for(served
         with pytest.raises(Forbidden):
             q.redrive("mine", to="theirs")
         assert q.redrive("mine") == 1
+
+
+def test_of_several_pushes_only_those_the_token_is_good_for_are_made(
+    served: Running, http: httpx.Client
+) -> None:
+    token = make(served, "read-write:orders")
+    some = [
+        PushRequest([Chunk(queue, "p", 0, None, array("i", [1]), b"1")])
+        for queue in ("orders", "others")
+    ]
+    headers = bearer(token) | {"content-type": wire.MSGPACK}
+    answer = http.post("/v1/pushes", content=wire.write(some, wire.MSGPACK), headers=headers)
+    made, refused = answer.json()
+    assert made["places"][0][0][2] == 1
+    assert refused["error"]["code"] == "forbidden"
+    assert [queue.name for queue in served.session.queues()] == ["orders"]

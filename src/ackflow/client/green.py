@@ -11,8 +11,9 @@ import aiohttp
 from greenlet import getcurrent, greenlet
 
 from ..errors import AckflowError, InvalidArgument, SessionClosed, Unavailable
+from .gathering import Gathering
 from .patience import Breaker, Patience
-from .requests import HEADERS, Request, result
+from .requests import HEADERS, Request, result, small_push
 
 R = TypeVar("R")
 
@@ -45,9 +46,12 @@ class GreenTransport:
         self._ssl = ssl
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
+        self._gathering = Gathering(self._send)
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def send(self, request: Request) -> Any:
+        if small_push(request):
+            return self._wait(self._gathering.send(request))
         return self._wait(self._send(request))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Requests to a server and what their answers mean, without any I/O."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -12,7 +12,7 @@ from ..broker.push import Answer, PushRequest
 from ..errors import InvalidArgument, SessionClosed, Unavailable
 from ..model import Upkeep
 from ..verbs import BY_FUNCTION
-from ..wire import MSGPACK, Codec, Popped, Told
+from ..wire import MSGPACK, Codec, Popped, Pushed, Told
 
 HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 
@@ -41,6 +41,9 @@ class _Failed(msgspec.Struct):
     error: Told
 
 
+PUSH = "/v1/push"
+SMALL_BYTES = 16 * 1024
+_PUSHED = Codec(list[Pushed])
 _ABOUT, _PLACES, _POPPED, _UPKEEP = Codec(About), Codec(Answer), Codec(Popped), Codec(Upkeep)
 _failed = msgspec.json.Decoder(_Failed).decode
 _failed_msgpack = msgspec.msgpack.Decoder(_Failed).decode
@@ -55,7 +58,18 @@ def about() -> Request:
 
 def push(request: PushRequest) -> Request:
     body = wire.write(request, MSGPACK)
-    return Request("POST", "/v1/push", body, _PLACES, request.key is not None)
+    return Request("POST", PUSH, body, _PLACES, request.key is not None)
+
+
+def small_push(request: Request) -> bool:
+    """Whether a request is a push that may travel with others."""
+    return request.path == PUSH and len(request.body) <= SMALL_BYTES and request.safe
+
+
+def pushes(some: Sequence[Request]) -> Request:
+    """Several small pushes in one request; a list in MessagePack is its length and its items."""
+    body = b"".join([b"\xdc", len(some).to_bytes(2, "big"), *[push.body for push in some]])
+    return Request("POST", "/v1/pushes", body, _PUSHED, True)
 
 
 def pop(request: PopRequest, wait: float) -> Request:

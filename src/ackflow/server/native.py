@@ -4,6 +4,7 @@ It is what `ackflow.connect("http://...")` speaks. A push brings segments as the
 pop answers with them, and a settle names a lease and ranges instead of a list of messages.
 """
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,11 @@ from ..broker.push import Answer as Places
 from ..broker.push import PushRequest
 from ..errors import AckflowError, NotFound
 from ..verbs import VERBS, Verb, check_pop, check_push
-from ..wire import JSON, MSGPACK, Codec, Popped
+from ..wire import JSON, MSGPACK, Codec, Popped, Pushed
 from . import access
 from .http import Answer, Call, Param, Route, json
 
-_push, _pop = Codec(PushRequest), Codec(PopRequest)
+_push, _pushes, _pop = Codec(PushRequest), Codec(list[PushRequest]), Codec(PopRequest)
 SECONDS = {"type": "number", "minimum": 0, "maximum": 3600}
 
 
@@ -53,11 +54,30 @@ async def about(call: Call) -> Answer:
 async def push(call: Call) -> Answer:
     """Append messages; they are on disk when this is answered."""
     request: PushRequest = _push.read(call.body, _given(call))
-    check_push(request)
     call.server.check_batch(sum(len(chunk.ends) for chunk in request.chunks))
+    return _answer(call, await _checked(call, request))
+
+
+async def pushes(call: Call) -> Answer:
+    """Append what several pushes bring, in one commit; each is answered for itself."""
+    requests: list[PushRequest] = _pushes.read(call.body, _given(call))
+    call.server.check_batch(sum(len(chunk.ends) for some in requests for chunk in some.chunks))
+    return _answer(call, await asyncio.gather(*[_push_one(call, some) for some in requests]))
+
+
+async def _push_one(call: Call, request: PushRequest) -> Pushed:
+    try:
+        return Pushed(await _checked(call, request))
+    except AckflowError as refusal:
+        return Pushed(error=wire.tell(refusal))
+
+
+def _checked(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
+    check_push(request)
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
-    return _answer(call, await call.server.onloop.push(request))
+    pushing: asyncio.Future[Places] = call.server.onloop.push(request)
+    return pushing
 
 
 async def pop(call: Call) -> Answer:
@@ -115,6 +135,8 @@ ROUTES = (
             answers={200: About}, checks=True),
     _native("POST", "/v1/push", push, summary="Push segments", body=PushRequest,
             answers={200: Places}, checks=True),
+    _native("POST", "/v1/pushes", pushes, summary="Several pushes in one request",
+            body=list[PushRequest], answers={200: list[Pushed]}, checks=True),
     _native("POST", "/v1/pop", pop, summary="Lease messages", body=PopRequest,
             query=(Param("wait", SECONDS, "Seconds to wait for a first message"),),
             answers={200: Popped}, checks=True),

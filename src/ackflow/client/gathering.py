@@ -1,0 +1,70 @@
+"""Small pushes of many tasks in few requests: what comes while some are on their way goes together.
+
+Nobody waits for a timer, and a push that is alone goes at once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..broker.push import Answer
+from ..errors import AckflowError, Unavailable
+from ..wire import Pushed, tell, untell
+from .requests import Request, pushes
+
+AT_ONCE = 2  # requests on their way: one is answered while the other is written
+MOST = 256  # pushes in one request
+Waiting = tuple[Request, "asyncio.Future[Answer]"]
+
+
+class Gathering:
+    """Sends pushes, at most `AT_ONCE` requests at a time; used on one event loop."""
+
+    def __init__(self, send: Callable[[Request], Awaitable[Any]]) -> None:
+        self._send = send
+        self._under_way = 0
+        self._waiting: deque[Waiting] = deque()
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def send(self, push: Request) -> Answer:
+        """Send one push, alone or with others; it is answered for itself."""
+        if self._under_way >= AT_ONCE:
+            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            self._waiting.append((push, answer))
+            return await answer
+        self._under_way += 1
+        try:
+            return await self._send(push)  # type: ignore[no-any-return]
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        """One request is answered: send what was gathered meanwhile."""
+        self._under_way -= 1
+        some: list[Waiting] = []
+        while self._waiting and len(some) < MOST:
+            push, answer = self._waiting.popleft()
+            if not answer.done():  # else its task was cancelled
+                some.append((push, answer))
+        if some:
+            self._under_way += 1
+            task = asyncio.ensure_future(self._carry(some))
+            self._carrying.add(task)  # the loop itself holds tasks only weakly
+            task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, some: list[Waiting]) -> None:
+        answers = [Pushed(error=tell(Unavailable()))] * len(some)  # unless it is answered
+        try:
+            answers = await self._send(pushes([push for push, _ in some]))
+        except AckflowError as error:
+            answers = [Pushed(error=tell(error))] * len(some)
+        finally:
+            self._next()
+            for (_, waiting), pushed in zip(some, answers, strict=True):
+                if waiting.done():
+                    continue
+                if pushed.error is None:
+                    waiting.set_result(pushed.places or [])
+                else:
+                    waiting.set_exception(untell(pushed.error))
