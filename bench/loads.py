@@ -133,12 +133,16 @@ async def _client(port: int, whole: bytes, until: float, answers: list[int]) -> 
     reader, writer = await asyncio.open_connection(HOST, port)
     while time.perf_counter() < until:
         writer.write(whole)
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert b" 200 " in head[:16], head
-        at = head.lower().index(b"content-length:") + 15
-        await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
+        await _answered(reader)
         answers[0] += 1
     writer.close()
+
+
+async def _answered(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in head[:16], head
+    at = head.lower().index(b"content-length:") + 15
+    await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
 
 
 def together(port: int, whole: bytes, clients: int, seconds: float) -> float:
@@ -155,3 +159,25 @@ def together(port: int, whole: bytes, clients: int, seconds: float) -> float:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(load())
+
+
+def side_by_side(port: int, lists: Sequence[Sequence[bytes]]) -> float:
+    """Seconds that clients need which send their requests one after the other, all at once."""
+
+    async def load() -> float:
+        start = time.perf_counter()
+        await asyncio.gather(*(_in_turn(port, some) for some in lists))
+        return time.perf_counter() - start
+
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(load())
+
+
+async def _in_turn(port: int, some: Sequence[bytes]) -> None:
+    read, write = await asyncio.open_connection(HOST, port)
+    for whole in some:
+        write.write(whole)
+        await _answered(read)
+    write.close()

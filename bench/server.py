@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from . import peers
-from .loads import Connection, OverHttp, OverRedis, pop_body, push_body, request, together
+from .loads import (
+    Connection,
+    OverHttp,
+    OverRedis,
+    pop_body,
+    push_body,
+    request,
+    side_by_side,
+    together,
+)
 from .measure import Json, Noise, Plan, folder, quantile, seconds
 from .report import Row, Table, Target
 
@@ -105,7 +114,7 @@ def _latencies(messages: Sequence[Json], plan: Plan) -> Table:
             times = _queen_acks(ask, n, 100)
             table.rows.append(_against(what, times))
         for what, (n, best) in RATES.items():
-            per_second = [n * 1e6 / time for time in _queen_acks(ask, n, 300)]
+            per_second = [_ack_rate(port, ask, n) for _ in range(plan.rounds)]
             seed = [float(best)] * len(per_second)
             table.rows.append(Row(what, "msg/s", per_second, seed, Target(1)))
         pops, acks = _pushpop(ask, 100)
@@ -127,28 +136,38 @@ def _against(what: str, times: list[float]) -> Row:
 
 
 def _queen_acks(ask: Callable[[bytes], bytes], n: int, rounds: int) -> list[float]:
-    """Acks of Queen's dialect, n in one request."""
+    """How long acks of Queen's dialect take, n in one request."""
+    times = []
+    for round in range(rounds):
+        (whole,) = _held(ask, f"acks-{n}-{round}", n, 1)
+        times.append(seconds(lambda whole=whole: ask(whole)) * 1e6)  # type: ignore[misc]
+    return times
+
+
+def _ack_rate(port: int, ask: Callable[[bytes], bytes], n: int) -> float:
+    """Messages acked per second by clients that ack n in one request, one after the other."""
+    each = 3_200 // CLIENTS
+    lists = [_held(ask, f"rate-{n}-{time.perf_counter_ns()}", n, each) for _ in range(CLIENTS)]
+    return CLIENTS * each * n / side_by_side(port, lists)
+
+
+def _held(ask: Callable[[bytes], bytes], queue: str, n: int, times: int) -> list[bytes]:
+    """Push and lease some messages; answers with the requests that ack them, n each."""
     import msgspec
 
     def post(path: str, body: object) -> bytes:
         return request(path, msgspec.json.encode(body), "application/json")
 
-    times = []
-    for round in range(rounds):
-        queue = f"acks-{n}-{round}"
-        ask(post("/api/v1/push", {"items": [{"queue": queue, "payload": i} for i in range(n)]}))
-        popped = msgspec.json.decode(ask(_get(f"/api/v1/pop/queue/{queue}?batch={n}")))
-        acks = [
-            {k: m[k] for k in ("transactionId", "partitionId", "leaseId")}
-            for m in popped["messages"]
-        ]
-        whole = (
-            post("/api/v1/ack", acks[0])
-            if n == 1
-            else post("/api/v1/ack/batch", {"acknowledgments": acks})
-        )
-        times.append(seconds(lambda whole=whole: ask(whole)) * 1e6)  # type: ignore[misc]
-    return times
+    items = [{"queue": queue, "payload": i} for i in range(n * times)]
+    ask(post("/api/v1/push", {"items": items}))
+    popped = msgspec.json.decode(ask(_get(f"/api/v1/pop/queue/{queue}?batch={n * times}")))
+    acks = [
+        {k: m[k] for k in ("transactionId", "partitionId", "leaseId")} for m in popped["messages"]
+    ]
+    if n == 1:
+        return [post("/api/v1/ack", ack) for ack in acks]
+    some = [acks[at : at + n] for at in range(0, len(acks), n)]
+    return [post("/api/v1/ack/batch", {"acknowledgments": part}) for part in some]
 
 
 def _get(path: str) -> bytes:
