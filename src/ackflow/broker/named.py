@@ -26,7 +26,7 @@ from .settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
 from .transact import Pushes, Result, run_all, run_push
 
 Spot = tuple[int, int]  # lane and sequence
-FEW = 8
+FEW = 8  # messages of a lease are listed in the time that one is looked up
 
 
 class Named(Struct):
@@ -145,7 +145,8 @@ def _settle_lease(tx: Tx, token: int, some: list[tuple[Named, Told]]) -> None:
         for _, told in some:
             told.error = LeaseLost()
         return
-    names = LeaseNames(tx, settlement.lease.parts, many=len(some) > FEW)
+    many = len(some) * FEW > settlement.lease.n
+    names = LeaseNames(tx, settlement.lease.parts, many=many)
     marks: dict[tuple[int, Verdict], list[tuple[int, Told]]] = {}
     kept: list[Told] = []
     for item, told in some:
