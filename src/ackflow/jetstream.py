@@ -38,11 +38,14 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         """The same in the words of `q.group`."""
+        # Deliveries alone are limited: a limit on failures, of the queue or of the group as it was
+        # made before, would end messages earlier than `max_deliver` says.
         return {
             "ordering": "shared",
             "policy": self.ack_policy,
             "lease_seconds": self.ack_wait,
             "max_deliver": self.max_deliver,
+            "retry_limit": None,
             "backoff": tuple(self.backoff),
             "max_ack_pending": self.max_ack_pending,
         }
