@@ -24,13 +24,13 @@ from .consume import Plan
 from .consume_aio import Consumer
 from .deadletters import Alert
 from .delivery import Batch, Delivery, Receipt, waits
-from .errors import PASSING, AckflowError, SessionClosed, SessionForked
+from .errors import PASSING, AckflowError, InvalidArgument, SessionClosed, SessionForked
 from .fluent import FluentQueue
 from .measure import AckStats
 from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect, QueueOptions
 from .store.sqlite import MayLose
-from .transaction import Committed, Operations
+from .transaction import COMMITTED, Committed, Operations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,7 +156,9 @@ class Transaction(Operations):
         self.committed: Committed | None = None
 
     async def commit(self) -> Committed:
-        """Do everything gathered, in one database transaction."""
+        """Do everything gathered, in one database transaction; a second commit is refused."""
+        if self.committed is not None:
+            raise InvalidArgument(COMMITTED)
         self.committed = await self._owner.commit(self)
         return self.committed
 

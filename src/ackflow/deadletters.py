@@ -12,7 +12,7 @@ from . import checks
 from .codec import Item
 from .delivery import Receipt
 from .errors import AckflowError, NotFound
-from .model import DeadLetter, DeadSummary, Page
+from .model import DeadLetter, DeadSummary, Page, StoredMessage
 from .policy import MAX_NAME
 
 log = logging.getLogger("ackflow")
@@ -26,9 +26,11 @@ class Repairs(Protocol):
     """What is needed of a session."""
 
     def push(self, queue: str, data: Any) -> Receipt: ...
+    def message(self, queue: str, id: str) -> StoredMessage: ...
     def dead_letters(
-        self, queue: str, *, group: str | None = None, limit: int = 100
-    ) -> Page[DeadLetter]: ...
+        self, queue: str, *, group: str | None = None, limit: int = 100, offset: int = 0,
+        after: str | None = None,
+    ) -> Page[DeadLetter]: ...  # fmt: skip
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]: ...
     def purge_dead(self, queue: str, *, ids: list[int]) -> int: ...
     def leave(self, part: Any) -> None: ...
@@ -43,25 +45,43 @@ def distribution(session: Repairs, queue: str, group: str | None = None) -> dict
 
 
 def reprocess(session: Repairs, queue: str, group: str | None = None) -> int:
-    """Push dead letters again, for every group, and remove them; answers with how many.
+    """Push dead letters again, for every group, oldest first, and remove them; answers with how many.
 
     The new transaction id is `reprocess-` and the old one, so that a repeat after a crash in
     between adds nothing. Only what is dead when this is called is taken.
     """
-    left = session.dead_letters(queue, group=group, limit=1).total or 0
-    done = 0
-    while done < left:
-        letters = session.dead_letters(queue, group=group, limit=min(PAGE, left - done)).items
-        if not letters:
-            break
-        session.push(queue, [_again(letter) for letter in reversed(letters)])
-        session.purge_dead(queue, ids=[letter.id for letter in letters])
-        done += len(letters)
+    newest = session.dead_letters(queue, group=group, limit=1)
+    left, done = newest.total or 0, 0
+    while left > 0:
+        # What dies meanwhile is newer, so it neither gets in between nor moves the offset.
+        upto, size = str(newest.items[0].id + 1), min(PAGE, left)
+        left -= size
+        page = session.dead_letters(queue, group=group, limit=size, offset=left, after=upto)
+        if page.items:
+            _push_again(session, queue, page.items[::-1])
+            done += session.purge_dead(queue, ids=[letter.id for letter in page.items])
     return done
 
 
-def _again(letter: DeadLetter) -> Item:
-    id = REPROCESSED + letter.transaction_id
+def _push_again(session: Repairs, queue: str, letters: list[DeadLetter]) -> None:
+    receipt = session.push(queue, [_again(letter, letter.transaction_id) for letter in letters])
+    known = [(receipt[place], letters[place]) for place in receipt.duplicates]
+    # A producer may use an id again once it is forgotten; then another message went this way
+    # before, and to take this one for a repeat would be to lose it.
+    others = [letter for id, letter in known if not _holds(session, queue, id, letter.raw)]
+    if others:
+        session.push(queue, [_again(letter, letter.message_id) for letter in others])
+
+
+def _holds(session: Repairs, queue: str, id: str, raw: bytes) -> bool:
+    try:
+        return session.message(queue, id).raw == raw
+    except NotFound:
+        return False
+
+
+def _again(letter: DeadLetter, known_as: str) -> Item:
+    id = REPROCESSED + known_as
     if len(id.encode()) > MAX_NAME:
         id = REPROCESSED + letter.message_id
     return Item(
@@ -110,9 +130,9 @@ class Alert:
             except NotFound:
                 depth = 0  # the queue is not there yet
             high = depth > self._above
-            raised, self._raised = self._raised, high
-            if high and not raised:
-                self._call(self._queue, depth)
+            if high and not self._raised:
+                self._call(self._queue, depth)  # if it fails, it is called at the next look
+            self._raised = high
         return depth
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from .broker.broker import Broker, Verbs
 from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import SYNCED, Mark, Verb, Verdict
-from .broker.transact import transact
+from .broker.transact import Settles, transact
 from .clock import Clock, SystemClock
 from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of, waits
 from .errors import PASSING, AckflowError, InvalidArgument, SessionForked
@@ -330,7 +330,7 @@ class Session(Helping):
             m.verdict.confirm or m.verdict.verb in SYNCED for some in marks.values() for m in some
         )
         if marks:
-            with self._acks.measure(_count(marks)) as call:
+            with self._acks.measure(_count(marks.values())) as call:
                 for outcome in self.broker.do(settle.settle_many, synced, marks, atomic):
                     result.add(self.broker.store.id, outcome)
                 call.successful = result.settled + result.noop
@@ -344,7 +344,11 @@ class Session(Helping):
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
-        results = self.broker.do(transact, True, operations.request())
+        request = operations.request()
+        with self._acks.measure(
+            _count(o.marks for o in request.operations if isinstance(o, Settles))
+        ):
+            results = self.broker.do(transact, True, request)
         store = self.broker.store.id
         pushes = operations.places.items()
         return Committed(results, [Receipt(store, results[i].places, p) for i, p in pushes])
@@ -553,6 +557,6 @@ class Lease:
         return self._session._settle_marks({self._token: marks})
 
 
-def _count(marks: dict[int, list[Mark]]) -> int:
+def _count(marks: Iterable[list[Mark]]) -> int:
     """How many messages are named by marks; a mark on a whole lease counts as one."""
-    return sum(ranges.count(m.ranges) if m.ranges else 1 for some in marks.values() for m in some)
+    return sum(ranges.count(m.ranges) if m.ranges else 1 for some in marks for m in some)

@@ -23,6 +23,7 @@ from .errors import InvalidArgument
 from .policy import DEFAULT_PARTITION
 
 MAX_VALUE = 1024 * 1024
+COMMITTED = "the transaction is committed already; begin a new one"
 
 
 class Operations:
@@ -159,7 +160,7 @@ class Transaction(Operations):
     def commit(self) -> Committed:
         """Do everything gathered, in one database transaction; a second commit is refused."""
         if self.committed is not None:
-            raise InvalidArgument("the transaction is committed already; begin a new one")
+            raise InvalidArgument(COMMITTED)
         self.committed = self._session.commit(self)
         return self.committed
 
