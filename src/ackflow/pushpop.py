@@ -18,7 +18,7 @@ from .broker.handout import Handout, is_binary, payload
 from .broker.pop import PopRequest
 from .broker.settle import Verdict
 from .clock import SECOND
-from .errors import AckflowError, InvalidArgument
+from .errors import InvalidArgument, LeaseLost
 from .policy import QUEUE_MODE
 from .session import Session
 
@@ -36,6 +36,7 @@ PUSHED = "Item pushed to queue {queue} at priority {priority}"
 NEGATIVE = "Priority must be non-negative"
 LOCKED = "Queue is locked by another operation"
 MISSING = "lock_id is required"
+NO_ITEM = "item is required, and not null"
 
 
 class PushRequest(Struct):
@@ -99,22 +100,16 @@ class PushPopActor:
 
     async def Push(self, data: PushRequest | Mapping[str, Any]) -> Any:
         """Put an item at the end of its priority; it is on disk when this is answered."""
-        if isinstance(data, PushRequest):
-            item: Any = msgspec.Raw(data.ItemJson.encode())
-            priority = data.Priority
-        else:
-            item, priority = data.get("item"), data.get("priority", 0)
-        if isinstance(priority, int) and priority < 0:
-            answer = PushResponse(False, NEGATIVE)
-        elif item is None:
-            answer = PushResponse(False, "item is required, and not null")
-        else:
-            # In a list of one, as an item that is itself a list is still one item.
-            push = partial(self._plain.push, self.queue_id, [item], priority=priority)
-            await self._run(push)
-            said = PUSHED.format(queue=self.queue_id, priority=priority)
-            answer = PushResponse(True, said)
+        try:
+            answer = await self._pushed(*_item(data))
+        except InvalidArgument as error:
+            answer = PushResponse(False, error.message)
         return answer if isinstance(data, PushRequest) else _plain(answer)
+
+    async def _pushed(self, item: Any, priority: Any) -> PushResponse:
+        # In a list of one, as an item that is itself a list is still one item.
+        await self._run(partial(self._plain.push, self.queue_id, [item], priority=priority))
+        return PushResponse(True, PUSHED.format(queue=self.queue_id, priority=priority))
 
     async def Pop(self) -> PopResponse:
         """Pop the first item of the highest priority; it is removed at once."""
@@ -128,12 +123,11 @@ class PushPopActor:
 
     async def PopWithAck(self, data: PopWithAckRequest | Mapping[str, Any] | None = None) -> Any:
         """Pop under a lock: the items come again when it is not acknowledged in time."""
-        ttl, count = TTL_SECONDS, 1
         if isinstance(data, PopWithAckRequest):
-            ttl, count = data.TtlSeconds, data.Count
-        elif data is not None:
-            ttl, count = data.get("ttl_seconds", TTL_SECONDS), data.get("count", 1)
-        handout = await self._pop(clamped(checks.whole(ttl, "ttl_seconds", -_HUGE, _HUGE)), count)
+            handout = await self._pop(_ttl(data.TtlSeconds), data.Count)
+        else:
+            given = data or {}
+            handout = await self._pop(_ttl(given.get("ttl_seconds")), given.get("count", 1))
         items = _items(handout)
         answer = PopWithAckResponse(items, len(items), handout.token is not None)
         if handout.why == "locked":
@@ -165,10 +159,9 @@ class PushPopActor:
 
         try:
             n = await self._run(settle)
-        except AckflowError as error:
-            if error.code not in SAYS:
-                raise
-            return AcknowledgeResponse(False, SAYS[error.code], ErrorCode=error.code)
+        except LeaseLost as error:
+            said = SAYS.get(error.code, error.message)
+            return AcknowledgeResponse(False, said, ErrorCode=error.code)
         return AcknowledgeResponse(True, f"Successfully acknowledged {n} item(s)", n)
 
     async def _pop(self, ttl: float | None, count: int) -> Handout:
@@ -185,7 +178,35 @@ class PushPopActor:
         return await asyncio.to_thread(call)
 
 
-_HUGE = 10**400  # a number is clamped however large it is
+def _item(data: PushRequest | Mapping[str, Any]) -> tuple[Any, Any]:
+    """The item of a push and its priority."""
+    if isinstance(data, PushRequest):
+        item, priority = _json(data.ItemJson), data.Priority
+    else:
+        item, priority = data.get("item"), data.get("priority", 0)
+    if isinstance(priority, int) and priority < 0:
+        raise InvalidArgument(NEGATIVE)
+    if item is None:
+        raise InvalidArgument(NO_ITEM)
+    return item, priority
+
+
+def _json(text: object) -> msgspec.Raw | None:
+    """JSON text as it is; None when it says null. That it is JSON is checked by the push."""
+    try:
+        raw = text.encode() if isinstance(text, str) else b""
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the item is not UTF-8: {error.reason}") from None
+    return msgspec.Raw(raw) if raw.strip() not in (b"", b"null") else None
+
+
+def _ttl(seconds: object) -> int:
+    """The time of a lock as it was asked for, clamped however large it is."""
+    if seconds is None:
+        return TTL_SECONDS
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        raise InvalidArgument(f"ttl_seconds is a whole number, not {seconds!r}")
+    return clamped(seconds)
 
 
 def clamped(seconds: int) -> int:
