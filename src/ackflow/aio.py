@@ -416,6 +416,7 @@ class Session:
 
     def beside(self) -> session.Session:
         """A session for threads beside the loop, on the same database or server."""
+        self.sync.broker  # noqa: B018 - says so when this is another process
         if self._beside is None:
             return self.sync
         with self._lock:
@@ -481,7 +482,8 @@ class Session:
         """The broker on the running loop."""
         if self._closed:
             raise SessionClosed()
+        broker = self.sync.broker  # in another process refused: nobody would answer there
         if self._waits is None:
-            assert isinstance(self.sync.broker, Broker)
-            self._waits = OnLoop(self.sync.broker)
+            assert isinstance(broker, Broker)
+            self._waits = OnLoop(broker)
         return self._waits

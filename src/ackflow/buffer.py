@@ -7,6 +7,7 @@ so that a consumer that pushes a result and acks its input loses neither.
 
 import atexit
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ class Buffer:
 
     def __init__(self, session: Sends, size: int = SIZE, seconds: float = SECONDS) -> None:
         self._session = session
+        self._pid = os.getpid()
         self._size = checks.whole(size, "size", 1, 100_000)
         self._seconds = micros(checks.seconds(seconds, "seconds"))
         self._clock = session.broker.clock
@@ -142,6 +144,8 @@ class Buffer:
 
     def close(self) -> None:
         """Send what is left and end. When that fails it raises, and `pending` tells of how much."""
+        if os.getpid() != self._pid:
+            return  # after a fork what is left is the parent's to send, and the lock may be taken
         with self._changed:
             self._closing = True
         try:

@@ -20,6 +20,7 @@ from ..clock import Clock
 from ..errors import (
     InvalidArgument,
     NotADatabase,
+    SessionClosed,
     StorageBusy,
     StorageFailed,
     StorageFull,
@@ -291,6 +292,8 @@ def translated(path: str) -> Iterator[None]:
     """Turn the errors of SQLite into ours, with a sentence that says what to do."""
     try:
         yield
+    except apsw.ConnectionClosedError:
+        raise SessionClosed() from None  # it waited for its turn while another thread closed
     except apsw.FullError:
         raise StorageFull() from None
     except (apsw.BusyError, apsw.LockedError):
