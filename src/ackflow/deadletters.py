@@ -3,12 +3,13 @@ another try once the cause is gone."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 
 import msgspec
 
 from . import checks
+from .clock import SECOND
 from .codec import Item
 from .delivery import Receipt
 from .errors import AckflowError, NotFound
@@ -19,6 +20,7 @@ log = logging.getLogger("ackflow")
 ABOVE = 100
 EVERY_SECONDS = 60.0
 PAGE = 500
+MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 REPROCESSED = "reprocess-"
 
 
@@ -48,7 +50,8 @@ def reprocess(session: Repairs, queue: str, group: str | None = None) -> int:
     """Push dead letters again, for every group, oldest first, and remove them; answers with how many.
 
     The new transaction id is `reprocess-` and the old one, so that a repeat after a crash in
-    between adds nothing. Only what is dead when this is called is taken.
+    between adds nothing; an id that is taken gives way to one made of message and time of death.
+    Only what is dead when this is called is taken.
     """
     newest = session.dead_letters(queue, group=group, limit=1)
     left, done = newest.total or 0, 0
@@ -57,27 +60,48 @@ def reprocess(session: Repairs, queue: str, group: str | None = None) -> int:
         upto, size = str(newest.items[0].id + 1), min(PAGE, left)
         left -= size
         page = session.dead_letters(queue, group=group, limit=size, offset=left, after=upto)
-        if page.items:
-            _push_again(session, queue, page.items[::-1])
-            done += session.purge_dead(queue, ids=[letter.id for letter in page.items])
+        for letters in _bundles(page.items[::-1]):
+            _push_again(session, queue, letters)
+            done += session.purge_dead(queue, ids=[letter.id for letter in letters])
     return done
+
+
+def _bundles(letters: list[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    """Letters in order, as many at once as one push may carry."""
+    bundle: list[DeadLetter] = []
+    size = 0
+    for letter in letters:
+        if bundle and size + len(letter.raw) > MOST_BYTES:
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(letter)
+        size += len(letter.raw)
+    if bundle:
+        yield bundle
 
 
 def _push_again(session: Repairs, queue: str, letters: list[DeadLetter]) -> None:
     receipt = session.push(queue, [_again(letter, letter.transaction_id) for letter in letters])
     known = [(receipt[place], letters[place]) for place in receipt.duplicates]
-    # A producer may use an id again once it is forgotten; then another message went this way
-    # before, and to take this one for a repeat would be to lose it.
-    others = [letter for id, letter in known if not _holds(session, queue, id, letter.raw)]
+    # The id may have been used before: by another message once the producer's id was forgotten, or
+    # by this one before it was replayed. To take that for a repeat would be to lose the letter.
+    others = [letter for id, letter in known if not _came_of(session, queue, id, letter)]
     if others:
-        session.push(queue, [_again(letter, letter.message_id) for letter in others])
+        session.push(queue, [_again(letter, _death(letter)) for letter in others])
 
 
-def _holds(session: Repairs, queue: str, id: str, raw: bytes) -> bool:
+def _came_of(session: Repairs, queue: str, id: str, letter: DeadLetter) -> bool:
+    """Whether a message is this letter pushed again."""
     try:
-        return session.message(queue, id).raw == raw
+        found = session.message(queue, id)
     except NotFound:
         return False
+    return found.raw == letter.raw and found.created_at >= letter.died_at
+
+
+def _death(letter: DeadLetter) -> str:
+    """What tells this death from all others, of the same message too."""
+    return f"{letter.message_id}-{round(letter.died_at.timestamp() * SECOND)}"
 
 
 def _again(letter: DeadLetter, known_as: str) -> Item:

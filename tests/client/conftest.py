@@ -1,4 +1,4 @@
-"""What the tests of the client share: servers as processes, and awaitable sessions."""
+"""Servers as processes of their own, to be killed; awaitable sessions."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,21 +13,20 @@ from ackflow import VirtualClock, aio
 from ..running import Running
 from ..server.conftest import start_process as start_process
 
-Awaited = Callable[[Callable[[aio.Session], Coroutine[Any, Any, None]]], None]
+Test = Callable[[aio.Session], Coroutine[Any, Any, None]]
+Run = Callable[[Test], None]
 
 
 @pytest.fixture(params=["file", "http"])
-def awaited(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock
-) -> Iterator[Awaited]:
-    """Run a test on a loop of its own, with an awaitable session on the test's clock."""
-    running, url = None, str(tmp_path / "awaited.db")
+def run(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> Iterator[Run]:
+    """Run a test on a loop of its own, with an awaitable session."""
+    running, url = None, str(tmp_path / "test.db")
     if request.param == "http":
         running = Running(ackflow.connect(":memory:", clock=clock, upkeep=False))
         url = running.url
 
-    async def main(test: Callable[[aio.Session], Coroutine[Any, Any, None]]) -> None:
-        async with await aio.connect(url, clock=clock, upkeep=False, consumer="tester") as q:
+    async def main(test: Test) -> None:
+        async with await aio.connect(url, clock=clock, upkeep=False) as q:
             await test(q)
 
     yield lambda test: asyncio.run(main(test))

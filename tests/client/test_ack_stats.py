@@ -1,14 +1,14 @@
 """How the settles of a session are counted and measured."""
 
-import asyncio
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from ackflow import Session, VirtualClock, aio, measure
 from ackflow.errors import LeaseLost, TransactionFailed, Unavailable
 from ackflow.measure import AckMeter, AckStats
+
+from .conftest import Run
 
 
 class Watch:
@@ -153,16 +153,14 @@ def test_a_buffer_counts_when_it_sends(q: Session) -> None:
     assert counted(q) == (2, 2, 0)
 
 
-def test_an_awaitable_session_counts_too(tmp_path: Path, clock: VirtualClock) -> None:
-    async def main() -> None:
-        path = tmp_path / "test.db"
-        async with await aio.connect(path, clock=clock, upkeep=False) as q:
-            await q.push("orders", [1, 2, 3])
-            batch = await q.pop("orders", batch=3)
-            await batch[0].ack()
-            await q.nack(batch[1:2], "bad")
-            await q.transaction().ack(batch[2:]).commit()
-            assert counted(q.sync) == (3, 3, 0)
-            assert q.ack_stats().total == 3
+def test_an_awaitable_session_counts_too(run: Run) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2, 3])
+        batch = await q.pop("orders", batch=3)
+        await batch[0].ack()
+        await q.nack(batch[1:2], "bad")
+        await q.transaction().ack(batch[2:]).commit()
+        assert counted(q.sync) == (3, 3, 0)
+        assert q.ack_stats().total == 3
 
-    asyncio.run(main())
+    run(test)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from ackflow.deadletters import Alert
 from ackflow.errors import InvalidArgument, QueueNotFound, Unavailable
 from ackflow.policy import QUEUE_MODE
 
+from .conftest import Run
 from .waiting import until
 
 HOURS = 3600.0
@@ -28,6 +28,10 @@ def bury(q: Session, *data: Any, reason: str | None = "bad", group: str = QUEUE_
 def read(q: Session, group: str = QUEUE_MODE) -> list[tuple[str, Any]]:
     batch = q.pop("orders", group=group, batch=10_000)
     return [(message.transaction_id, message.data) for message in batch]
+
+
+def crash(*_: Any, **__: Any) -> int:
+    raise Unavailable
 
 
 def test_the_numbers_are_those_of_the_document() -> None:
@@ -148,6 +152,20 @@ def test_many_pages_are_reprocessed_in_the_order_of_their_death(
     assert [data for _, data in read(q)] == list(range(10))
 
 
+def test_large_letters_are_reprocessed_in_parts_that_a_server_takes(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadletters, "MOST_BYTES", 1000)
+    sizes = [400, 400, 400, 2000, 1, 1]
+    bury(q, *(bytes(size) for size in sizes))
+    pushed: list[int] = []
+    push = q.push
+    monkeypatch.setattr(q, "push", lambda to, some: (pushed.append(len(some)), push(to, some))[1])
+    assert q.reprocess("orders") == 6
+    assert pushed == [2, 1, 1, 2]
+    assert [len(data) for _, data in read(q)] == sizes
+
+
 def test_nothing_to_reprocess_is_no_error_but_no_queue_is(q: Session) -> None:
     q.configure("orders")
     assert q.reprocess("orders") == 0
@@ -179,9 +197,6 @@ def test_a_crash_between_push_and_removal_makes_no_second_copy(
 ) -> None:
     bury(q, Item(data=1, transaction_id="a"), Item(data=2, transaction_id="b"))
 
-    def crash(*_: Any, **__: Any) -> int:
-        raise Unavailable
-
     with monkeypatch.context() as broken:
         broken.setattr(q, "purge_dead", crash)
         with pytest.raises(Unavailable):
@@ -203,7 +218,8 @@ def test_another_message_that_used_the_same_id_is_not_taken_for_a_repeat(
     (id,) = q.push("orders", Item(data="tuesday", transaction_id="daily"))
     q.reject(q.pop("orders"))
     assert q.reprocess("orders") == 1
-    assert read(q) == [(f"reprocess-{id}", "tuesday")]
+    ((new, data),) = read(q)
+    assert (new.startswith(f"reprocess-{id}-"), data) == (True, "tuesday")
 
 
 def test_a_first_copy_that_is_no_longer_stored_does_not_swallow_a_message(
@@ -219,7 +235,45 @@ def test_a_first_copy_that_is_no_longer_stored_does_not_swallow_a_message(
     (id,) = q.push("orders", Item(data="same", transaction_id="daily"))
     q.reject(q.pop("orders"))
     q.reprocess("orders")
-    assert read(q) == [(f"reprocess-{id}", "same")]
+    ((new, data),) = read(q)
+    assert (new.startswith(f"reprocess-{id}-"), data) == (True, "same")
+
+
+@pytest.mark.parametrize("id", [None, "a"])
+def test_a_message_that_is_replayed_and_dies_once_more_is_reprocessed_once_more(
+    q: Session, clock: VirtualClock, id: str | None
+) -> None:
+    q.push("orders", Item(data="old", transaction_id=id))
+    for replayed in range(3):
+        clock.advance(1)
+        died = q.pop("orders", group="g", batch=10)
+        assert len(died) == 1 + replayed, "the message, and what came of its deaths before"
+        died[0].reject("bad")
+        q.ack(died[1:])
+        clock.advance(1)
+        assert q.reprocess("orders") == 1
+        q.ack(q.pop("orders", group="g"))
+        q.seek("orders", "g", to="start")
+    assert len(q.pop("orders", group="g", batch=10)) == 4
+
+
+def test_a_crash_makes_no_second_copy_of_what_had_to_take_another_id(
+    q: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(q, "old")
+    q.reprocess("orders")
+    q.ack(q.pop("orders"))
+    q.seek("orders", QUEUE_MODE, to="start")
+    clock.advance(1)
+    first, second = q.pop("orders", batch=2)
+    first.reject()
+    second.ack()
+    with monkeypatch.context() as broken:
+        broken.setattr(q, "purge_dead", crash)
+        with pytest.raises(Unavailable):
+            q.reprocess("orders")
+    assert q.reprocess("orders") == 1
+    assert [data for _, data in read(q)] == ["old"]
 
 
 # alerts
@@ -346,19 +400,19 @@ def test_an_alert_that_makes_no_sense_is_refused(q: Session, options: dict[str, 
 # the same, awaited
 
 
-def test_an_awaitable_session_does_the_same(tmp_path: Path, clock: VirtualClock) -> None:
-    async def main() -> None:
-        path = tmp_path / "test.db"
-        async with await aio.connect(path, clock=clock, upkeep=False) as q:
-            await q.push("orders", [Item(data=n, transaction_id=str(n)) for n in range(3)])
-            await q.reject(await q.pop("orders", batch=3), "Timeout: 5 s")
-            alarms = Alarms()
-            alert = q.alert_dead("orders", alarms, above=2)
-            await asyncio.to_thread(alert.check)
-            assert alarms.heard == [("orders", 3)]
-            assert await q.dead_distribution("orders") == {"Timeout": 3}
-            assert await q.reprocess("orders") == 3
-            batch = await q.pop("orders", batch=3)
-            assert [m.transaction_id for m in batch] == [f"reprocess-{n}" for n in range(3)]
+def test_an_awaitable_session_does_the_same(run: Run) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [Item(data=n, transaction_id=str(n)) for n in range(3)])
+        await q.reject(await q.pop("orders", batch=3), "Timeout: 5 s")
+        alarms = Alarms()
+        alert = q.alert_dead("orders", alarms, above=2)
+        await asyncio.to_thread(alert.check)
+        assert alarms.heard == [("orders", 3)]
+        assert await q.dead_distribution("orders") == {"Timeout": 3}
+        assert await q.reprocess("orders") == 3
+        batch = await q.pop("orders", batch=3)
+        assert [m.transaction_id for m in batch] == [f"reprocess-{n}" for n in range(3)]
+        await q.close()
+        assert not alert._thread.is_alive()
 
-    asyncio.run(main())
+    run(test)

@@ -1,40 +1,17 @@
 """The fluent style: what is chosen is chained, the last word does it."""
 
-import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import ackflow
 from ackflow import Item, Message, Session, VirtualClock, aio
 from ackflow.errors import InvalidArgument, TransactionFailed, UnknownOption
 from ackflow.fluent import Choices
 
-from ..running import Running
+from .conftest import Run
 from .waiting import until, until_awaited
-
-Run = Callable[[Callable[[aio.Session], Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture(params=["file", "http"])
-def run(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> Iterator[Run]:
-    """Run a test on a loop of its own, with an awaitable session."""
-    running, url = None, str(tmp_path / "test.db")
-    if request.param == "http":
-        running = Running(ackflow.connect(":memory:", clock=clock, upkeep=False))
-        url = running.url
-
-    async def main(test: Callable[[aio.Session], Coroutine[Any, Any, None]]) -> None:
-        async with await aio.connect(url, clock=clock, upkeep=False) as q:
-            await test(q)
-
-    yield lambda test: asyncio.run(main(test))
-    if running is not None:
-        running.stop()
-        running.session.close()
 
 
 def data(messages: Any) -> list[Any]:
