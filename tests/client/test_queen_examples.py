@@ -1,7 +1,8 @@
 """The examples for those who come from Queen do what its documentation says of each."""
 
+import inspect
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.client import patience, sync
 from ackflow.errors import CircuitOpen, InvalidArgument, LeaseLost, TransactionFailed, Unavailable
-from ackflow.policy import QUEUE_MODE
+from ackflow.policy import DEFAULTS, QUEUE_MODE
 
 from . import queen
 from .queen import ASYNC, EXAMPLES, FILES, HEADINGS, LOADED, Example, Proof, Work, data, shown
@@ -40,6 +41,21 @@ def test_every_example_of_the_documentation_has_its_twin_and_its_proof() -> None
     assert sum(len(shown(LOADED[name])) for name in FILES) == len(SHOWN)
     assert sorted(SHOWN) == sorted(PROOFS) == sorted(HEADINGS)
     assert {path.stem for path in EXAMPLES.glob("queen_*.py")} == {*FILES, ASYNC}
+
+
+def test_the_numbers_of_the_documentation_are_the_defaults() -> None:
+    def default(method: Callable[..., Any], name: str) -> Any:
+        return inspect.signature(method).parameters[name].default
+
+    calm = patience.Patience()
+    assert (calm.pauses, calm.failures, calm.open_seconds) == ((1, 2, 4), 5, 60)
+    assert str(CircuitOpen()) == "Circuit breaker is open"
+    assert default(Session.buffer, "size") == 100
+    assert default(Session.alert_dead, "above") == 100
+    assert default(Session.consume, "auto_ack") is False
+    assert default(Session.consume, "group") == "__QUEUE_MODE__"
+    for dialect in ("native", "queen"):
+        assert (DEFAULTS[dialect].lease_seconds, DEFAULTS[dialect].retry_limit) == (300, 3)
 
 
 @pytest.mark.parametrize("heading", [h for h in HEADINGS if h not in PATIENCE])
