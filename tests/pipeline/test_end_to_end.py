@@ -65,12 +65,12 @@ class Killer:
                 continue
             self.killed.append(kind)
             if kind == "jvm":
-                _kill_jvm(process.pid)
+                kill_jvm(process.pid)
             else:
                 run.kill(name)
 
 
-def _kill_jvm(driver: int) -> None:
+def kill_jvm(driver: int) -> None:
     for child in psutil.Process(driver).children(recursive=True):
         if child.name() == "java":
             child.kill()

@@ -50,6 +50,13 @@ class Process:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def restart(self) -> None:
+        """Kill it and start it again."""
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.start()
+
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -114,7 +114,7 @@ def _legend() -> list[str]:
         f'<rect x="{LEFT}" y="38" width="12" height="4" fill="{BATCHES}"/>',
         _text(LEFT + 18, 44, "batches handled (left)", BATCHES, "start"),
         f'<rect x="{LEFT + 170}" y="38" width="12" height="4" fill="{HELD}"/>',
-        _text(LEFT + 188, 44, "messages held, not acknowledged (right)", HELD, "start"),
+        _text(LEFT + 188, 44, "ends of file held, not acknowledged (right)", HELD, "start"),
     ]
 
 

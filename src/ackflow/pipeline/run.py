@@ -16,6 +16,7 @@ from .. import Session
 from ..errors import AckflowError
 from .cancelling import cancelled
 from .declare import Pipeline
+from .ends import waiting
 from .stages import PARENT, Settings
 from .status import look, stuck
 from .upstream import clients
@@ -82,11 +83,8 @@ class Run:
         return {v.key.removeprefix(prefix): int(v.data) for v in self._q.values(prefix)}
 
     def held(self) -> int:
-        """Messages of the inbox that are delivered and not acknowledged."""
-        try:
-            return self._q.group_stats(self.pipeline.inbox, "router").counts.leased
-        except AckflowError:
-            return 0
+        """Ends of file that are delivered and not acknowledged."""
+        return sum(one.ends for one in waiting(self._q, self.pipeline).values())
 
     def _names(self) -> list[str]:
         upstream = [f"worker-{number}" for number in range(self.settings.workers)]
@@ -107,13 +105,15 @@ class Run:
         self.note("start", stage=name)
 
     def _watch(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
-        seen = self.progress()
+        seen, held = self.progress(), 0
         looked = 0.0
         while set(self.clients) - self._finished - cancelled(self._q, self.pipeline):
             self._revive()
-            now = self.progress()
+            now, before = self.progress(), held
+            held = self.held()
+            if now != seen or held != before:
+                self.note("progress", handled=sum(now.values()), held=held)
             if now != seen:
-                self.note("progress", handled=sum(now.values()), held=self.held())
                 self._tell(seen, now)
                 seen = now
                 self._recovered()
@@ -165,7 +165,7 @@ class Run:
     def _tell(self, before: dict[str, int], now: dict[str, int]) -> None:
         for key, n in now.items():
             if n != before.get(key):
-                self._told(f"{key}: {n} batches")
+                self._told(f"{key}: {n} {'batch' if n == 1 else 'batches'}")
 
     def _stop(self) -> None:
         for process in self.processes.values():
