@@ -12,7 +12,7 @@ from ackflow.pipeline import chart
 from ackflow.pipeline.cancelling import cancel
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
-from ackflow.pipeline.status import look, stuck
+from ackflow.pipeline.status import exposition, look, stuck
 
 from .conftest import SHOP, Bench, named, sold
 
@@ -42,6 +42,15 @@ def test_a_status_counts_batches_and_unacknowledged_ends(bench: Bench) -> None:
     bench.receive(ends)
     (row,) = look(bench.q, SHOP)
     assert (row.held, row.state) == (0, "running")
+
+
+def test_unacknowledged_ends_are_metrics_by_client_and_table(bench: Bench) -> None:
+    bench.send_end("sales", 0)
+    bench.receive(bench.ends())
+    told = exposition(look(bench.q, SHOP), SHOP).splitlines()
+    where = '{client="ann",pipeline="shop",table="sales"}'
+    assert f"ackflow_pipeline_eof_unacknowledged{where} 1.0" in told
+    assert f"ackflow_pipeline_batches_handled{where} 0.0" in told
 
 
 def test_an_end_of_file_that_is_stuck_is_an_alarm_and_a_new_router_keeps_its_age(

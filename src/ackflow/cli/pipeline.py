@@ -20,7 +20,12 @@ Db = Annotated[
     typer.Option(help="Database file or URL of a server (default: pipeline.db in the out folder)."),
 ]
 Declared = Annotated[
-    Path, typer.Option("--pipeline", help="Python file that declares the pipeline.")
+    Path,
+    typer.Option(
+        "--pipeline",
+        help="Python file that declares the pipeline.",
+        show_default="the coffee shop",
+    ),
 ]
 Secret = Annotated[
     str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="What the server asks for.")
@@ -98,13 +103,17 @@ def status(
         float, typer.Option(min=1, help="Seconds after which a held end of file is an alarm.")
     ] = 60.0,
     as_json: AsJson = False,
+    prometheus: Annotated[bool, typer.Option(help="Metrics for Prometheus.")] = False,
 ) -> None:  # fmt: skip
     """Show what is handled of each table, and which ends of file are not acknowledged."""
-    from ..pipeline.status import look
+    from ..pipeline.status import exposition, look
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     with settings.session("status") as q:
         rows = look(q, settings.pipeline(), eof_alarm_after)
+    if prometheus:
+        print(exposition(rows, settings.pipeline()), end="")
+        return
     if not rows and not as_json:
         print("nothing was sent yet")
         raise typer.Exit(NOTHING)

@@ -5,6 +5,7 @@ import time
 from msgspec import Struct
 
 from .. import Session
+from ..errors import InvalidArgument
 from .cancelling import cancelled
 from .declare import Pipeline
 from .ends import waiting
@@ -52,3 +53,28 @@ def _state(row: Row, finished: set[str], gone: set[str], alarm_after: float) -> 
 
 def stuck(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.state.startswith("ALARM")]
+
+
+def exposition(rows: list[Row], pipeline: Pipeline) -> str:
+    """The rows for Prometheus, as its text-file collector takes them."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    except ModuleNotFoundError:
+        raise InvalidArgument(
+            "metrics need prometheus-client: pip install ackflow[server]"
+        ) from None
+    registry = CollectorRegistry()
+    labels = ("pipeline", "client", "table")
+    gauges = {
+        "handled": Gauge("ackflow_pipeline_batches_handled", "Batches handled", labels,
+                         registry=registry),
+        "held": Gauge("ackflow_pipeline_eof_unacknowledged", "Ends of file held", labels,
+                      registry=registry),
+        "oldest_seconds": Gauge("ackflow_pipeline_eof_oldest_seconds",
+                                "Age of the oldest end of file that is held", labels,
+                                registry=registry),
+    }  # fmt: skip
+    for row in rows:
+        for name, gauge in gauges.items():
+            gauge.labels(pipeline.name, row.client, row.table).set(getattr(row, name))
+    return generate_latest(registry).decode()
