@@ -217,7 +217,7 @@ class SessionClosed(AckflowError):
 
 
 class SessionForked(AckflowError):
-    """The session was opened in another process; after a fork, connect again in the child."""
+    """The session was opened in another process; connect in the process that uses it, after the fork."""
 
     code = "session_forked"
     status = 503

@@ -54,6 +54,7 @@ def plain(url: str) -> None:
             tell({name: refusal(call) for name, call in calls.items()})
             loop.close()
             q.close()
+            print("child connect", refusal(lambda: ackflow.connect(url).pop("jobs", group="g")[0]))
             sys.exit()  # as a program ends: what is to be done at exit is done
         os.waitpid(child, 0)
     held.ack(confirm=True)

@@ -164,9 +164,14 @@ def fork(kind: str, url: str) -> tuple[dict[str, str], list[str]]:
 
 def test_after_a_fork_every_call_says_what_is_wrong_and_the_parent_goes_on(url: str) -> None:
     told, rest = fork("plain", url)
+    again = told.pop("connect", "allowed")
     assert len(told) == 13
     assert set(told.values()) == {SAYS}
-    assert rest == [
+    # A server may be connected again, a file that was open may not: its locks are not inherited.
+    assert again.startswith(
+        "allowed" if url.startswith("http") else f"session_forked: {url} was open"
+    )
+    assert [line for line in rest if not line.startswith("child")] == [
         "parent done 1",
         "parent stored ['one', 'two', 'gathered']",
     ]

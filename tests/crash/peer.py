@@ -91,9 +91,9 @@ def fork(path: str) -> None:
             refusal(q.upkeep),
         ]
         q.close()
-        say("child", *refusals)
-        with ackflow.connect(path) as mine:
-            say("child popped", mine.pop("jobs")[0].data)
+        say("child", *refusals, refusal(lambda: ackflow.connect(path)))
+        with ackflow.connect(path + ".other") as mine:
+            say("child pushed", len(mine.push("jobs", "five")))
         return
     os.waitpid(child, 0)
     held.ack()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, cast
+from weakref import WeakSet
 
 import apsw
 
@@ -21,6 +22,7 @@ from ..errors import (
     InvalidArgument,
     NotADatabase,
     SessionClosed,
+    SessionForked,
     StorageBusy,
     StorageFailed,
     StorageFull,
@@ -78,6 +80,9 @@ class SqliteStore:
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
         self._copying = Copying(self._open)
+        self._pid = os.getpid()
+        if not self._single:
+            _refuse_inherited(path)
         with translated(path):
             self._db = self._first_open()
             if not self._single:
@@ -88,6 +93,8 @@ class SqliteStore:
         if not self._single:
             self._full = not self._ballast.restore()
             self._watch = self._open()
+            self._file = _file(path)
+            _opened.add(self)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
         """Run a body in one transaction; on return it is committed, on error it never was."""
@@ -151,6 +158,7 @@ class SqliteStore:
             copy.close()
 
     def close(self) -> None:
+        _opened.discard(self)
         self._copying.close()
         for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
             db.close()
@@ -308,3 +316,26 @@ def translated(path: str) -> Iterator[None]:
         raise StorageFailed(f"cannot write {path}: it is read-only") from None
     except apsw.Error as error:
         raise StorageFailed(f"the database {path} failed: {error}") from error
+
+
+# What this process has open, and what it inherited when it was forked.
+_opened: WeakSet[SqliteStore] = WeakSet()
+
+
+def _file(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _refuse_inherited(path: str) -> None:
+    """Refuse a file that the parent had open when it forked.
+
+    SQLite in the child counts the parent's locks as its own and takes none: the parent, or anyone,
+    could then remove the log while the child writes to it, and what was confirmed would be lost.
+    """
+    inherited = [store._file for store in list(_opened) if store._pid != os.getpid()]
+    if inherited and os.path.exists(path) and _file(path) in inherited:
+        raise SessionForked(
+            f"{path} was open when this process was forked and cannot be opened here; "
+            "connect only after the fork, or start the process by spawn"
+        )
