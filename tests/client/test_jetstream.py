@@ -10,7 +10,7 @@ from ackflow.errors import InvalidArgument
 from ackflow.jetstream import Consumer, ConsumerConfig, awaited_consumer, consumer
 from ackflow.model import Sequences
 
-from .conftest import Awaited
+from .conftest import Run
 from .waiting import until, until_awaited
 
 
@@ -363,7 +363,7 @@ def test_what_waits_after_a_nack_leaves_room_for_others(q: Session) -> None:
 # awaited
 
 
-def test_a_consumer_may_be_awaited(awaited: Awaited, clock: VirtualClock) -> None:
+def test_a_consumer_may_be_awaited(run: Run, clock: VirtualClock) -> None:
     async def test(q: aio.Session) -> None:
         config = ConsumerConfig(ack_wait=10, max_deliver=2, backoff=[3], max_ack_pending=4)
         workers = await awaited_consumer(q, "orders", "workers", config)
@@ -376,10 +376,10 @@ def test_a_consumer_may_be_awaited(awaited: Awaited, clock: VirtualClock) -> Non
         assert data(await workers.fetch(10, wait=0)) == [1, 2, 3]
         assert data(await workers.fetch(10, wait=0)) == []
 
-    awaited(test)
+    run(test)
 
 
-def test_every_word_may_be_awaited(awaited: Awaited, clock: VirtualClock) -> None:
+def test_every_word_may_be_awaited(run: Run, clock: VirtualClock) -> None:
     async def test(q: aio.Session) -> None:
         workers = await awaited_consumer(q, "orders", "workers")
         await q.push("orders", ["acked", "failed", "poison", "long"])
@@ -398,10 +398,10 @@ def test_every_word_may_be_awaited(awaited: Awaited, clock: VirtualClock) -> Non
         assert [letter.reason for letter in letters] == ["invalid message format"]
         assert (await q.group_stats("orders", "workers")).counts.done == 2
 
-    awaited(test)
+    run(test)
 
 
-def test_an_awaited_word_that_comes_late_is_refused(awaited: Awaited, clock: VirtualClock) -> None:
+def test_an_awaited_word_that_comes_late_is_refused(run: Run, clock: VirtualClock) -> None:
     async def test(q: aio.Session) -> None:
         workers = await awaited_consumer(q, "orders", "workers")
         await q.push("orders", 1)
@@ -413,10 +413,10 @@ def test_an_awaited_word_that_comes_late_is_refused(awaited: Awaited, clock: Vir
                 await word()
         await held.ack()
 
-    awaited(test)
+    run(test)
 
 
-def test_an_awaited_consume_loop_follows_the_configuration(awaited: Awaited) -> None:
+def test_an_awaited_consume_loop_follows_the_configuration(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         workers = await awaited_consumer(q, "orders", "workers", ConsumerConfig(max_deliver=3))
         await q.push("orders", "poison")
@@ -429,4 +429,4 @@ def test_an_awaited_consume_loop_follows_the_configuration(awaited: Awaited) -> 
         (letter,) = (await q.dead_letters("orders")).items
         assert (letter.kind, letter.reason) == ("max_deliver", "ValueError: bad order")
 
-    awaited(test)
+    run(test)

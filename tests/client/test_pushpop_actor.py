@@ -20,7 +20,7 @@ from ackflow.pushpop import (
     PushResponse,
 )
 
-from .conftest import Awaited
+from .conftest import Run
 
 START = 1_700_000_000.0  # where the clock of a test begins
 LOCKED = "Queue is locked by another operation"
@@ -37,7 +37,7 @@ async def pushed(q: aio.Session, *items: Any, queue: str = "jobs") -> PushPopAct
 # pushing
 
 
-def test_a_push_says_where_the_item_went(awaited: Awaited) -> None:
+def test_a_push_says_where_the_item_went(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "my-queue")
         item = {"task_id": 123, "action": "send_email"}
@@ -48,7 +48,7 @@ def test_a_push_says_where_the_item_went(awaited: Awaited) -> None:
             True, "Item pushed to queue my-queue at priority 7"
         )
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_push_says_where_the_item_went(awaited: Awaited) -> None:
     ],
 )
 def test_what_cannot_be_pushed_is_answered_and_nothing_is_pushed(
-    awaited: Awaited, request_: Any, said: str
+    run: Run, request_: Any, said: str
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "jobs")
@@ -79,32 +79,32 @@ def test_what_cannot_be_pushed_is_answered_and_nothing_is_pushed(
         assert answer["message"].startswith(said)
         assert (await actor.Pop()).Count == 0
 
-    awaited(test)
+    run(test)
 
 
-def test_an_item_comes_back_byte_for_byte_as_its_text_was(awaited: Awaited) -> None:
+def test_an_item_comes_back_byte_for_byte_as_its_text_was(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor, text = PushPopActor(q, "jobs"), '{ "b":1.50,  "a":[ 1,2 ], "ä":"\\u00e4" }'
         await actor.Push(PushRequest(text))
         assert (await actor.Pop()).ItemsJson == [text]
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize("item", [[1, 2, 3], [], {}, "text", 0, False, {"deep": [None]}])
-def test_any_json_value_but_null_is_one_item(awaited: Awaited, item: Any) -> None:
+def test_any_json_value_but_null_is_one_item(run: Run, item: Any) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, item)
         answer = await actor.PopWithAck({})
         assert (answer["items"], answer["count"]) == ([item], 1)
 
-    awaited(test)
+    run(test)
 
 
 # popping
 
 
-def test_a_plain_pop_removes_its_item_at_once_and_makes_no_lock(awaited: Awaited) -> None:
+def test_a_plain_pop_removes_its_item_at_once_and_makes_no_lock(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, {"id": 1}, {"id": 2})
         assert await actor.Pop() == PopResponse(['{"id":1}'], 1)
@@ -114,10 +114,10 @@ def test_a_plain_pop_removes_its_item_at_once_and_makes_no_lock(awaited: Awaited
             "success": False, "message": "No active lock found", "error_code": "LOCK_NOT_FOUND"
         }  # fmt: skip
 
-    awaited(test)
+    run(test)
 
 
-def test_items_come_by_priority_and_then_in_the_order_of_their_push(awaited: Awaited) -> None:
+def test_items_come_by_priority_and_then_in_the_order_of_their_push(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "jobs")
         for item, priority in [("c", 5), ("a", 0), ("d", 5), ("b", 1)]:
@@ -126,12 +126,10 @@ def test_items_come_by_priority_and_then_in_the_order_of_their_push(awaited: Awa
             ['"a"'], ['"b"'], ['"c"'], ['"d"']
         ]  # fmt: skip
 
-    awaited(test)
+    run(test)
 
 
-def test_a_pop_with_acknowledgement_answers_with_its_lock(
-    awaited: Awaited, clock: VirtualClock
-) -> None:
+def test_a_pop_with_acknowledgement_answers_with_its_lock(run: Run, clock: VirtualClock) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "jobs")
         for text in ('{"id": 1}', '{"id": 2}'):
@@ -146,10 +144,10 @@ def test_a_pop_with_acknowledgement_answers_with_its_lock(
         )
         assert len(result.LockId) == 11
 
-    awaited(test)
+    run(test)
 
 
-def test_a_dictionary_is_answered_with_a_dictionary(awaited: Awaited) -> None:
+def test_a_dictionary_is_answered_with_a_dictionary(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, {"id": 1})
         answer = await actor.PopWithAck({"ttl_seconds": 60})
@@ -161,18 +159,18 @@ def test_a_dictionary_is_answered_with_a_dictionary(awaited: Awaited) -> None:
             "lock_expires_at": START + 60,
         }
 
-    awaited(test)
+    run(test)
 
 
 def test_without_a_request_the_lock_lasts_thirty_seconds_and_holds_one_item(
-    awaited: Awaited,
+    run: Run,
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1, 2)
         result = await actor.PopWithAck()
         assert (result.ItemsJson, result.LockExpiresAt) == (["1"], START + 30)
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize(
@@ -180,21 +178,21 @@ def test_without_a_request_the_lock_lasts_thirty_seconds_and_holds_one_item(
     [(1, 1), (300, 300), (0, 1), (-5, 1), (301, 300), (10**30, 300), (None, 30)],
 )
 def test_the_time_of_a_lock_is_clamped_to_one_to_three_hundred_seconds(
-    awaited: Awaited, asked: int | None, given: int
+    run: Run, asked: int | None, given: int
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1)
         answer = await actor.PopWithAck({"ttl_seconds": asked})
         assert answer["lock_expires_at"] == START + given
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize(
     "request_", [{"ttl_seconds": "5"}, {"ttl_seconds": 1.5}, {"count": 0}, {"count": 101}]
 )
 def test_what_is_no_number_is_refused_in_a_short_sentence(
-    awaited: Awaited, request_: dict[str, Any]
+    run: Run, request_: dict[str, Any]
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1)
@@ -203,13 +201,13 @@ def test_what_is_no_number_is_refused_in_a_short_sentence(
         assert len(str(refused.value)) < 80
         assert (await actor.Pop()).Count == 1
 
-    awaited(test)
+    run(test)
 
 
 # acknowledging
 
 
-def test_an_acknowledgement_says_how_many_items_it_was_for(awaited: Awaited) -> None:
+def test_an_acknowledgement_says_how_many_items_it_was_for(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1, 2)
         result = await actor.PopWithAck(PopWithAckRequest(Count=2))
@@ -217,10 +215,10 @@ def test_an_acknowledgement_says_how_many_items_it_was_for(awaited: Awaited) -> 
         assert acknowledged == AcknowledgeResponse(True, "Successfully acknowledged 2 item(s)", 2)
         assert (await actor.PopWithAck()).Count == 0
 
-    awaited(test)
+    run(test)
 
 
-def test_the_basic_flow_in_dictionaries(awaited: Awaited) -> None:
+def test_the_basic_flow_in_dictionaries(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, {"task_id": 123, "action": "send_email"}, queue="my-queue")
         popped = await actor.PopWithAck({})
@@ -231,30 +229,30 @@ def test_the_basic_flow_in_dictionaries(awaited: Awaited) -> None:
             "items_acknowledged": 1,
         }
 
-    awaited(test)
+    run(test)
 
 
-def test_the_same_acknowledgement_again_answers_the_same(awaited: Awaited) -> None:
+def test_the_same_acknowledgement_again_answers_the_same(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1)
         lock = {"lock_id": (await actor.PopWithAck({}))["lock_id"]}
         assert await actor.Acknowledge(lock) == await actor.Acknowledge(lock)
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize("request_", [{}, {"lock_id": ""}, {"lock_id": None}, {"lock_id": 5}])
-def test_a_lock_id_is_required(awaited: Awaited, request_: dict[str, Any]) -> None:
+def test_a_lock_id_is_required(run: Run, request_: dict[str, Any]) -> None:
     async def test(q: aio.Session) -> None:
         answer = await PushPopActor(q, "jobs").Acknowledge(request_)
         assert (answer["success"], answer["message"]) == (False, "lock_id is required")
         response = await PushPopActor(q, "jobs").Acknowledge(AcknowledgeRequest(""))
         assert (response.Success, response.Message) == (False, "lock_id is required")
 
-    awaited(test)
+    run(test)
 
 
-def test_a_lock_that_another_verb_ended_is_answered_and_not_raised(awaited: Awaited) -> None:
+def test_a_lock_that_another_verb_ended_is_answered_and_not_raised(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1)
         lock_id = (await actor.PopWithAck()).LockId
@@ -262,13 +260,13 @@ def test_a_lock_that_another_verb_ended_is_answered_and_not_raised(awaited: Awai
         answer = await actor.Acknowledge({"lock_id": lock_id})
         assert (answer["success"], answer["error_code"]) == (False, "already_settled")
 
-    awaited(test)
+    run(test)
 
 
 # the edge cases, as they are numbered
 
 
-def test_1_a_pop_while_locked_brings_nothing_and_says_until_when(awaited: Awaited) -> None:
+def test_1_a_pop_while_locked_brings_nothing_and_says_until_when(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1, 2)
         await actor.PopWithAck()
@@ -281,10 +279,10 @@ def test_1_a_pop_while_locked_brings_nothing_and_says_until_when(awaited: Awaite
         }  # fmt: skip
         assert await actor.Pop() == PopResponse([], 0, True, START + 30, LOCKED)
 
-    awaited(test)
+    run(test)
 
 
-def test_1_a_push_is_not_held_up_by_a_lock(awaited: Awaited) -> None:
+def test_1_a_push_is_not_held_up_by_a_lock(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1)
         lock_id = (await actor.PopWithAck()).LockId
@@ -292,12 +290,12 @@ def test_1_a_push_is_not_held_up_by_a_lock(awaited: Awaited) -> None:
         await actor.Acknowledge({"lock_id": lock_id})
         assert (await actor.Pop()).ItemsJson == ["2"]
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize("popped_between", [False, True])
 def test_2_a_late_acknowledgement_is_told_and_loses_nothing(
-    awaited: Awaited, clock: VirtualClock, popped_between: bool
+    run: Run, clock: VirtualClock, popped_between: bool
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, {"id": 1}, {"id": 2})
@@ -314,11 +312,11 @@ def test_2_a_late_acknowledgement_is_told_and_loses_nothing(
         if not popped_between:
             assert (await actor.PopWithAck()).ItemsJson == ['{"id":1}']
 
-    awaited(test)
+    run(test)
 
 
 @pytest.mark.parametrize("wrong", ["xyz789", "abc123def45", "not a lock id at all"])
-def test_3_a_wrong_lock_id_is_refused_and_the_lock_stays(awaited: Awaited, wrong: str) -> None:
+def test_3_a_wrong_lock_id_is_refused_and_the_lock_stays(run: Run, wrong: str) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1)
         lock_id = (await actor.PopWithAck()).LockId
@@ -327,10 +325,10 @@ def test_3_a_wrong_lock_id_is_refused_and_the_lock_stays(awaited: Awaited, wrong
         assert (await actor.PopWithAck()).Message == LOCKED
         assert (await actor.Acknowledge({"lock_id": lock_id}))["success"]
 
-    awaited(test)
+    run(test)
 
 
-def test_4_an_empty_queue_is_not_locked(awaited: Awaited) -> None:
+def test_4_an_empty_queue_is_not_locked(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "jobs")
         assert await actor.PopWithAck({}) == {"items": [], "count": 0, "locked": False}
@@ -339,11 +337,11 @@ def test_4_an_empty_queue_is_not_locked(awaited: Awaited) -> None:
             "No active lock found"
         )
 
-    awaited(test)
+    run(test)
 
 
 def test_5_what_ran_out_is_back_in_its_own_priority_before_the_others(
-    awaited: Awaited, clock: VirtualClock
+    run: Run, clock: VirtualClock
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "jobs")
@@ -356,7 +354,7 @@ def test_5_what_ran_out_is_back_in_its_own_priority_before_the_others(
         found = [(await actor.Pop()).ItemsJson[0] for _ in range(4)]
         assert found == ['"urgent"', '"later"', '"first"', '"second"']
 
-    awaited(test)
+    run(test)
 
 
 def test_6_a_lock_outlives_its_actor_and_its_session(tmp_path: Path, clock: VirtualClock) -> None:
@@ -375,7 +373,7 @@ def test_6_a_lock_outlives_its_actor_and_its_session(tmp_path: Path, clock: Virt
 
 
 def test_7_all_items_of_a_lock_are_acknowledged_or_come_back_together(
-    awaited: Awaited, clock: VirtualClock
+    run: Run, clock: VirtualClock
 ) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, *range(5))
@@ -386,13 +384,13 @@ def test_7_all_items_of_a_lock_are_acknowledged_or_come_back_together(
         assert (await actor.Acknowledge(again))["items_acknowledged"] == 4
         assert (await actor.PopWithAck({"count": 5}))["items"] == [4]
 
-    awaited(test)
+    run(test)
 
 
 # around it
 
 
-def test_queues_have_locks_of_their_own(awaited: Awaited) -> None:
+def test_queues_have_locks_of_their_own(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         one, other = await pushed(q, 1, queue="one"), await pushed(q, 2, queue="other")
         lock_id = (await one.PopWithAck()).LockId
@@ -400,10 +398,10 @@ def test_queues_have_locks_of_their_own(awaited: Awaited) -> None:
         assert (await other.PopWithAck()).Count == 1
         assert (await one.Acknowledge({"lock_id": lock_id}))["success"]
 
-    awaited(test)
+    run(test)
 
 
-def test_of_many_at_once_one_gets_the_lock(awaited: Awaited) -> None:
+def test_of_many_at_once_one_gets_the_lock(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = await pushed(q, 1, 2, 3)
         answers = await asyncio.gather(*(actor.PopWithAck() for _ in range(8)))
@@ -411,7 +409,7 @@ def test_of_many_at_once_one_gets_the_lock(awaited: Awaited) -> None:
         assert all(answer.Locked for answer in answers)
         assert sum(answer.LockId is not None for answer in answers) == 1
 
-    awaited(test)
+    run(test)
 
 
 def test_a_plain_session_works_as_well(tmp_path: Path, clock: VirtualClock) -> None:
@@ -425,7 +423,7 @@ def test_a_plain_session_works_as_well(tmp_path: Path, clock: VirtualClock) -> N
         asyncio.run(test(q))
 
 
-def test_what_goes_wrong_underneath_is_raised_and_not_answered(awaited: Awaited) -> None:
+def test_what_goes_wrong_underneath_is_raised_and_not_answered(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         actor = PushPopActor(q, "jobs")
         await q.close()
@@ -437,12 +435,12 @@ def test_what_goes_wrong_underneath_is_raised_and_not_answered(awaited: Awaited)
             with pytest.raises(SessionClosed):
                 await call
 
-    awaited(test)
+    run(test)
 
 
-def test_a_queue_needs_a_name(awaited: Awaited) -> None:
+def test_a_queue_needs_a_name(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         with pytest.raises(InvalidArgument):
             PushPopActor(q, "")
 
-    awaited(test)
+    run(test)
