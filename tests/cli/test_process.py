@@ -196,3 +196,15 @@ def test_the_command_line_starts_without_what_it_does_not_need() -> None:
         [*command()[:1], "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_without_what_the_command_line_needs_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
+    done = subprocess.run(
+        command("--help"), capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "ackflow: the command line needs more: pip install ackflow[cli,client] (typer is missing)\n"
+    )
