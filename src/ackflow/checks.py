@@ -1,6 +1,7 @@
 """Bad input is refused here, with a sentence that names the right values, before anything is done."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar, get_args
@@ -233,3 +234,18 @@ _RULES: dict[str, Any] = {
 _ENDLESS = {
     "dedup_seconds", "keep_seconds", "max_wait_seconds", "retention_seconds", "ttl_seconds"
 }  # fmt: skip
+
+
+def place(value: object) -> str:
+    """The path of a database file, or `:memory:`."""
+    if not isinstance(value, str | os.PathLike):
+        raise InvalidArgument(f"a database is the path of a file or a URL, not {value!r}")
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise InvalidArgument(f"a database is the path of a file or a URL, not {path!r}")
+    scheme, colon, _ = path.partition("://")
+    if colon and scheme.isalpha():
+        raise InvalidArgument(
+            f"{scheme}:// is not known; a database is a file, http://... or https://..."
+        )
+    return path

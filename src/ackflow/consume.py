@@ -7,6 +7,7 @@
 | `on_success`, `on_error` | the callbacks; the loop settles nothing | `on_error(message, error)` |
 """
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -207,6 +208,9 @@ class Consumer:
     ) -> None:
         self._session = session
         self._plan = plan.check()
+        for what in ("handler", "on_success", "on_error"):
+            if inspect.iscoroutinefunction(getattr(plan, what)):
+                raise InvalidArgument(f"{what} is awaited; use ackflow.aio.connect for that")
         self._stop = stop or threading.Event()
         self._wait = min(plan.wait, LOCAL_WAIT) if isinstance(session.broker, Broker) else plan.wait
         self._lifeline = Lifeline(plan, lambda: session.broker, session.group_stats)
@@ -320,7 +324,7 @@ class Consumer:
     def _handle_part(self, part: Sequence[Message]) -> None:
         plan, given = self._plan, self._plan.argument(part)
         try:
-            plan.handler(given)
+            _ended(plan.handler(given))
         except Exception as error:
             self._failed(part, given, error)
             return
@@ -344,7 +348,7 @@ class Consumer:
 
     def _call_back(self, call: Callable[..., Any], *given: Any) -> None:
         try:
-            call(*given)
+            _ended(call(*given))
         except Exception:
             log.exception("%r failed; the message comes again when its lease ends", call)
 
@@ -366,3 +370,11 @@ class Consumer:
                 if self._stop.wait(PAUSES[-1]):
                     log.warning("%s; what is held comes again when its lease ends", error)
                     return
+
+
+def _ended(answer: Any) -> None:
+    """Refuse what is still to be awaited: nobody here would do it, and the message would be lost."""
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise InvalidArgument("the function is awaited; use ackflow.aio.connect for that")

@@ -38,6 +38,13 @@ class PayloadTooLarge(InvalidArgument):
     status = 413
 
 
+class BatchTooLarge(InvalidArgument):
+    """More messages at once than the server takes."""
+
+    code = "batch_too_large"
+    status = 413
+
+
 class NotFound(AckflowError):
     """There is no such thing here."""
 

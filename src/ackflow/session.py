@@ -61,7 +61,7 @@ def connect(
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return Session(client().remote(url, token, ca_file, patience, clock), consumer)
     clock = clock or SystemClock()
-    store = SqliteStore(os.fspath(url), clock, may_lose)
+    store = SqliteStore(checks.place(url), clock, may_lose)
     return Session(Broker(store, clock, upkeep), consumer)
 
 

@@ -489,3 +489,31 @@ def test_a_consumer_that_cannot_work_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match=says):
         q.consume("orders", handler, **options)
+
+
+# functions that would have to be awaited
+
+
+async def awaited(*_: Any) -> None:
+    raise AssertionError("nobody awaits this")
+
+
+@pytest.mark.parametrize("what", ["handler", "on_success", "on_error"])
+def test_a_function_to_be_awaited_is_refused(q: Session, what: str) -> None:
+    q.push("orders", 1)
+    given: dict[str, Any] = {"handler": lambda message: None, what: awaited}
+    with pytest.raises(InvalidArgument, match="is awaited"):
+        q.consume("orders", **given)
+    assert q.pop("orders")[0].data == 1
+
+
+def test_a_handler_whose_answer_is_to_be_awaited_has_failed(q: Session) -> None:
+    q.push("orders", 1)
+    failed: list[Exception] = []
+    with q.consume(
+        "orders", lambda message: awaited(), on_success=lambda message: message.ack(),
+        on_error=lambda message, error: failed.append(error), **NOW,
+    ):  # fmt: skip
+        until(lambda: bool(failed))
+    assert isinstance(failed[0], InvalidArgument)
+    assert q.group_stats("orders").counts.done == 0

@@ -520,3 +520,20 @@ def test_a_closed_session_says_so(q: Session) -> None:
     for call in calls:
         with pytest.raises(errors.SessionClosed):
             call()
+
+
+@pytest.mark.parametrize(
+    "place", ["", "  ", None, 5, b"bytes.db", "postgresql://host/db", "ftp://x"]
+)
+def test_what_is_no_database_is_refused_and_leaves_nothing(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument):
+        ackflow.connect(place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_many_messages_at_once_are_taken_everywhere(q: Session) -> None:
+    q.push("q", list(range(25_000)))
+    assert len(q.pop("q", batch=25_000)) == 25_000

@@ -40,6 +40,7 @@ TABLE: list[tuple[type[AckflowError], str, int]] = [
     (errors.StorageFailed, "storage_failed", 500),
     (errors.SchemaTooNew, "schema_too_new", 500),
     (errors.NotADatabase, "not_a_database", 400),
+    (errors.BatchTooLarge, "batch_too_large", 413),
     (errors.SessionClosed, "session_closed", 503),
     (errors.SessionForked, "session_forked", 503),
     (errors.Unauthenticated, "unauthenticated", 401),

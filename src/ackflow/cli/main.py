@@ -101,7 +101,7 @@ def serve(
     ] = "64M",
     max_batch: Annotated[
         int, typer.Option(min=1, max=MAX_BATCH, help="Most messages in one push or pop.")
-    ] = 10_000,
+    ] = MAX_BATCH,
     max_waiting: Annotated[int, typer.Option(min=0, help="Most long polls at once.")] = 10_000,
     read_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds in which a request must be whole.")

@@ -15,7 +15,7 @@ from ..broker.broker import Broker
 from ..broker.handout import Handout
 from ..broker.pop import PopRequest
 from ..broker.tokens import queue_of_lease
-from ..errors import AckflowError
+from ..errors import AckflowError, BatchTooLarge
 from ..onloop import OnLoop
 from ..policy import MAX_BATCH, Counting
 from ..session import Session
@@ -59,13 +59,6 @@ class TooManyWaiting(AckflowError):
 
     code = "too_many_waiting"
     status = 429
-
-
-class BatchTooLarge(AckflowError):
-    """More messages at once than the server takes."""
-
-    code = "batch_too_large"
-    status = 413
 
 
 class Internal(AckflowError):
@@ -152,7 +145,7 @@ class Server:
         """Refuse to push or pop more messages at once than the server takes."""
         if messages > self.limits.batch:
             most = self.limits.batch
-            raise BatchTooLarge(f"at most {most:,} messages at once; send several batches")
+            raise BatchTooLarge(f"the server takes at most {most:,} messages at once")
 
     async def pop(self, call: Call, request: PopRequest, wait: float) -> Handout:
         """Pop for a client, as long as it is there: one that goes away strands no lease."""
