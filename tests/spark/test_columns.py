@@ -1,13 +1,15 @@
 """Messages to Arrow and back without Spark: every column, every shape of run."""
 
 import datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from ackflow import Item, Session
-from ackflow.errors import InvalidArgument
+from ackflow.errors import InvalidArgument, NotFound
 from ackflow.ids import message_id
+from ackflow.spark import link
 from ackflow.spark.chunks import Chunker, check_columns
 from ackflow.spark.columns import Rows, _id_texts
 from ackflow.spark.options import SinkOptions, sink_options, source_options
@@ -170,3 +172,16 @@ def test_names_of_options_are_read_in_any_case_and_with_underscores() -> None:
     given = {"URL": "http://x", "queue": "q", "max_rows_per_trigger": "7", "LeaseSeconds": "5"}
     found = source_options(given)
     assert (found.url, found.max_rows, found.lease_seconds) == ("http://x", 7, 5.0)
+
+
+@pytest.mark.parametrize("url", ["", " ", ":memory:"])
+def test_a_database_that_processes_cannot_share_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="url is a database file"):
+        source_options({"url": url, "queue": "orders", "group": "g"})
+
+
+def test_what_reads_does_not_make_a_database(tmp_path: Path) -> None:
+    options = source_options({"url": str(tmp_path / "typo.db"), "queue": "orders", "group": "g"})
+    with pytest.raises(NotFound, match="there is no database"):
+        link.reading(options)
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import ackflow
 
+from ..errors import NotFound
 from ..session import Session
 
 _lock = threading.Lock()
@@ -35,6 +36,15 @@ def session(place: Place, *, upkeep: bool = False) -> Session:
         if found is None:
             found = _sessions[key] = _connect(place, upkeep)
         return found
+
+
+def reading(place: Place, *, upkeep: bool = False) -> Session:
+    """The session of what reads: a file that is not there is a mistake, and is not made."""
+    if "://" not in place.url and not os.path.exists(place.url):
+        raise NotFound(
+            f"there is no database {place.url}; push something first, or correct the url"
+        )
+    return session(place, upkeep=upkeep)
 
 
 def _connect(place: Place, upkeep: bool) -> Session:

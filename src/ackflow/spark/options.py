@@ -100,6 +100,10 @@ def _one_of(*allowed: str) -> Callable[[str, str], str]:
 
 def _url(text: str, _: str) -> str:
     """A server by its URL; a file by a path that holds on every executor."""
+    if not text.strip() or text == ":memory:":
+        raise InvalidArgument(
+            f"url is a database file or a server that processes share, not {text!r}"
+        )
     if "://" in text and not text.startswith("file://"):
         return text
     return os.path.abspath(text.removeprefix("file://"))

@@ -149,7 +149,7 @@ class Planner:
     def __init__(self, options: SourceOptions, reader: str, number: int) -> None:
         self.reader = reader
         self._options = options
-        self._session = link.session(options, upkeep=True)
+        self._session = link.reading(options, upkeep=True)
         self.epoch = self._session.broker.do(
             readers.start_reader, True, self.reader, options.queue, options.group,
             options.mode == "manual", number,
