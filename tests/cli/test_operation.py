@@ -15,6 +15,7 @@ import ackflow
 from ackflow.broker import tokens
 from ackflow.broker.broker import Broker
 from ackflow.cli import doctor
+from ackflow.server import run
 
 from ..running import Running
 from .conftest import Cli
@@ -230,6 +231,74 @@ def complete(env: dict[str, str]) -> str:
     from ackflow.cli.main import app
 
     return CliRunner().invoke(app, [], env=env, prog_name="ackflow").stdout
+
+
+# tokens
+
+
+def test_tokens_are_made_where_every_command_works(
+    nowhere: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "tokens.db"
+    nowhere("token", "create", "option", "--url", db)
+    nowhere("--url", db, "token", "create", "before")
+    nowhere("token", "create", "file", "--db", db)
+    nowhere("context", "add", "prod", db)
+    nowhere("token", "create", "context", "--context", "prod")
+    monkeypatch.setenv("ACKFLOW_URL", str(db))
+    nowhere("token", "create", "environment", "--grant", "read-only:orders.*")
+    listed = nowhere.json("token", "list")
+    names = [token["name"] for token in listed]
+    assert names == ["option", "before", "file", "context", "environment"]
+    assert listed[-1]["grants"] == ["read-only:orders.*"]
+    assert not (tmp_path / "data" / "ackflow" / "ackflow.db").exists()
+
+
+def test_tokens_of_a_server_are_made_on_its_file(cli: Cli, nowhere: Cli, tmp_path: Path) -> None:
+    if str(cli.url).startswith("http"):
+        for arguments in (["create", "ci"], ["list"], ["revoke", "ci", "-y"], ["disable", "-y"]):
+            assert "where the database is" in cli.fails(2, "token", *arguments)
+    else:
+        assert "both say where" in cli.fails(2, "token", "list", "--db", tmp_path / "other.db")
+        (made,) = cli.json("token", "create", "ci")
+        assert made["token"].startswith("ackflow_")
+
+
+def test_only_making_a_token_makes_a_file(nowhere: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "typo.db"
+    for arguments in (["list"], ["revoke", "ci", "-y"], ["disable", "-y"]):
+        assert "there is no database" in nowhere.fails(4, "token", *arguments, "--db", path)
+    assert not path.exists()
+
+
+def test_ending_tokens_asks_first(on_file: Cli) -> None:
+    on_file("token", "create", "ci")
+    assert "give --yes" in on_file.fails(1, "token", "revoke", "ci")
+    assert "give --yes" in on_file.fails(1, "token", "disable")
+    assert "there is no token 'other'" in on_file.fails(3, "token", "revoke", "other")
+    assert [token["revoked_at"] for token in on_file.json("token", "list")] == [None]
+    assert on_file.json("token", "revoke", "ci", "--yes") == [{"revoked": "ci"}]
+    assert on_file.json("token", "disable", "--yes") == [{"removed": 1}]
+    assert on_file("token", "list") == "there are no tokens yet\n"
+
+
+# serving
+
+
+def test_what_stands_before_serve_says_which_file(
+    nowhere: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str | None] = []
+    monkeypatch.setattr(run, "serve", lambda config: served.append(config.db))
+    nowhere("context", "add", "prod", tmp_path / "prod.db", "--use")
+    nowhere("--url", "a.db", "serve")
+    nowhere("serve", "--db", "b.db")
+    nowhere("--context", "prod", "serve")
+    nowhere("serve")
+    assert served == ["a.db", "b.db", str(tmp_path / "prod.db"), None]
+    assert "both say where" in nowhere.fails(2, "--url", "a.db", "serve", "--db", "b.db")
+    assert "not another server" in nowhere.fails(2, "--url", "http://localhost:8000", "serve")
+    assert len(served) == 4
 
 
 # contexts

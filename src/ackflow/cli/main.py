@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 from ..policy import MAX_BATCH, Counting
 from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
 from .output import Output
-from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, remember
+from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
 
 OPERATION = "Operation"
 EXIT_CODES = (
@@ -76,6 +76,7 @@ def show_version(out: Output) -> None:
 
 @app.command(rich_help_panel=OPERATION)
 def serve(
+    ctx: typer.Context,
     db: Annotated[
         str | None,
         typer.Option(help="Database file (default: in the user's data directory)."),
@@ -124,7 +125,7 @@ def serve(
 
     run.serve(
         run.Config(
-            db=db,
+            db=file_of(ctx, db),
             host=host,
             ports=port or [run.DEFAULT_PORT],
             tls_cert=tls_cert,
