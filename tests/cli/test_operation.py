@@ -301,6 +301,21 @@ def test_what_stands_before_serve_says_which_file(
     assert len(served) == 4
 
 
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_port_that_cannot_be_is_wrong_usage(nowhere: Cli, port: int) -> None:
+    assert "--port" in nowhere.fails(2, "serve", "--port", port)
+    with pytest.raises(run.CannotServe, match="from 0 to 65535"):
+        run.listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("db", "told"),
+    [("http://localhost:8000", "not another server"), ("postgres://db", "neither"), ("", "empty")],
+)
+def test_what_is_no_file_is_not_served(nowhere: Cli, db: str, told: str) -> None:
+    assert told in nowhere.fails(2, "serve", "--port", 0, "--db", db)
+
+
 # contexts
 
 

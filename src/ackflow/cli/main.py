@@ -83,7 +83,8 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        list[int] | None, typer.Option(help="Port; may be given several times (default: 8000).")
+        list[int] | None,
+        typer.Option(min=0, max=65535, help="Port; may be given several times (default: 8000)."),
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Private key, PEM.")] = None,

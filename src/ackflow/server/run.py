@@ -74,6 +74,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.bind((host, port))
         sock.listen(2048)
+    except OverflowError:
+        sock.close()
+        raise CannotServe(f"a port is from 0 to 65535, not {port}") from None
     except OSError as error:
         sock.close()
         raise CannotServe(_why_not(host, port, error)) from None
