@@ -10,11 +10,13 @@ from typing import Any
 
 import apsw
 import pytest
+from typer.testing import CliRunner
 
 import ackflow
 from ackflow.broker import tokens
 from ackflow.broker.broker import Broker
 from ackflow.cli import doctor
+from ackflow.cli.main import app
 from ackflow.server import run
 
 from ..running import Running
@@ -225,11 +227,28 @@ def test_completion_knows_the_queues(on_file: Cli) -> None:
     assert found.split() == ["orders.eu"]
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(
+    nowhere: Cli, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    script = nowhere("completion", shell)
+    assert f"_ACKFLOW_COMPLETE=complete_{shell}" in script
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert nowhere("completion") == script
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
+    shown = CliRunner().invoke(app, ["--show-completion"], prog_name="ackflow")
+    assert shown.stdout == script
+
+
+def test_the_completion_of_an_unknown_shell_is_wrong_usage(
+    nowhere: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "bash, zsh, fish" in nowhere.fails(2, "completion", "tcsh")
+    monkeypatch.delenv("SHELL", raising=False)
+    assert "bash, zsh, fish" in nowhere.fails(2, "completion")
+
+
 def complete(env: dict[str, str]) -> str:
-    from typer.testing import CliRunner
-
-    from ackflow.cli.main import app
-
     return CliRunner().invoke(app, [], env=env, prog_name="ackflow").stdout
 
 

@@ -1,5 +1,6 @@
 """`ackflow`: all commands."""
 
+import os
 import sys
 from typing import Annotated, Any, get_args
 
@@ -13,6 +14,7 @@ from .output import Output
 from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
 
 OPERATION = "Operation"
+SHELLS = ("bash", "zsh", "fish", "powershell")
 EXIT_CODES = (
     "Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 nothing there, such as an empty pop; "
     "4 the server or file cannot be reached; 130 ended with Ctrl-C."
@@ -72,6 +74,24 @@ def show_version(out: Output) -> None:
         {"ackflow": __version__, "python": python, "sqlite": sqlite},
         f"ackflow {__version__} (Python {python}, SQLite {sqlite})",
     )
+
+
+@app.command(rich_help_panel=OPERATION)
+def completion(
+    shell: Annotated[
+        str | None,
+        typer.Argument(help=f"{', '.join(SHELLS)} (default: the one SHELL names)."),
+    ] = None,
+) -> None:
+    """Print what makes a shell complete commands, options and queues: eval "$(ackflow completion bash)"."""
+    from typer._completion_shared import get_completion_script
+
+    meant = shell or os.path.basename(os.environ.get("SHELL", ""))
+    checks.one_of(meant, "shell", SHELLS)
+    script = get_completion_script(
+        prog_name="ackflow", complete_var="_ACKFLOW_COMPLETE", shell=meant
+    )
+    print(script)
 
 
 @app.command(rich_help_panel=OPERATION)
