@@ -301,6 +301,21 @@ def test_ending_tokens_asks_first(on_file: Cli) -> None:
     assert on_file("token", "list") == "there are no tokens yet\n"
 
 
+def test_what_a_token_lacks_is_told_with_its_queue() -> None:
+    with ackflow.connect(":memory:", upkeep=False) as q:
+        assert isinstance(q.broker, Broker)
+        grants = [tokens.grant("read-write:mine"), tokens.grant("read-only:theirs")]
+        token = q.broker.do(tokens.create, True, "some", grants, None)
+        q.push("mine", 1)
+        running = Running(q)
+        some = Cli(running.url)
+        told = some.fails(1, "push", "theirs", "1", "--token", token)
+        assert "needs the role read-write for the queue 'theirs'" in told
+        told = some.fails(1, "delete", "mine", "--yes", "--token", token)
+        assert told.endswith("it needs the role admin\n")
+        running.stop()
+
+
 # serving
 
 

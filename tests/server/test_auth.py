@@ -383,8 +383,9 @@ def test_a_transaction_is_held_against_the_token_as_a_whole(served: Running) -> 
         work.commit()
         work = q.transaction()
         work.put("key", 1)
-        with pytest.raises(Forbidden):
+        with pytest.raises(Forbidden) as refused:
             work.commit()
+        assert refused.value.details == {"role": "read-write", "queue": tokens.EVERY_QUEUE}
 
 
 def test_dead_letters_cannot_be_sent_to_a_queue_the_token_is_not_good_for(served: Running) -> None:

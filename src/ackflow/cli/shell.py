@@ -331,10 +331,18 @@ def _tell(error: AckflowError, as_json: bool) -> None:
         why = error.details.get("hint", "") if error.details.get("error") else ""
         message = f"the server asks for a token{why and f' ({why})'}: give --token, set ACKFLOW_TOKEN, or save it in a context"
     elif isinstance(error, errors.Forbidden):
-        need = error.details.get("role")
-        message = f"the token does not allow this{need and f': it needs the role {need}'}"
+        message = f"the token does not allow this{_lacks(error)}"
     if as_json:
         told = {"error": {"code": error.code, "message": message}}
         print(msgspec.json.encode(told).decode(), file=sys.stderr)
     else:
         print(f"ackflow: {safe(message)}", file=sys.stderr)
+
+
+def _lacks(error: errors.Forbidden) -> str:
+    role, queue = error.details.get("role"), error.details.get("queue")
+    if not role:
+        return ""
+    if not queue:
+        return f": it needs the role {role}"
+    return f": it needs the role {role} for {'every queue' if queue == '*' else f'the queue {queue!r}'}"
