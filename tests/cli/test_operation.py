@@ -301,6 +301,14 @@ def test_ending_tokens_asks_first(on_file: Cli) -> None:
     assert on_file("token", "list") == "there are no tokens yet\n"
 
 
+@pytest.mark.parametrize("days", ["-1", "0", "nan", "inf", "1e300"])
+def test_days_that_cannot_be_are_wrong_usage(nowhere: Cli, tmp_path: Path, days: str) -> None:
+    path = tmp_path / "new.db"
+    told = nowhere.fails(2, "token", "create", "ci", "--days", days, "--db", path)
+    assert told.startswith("ackflow: --days is more than 0")
+    assert not path.exists()
+
+
 def test_what_a_token_lacks_is_told_with_its_queue() -> None:
     with ackflow.connect(":memory:", upkeep=False) as q:
         assert isinstance(q.broker, Broker)

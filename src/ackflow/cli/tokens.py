@@ -17,7 +17,7 @@ from .shell import Link, Yes, command, confirm
 app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
 
 Name = Annotated[str, typer.Argument(help="What the token is called in lists and logs.")]
-DAY = 86_400.0
+DAY, MOST_DAYS = 86_400.0, 100_000
 
 
 def _broker(link: Link) -> Broker:
@@ -43,9 +43,15 @@ def create(
 ) -> None:
     """Make a token and show it; it cannot be shown again."""
     grants = [tokens.grant(text) for text in grant or ["read-write"]]
-    seconds = None if days is None else days * DAY
+    seconds = None if days is None else _seconds(days)
     secret = _broker(link).do(tokens.create, True, name, grants, seconds)
     link.out.record({"name": name, "token": secret}, secret)
+
+
+def _seconds(days: float) -> float:
+    if not 0 < days <= MOST_DAYS:
+        raise InvalidArgument(f"--days is more than 0 and at most {MOST_DAYS:,}, not {days:g}")
+    return days * DAY
 
 
 @command(app, "list", local=True)
