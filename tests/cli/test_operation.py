@@ -10,11 +10,14 @@ from typing import Any
 
 import apsw
 import pytest
+from typer.testing import CliRunner
 
 import ackflow
 from ackflow.broker import tokens
 from ackflow.broker.broker import Broker
 from ackflow.cli import doctor
+from ackflow.cli.main import app
+from ackflow.server import run
 
 from ..running import Running
 from .conftest import Cli
@@ -224,12 +227,135 @@ def test_completion_knows_the_queues(on_file: Cli) -> None:
     assert found.split() == ["orders.eu"]
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(
+    nowhere: Cli, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    script = nowhere("completion", shell)
+    assert f"_ACKFLOW_COMPLETE=complete_{shell}" in script
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert nowhere("completion") == script
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
+    shown = CliRunner().invoke(app, ["--show-completion"], prog_name="ackflow")
+    assert shown.stdout == script
+
+
+def test_the_completion_of_an_unknown_shell_is_wrong_usage(
+    nowhere: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "bash, zsh, fish" in nowhere.fails(2, "completion", "tcsh")
+    monkeypatch.delenv("SHELL", raising=False)
+    assert "bash, zsh, fish" in nowhere.fails(2, "completion")
+
+
 def complete(env: dict[str, str]) -> str:
-    from typer.testing import CliRunner
-
-    from ackflow.cli.main import app
-
     return CliRunner().invoke(app, [], env=env, prog_name="ackflow").stdout
+
+
+# tokens
+
+
+def test_tokens_are_made_where_every_command_works(
+    nowhere: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "tokens.db"
+    nowhere("token", "create", "option", "--url", db)
+    nowhere("--url", db, "token", "create", "before")
+    nowhere("token", "create", "file", "--db", db)
+    nowhere("context", "add", "prod", db)
+    nowhere("token", "create", "context", "--context", "prod")
+    monkeypatch.setenv("ACKFLOW_URL", str(db))
+    nowhere("token", "create", "environment", "--grant", "read-only:orders.*")
+    listed = nowhere.json("token", "list")
+    names = [token["name"] for token in listed]
+    assert names == ["option", "before", "file", "context", "environment"]
+    assert listed[-1]["grants"] == ["read-only:orders.*"]
+    assert not (tmp_path / "data" / "ackflow" / "ackflow.db").exists()
+
+
+def test_tokens_of_a_server_are_made_on_its_file(cli: Cli, nowhere: Cli, tmp_path: Path) -> None:
+    if str(cli.url).startswith("http"):
+        for arguments in (["create", "ci"], ["list"], ["revoke", "ci", "-y"], ["disable", "-y"]):
+            assert "where the database is" in cli.fails(2, "token", *arguments)
+    else:
+        assert "both say where" in cli.fails(2, "token", "list", "--db", tmp_path / "other.db")
+        (made,) = cli.json("token", "create", "ci")
+        assert made["token"].startswith("ackflow_")
+
+
+def test_only_making_a_token_makes_a_file(nowhere: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "typo.db"
+    for arguments in (["list"], ["revoke", "ci", "-y"], ["disable", "-y"]):
+        assert "there is no database" in nowhere.fails(4, "token", *arguments, "--db", path)
+    assert not path.exists()
+
+
+def test_ending_tokens_asks_first(on_file: Cli) -> None:
+    on_file("token", "create", "ci")
+    assert "give --yes" in on_file.fails(1, "token", "revoke", "ci")
+    assert "give --yes" in on_file.fails(1, "token", "disable")
+    assert "there is no token 'other'" in on_file.fails(3, "token", "revoke", "other")
+    assert [token["revoked_at"] for token in on_file.json("token", "list")] == [None]
+    assert on_file.json("token", "revoke", "ci", "--yes") == [{"revoked": "ci"}]
+    assert on_file.json("token", "disable", "--yes") == [{"removed": 1}]
+    assert on_file("token", "list") == "there are no tokens yet\n"
+
+
+@pytest.mark.parametrize("days", ["-1", "0", "nan", "inf", "1e300"])
+def test_days_that_cannot_be_are_wrong_usage(nowhere: Cli, tmp_path: Path, days: str) -> None:
+    path = tmp_path / "new.db"
+    told = nowhere.fails(2, "token", "create", "ci", "--days", days, "--db", path)
+    assert told.startswith("ackflow: --days is more than 0")
+    assert not path.exists()
+
+
+def test_what_a_token_lacks_is_told_with_its_queue() -> None:
+    with ackflow.connect(":memory:", upkeep=False) as q:
+        assert isinstance(q.broker, Broker)
+        grants = [tokens.grant("read-write:mine"), tokens.grant("read-only:theirs")]
+        token = q.broker.do(tokens.create, True, "some", grants, None)
+        q.push("mine", 1)
+        running = Running(q)
+        some = Cli(running.url)
+        told = some.fails(1, "push", "theirs", "1", "--token", token)
+        assert "needs the role read-write for the queue 'theirs'" in told
+        told = some.fails(1, "delete", "mine", "--yes", "--token", token)
+        assert told.endswith("it needs the role admin\n")
+        running.stop()
+
+
+# serving
+
+
+def test_what_stands_before_serve_says_which_file(
+    nowhere: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str | None] = []
+    monkeypatch.setattr(run, "serve", lambda config: served.append(config.db))
+    nowhere("context", "add", "prod", tmp_path / "prod.db", "--use")
+    nowhere("--url", "a.db", "serve")
+    nowhere("serve", "--db", "b.db")
+    nowhere("--context", "prod", "serve")
+    nowhere("serve")
+    assert served == ["a.db", "b.db", str(tmp_path / "prod.db"), None]
+    assert "both say where" in nowhere.fails(2, "--url", "a.db", "serve", "--db", "b.db")
+    assert "not another server" in nowhere.fails(2, "--url", "http://localhost:8000", "serve")
+    assert len(served) == 4
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_port_that_cannot_be_is_wrong_usage(nowhere: Cli, port: int) -> None:
+    assert "--port" in nowhere.fails(2, "serve", "--port", port)
+    with pytest.raises(run.CannotServe, match="from 0 to 65535"):
+        run.listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("db", "told"),
+    [("http://localhost:8000", "not another server"), ("postgres://db", "neither"), ("", "empty")],
+)
+def test_what_is_no_file_is_not_served(nowhere: Cli, db: str, told: str) -> None:
+    assert told in nowhere.fails(2, "serve", "--port", 0, "--db", db)
 
 
 # contexts

@@ -431,7 +431,24 @@ def test_counts_lag_behind(queen: Queen, http: httpx.Client) -> None:
     assert queue["partitions"] == 2
     figures = queue["messages"]
     assert (figures["total"], figures["pending"], figures["processing"]) == (6, 2, 1)
-    assert (figures["completed"], figures["deadLetter"]) == (3, 1)
+    assert (figures["completed"], figures["deadLetter"]) == (2, 1)
+
+
+def test_a_dead_letter_is_not_completed(queen: Queen, http: httpx.Client, served: Running) -> None:
+    def figures() -> tuple[int, int, int]:
+        totals = get(http, "resources/queues/orders")["totals"]
+        return totals["pending"], totals["completed"], totals["deadLetter"]
+
+    served.session.group("orders", "other", start="all")
+    queen.push("orders", 1, 2, 3, 4)
+    one, two, three, four = queen.pop("orders", batch=4)
+    queen.ack_batch([named(one), named(two, "dlq"), named(three, "dlq"), named(four)])
+    assert figures() == (4, 0, 2), "the other group has read none of them"
+    for message in served.session.pop("orders", group="other", batch=3):
+        message.reject("no") if message.data == 3 else message.ack()
+    assert figures() == (1, 1, 2)
+    served.session.purge("orders")
+    assert figures()[:2] == (0, 0), "what is no longer stored counts nowhere"
 
 
 def test_a_queue_is_shown_partition_by_partition(queen: Queen, http: httpx.Client) -> None:

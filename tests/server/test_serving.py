@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from .conftest import Process
 
@@ -53,3 +54,26 @@ def test_an_unknown_path_and_a_wrong_method_are_told_apart(http: httpx.Client) -
     assert http.get("/nowhere").status_code == 404
     answer = http.post("/livez")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "{}/no/such/path", 404, "no_such_path"), ("PATCH", "{}", 405, "method_not_allowed")],
+)
+def test_a_path_that_is_not_there_is_told_in_the_words_of_its_dialect(
+    http: httpx.Client, method: str, path: str, status: int, code: str
+) -> None:
+    def told(base: str) -> dict[str, object]:
+        answer = http.request(method, path.format(base))
+        assert answer.status_code == status
+        found: dict[str, object] = answer.json()
+        return found
+
+    flat = told("/queue/orders/push")
+    assert (flat["success"], flat["error_code"]) == (False, code)
+    flat = told("/api/v1/push")
+    assert (set(flat), flat["code"]) == ({"error", "code"}, code)
+    for base in ("/v1/push", "/livez"):
+        nested = told(base)["error"]
+        assert isinstance(nested, dict)
+        assert nested["code"] == code

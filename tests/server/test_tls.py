@@ -104,10 +104,22 @@ def test_a_certificate_needs_its_key(tmp_path: Path, certificate: tuple[Path, Pa
 def test_a_certificate_that_cannot_be_read_is_told_in_one_sentence(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
-    missing = tmp_path / "missing.pem"
-    options = ("--tls-cert", missing, "--tls-key", certificate[1])
-    assert "cannot be read" in failed(tmp_path, *options)
-    wrong = tmp_path / "wrong.pem"
+    cert, key = certificate
+    missing, wrong = tmp_path / "missing.pem", tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
-    options = ("--tls-cert", wrong, "--tls-key", certificate[1])
-    assert "cannot be read" in failed(tmp_path, *options)
+    told = failed(tmp_path, "--tls-cert", missing, "--tls-key", key)
+    assert f"--tls-cert {missing} cannot be read: No such file" in told
+    told = failed(tmp_path, "--tls-cert", wrong, "--tls-key", key)
+    assert f"--tls-cert {wrong} cannot be read: it has no CERTIFICATE in PEM" in told
+    told = failed(tmp_path, "--tls-cert", cert, "--tls-key", wrong)
+    assert f"--tls-key {wrong} cannot be read: it has no PRIVATE KEY in PEM" in told
+
+
+def test_a_certificate_that_is_damaged_is_told_with_its_file(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    cert.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    assert f"TLS cannot use {cert} with {key}" in failed(
+        tmp_path, "--tls-cert", cert, "--tls-key", key
+    )

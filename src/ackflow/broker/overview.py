@@ -13,7 +13,8 @@ from .expire import hidden_in
 
 class Figures(Struct, rename="camel"):
     """Stored messages. Processing: some group holds it; pending: some group has still to; failed: of
-    the pending ones those that failed before; completed: every group has settled it."""
+    the pending ones those that failed before; completed: every group has settled it, and in none is
+    it a dead letter."""
 
     total: int = 0
     pending: int = 0
@@ -81,12 +82,14 @@ class _Open(Struct):
 def _view(tx: Tx, queue: Queue) -> QueueView:
     groups = [group.name for group in tx.groups(queue.id)]
     open = _open(tx, queue)
-    dead = {int(row[0]): int(row[1]) for row in tx.all("dead_per_lane", queue.id)}
+    dead: dict[int, Ranges] = {}
+    for id, first, stop in tx.all("dead_runs", queue.id):
+        dead.setdefault(id, []).extend((first, stop))
     views = {home.id: PartitionView(home, Figures()) for home in tx.partitions(queue.id)}
     for lane in tx.lanes(queue.id):
         view = views[lane.partition]
-        figures = _figures(tx, lane, open.get(lane.id, _Open()), bool(groups))
-        figures.dead_letter = dead.get(lane.id, 0)
+        died = dead.get(lane.id, [])
+        figures = _figures(tx, lane, open.get(lane.id, _Open()), died, bool(groups))
         view.figures.add(figures)
         _date(tx, view, lane)
     return QueueView(queue, list(views.values()), groups)
@@ -111,14 +114,18 @@ def _open(tx: Tx, queue: Queue) -> dict[int, _Open]:
     return found
 
 
-def _figures(tx: Tx, lane: Lane, open: _Open, groups: bool) -> Figures:
+def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> Figures:
     total = int(tx.all("lane_totals", lane.id)[0][1]) - ranges.count(lane.gone)
     if not groups:
-        return Figures(total, total)
+        return Figures(total, total, dead_letter=ranges.count(dead))
     held = ranges.count(open.held)
     left = ranges.count(ranges.difference(open.left, lane.gone))
     failed = ranges.count(ranges.difference(open.failed, open.held))
-    return Figures(total, left - held, held, max(0, total - left), failed)
+    # A dead letter may outlive its message, and another group may still have to read it.
+    stored = ranges.difference(ranges.clip(dead, lane.base, lane.head), lane.gone)
+    died = ranges.count(ranges.difference(stored, open.left))
+    completed = max(0, total - left - died)
+    return Figures(total, left - held, held, completed, failed, ranges.count(dead))
 
 
 def _date(tx: Tx, view: PartitionView, lane: Lane) -> None:

@@ -100,9 +100,17 @@ def tokens(tx: Tx) -> list[Token]:
     return found
 
 
+def find(tx: Tx, name: str) -> Token:
+    """The token of that name that is not revoked."""
+    for token in tokens(tx):
+        if token.name == name and token.revoked_at is None:
+            return token
+    raise NotFound(f"there is no token {name!r}")
+
+
 def revoke(tx: Tx, name: str) -> None:
-    if not tx.all("revoke_access_token", name, tx.now):
-        raise NotFound(f"there is no token {name!r}")
+    find(tx, name)
+    tx.run("revoke_access_token", name, tx.now)
     _changed(tx)
 
 

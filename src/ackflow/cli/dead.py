@@ -36,7 +36,7 @@ Numbers = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="All of the queue.")]
 _CAUSES = {
-    "failed": "failed too often",
+    "failed": "failed",
     "max_deliver": "handed out too often",
     "rejected": "rejected",
     "max_wait": "waited too long",

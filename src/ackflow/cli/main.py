@@ -1,5 +1,6 @@
 """`ackflow`: all commands."""
 
+import os
 import sys
 from typing import Annotated, Any, get_args
 
@@ -10,9 +11,10 @@ from ..errors import InvalidArgument
 from ..policy import MAX_BATCH, Counting
 from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
 from .output import Output
-from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, remember
+from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
 
 OPERATION = "Operation"
+SHELLS = ("bash", "zsh", "fish", "powershell")
 EXIT_CODES = (
     "Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 nothing there, such as an empty pop; "
     "4 the server or file cannot be reached; 130 ended with Ctrl-C."
@@ -75,14 +77,34 @@ def show_version(out: Output) -> None:
 
 
 @app.command(rich_help_panel=OPERATION)
+def completion(
+    shell: Annotated[
+        str | None,
+        typer.Argument(help=f"{', '.join(SHELLS)} (default: the one SHELL names)."),
+    ] = None,
+) -> None:
+    """Print what makes a shell complete commands, options and queues: eval "$(ackflow completion bash)"."""
+    from typer._completion_shared import get_completion_script
+
+    meant = shell or os.path.basename(os.environ.get("SHELL", ""))
+    checks.one_of(meant, "shell", SHELLS)
+    script = get_completion_script(
+        prog_name="ackflow", complete_var="_ACKFLOW_COMPLETE", shell=meant
+    )
+    print(script)
+
+
+@app.command(rich_help_panel=OPERATION)
 def serve(
+    ctx: typer.Context,
     db: Annotated[
         str | None,
         typer.Option(help="Database file (default: in the user's data directory)."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        list[int] | None, typer.Option(help="Port; may be given several times (default: 8000).")
+        list[int] | None,
+        typer.Option(min=0, max=65535, help="Port; may be given several times (default: 8000)."),
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Private key, PEM.")] = None,
@@ -124,7 +146,7 @@ def serve(
 
     run.serve(
         run.Config(
-            db=db,
+            db=file_of(ctx, db),
             host=host,
             ports=port or [run.DEFAULT_PORT],
             tls_cert=tls_cert,

@@ -64,6 +64,15 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "ca_file": (CaFile, None),
     "as_json": (AsJson, False),
 }
+_FILE: dict[str, tuple[Any, Any]] = {
+    "db": (
+        Annotated[
+            str | None,
+            typer.Option(help="Database file; the same as --url.", rich_help_panel=_PANEL),
+        ],
+        None,
+    )
+}
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -138,19 +147,21 @@ def command(
     panel: str | None = None,
     makes: bool = False,
     keeps: bool = False,
+    local: bool = False,
     epilog: str | None = None,
 ) -> Callable[[Callable[Concatenate[Link, P], None]], Callable[Concatenate[Link, P], None]]:
     """Register a function of a link as a command, with the options that say where and how.
 
     `makes`: a file that is not there is made. `keeps`: it may run for long, so it does upkeep on
-    a file and has patience with a server.
+    a file and has patience with a server. `local`: it is about a file, so --db names it as well.
     """
+    options = {**_FILE, **_SHARED} if local else _SHARED
 
     def register(
         function: Callable[Concatenate[Link, P], None],
     ) -> Callable[Concatenate[Link, P], None]:
         def run(ctx: typer.Context, **given: Any) -> None:
-            shared = _shared(ctx, {name: given.pop(name) for name in _SHARED})
+            shared = _shared(ctx, {name: given.pop(name) for name in options})
             link = Link(lambda: _find(shared), Output(shared["as_json"]), makes=makes, keeps=keeps)
             try:
                 function(link, **given)  # type: ignore[call-arg]
@@ -166,21 +177,23 @@ def command(
 
         run.__doc__ = function.__doc__
         run.__name__ = getattr(function, "__name__", "run")
-        _wear(run, function)
+        _wear(run, function, options)
         app.command(name, rich_help_panel=panel, epilog=epilog)(run)
         return function
 
     return register
 
 
-def _wear(run: Callable[..., None], function: Callable[..., None]) -> None:
-    """Give a wrapper the parameters of its function, but the link, and those all commands share."""
+def _wear(
+    run: Callable[..., None], function: Callable[..., None], options: dict[str, tuple[Any, Any]]
+) -> None:
+    """Give a wrapper the parameters of its function, but the link, and those commands share."""
     hints = get_type_hints(function, include_extras=True)
     own = list(signature(function).parameters.values())[1:]
     context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     shared = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        for name, (kind, default) in _SHARED.items()
+        for name, (kind, default) in options.items()
     ]
     mine = [p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
     parameters = [context, *mine, *shared]
@@ -201,7 +214,7 @@ def _shared(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
 def _find(shared: dict[str, Any]) -> Place:
     token = shared["bearer"] or os.environ.get("ACKFLOW_TOKEN")
     ca_file = shared["ca_file"] or os.environ.get("ACKFLOW_CA_FILE")
-    return where.find(shared["url"], shared["context"], token, ca_file)
+    return where.find(shared["url"], shared["context"], token, ca_file, shared.get("db"))
 
 
 def _suggest(link: Link, error: QueueNotFound) -> None:
@@ -244,6 +257,24 @@ def confirm(question: str, yes: bool) -> None:
         raise KeyboardInterrupt from None
     if not agreed:
         raise Refused("nothing was done")
+
+
+def file_of(ctx: typer.Context, db: str | None) -> str | None:
+    """The file a server shall serve: --db, or what stood in front of the command; None if neither.
+
+    The environment and the context in use say where clients go, which is not what is served.
+    """
+    before: dict[str, Any] = ctx.find_root().obj or {}
+    url, context = before.get("url"), before.get("context")
+    if db is None and url is None and context is None:
+        return None
+    place = where.find(url, context, db=db)
+    if place.remote:
+        raise InvalidArgument(
+            f"a server serves a database, not another server: name its file, not {place.url} "
+            f"(from {place.said_by})"
+        )
+    return place.url
 
 
 def remember(ctx: typer.Context, as_json: bool) -> bool:
@@ -300,10 +331,18 @@ def _tell(error: AckflowError, as_json: bool) -> None:
         why = error.details.get("hint", "") if error.details.get("error") else ""
         message = f"the server asks for a token{why and f' ({why})'}: give --token, set ACKFLOW_TOKEN, or save it in a context"
     elif isinstance(error, errors.Forbidden):
-        need = error.details.get("role")
-        message = f"the token does not allow this{need and f': it needs the role {need}'}"
+        message = f"the token does not allow this{_lacks(error)}"
     if as_json:
         told = {"error": {"code": error.code, "message": message}}
         print(msgspec.json.encode(told).decode(), file=sys.stderr)
     else:
         print(f"ackflow: {safe(message)}", file=sys.stderr)
+
+
+def _lacks(error: errors.Forbidden) -> str:
+    role, queue = error.details.get("role"), error.details.get("queue")
+    if not role:
+        return ""
+    if not queue:
+        return f": it needs the role {role}"
+    return f": it needs the role {role} for {'every queue' if queue == '*' else f'the queue {queue!r}'}"

@@ -1,8 +1,8 @@
 """`ackflow token`: who may use a server, and for what."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 
@@ -11,29 +11,26 @@ from ..broker.broker import Broker
 from ..broker.tokens import Token
 from ..errors import InvalidArgument
 from ..model import when
-from ..session import connect
+from .output import many
+from .shell import Link, Yes, command, confirm
 
 app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
 
-Db = Annotated[
-    str | None, typer.Option(help="Database file (default: in the user's data directory).")
-]
 Name = Annotated[str, typer.Argument(help="What the token is called in lists and logs.")]
-DAY = 86_400.0
+DAY, MOST_DAYS = 86_400.0, 100_000
 
 
-@contextmanager
-def _broker(db: str | None) -> Iterator[Broker]:
-    from ..server.place import data_file
-
-    with connect(db or data_file(), upkeep=False) as session:
-        if not isinstance(session.broker, Broker):
-            raise InvalidArgument("tokens are made where the database is: give its file with --db")
-        yield session.broker
+def _broker(link: Link) -> Broker:
+    if link.place.remote:
+        raise InvalidArgument("tokens are made where the database is: give its file with --db")
+    broker = link.session.broker
+    assert isinstance(broker, Broker)
+    return broker
 
 
-@app.command()
+@command(app, makes=True, local=True)
 def create(
+    link: Link,
     name: Name,
     grant: Annotated[
         list[str] | None,
@@ -43,28 +40,50 @@ def create(
         ),
     ] = None,
     days: Annotated[float | None, typer.Option(help="It ends after so many days.")] = None,
-    db: Db = None,
 ) -> None:
     """Make a token and show it; it cannot be shown again."""
     grants = [tokens.grant(text) for text in grant or ["read-write"]]
-    seconds = None if days is None else days * DAY
-    with _broker(db) as broker:
-        print(broker.do(tokens.create, True, name, grants, seconds))
+    seconds = None if days is None else _seconds(days)
+    secret = _broker(link).do(tokens.create, True, name, grants, seconds)
+    link.out.record({"name": name, "token": secret}, secret)
 
 
-@app.command("list")
-def show(db: Db = None) -> None:
+def _seconds(days: float) -> float:
+    if not 0 < days <= MOST_DAYS:
+        raise InvalidArgument(f"--days is more than 0 and at most {MOST_DAYS:,}, not {days:g}")
+    return days * DAY
+
+
+@command(app, "list", local=True)
+def show(link: Link) -> None:
     """Show the tokens there are, never what they are."""
-    from rich.console import Console
-    from rich.table import Table
+    broker = _broker(link)
+    known, now = broker.look(tokens.tokens), broker.clock.now()
+    if not known:
+        link.out.say("there are no tokens yet")
+        return
+    link.out.table(("name", "grants", "made", "state"), _rows(known, now), map(_record, known))
 
-    with _broker(db) as broker:
-        known, now = broker.look(tokens.tokens), broker.clock.now()
-    table = Table("name", "grants", "made", "state")
+
+def _rows(known: Iterable[Token], now: int) -> Iterable[list[str]]:
     for token in known:
-        grants = ", ".join(f"{grant.role}:{grant.pattern}" for grant in token.grants)
-        table.add_row(token.name, grants, f"{when(token.created_at):%Y-%m-%d}", _state(token, now))
-    Console().print(table)
+        made = f"{when(token.created_at):%Y-%m-%d}"
+        yield [token.name, ", ".join(_grants(token)), made, _state(token, now)]
+
+
+def _record(token: Token) -> dict[str, Any]:
+    return {
+        "name": token.name, "grants": _grants(token), "created_at": when(token.created_at),
+        "expires_at": _time(token.expires_at), "revoked_at": _time(token.revoked_at),
+    }  # fmt: skip
+
+
+def _grants(token: Token) -> list[str]:
+    return [f"{grant.role}:{grant.pattern}" for grant in token.grants]
+
+
+def _time(micros: int | None) -> datetime | None:
+    return None if micros is None else when(micros)
 
 
 def _state(token: Token, now: int) -> str:
@@ -76,15 +95,21 @@ def _state(token: Token, now: int) -> str:
     return f"{verb} {when(token.expires_at):%Y-%m-%d %H:%M}"
 
 
-@app.command()
-def revoke(name: Name, db: Db = None) -> None:
-    """End a token; a running server refuses it within a second."""
-    with _broker(db) as broker:
-        broker.do(tokens.revoke, True, name)
+@command(app, local=True)
+def revoke(link: Link, name: Name, yes: Yes = False) -> None:
+    """End a token for good; a running server refuses it within a second. Asks first."""
+    broker = _broker(link)
+    broker.look(tokens.find, name)
+    confirm(f"Revoke the token {name} for good?", yes)
+    broker.do(tokens.revoke, True, name)
+    link.out.record({"revoked": name}, f"the token {name} is revoked")
 
 
-@app.command()
-def disable(db: Db = None) -> None:
-    """Remove all tokens, so that a server on this machine asks for none."""
-    with _broker(db) as broker:
-        print(f"{broker.do(tokens.forget_all, True)} tokens are removed")
+@command(app, local=True)
+def disable(link: Link, yes: Yes = False) -> None:
+    """Remove all tokens, so that a server on this machine asks for none. Asks first."""
+    broker = _broker(link)
+    there = len(broker.look(tokens.tokens))
+    confirm(f"Remove {many(there, 'token')}, so that a server asks for none?", yes)
+    removed = broker.do(tokens.forget_all, True)
+    link.out.record({"removed": removed}, f"{many(removed, 'token')} removed")

@@ -79,10 +79,20 @@ def save(contexts: Contexts) -> None:
         raise AckflowError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def find(url: str | None, context: str | None, token: str | None, ca_file: str | None) -> Place:
+def find(
+    url: str | None,
+    context: str | None,
+    token: str | None = None,
+    ca_file: str | None = None,
+    db: str | None = None,
+) -> Place:
     """The place that is meant; a token given by hand goes before that of a context."""
-    if url is not None and context is not None:
-        raise InvalidArgument("--url and --context both say where; give one of them")
+    options = {"--url": url, "--context": context, "--db": db}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidArgument(f"{given[0]} and {given[1]} both say where; give one of them")
+    if db is not None:
+        return Place(checked(db), token, ca_file, "--db")
     if url is not None:
         return Place(checked(url), token, ca_file, "--url")
     if context is None and (url := os.environ.get("ACKFLOW_URL")):

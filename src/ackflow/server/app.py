@@ -28,13 +28,13 @@ from .http import (
     Disconnected,
     NotAllowed,
     Receive,
+    Refuse,
     Role,
     Route,
     Router,
     Scope,
     Send,
     read_body,
-    refuse,
 )
 from .logs import request_id
 from .observe import Observer
@@ -207,20 +207,21 @@ class Server:
         request_id.set(call.id)
         route: Route | None = None
         cross: Headers = ()
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
         try:
             cross = self.cross.check(call)
-            raw = scope.get("raw_path") or scope["path"].encode()
-            route, call.params = self.router.find(scope["method"], raw.decode("latin-1"))
+            route, call.params = self.router.find(scope["method"], path)
             self.auth.admit(call, route)
             call.body = await read_body(scope, receive, self.limits.body_bytes)
             answer = await route.handler(call)
         except Disconnected:
             return
         except AckflowError as error:
-            answer = self._refuse(call, route, error, cross)
+            refuse = route.refuse if route else self.router.dialect(path)
+            answer = self._refuse(call, refuse, error, cross)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
-            answer = (route.refuse if route else refuse)(Internal())
+            answer = (route.refuse if route else self.router.dialect(path))(Internal())
         try:
             await self._answer(call, answer, cross)
             if answer.after is not None:
@@ -228,14 +229,12 @@ class Server:
         finally:
             self.observer.served(call, route, answer, time.perf_counter() - started)
 
-    def _refuse(
-        self, call: Call, route: Route | None, error: AckflowError, cross: Headers
-    ) -> Answer:
+    def _refuse(self, call: Call, refuse: Refuse, error: AckflowError, cross: Headers) -> Answer:
         """An error in the words of its dialect, with the headers that belong to it."""
         allow = error.details.get("allow")
         if isinstance(error, NotAllowed) and allow and call.scope["method"] == "OPTIONS":
             return self.cross.options(allow, cross)
-        answer = (route.refuse if route else refuse)(error)
+        answer = refuse(error)
         more = []
         if allow:
             more.append((b"allow", allow.encode()))

@@ -52,7 +52,9 @@ class Auth:
         queue = call.params.get(route.queue)
         if queue is not None:
             self.allow(call, queue)
-        elif not (who.may_somewhere if route.checks else who.may_everywhere)(route.role):
+        elif not route.checks:
+            self.allow_all(call)
+        elif not who.may_somewhere(route.role):
             raise _forbidden(route.role)
 
     def allow(self, call: Call, queue: str) -> None:
@@ -61,7 +63,7 @@ class Auth:
 
     def allow_all(self, call: Call) -> None:
         if call.who is not None and not call.who.may_everywhere(call.role):
-            raise _forbidden(call.role)
+            raise _forbidden(call.role, tokens.EVERY_QUEUE)
 
     def sees(self, call: Call, queue: str) -> bool:
         return call.who is None or call.who.may(call.role, queue)
@@ -97,6 +99,7 @@ class Auth:
 
 
 def _forbidden(role: str, queue: str | None = None) -> Forbidden:
+    """What the token lacks: the role on a queue, on every queue (`*`), or on any at all (None)."""
     where = {} if queue is None else {"queue": queue}
     return Forbidden("Insufficient permissions", role=role, **where)
 

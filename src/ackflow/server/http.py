@@ -220,8 +220,10 @@ class Router:
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = list(routes)
         self._root = _Node()
+        self._dialects: dict[str, Refuse] = {}
         for route in self.routes:
             self._add(route)
+            self._dialects.setdefault(_first(route.path), route.refuse)
 
     def _add(self, route: Route) -> None:
         node, names = self._root, []
@@ -247,6 +249,14 @@ class Router:
             raise NotAllowed(f"{path} takes {allowed}, not {method}", allow=allowed)
         route, names = entry
         return route, dict(zip(names, values, strict=True))
+
+    def dialect(self, path: str) -> Refuse:
+        """How an error is written where no route is found: as the routes beside it would."""
+        return self._dialects.get(_first(path), refuse)
+
+
+def _first(path: str) -> str:
+    return path.strip("/").partition("/")[0]
 
 
 def _walk(

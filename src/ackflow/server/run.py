@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 from msgspec import Struct
@@ -74,6 +75,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.bind((host, port))
         sock.listen(2048)
+    except OverflowError:
+        sock.close()
+        raise CannotServe(f"a port is from 0 to 65535, not {port}") from None
     except OSError as error:
         sock.close()
         raise CannotServe(_why_not(host, port, error)) from None
@@ -150,8 +154,24 @@ def _settings(app: Server, config: Config) -> uvicorn.Config:
     try:
         settings.load()
     except (OSError, ssl.SSLError) as error:
-        raise CannotServe(f"the TLS certificate or key cannot be read: {error}") from None
+        raise CannotServe(_no_tls(config, error)) from None
     return settings
+
+
+def _no_tls(config: Config, error: Exception) -> str:
+    """Which file is at fault; what reads both tells only that one is."""
+    files = (
+        ("--tls-cert", config.tls_cert or "", "CERTIFICATE"),
+        ("--tls-key", config.tls_key or "", "PRIVATE KEY"),
+    )
+    for option, path, what in files:
+        try:
+            content = Path(path).read_bytes()
+        except OSError as wrong:
+            return f"{option} {path} cannot be read: {wrong.strerror or wrong}"
+        if f"{what}-----".encode() not in content:
+            return f"{option} {path} cannot be read: it has no {what} in PEM"
+    return f"TLS cannot use {config.tls_cert} with {config.tls_key}: {error}"
 
 
 class _Uvicorn(uvicorn.Server):

@@ -348,8 +348,11 @@ on conflict (grp, lane, seq) do update set kind = excluded.kind, reason = exclud
     consumer = excluded.consumer, counted = 1
 -- name: dead_of
 select * from dead where grp = ?1 and lane = ?2 and seq = ?3
--- name: dead_per_lane
-select lane, count(distinct seq) from dead where queue = ?1 group by lane
+-- name: dead_runs
+select lane, min(seq), max(seq) + 1 from (
+    select lane, seq, seq - dense_rank() over (partition by lane order by seq) as run
+    from dead where queue = ?1
+) group by lane, run order by lane, 2
 -- name: dead_of_partition
 select lane, seq, rest from dead where queue = ?1
     and lane in (select id from lanes where partition = ?2) order by id desc
