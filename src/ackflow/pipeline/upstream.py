@@ -1,22 +1,27 @@
 """Upstream workers: read the tables of every client and send them in numbered batches.
 
 A worker may be killed and started again at any moment: it sends everything anew, and what the
-queue knows by its transaction id adds nothing.
+queue knows by its transaction id adds nothing. A file that cannot be read is told as bad, once, and
+is no reason to keep the other files, tables and clients waiting.
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
 from .. import Item, Session
 from ..errors import InvalidArgument
 from .declare import Pipeline, Table
-from .words import Batch, EndOfTable
+from .words import Bad, Batch, EndOfTable
 
 ROWS = 2_000
 AT_ONCE = 16
+DEDUP = 7 * 86_400
+
+Unread = Callable[[Path, str], None]
 
 
 def clients(data: Path) -> list[str]:
@@ -33,7 +38,8 @@ def send(
     q: Session, pipeline: Pipeline, data: Path, worker: int, workers: int, *, rows: int = ROWS
 ) -> int:
     """Send this worker's share of everything; answers with the number of batches."""
-    q.configure(pipeline.inbox, dedup_seconds=7 * 86_400, keep_seconds=0)
+    for queue in (pipeline.inbox, pipeline.bad):
+        q.configure(queue, dedup_seconds=DEDUP, keep_seconds=0)
     sent = 0
     for client in clients(data):
         for table in pipeline.tables:
@@ -47,7 +53,14 @@ def _send_table(
 ) -> int:  # fmt: skip
     mine, some = 0, []
     worker, workers = share
-    for number, rows in enumerate(batches(data / client, table, most), 1):
+
+    def unread(path: Path, why: str) -> None:
+        # Every worker reads every file and says the same; the queue keeps the first of them.
+        bad = Bad(client, table.name, f"unreadable file {path.name}: {why}", [])
+        said = _item(bad, f"{client}/{table.name}/{path.name}")
+        q.push(pipeline.bad, [said], partition=client)
+
+    for number, rows in enumerate(batches(data / client, table, most, unread), 1):
         if number % workers != worker:
             continue
         mine += 1
@@ -66,18 +79,24 @@ def _item(message: object, transaction_id: str) -> Item:
     return Item(data=msgspec.Raw(msgspec.json.encode(message)), transaction_id=transaction_id)
 
 
-def batches(folder: Path, table: Table, most: int = ROWS) -> Iterator[list[list[str]]]:
+def batches(
+    folder: Path, table: Table, most: int, unread: Unread
+) -> Iterator[list[list[str]]]:  # fmt: skip
     """The rows of a table over all its files, cut to the columns that are kept.
 
     A row that has not as many cells as the table has columns is sent as it is; the router says so.
+    Of a file that cannot be read to its end, what was read before counts; `unread` is told why.
     """
     rows: list[list[str]] = []
     for path in files(folder, table.name):
-        for row in _rows(path, table):
-            rows.append(row)
-            if len(rows) == most:
-                yield rows
-                rows = []
+        try:
+            for row in _rows(path, table):
+                rows.append(row)
+                if len(rows) == most:
+                    yield rows
+                    rows = []
+        except _Unreadable as error:
+            unread(path, str(error))
     if rows:
         yield rows
 
@@ -92,18 +111,40 @@ def files(folder: Path, table: str) -> list[Path]:
     return found
 
 
+class _Unreadable(Exception):
+    """Why a file cannot be read, or not any further."""
+
+
 def _rows(path: Path, table: Table) -> Iterator[list[str]]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
-        head = next(reader, None)
+    try:
+        # Excel begins a file with a byte order mark, which is no part of the first column's name.
+        file = path.open(newline="", encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise _Unreadable(error.strerror or str(error)) from error
+    with file:
+        lines = _lines(file)
+        head = next(lines, None)
         if head is None:
-            return
-        at = [head.index(name) if name in head else -1 for name in table.keep]
-        if -1 in at:
-            missing = table.keep[at.index(-1)]
-            raise InvalidArgument(f"{path} has no column {missing!r}")
-        for row in reader:
+            raise _Unreadable("it has no header")
+        for name in table.keep:
+            if name not in head:
+                raise _Unreadable(f"it has no column {name!r}")
+        at = [head.index(name) for name in table.keep]
+        for row in lines:
             if len(row) == len(head):
                 yield [row[i] for i in at]
             elif row:
                 yield [*row[: len(table.keep)], "…"] if len(row) >= len(table.keep) else row
+
+
+def _lines(file: TextIO) -> Iterator[list[str]]:
+    """The lines of a file; only what goes wrong in reading is the file's fault."""
+    reader = csv.reader(file)
+    while True:
+        try:
+            row = next(reader, None)
+        except (csv.Error, OSError) as error:
+            raise _Unreadable(f"{error} in line {reader.line_num}") from error
+        if row is None:
+            return
+        yield row
