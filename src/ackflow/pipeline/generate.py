@@ -94,7 +94,19 @@ def _edge_rows(rng: random.Random) -> tuple[list[list[str]], list[list[str]]]:
                "2025-12-31 23:59:59", "2026-01-01 00:00:00", "2024-06-30 12:00:00",
                "2024-07-01 12:00:00"):  # fmt: skip
         sale(at, "80.00")
-    for amount in ("74.99", "75.00", "75", "75.005", "", "not a number", "1e2"):
+    for amount in (
+        "74.99",
+        "75.00",
+        "75",
+        "75.005",
+        "",
+        "not a number",
+        "1e2",
+        "74.9999999",
+        "0.0049999",
+        "1000000000000",
+        "75.0000000000000000001",
+    ):
         sale("2024-01-06 10:00:00", amount)
     for at in ("", "2024-13-01 10:00:00", "yesterday"):
         sale(at, "90.00")
@@ -104,6 +116,7 @@ def _edge_rows(rng: random.Random) -> tuple[list[list[str]], list[list[str]]]:
     sale("2024-01-07 10:00:00", "10.00", user="999999")
     sale("2024-01-07 10:00:00", "10.00", quantity="", subtotal="")
     sale("2024-01-07 10:00:00", "10.00", quantity="many", subtotal="much")
+    sale("2024-01-07 10:00:00", "10.00", quantity="0.0000001", subtotal="0.0049999")
     for _ in range(40):
         sale("2024-01-08 10:00:00", "10.00", user="2.0")
         sale("2024-01-08 10:00:00", "10.00", user="3")
