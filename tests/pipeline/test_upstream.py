@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from ackflow.pipeline.declare import Table
 from ackflow.pipeline.router import bury
-from ackflow.pipeline.upstream import send
+from ackflow.pipeline.run import Run
+from ackflow.pipeline.stages import Settings
+from ackflow.pipeline.upstream import files, send
 
 from .conftest import SHOP, Bench
 
@@ -63,3 +66,29 @@ def test_files_that_cannot_be_read_are_told_once_and_nobody_waits_for_them(
     ]
     sent(bench, ann.parent, workers=2)
     assert len(buried(bench)) == 4
+
+
+def test_a_file_belongs_to_the_table_with_the_longest_name_it_begins_with(ann: Path) -> None:
+    names = ["stores_jan.csv", "stores-east.csv", "stores.CSV", "stores2.csv", "stores_old_1.csv"]
+    for name in [*names, "shop.csv", "stores.txt"]:
+        (ann / name).touch()
+    tables = [Table("stores", [], []), Table("stores_old", [], [])]
+    taken, left = files(ann, tables)
+    assert {path.name for path in taken["stores"]} == {*names[:4]}
+    assert [path.name for path in taken["stores_old"]] == ["stores_old_1.csv"]
+    assert [path.name for path in left] == ["shop.csv"]
+
+
+def test_a_file_that_no_table_takes_is_told_by_the_first_worker_and_by_the_run(
+    bench: Bench, ann: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ann / "sale.csv").write_text(HEAD + ROW)
+    sentence = f"{ann / 'sale.csv'} belongs to no table and is left out"
+    assert sent(bench, ann.parent, workers=2) == []
+    assert caplog.messages == [sentence]
+    told: list[str] = []
+    run = Run(Settings(data=str(ann.parent), out=str(bench.out)), told.append)
+    monkeypatch.setattr(run, "_names", list)
+    monkeypatch.setattr(run, "_watch", lambda *_: None)
+    run.run()
+    assert told == [sentence]

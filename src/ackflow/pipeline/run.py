@@ -19,7 +19,7 @@ from .declare import Pipeline
 from .ends import waiting
 from .stages import PARENT, Settings
 from .status import look, stuck
-from .upstream import clients
+from .upstream import clients, left_out
 
 Told = Callable[[str], None]
 
@@ -59,6 +59,8 @@ class Run:
         if set(self.clients) <= {*self.done(), *cancelled(self._q, self.pipeline)}:
             self._told("every client is finished already; the answers are in " + str(self.out))
             return False
+        for told in left_out(Path(self.settings.data), self.pipeline):
+            self._told(told)
         try:
             for name in self._names():
                 self._start(name)

@@ -6,7 +6,8 @@ is no reason to keep the other files, tables and clients waiting.
 """
 
 import csv
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +21,8 @@ from .words import Bad, Batch, EndOfTable
 ROWS = 2_000
 AT_ONCE = 16
 DEDUP = 7 * 86_400
+
+log = logging.getLogger("ackflow.pipeline")
 
 Unread = Callable[[Path, str], None]
 
@@ -41,14 +44,19 @@ def send(
     for queue in (pipeline.inbox, pipeline.bad):
         q.configure(queue, dedup_seconds=DEDUP, keep_seconds=0)
     sent = 0
+    if worker == 0:
+        for told in left_out(data, pipeline):
+            log.warning("%s", told)
     for client in clients(data):
+        taken, _ = files(data / client, pipeline.tables)
         for table in pipeline.tables:
-            sent += _send_table(q, pipeline, data, client, table, (worker, workers), rows)
+            paths = taken[table.name]
+            sent += _send_table(q, pipeline, paths, client, table, (worker, workers), rows)
     return sent
 
 
 def _send_table(
-    q: Session, pipeline: Pipeline, data: Path, client: str, table: Table,
+    q: Session, pipeline: Pipeline, paths: list[Path], client: str, table: Table,
     share: tuple[int, int], most: int,
 ) -> int:  # fmt: skip
     mine, some = 0, []
@@ -60,7 +68,7 @@ def _send_table(
         said = _item(bad, f"{client}/{table.name}/{path.name}")
         q.push(pipeline.bad, [said], partition=client)
 
-    for number, rows in enumerate(batches(data / client, table, most, unread), 1):
+    for number, rows in enumerate(batches(paths, table, most, unread), 1):
         if number % workers != worker:
             continue
         mine += 1
@@ -80,7 +88,7 @@ def _item(message: object, transaction_id: str) -> Item:
 
 
 def batches(
-    folder: Path, table: Table, most: int, unread: Unread
+    paths: list[Path], table: Table, most: int, unread: Unread
 ) -> Iterator[list[list[str]]]:  # fmt: skip
     """The rows of a table over all its files, cut to the columns that are kept.
 
@@ -88,7 +96,7 @@ def batches(
     Of a file that cannot be read to its end, what was read before counts; `unread` is told why.
     """
     rows: list[list[str]] = []
-    for path in files(folder, table.name):
+    for path in paths:
         try:
             for row in _rows(path, table):
                 rows.append(row)
@@ -101,14 +109,31 @@ def batches(
         yield rows
 
 
-def files(folder: Path, table: str) -> list[Path]:
-    """The files of a table: its name, and anything after it that is no other table's name."""
-    found = []
-    for path in sorted(folder.glob(f"{table}*.csv")):
-        rest = path.stem[len(table) :]
-        if not rest or not rest[1:].split("_")[0].isalpha():
-            found.append(path)
-    return found
+def files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[Path]], list[Path]]:
+    """The CSV files of each table, and those that no table takes.
+
+    A file belongs to the table whose name it begins with; to the longest of these if several.
+    """
+    taken: dict[str, list[Path]] = {table.name: [] for table in tables}
+    left = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() != ".csv":
+            continue
+        names = [name for name in taken if path.stem.startswith(name)]
+        if names:
+            taken[max(names, key=len)].append(path)
+        else:
+            left.append(path)
+    return taken, left
+
+
+def left_out(data: Path, pipeline: Pipeline) -> list[str]:
+    """A sentence for every CSV file that no table takes."""
+    return [
+        f"{path} belongs to no table and is left out"
+        for client in clients(data)
+        for path in files(data / client, pipeline.tables)[1]
+    ]
 
 
 class _Unreadable(Exception):
