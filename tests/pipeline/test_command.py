@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ackflow.cli.main import app
+from ackflow.errors import InvalidArgument
 from ackflow.pipeline import chart
 from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 from ackflow.pipeline.status import exposition, look, stuck
@@ -103,6 +105,16 @@ def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
         app, ["pipeline", "run", "--data", str(tmp_path), "--out", str(tmp_path), "--stage", "x"]
     )
     assert told.exit_code != 0
+
+
+def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data" / "ann").mkdir(parents=True)
+    afile = tmp_path / "afile"
+    afile.touch()
+    with pytest.raises(InvalidArgument, match="afile cannot be a folder: File exists"):
+        Run(Settings(data=str(tmp_path / "data"), out=str(afile)))
+    with pytest.raises(InvalidArgument, match="client1 cannot be a folder: Not a directory"):
+        generate(afile, transactions=1, clients=1, seed=1)
 
 
 def test_a_timeline_is_drawn_with_kills_and_recoveries() -> None:

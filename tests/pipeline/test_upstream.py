@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from ackflow import Message
 from ackflow.pipeline.declare import Table
 from ackflow.pipeline.router import bury
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 from ackflow.pipeline.upstream import files, send
+from ackflow.pipeline.words import Bad, raw
 
 from .conftest import SHOP, Bench
 
@@ -92,3 +94,27 @@ def test_a_file_that_no_table_takes_is_told_by_the_first_worker_and_by_the_run(
     monkeypatch.setattr(run, "_watch", lambda *_: None)
     run.run()
     assert told == [sentence]
+
+
+def test_a_folder_that_cannot_be_listed_is_told_and_stops_nobody(tmp_path: Path) -> None:
+    assert files(tmp_path / "gone", [Table("stores", [], [])]) == (
+        {"stores": []}, [tmp_path / "gone"],
+    )  # fmt: skip
+
+
+def test_all_that_is_bad_is_buried_and_what_a_killed_router_took_is_back_after_its_lease(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.q.configure(SHOP.bad, keep_seconds=0)
+    for number in range(150):
+        bench.q.push(SHOP.bad, raw(Bad("ann", "sales", "bad", [[str(number)]])))
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Message, "reject", die)
+        with pytest.raises(KeyboardInterrupt):
+            bury(bench.q, SHOP)
+    bench.later()
+    assert bury(bench.q, SHOP) == 150

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 from .coffee_shop import pipeline
+from .folders import made
 
 ITEMS = [("Espresso", 6), ("Americano", 7), ("Latte", 8), ("Cappuccino", 8), ("Flat White", 9),
          ("Mocha", 9), ("Hot Chocolate", 9), ("Matcha Latte", 10)]  # fmt: skip
@@ -25,7 +26,7 @@ def generate(out: Path, transactions: int, clients: int, seed: int) -> None:
 
 
 def _client(folder: Path, transactions: int, rng: random.Random) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    made(folder)
     users = max(5, transactions // 20)
     _write(folder / "menu_items.csv", "menu_items", (
         [str(i), name, "coffee" if i < 6 else "non-coffee", f"{price}.0", "False", "", ""]

@@ -17,6 +17,7 @@ from ..errors import AckflowError
 from .cancelling import cancelled
 from .declare import Pipeline
 from .ends import waiting
+from .folders import made
 from .stages import PARENT, Settings
 from .status import look, stuck
 from .upstream import clients, left_out
@@ -37,8 +38,7 @@ class Run:
         self.settings = settings
         self.pipeline: Pipeline = settings.pipeline()
         self.clients = clients(Path(settings.data))
-        self.out = Path(settings.out).absolute()
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.out = made(Path(settings.out).absolute())
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.events: list[dict[str, Any]] = []
         self._told = told

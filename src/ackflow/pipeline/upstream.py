@@ -116,7 +116,12 @@ def files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[Path]],
     """
     taken: dict[str, list[Path]] = {table.name: [] for table in tables}
     left = []
-    for path in sorted(folder.iterdir()):
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        # One client's folder that cannot be listed is told like a file that nobody takes.
+        return taken, [folder]
+    for path in found:
         if path.suffix.lower() != ".csv":
             continue
         names = [name for name in taken if path.stem.startswith(name)]
