@@ -5,12 +5,14 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from ackflow.cli.main import app
-from ackflow.errors import InvalidArgument
+from ackflow.errors import InvalidArgument, NotFound
 from ackflow.pipeline import chart
 from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.finish import write
 from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
@@ -95,9 +97,19 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
     t = run._q.transaction()
     t.put(run.pipeline.value("done", "ann"), True)
     t.commit()
+    with pytest.raises(NotFound, match=r"query1_results.json, .* is missing; remove"):
+        run.run()
+    (tmp_path / "data" / "bob").mkdir()
+    run.clients.append("bob")
+    cancel(run._q, run.pipeline, "bob")
+    write(tmp_path / "out" / "ann", {query.name: [] for query in run.pipeline.queries})
     assert run.run() is False
     assert "finished already" in told[0]
+    assert told[1] == "cancelled, and without answers: bob"
     run._q.close()
+    other = Run(structs.replace(settings, workers=5), told.append)
+    with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
+        other.run()
 
 
 def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
