@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ def moment(text: str) -> datetime | None:
 
 def amount(text: str) -> Decimal | None:
     try:
-        return Decimal(text.strip())
+        value = Decimal(text.strip())
     except InvalidOperation:
         return None
+    # 16 digits before the point and 18 behind it; what does not fit cannot be read.
+    fits = abs(value) < 10**16 and value == round(Fraction(value), 18)
+    return value if fits else None
 
 
 def money(value: Decimal) -> float:

@@ -5,11 +5,15 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from ackflow.cli.main import app
+from ackflow.errors import InvalidArgument, NotFound
 from ackflow.pipeline import chart
 from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.finish import write
+from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 from ackflow.pipeline.status import exposition, look, stuck
@@ -93,9 +97,19 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
     t = run._q.transaction()
     t.put(run.pipeline.value("done", "ann"), True)
     t.commit()
+    with pytest.raises(NotFound, match=r"query1_results.json, .* is missing; remove"):
+        run.run()
+    (tmp_path / "data" / "bob").mkdir()
+    run.clients.append("bob")
+    cancel(run._q, run.pipeline, "bob")
+    write(tmp_path / "out" / "ann", {query.name: [] for query in run.pipeline.queries})
     assert run.run() is False
     assert "finished already" in told[0]
+    assert told[1] == "cancelled, and without answers: bob"
     run._q.close()
+    other = Run(structs.replace(settings, workers=5), told.append)
+    with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
+        other.run()
 
 
 def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -103,6 +117,16 @@ def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
         app, ["pipeline", "run", "--data", str(tmp_path), "--out", str(tmp_path), "--stage", "x"]
     )
     assert told.exit_code != 0
+
+
+def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data" / "ann").mkdir(parents=True)
+    afile = tmp_path / "afile"
+    afile.touch()
+    with pytest.raises(InvalidArgument, match="afile cannot be a folder: File exists"):
+        Run(Settings(data=str(tmp_path / "data"), out=str(afile)))
+    with pytest.raises(InvalidArgument, match="client1 cannot be a folder: Not a directory"):
+        generate(afile, transactions=1, clients=1, seed=1)
 
 
 def test_a_timeline_is_drawn_with_kills_and_recoveries() -> None:

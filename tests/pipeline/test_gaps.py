@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ackflow.errors import AckflowError
 from ackflow.pipeline import finish
 from ackflow.pipeline.aggregate import Aggregator
-from ackflow.pipeline.declare import Pipeline
+from ackflow.pipeline.declare import Pipeline, Query
 from ackflow.pipeline.ledger import Held, Key, Ledger
 from ackflow.pipeline.upstream import send
 from ackflow.pipeline.words import EndOfTable, Folded, raw
@@ -259,6 +260,26 @@ def test_a_shard_that_was_not_told_of_every_batch_does_not_end_a_table(bench: Be
     bench.q.ack(told)  # the rows and the tick are lost by someone else's hand
     bench.fold(worker)
     assert [m["shard"] for m in bench.inside(SHOP.ends)] == ["01"]
+
+
+def test_amounts_are_added_compared_and_rounded_exactly() -> None:
+    exact = structs.replace(SHOP, queries=[
+        Query("sums", "select item, dsum(amount) as amount from sold group by item order by item"),
+        Query("whole", "select whole(amount) as n from sold where item in ('c', 'd') order by item"),
+        Query("order", "select item, money(amount) as amount from sold order by compare(amount)"),
+    ])  # fmt: skip
+    large = "1000000000000"
+    found = finish.answers(exact, [
+        sold("a", large), sold("a", "0.000000000000000001"), sold("b", large), sold("c", "-1e25"),
+        sold("d", "-2"), sold("e", "0.0049999"), sold("f", "0.000000000000000001"),
+    ])  # fmt: skip
+    assert [row["amount"] for row in found["sums"]] == [
+        "1000000000000.000000000000000001", large, "-10000000000000000000000000", "-2",
+        "0.0049999", "0.000000000000000001",
+    ]  # fmt: skip
+    assert [row["n"] for row in found["whole"]] == ["-10000000000000000000000000", -2]
+    assert "".join(row["item"] for row in found["order"]) == "cdfeba"
+    assert [row["amount"] for row in found["order"]] == [-1e25, -2.0, 0.0, 0.0, 1e12, 1e12]
 
 
 def test_the_log_says_what_became_of_an_end_of_file(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,17 +2,20 @@
 
 import shutil
 from collections.abc import Iterator
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import ackflow
 from ackflow.pipeline import router as routers
 from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.declare import Pipeline, Route
 from ackflow.pipeline.router import Router, bury
 from ackflow.pipeline.words import Batch, EndOfTable, raw
 
@@ -28,8 +31,9 @@ class Lab:
         self.q = ackflow.connect(self.url)
         self.number = 0
 
-    def run(self, messages: int = 400) -> Router:
-        router = Router(self.q, self.url, SHOP, len(SHARDS), self.folder / "checkpoint", messages)
+    def run(self, messages: int = 400, pipeline: Pipeline = SHOP) -> Router:
+        checkpoint = self.folder / "checkpoint"
+        router = Router(self.q, self.url, pipeline, len(SHARDS), checkpoint, messages)
         router.start(self.spark, to_the_end=True).awaitTermination()
         return router
 
@@ -82,7 +86,7 @@ def test_rows_are_filtered_folded_and_sharded(lab: Lab) -> None:
     lab.end(batches=1)
     lab.run()
     amounts = {row["item"]: row["amount"] for row in lab.rows("sold")}
-    assert amounts == {"a": "80.050000", "b": "75.000000"}
+    assert amounts == {"a": "80.050000000000000000", "b": "75.000000000000000000"}
     assert [row["item"] for row in lab.rows("dear")] == ["a", "b"]
     assert [(d["batches"]) for d in lab.forwarded("end")] == [1, 1]
     assert lab.counts().lag == 0
@@ -96,7 +100,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_goes_on(lab: Lab) -> None:
     lab.q.push(SHOP.inbox, {"kind": "eof", "client": "ann", "table": "sales"})
     lab.q.push(SHOP.inbox, "what?")
     lab.run()
-    assert [row["amount"] for row in lab.rows("sold")] == ["1.000000"]
+    assert [row["amount"] for row in lab.rows("sold")] == ["1.000000000000000000"]
     assert lab.reasons() == [
         "not a batch: the message cannot be read",
         "not an end of file: it does not say of which worker",
@@ -111,6 +115,38 @@ def test_what_cannot_be_read_is_told_and_the_rest_goes_on(lab: Lab) -> None:
         "unreadable day: 1 rows of sales from ann",
     ]
     assert lab.counts().lag == 0
+
+
+def test_amounts_are_exact_or_unreadable_but_never_rounded(lab: Lab) -> None:
+    for item, amounts in {
+        "below": ["74.9999999"], "small": ["0.0049999", "1e-18"], "short": ["7499999999.99e-8"],
+        "large": ["1000000000000", "0.000000000000000001"], "zeros": ["75.00000000000000000000"],
+        "long": ["75.0000000000000000001", "1e-19"], "huge": ["10000000000000000", "1e400"],
+        "full": ["9999999999999999.999999999999999999"] * 20_000,
+    }.items():  # fmt: skip
+        lab.sales(*([DAY, item, amount] for amount in amounts))
+    lab.run()
+    assert [row["item"] for row in lab.rows("dear")] == ["full"] * 20_000 + ["large", "zeros"]
+    assert {row["item"]: Decimal(row["amount"]).normalize(Context(99)) for row in lab.rows("sold")} == {
+        "below": Decimal("74.9999999"), "small": Decimal("0.004999900000000001"),
+        "short": Decimal("74.9999999999"), "large": Decimal("1000000000000.000000000000000001"),
+        "zeros": 75, "long": 0, "huge": 0,
+        "full": Decimal("199999999999999999999.99999999999998"),
+    }  # fmt: skip
+    bury(lab.q, SHOP)
+    assert lab.reasons(SHOP.bad) == ["unreadable amount: 4 rows of sales from ann"]
+
+
+def test_a_computed_amount_that_is_too_large_is_told_and_stops_nobody(lab: Lab) -> None:
+    sold = Route("sold", "sales", {"item": "item"}, "item", sums={"amount": "amount * amount"})
+    squares = structs.replace(SHOP, routes=[sold], queries=[])
+    lab.sales([DAY, "a", "9999999999999999"], [DAY, "a", "3"])
+    lab.run(pipeline=squares)
+    assert [Decimal(row["amount"]) for row in lab.rows("sold")] == [9]
+    bury(lab.q, SHOP)
+    assert lab.reasons(SHOP.bad) == [
+        "the sum amount of route sold does not fit: 1 rows of sales from ann"
+    ]
 
 
 def test_gap_03_counts_of_what_was_handled_outlive_the_router(lab: Lab) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InvalidArgument
+from ..pipeline.folders import made
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
 from .output import Output
 from .shell import NOTHING
@@ -89,7 +90,7 @@ def run_stage(settings: Settings, stage: str, worker: int) -> None:
         raise InvalidArgument(f"a stage is worker, {', '.join(STAGES)}, not {stage!r}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    Path(settings.out).mkdir(parents=True, exist_ok=True)
+    made(Path(settings.out))
     if stage == "worker":
         upstream(settings, worker)
     else:

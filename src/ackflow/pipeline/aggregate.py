@@ -14,6 +14,7 @@ from .. import Message, Session
 from ..errors import AckflowError, TransactionFailed
 from .cancelling import cancelled
 from .declare import Pipeline, Route
+from .exact import add, text
 from .words import Folded, Forwarded, Rows, Tick, raw
 
 BATCH = 200
@@ -129,9 +130,9 @@ def fold(route: Route, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         total = sums.setdefault(tuple(row.get(name) for name in names), [])
         values = [Decimal(row[name]) for name in route.sums]
-        total[:] = [a + b for a, b in zip(total, values, strict=True)] if total else values
+        total[:] = [add(a, b) for a, b in zip(total, values, strict=True)] if total else values
     return [
         {**dict(zip(names, key, strict=True)),
-         **{name: str(value) for name, value in zip(route.sums, total, strict=True)}}
+         **{name: text(value) for name, value in zip(route.sums, total, strict=True)}}
         for key, total in sums.items()
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..errors import AckflowError, LeaseLost, TransactionFailed
 from .aggregate import fold
 from .cancelling import cancelled, forget
 from .declare import Pipeline
+from .exact import add, rounded, sortable, text
 from .words import Folded, Rows
 
 GROUP = "finisher"
@@ -168,23 +169,26 @@ class _Sum:
         self.total = Decimal(0)
 
     def step(self, *values: Any) -> None:
-        self.total += sum((Decimal(value or 0) for value in values), Decimal(0))
+        for value in values:
+            self.total = add(self.total, Decimal(value or 0))
 
     def final(self) -> str:
-        return str(self.total)
+        return text(self.total)
 
 
 def _money(*values: Any) -> float:
-    return float(Decimal(values[0] or 0).quantize(Decimal("0.01"), ROUND_HALF_UP))
+    return float(rounded(Decimal(values[0] or 0), 2))
 
 
-def _whole(*values: Any) -> int:
-    return int(Decimal(values[0] or 0))
+def _whole(*values: Any) -> int | str:
+    found = int(Decimal(values[0] or 0))
+    # SQLite has no larger whole numbers, and one client's must not stop the finisher.
+    return found if -(2**63) <= found < 2**63 else str(found)
 
 
-def _compare(*values: Any) -> int:
-    """Decimals are kept as text, which does not sort by value; whole numbers do, exactly."""
-    return int(Decimal(values[0] or 0).scaleb(6))
+def _compare(*values: Any) -> str:
+    """Decimals are kept as text, which does not sort by value as it is."""
+    return sortable(Decimal(values[0] or 0))
 
 
 def write(folder: Path, found: dict[str, list[dict[str, Any]]]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 from .coffee_shop import pipeline
+from .folders import made
 
 ITEMS = [("Espresso", 6), ("Americano", 7), ("Latte", 8), ("Cappuccino", 8), ("Flat White", 9),
          ("Mocha", 9), ("Hot Chocolate", 9), ("Matcha Latte", 10)]  # fmt: skip
@@ -25,7 +26,7 @@ def generate(out: Path, transactions: int, clients: int, seed: int) -> None:
 
 
 def _client(folder: Path, transactions: int, rng: random.Random) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    made(folder)
     users = max(5, transactions // 20)
     _write(folder / "menu_items.csv", "menu_items", (
         [str(i), name, "coffee" if i < 6 else "non-coffee", f"{price}.0", "False", "", ""]
@@ -94,7 +95,19 @@ def _edge_rows(rng: random.Random) -> tuple[list[list[str]], list[list[str]]]:
                "2025-12-31 23:59:59", "2026-01-01 00:00:00", "2024-06-30 12:00:00",
                "2024-07-01 12:00:00"):  # fmt: skip
         sale(at, "80.00")
-    for amount in ("74.99", "75.00", "75", "75.005", "", "not a number", "1e2"):
+    for amount in (
+        "74.99",
+        "75.00",
+        "75",
+        "75.005",
+        "",
+        "not a number",
+        "1e2",
+        "74.9999999",
+        "0.0049999",
+        "1000000000000",
+        "75.0000000000000000001",
+    ):
         sale("2024-01-06 10:00:00", amount)
     for at in ("", "2024-13-01 10:00:00", "yesterday"):
         sale(at, "90.00")
@@ -104,6 +117,7 @@ def _edge_rows(rng: random.Random) -> tuple[list[list[str]], list[list[str]]]:
     sale("2024-01-07 10:00:00", "10.00", user="999999")
     sale("2024-01-07 10:00:00", "10.00", quantity="", subtotal="")
     sale("2024-01-07 10:00:00", "10.00", quantity="many", subtotal="much")
+    sale("2024-01-07 10:00:00", "10.00", quantity="0.0000001", subtotal="0.0049999")
     for _ in range(40):
         sale("2024-01-08 10:00:00", "10.00", user="2.0")
         sale("2024-01-08 10:00:00", "10.00", user="3")

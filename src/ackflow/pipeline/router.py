@@ -166,10 +166,16 @@ def _problem(pipeline: Pipeline, row: Any) -> str | None:
 
 
 def bury(q: Session, pipeline: Pipeline) -> int:
-    """Put what could not be read among the dead letters, each with its reason."""
+    """Put all that could not be read among the dead letters, each with its reason."""
     told = 0
-    for message in q.pop(pipeline.bad, group=GROUP, batch=100):
-        bad = msgspec.json.decode(message.raw, type=Bad)
-        message.reject(f"{bad.reason}: {len(bad.rows)} rows of {bad.table} from {bad.client}")
-        told += len(bad.rows)
+    while some := q.pop(pipeline.bad, group=GROUP, batch=100, lease_seconds=LEASE):
+        for message in some:
+            bad = msgspec.json.decode(message.raw, type=Bad)
+            message.reject(f"{bad.reason}: {_amount(bad)} {bad.table} from {bad.client}")
+            told += len(bad.rows)
     return told
+
+
+def _amount(bad: Bad) -> str:
+    """Of a whole file nobody knows how many rows it has."""
+    return f"{len(bad.rows)} rows of" if bad.rows else "a file of"

@@ -13,15 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from . import exact
 from .declare import Kind, Pipeline, Route, Table
+from .exact import SUM
 from .words import Bad, Rows
 
 TIME = "yyyy-MM-dd HH:mm:ss"
-SUM = "decimal(38,6)"
 SHAPE = "client string, table string, rows array<array<string>>"
 BAD = "!"
 FOLD_ROWS = 200_000
 MESSAGE_ROWS = 10_000
+WIDE = pa.decimal256(76, exact.SCALE)
 OUT = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())])
 
 Shape = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -123,7 +125,7 @@ def _cell(name: str, tables: list[Table]) -> str:
 def _read(cell: str, kind: Kind) -> str:
     if kind == "time":
         return f"try_to_timestamp({cell}, '{TIME}')"
-    return f"try_cast(trim({cell}) as decimal(18,6))"
+    return exact.read(cell)
 
 
 def _having(name: str, tables: list[Table]) -> str:
@@ -158,21 +160,41 @@ def _routed(
     shape = packing(pipeline)
     names = {table.name for table in tables}
     parts = [
-        f"if(_table = '{route.table}' and _readable and ({route.where}), "
-        f"{_values(route, shape, shards)}, null)"
+        f"if({_taken(route)}, {_values(route, shape, shards)}, null)"
         for route in pipeline.routes
         if route.table in names
     ]
-    why = _struct(shape, f"concat('{BAD}', _table)", "0", ["_problem", "to_json(_cells)"], [])
-    parts.append(f"if(_problem is not null, {why}, null)")
+    parts.append(_told(shape, "_problem is not null", "_problem"))
+    parts += [
+        _told(shape, f"{_taken(route)} and ({code}) is not null and {_sum(code)} is null",
+              f"'the sum {name} of route {route.name} does not fit'")
+        for route in pipeline.routes
+        if route.table in names
+        for name, code in route.sums.items()
+        if not code.isidentifier() and not code.isdecimal()  # those always fit
+    ]  # fmt: skip
     return rows.selectExpr("_client", f"inline(array({', '.join(parts)}))").where(
         "route is not null"
     )
 
 
+def _taken(route: Route) -> str:
+    return f"_table = '{route.table}' and _readable and ({route.where})"
+
+
+def _told(shape: Packing, when: str, why: str) -> str:
+    told = _struct(shape, f"concat('{BAD}', _table)", "0", [why, "to_json(_cells)"], [])
+    return f"if({when}, {told}, null)"
+
+
+def _sum(code: str) -> str:
+    """The value of one row in a sum. It may be computed, and then be too large."""
+    return f"try_cast({code} as {SUM})"
+
+
 def _values(route: Route, shape: Packing, shards: int) -> str:
     shard = f"pmod(xxhash64({route.select[route.shard]}), {shards})"
-    sums = [f"coalesce(cast({code} as {SUM}), 0)" for code in route.sums.values()]
+    sums = [f"coalesce({_sum(code)}, 0)" for code in route.sums.values()]
     return _struct(shape, f"'{route.name}'", shard, list(route.select.values()), sums)
 
 
@@ -221,17 +243,19 @@ def _messages(shape: Packing, route: str, rows: pa.Table) -> Iterator[tuple[str,
     values = [f"v{i}" for i in range(len(sums))]
     names = ["_client", "shard", *keys, *values]
     if sums:
+        for value in values:
+            # A sum of the largest amounts has more digits than one of them.
+            at = rows.column_names.index(value)
+            rows = rows.set_column(at, value, rows[value].cast(WIDE))
         rows = rows.group_by(names[: -len(sums)]).aggregate([(value, "sum") for value in values])
         rows = rows.rename_columns(
             [n.removesuffix("_sum") if n.startswith("v") else n for n in rows.column_names]
         )
-        for value in values:
-            at = rows.column_names.index(value)
-            rows = rows.set_column(at, value, rows[value].cast(pa.string()))
     plain = zip(*(rows[name].to_pylist() for name in names), strict=True)
     heads = [*select, *sums]
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for client, shard, *cells in plain:
+        cells[len(select) :] = [exact.text(value) for value in cells[len(select) :]]
         found.setdefault((client, shard), []).append(dict(zip(heads, cells, strict=True)))
     for (client, shard), records in found.items():
         for some in _cut(records):

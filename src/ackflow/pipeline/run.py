@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from .. import Session
-from ..errors import AckflowError
+from ..errors import AckflowError, InvalidArgument, NotFound
 from .cancelling import cancelled
 from .declare import Pipeline
 from .ends import waiting
+from .folders import made
 from .stages import PARENT, Settings
 from .status import look, stuck
-from .upstream import clients
+from .upstream import clients, left_out
 
 Told = Callable[[str], None]
 
@@ -37,8 +38,7 @@ class Run:
         self.settings = settings
         self.pipeline: Pipeline = settings.pipeline()
         self.clients = clients(Path(settings.data))
-        self.out = Path(settings.out).absolute()
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.out = made(Path(settings.out).absolute())
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.events: list[dict[str, Any]] = []
         self._told = told
@@ -56,9 +56,13 @@ class Run:
 
     def run(self, each: Callable[["Run"], None] | None = None, alarm_after: float = 60.0) -> bool:
         """Run to the end; False when there was nothing to do. `each` is called every moment."""
-        if set(self.clients) <= {*self.done(), *cancelled(self._q, self.pipeline)}:
-            self._told("every client is finished already; the answers are in " + str(self.out))
+        self._keep()
+        gone = cancelled(self._q, self.pipeline)
+        if set(self.clients) <= {*self.done(), *gone}:
+            self._tell_finished(gone)
             return False
+        for told in left_out(Path(self.settings.data), self.pipeline):
+            self._told(told)
         try:
             for name in self._names():
                 self._start(name)
@@ -67,6 +71,33 @@ class Run:
             self._stop()
             self._write_events()
         return True
+
+    def _keep(self) -> None:
+        """Refuse to go on in another width: batches are numbered and shards counted by it."""
+        now = {name: getattr(self.settings, name) for name in ("workers", "shards", "rows")}
+        key = self.pipeline.value("width")
+        kept = self._q.value(key)
+        if kept is None:
+            t = self._q.transaction()
+            t.put(key, now)
+            t.commit()
+        elif kept.data != now:
+            used = ", ".join(f"{n} {name}" for name, n in kept.data.items())
+            self._q.close()
+            raise InvalidArgument(f"this run began with {used}; go on with these, or begin anew "
+                                  "with another out folder and database")  # fmt: skip
+
+    def _tell_finished(self, gone: set[str]) -> None:
+        finished = [client for client in self.clients if client not in gone]
+        paths = [self.out / client / f"{query.name}_results.json"
+                 for client in finished for query in self.pipeline.queries]  # fmt: skip
+        missing = [str(path) for path in paths if not path.exists()]
+        if missing:
+            raise NotFound(f"every client is finished, but {', '.join(missing)} is missing; "
+                           f"remove {self.settings.url} to have it answered again")  # fmt: skip
+        self._told("every client is finished already; the answers are in " + str(self.out))
+        if given_up := sorted(gone & set(self.clients)):
+            self._told(f"cancelled, and without answers: {', '.join(given_up)}")
 
     def kill(self, name: str) -> None:
         """Kill a stage; it is started again."""

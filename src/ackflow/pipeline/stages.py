@@ -105,6 +105,7 @@ def router(settings: Settings) -> None:
             worker.ends.tend()
         failure = query.exception()
         query.stop()
+        bury(q, pipeline)  # what the last batches left
     spark.stop()
     if failure is not None:
         raise InvalidArgument(f"the router failed: {str(failure).splitlines()[0]}")

@@ -60,7 +60,7 @@ class Folded(Struct, tag="done", tag_field="kind"):
 
 
 class Bad(Struct, tag="bad", tag_field="kind"):
-    """Rows that cannot be read, or only in part."""
+    """Rows that cannot be read, or only in part; without rows: a whole file."""
 
     client: str
     table: str
