@@ -97,7 +97,7 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
     t = run._q.transaction()
     t.put(run.pipeline.value("done", "ann"), True)
     t.commit()
-    with pytest.raises(NotFound, match=r"query1_results.json, .* is missing; remove"):
+    with pytest.raises(NotFound, match=r"query1_results.json, .* is missing; begin anew"):
         run.run()
     (tmp_path / "data" / "bob").mkdir()
     run.clients.append("bob")

@@ -94,7 +94,7 @@ class Run:
         missing = [str(path) for path in paths if not path.exists()]
         if missing:
             raise NotFound(f"every client is finished, but {', '.join(missing)} is missing; "
-                           f"remove {self.settings.url} to have it answered again")  # fmt: skip
+                           "begin anew with another out folder and database")  # fmt: skip
         self._told("every client is finished already; the answers are in " + str(self.out))
         if given_up := sorted(gone & set(self.clients)):
             self._told(f"cancelled, and without answers: {', '.join(given_up)}")

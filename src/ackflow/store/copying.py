@@ -25,6 +25,7 @@ class Copying:
     def __init__(self, open: Callable[[], apsw.Connection]) -> None:
         self._open = open
         self._called = threading.Event()
+        self._lock = threading.Lock()
         self._asked = False
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -32,13 +33,22 @@ class Copying:
     def look(self, db: apsw.Connection, _name: str, pages: int) -> int:
         """Called by SQLite after each commit with the length of the log."""
         if pages >= NOW_PAGES:
-            copy_log(db)
+            self.copy(db)
         elif pages < SOON_PAGES:
             self._asked = False
         elif not self._asked:
             self._asked = True
             self._call()
         return apsw.SQLITE_OK
+
+    def copy(self, db: apsw.Connection, *, empty: bool = False) -> None:
+        """Copy as much of the log as nobody reads and there is room for, after the thread has.
+
+        `empty`: wait for those who read, and give the room of the log back to the disk.
+        """
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if empty else apsw.SQLITE_CHECKPOINT_PASSIVE
+        with self._lock, contextlib.suppress(apsw.Error):
+            db.wal_checkpoint(mode=mode)
 
     def close(self) -> None:
         self._closing = True
@@ -56,10 +66,4 @@ class Copying:
         with contextlib.suppress(apsw.Error), contextlib.closing(self._open()) as db:
             while self._called.wait() and not self._closing:
                 self._called.clear()
-                copy_log(db)
-
-
-def copy_log(db: apsw.Connection) -> None:
-    """Copy as much of the log as nobody reads and there is room for."""
-    with contextlib.suppress(apsw.Error):
-        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self.copy(db)

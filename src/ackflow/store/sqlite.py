@@ -30,7 +30,7 @@ from ..errors import (
 from . import migrate
 from .ballast import Ballast
 from .cache import Cache
-from .copying import NOW_PAGES, Copying, copy_log
+from .copying import NOW_PAGES, Copying
 from .tx import Execute, Row, Tx
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ PAGE_SIZE = 4096
 CACHE_KIB = 65_536
 BUSY_SECONDS = 30.0
 LOOK_SECONDS = 0.1
-ROOM_INSIDE = 2 * 1024 * 1024
+ROOM_INSIDE = 4 * 1024 * 1024
 
 
 class SqliteStore:
@@ -75,6 +75,7 @@ class SqliteStore:
         self._version = -1
         self.interrupted: BaseException | None = None
         self._full = False
+        self._bare = False  # without the reserve: only room inside the file keeps pushes going
         self._look_again = 0.0
         self._alone = threading.RLock()
         self._readers: list[apsw.Connection] = []
@@ -102,13 +103,15 @@ class SqliteStore:
         if synced and (self._full or time.monotonic() > self._look_again):
             self._look_again = time.monotonic() + LOOK_SECONDS
             self.look_for_space()
+        elif synced and self._bare:
+            self._full = not self._roomy()
         with self._alone:
             try:
                 return self._transact(body, level)
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
-                copy_log(self._db)
+                self._copying.copy(self._db, empty=True)
                 with translated(self.path):
                     return self._transact(body, level)
             except apsw.Error as error:
@@ -141,8 +144,8 @@ class SqliteStore:
 
         Another process may have given it up.
         """
-        if self._full or not self._ballast.there():
-            self._full = not (self._ballast.restore() or self._roomy())
+        self._bare = not self._ballast.there() and not self._ballast.restore()
+        self._full = self._bare and not self._roomy()
 
     def _roomy(self) -> bool:
         """Whether trimmed messages left enough room inside the file to go without the reserve."""
