@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator
 from typing import Any, Protocol, Self
 
 from . import checks, codec
@@ -28,7 +27,6 @@ SECONDS = 1.0
 MOST = 100  # times `size` may wait in memory; then a push or an ack waits
 AGAIN_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
-MOST_BYTES = 8 * 1024 * 1024  # of one push
 Settles = list[tuple[Delivery, Verdict]]
 
 
@@ -201,7 +199,7 @@ class Buffer:
         """What was gathered becomes calls that can be repeated: a push gets its key."""
         with self._changed:
             self._begun += 1
-            for chunks in _bundles(self._chunks):
+            for chunks in codec.in_parts(self._chunks, lambda chunk: len(chunk.data)):
                 key, digest = secrets.token_hex(12), codec.digest_of(chunks)
                 self._sealed.append(PushRequest(chunks, key, digest))
             if self._settles:
@@ -242,17 +240,3 @@ def _count(call: PushRequest | Settles) -> int:
     if isinstance(call, PushRequest):
         return sum(len(chunk.ends) for chunk in call.chunks)
     return len(call)
-
-
-def _bundles(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
-    """Chunks in pushes that are not too large for one request."""
-    bundle: list[Chunk] = []
-    size = 0
-    for chunk in chunks:
-        if bundle and size + len(chunk.data) > MOST_BYTES:
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(chunk)
-        size += len(chunk.data)
-    if bundle:
-        yield bundle

@@ -4,9 +4,9 @@ import hashlib
 import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +17,8 @@ from .errors import InvalidArgument, PayloadTooLarge
 from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
 from .store.rows import Rest
 
+T = TypeVar("T")
+MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -70,6 +72,20 @@ def request(
     if key is None:
         return PushRequest(chunks), places
     return PushRequest(chunks, checks.name(key, "key"), digest_of(chunks)), places
+
+
+def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Items in order, in parts that are not too large for one push over HTTP."""
+    part: list[T] = []
+    size = 0
+    for item in items:
+        if part and size + size_of(item) > MOST_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += size_of(item)
+    if part:
+        yield part
 
 
 def digest_of(chunks: Iterable[Chunk]) -> bytes:

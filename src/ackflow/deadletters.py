@@ -3,14 +3,14 @@ another try once the cause is gone."""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import msgspec
 
 from . import checks
 from .clock import SECOND
-from .codec import Item
+from .codec import Item, in_parts
 from .delivery import Receipt
 from .errors import AckflowError, NotFound
 from .model import DeadLetter, DeadSummary, Page, StoredMessage
@@ -20,7 +20,6 @@ log = logging.getLogger("ackflow")
 ABOVE = 100
 EVERY_SECONDS = 60.0
 PAGE = 500
-MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 REPROCESSED = "reprocess-"
 
 
@@ -60,24 +59,10 @@ def reprocess(session: Repairs, queue: str, group: str | None = None) -> int:
         upto, size = str(newest.items[0].id + 1), min(PAGE, left)
         left -= size
         page = session.dead_letters(queue, group=group, limit=size, offset=left, after=upto)
-        for letters in _bundles(page.items[::-1]):
+        for letters in in_parts(page.items[::-1], lambda letter: len(letter.raw)):
             _push_again(session, queue, letters)
             done += session.purge_dead(queue, ids=[letter.id for letter in letters])
     return done
-
-
-def _bundles(letters: list[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Letters in order, as many at once as one push may carry."""
-    bundle: list[DeadLetter] = []
-    size = 0
-    for letter in letters:
-        if bundle and size + len(letter.raw) > MOST_BYTES:
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(letter)
-        size += len(letter.raw)
-    if bundle:
-        yield bundle
 
 
 def _push_again(session: Repairs, queue: str, letters: list[DeadLetter]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ackflow
-from ackflow import Item, Session, VirtualClock, aio, buffer
+from ackflow import Item, Session, VirtualClock, aio, buffer, codec
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
 
 from .waiting import until
@@ -195,7 +195,7 @@ def test_many_threads_fill_one_buffer(q: Session) -> None:
 
 
 def test_large_pushes_are_sent_in_parts(q: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer, "MOST_BYTES", 1000)
+    monkeypatch.setattr(codec, "MOST_BYTES", 1000)
     push, made = q.broker.push, list[int]()
     monkeypatch.setattr(q.broker, "push", lambda r: (made.append(len(r.chunks)), push(r))[1])
     with q.buffer(seconds=1e6) as gathering:

@@ -2,19 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ackflow
 from ackflow import VirtualClock, aio, consume, consume_aio
 from ackflow.aio import Message
 from ackflow.broker.pop import PopRequest
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
 
-from ..running import Running
 from .waiting import until_awaited
 
 Test = Callable[[aio.Session], Coroutine[Any, Any, None]]
@@ -22,23 +20,18 @@ Run = Callable[[Test], None]
 NOW: dict[str, Any] = {"wait": 0}
 
 
-@pytest.fixture(params=["file", "http"])
-def run(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> Iterator[Run]:
-    """Run a test on a loop of its own, with an awaitable session."""
-    running, url = None, str(tmp_path / "test.db")
-    if request.param == "http":
-        running = Running(ackflow.connect(":memory:", clock=clock, upkeep=False))
-        url = running.url
+@pytest.fixture
+def run(run: Run) -> Run:
+    """Run a test with an awaitable session, and the group that the tests consume as."""
 
-    async def main(test: Test) -> None:
-        async with await aio.connect(url, clock=clock, upkeep=False, consumer="tester") as q:
+    def with_group(test: Test) -> None:
+        async def main(q: aio.Session) -> None:
             await q.group("orders", "g")
             await test(q)
 
-    yield lambda test: asyncio.run(main(test))
-    if running is not None:
-        running.stop()
-        running.session.close()
+        run(main)
+
+    return with_group
 
 
 async def counts(q: aio.Session) -> Any:

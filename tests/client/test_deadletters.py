@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ackflow import Item, Session, VirtualClock, aio, deadletters
+from ackflow import Item, Session, VirtualClock, aio, codec, deadletters
 from ackflow.deadletters import Alert
 from ackflow.errors import InvalidArgument, QueueNotFound, Unavailable
 from ackflow.policy import QUEUE_MODE
@@ -155,7 +155,7 @@ def test_many_pages_are_reprocessed_in_the_order_of_their_death(
 def test_large_letters_are_reprocessed_in_parts_that_a_server_takes(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "MOST_BYTES", 1000)
+    monkeypatch.setattr(codec, "MOST_BYTES", 1000)
     sizes = [400, 400, 400, 2000, 1, 1]
     bury(q, *(bytes(size) for size in sizes))
     pushed: list[int] = []

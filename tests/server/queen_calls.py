@@ -80,3 +80,15 @@ def named(
 
 def data(messages: list[dict[str, Any]]) -> list[Any]:
     return [message["data"] for message in messages]
+
+
+def get(http: httpx.Client, path: str, **query: Any) -> Any:
+    answer = http.get(f"/api/v1/{path}", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def post(http: httpx.Client, path: str, body: Any) -> Any:
+    answer = http.post(f"/api/v1/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
