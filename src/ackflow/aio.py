@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .client.patience import Patience
 
 THREADS = 8
-AGAIN_SECONDS = 1.0
 
 
 async def connect(
@@ -141,7 +140,7 @@ def _settling(
                 some = [first] if isinstance(first, Delivery) else first
                 given = isinstance(some, list | tuple) and some and isinstance(some[0], Delivery)
                 pause = waits(self, some) if given else None  # type: ignore[arg-type]
-                if pause is None or error.code not in PASSING or await pause(AGAIN_SECONDS):
+                if pause is None or error.code not in PASSING or await pause(session.AGAIN_SECONDS):
                     raise
 
     return run

@@ -10,6 +10,7 @@ import ackflow
 from ackflow import VirtualClock, aio
 from ackflow.client import gathering, requests
 from ackflow.errors import QueueFull, Unavailable
+from ackflow.server.app import Limits
 
 from ..running import Running
 
@@ -79,6 +80,21 @@ def test_a_push_that_is_alone_or_large_goes_alone(on_wire: Callable[[Work], None
         large = "x" * requests.SMALL_BYTES
         await asyncio.gather(*[q.push("orders", large) for _ in range(5)])
         assert wire.paths == [requests.PUSH] * 6
+
+    on_wire(work)
+
+
+def test_pushes_that_are_too_much_for_one_request_go_in_several(
+    running: Running, on_wire: Callable[[Work], None]
+) -> None:
+    running.app.limits = Limits(running.app.limits.body_bytes, batch=300)
+
+    async def work(q: aio.Session, wire: Wire) -> None:
+        some = list(range(1000, 1300))
+        await asyncio.gather(*[q.push("orders", some) for _ in range(200)])
+        together = [path for path in wire.paths if path != requests.PUSH]
+        assert 2 < len(together) < 20
+        assert (await q.queue_stats("orders")).messages == 200 * 300
 
     on_wire(work)
 

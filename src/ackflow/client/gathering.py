@@ -14,7 +14,7 @@ from ..wire import Pushed, tell, untell
 from .requests import Request, pushes
 
 AT_ONCE = 2  # requests on their way: one is answered while the other is written
-MOST = 256  # pushes in one request
+MOST_BYTES = 64 * 1024  # of pushes in one request: no server is so small as to refuse them together
 Waiting = tuple[Request, "asyncio.Future[Answer]"]
 
 
@@ -43,10 +43,12 @@ class Gathering:
         """One request is answered: send what was gathered meanwhile."""
         self._under_way -= 1
         some: list[Waiting] = []
-        while self._waiting and len(some) < MOST:
+        size = 0
+        while self._waiting and size < MOST_BYTES:
             push, answer = self._waiting.popleft()
             if not answer.done():  # else its task was cancelled
                 some.append((push, answer))
+                size += len(push.body)
         if some:
             self._under_way += 1
             task = asyncio.ensure_future(self._carry(some))

@@ -54,14 +54,12 @@ async def about(call: Call) -> Answer:
 async def push(call: Call) -> Answer:
     """Append messages; they are on disk when this is answered."""
     request: PushRequest = _push.read(call.body, _given(call))
-    call.server.check_batch(sum(len(chunk.ends) for chunk in request.chunks))
     return _answer(call, await _checked(call, request))
 
 
 async def pushes(call: Call) -> Answer:
     """Append what several pushes bring, in one commit; each is answered for itself."""
     requests: list[PushRequest] = _pushes.read(call.body, _given(call))
-    call.server.check_batch(sum(len(chunk.ends) for some in requests for chunk in some.chunks))
     return _answer(call, await asyncio.gather(*[_push_one(call, some) for some in requests]))
 
 
@@ -74,6 +72,7 @@ async def _push_one(call: Call, request: PushRequest) -> Pushed:
 
 def _checked(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
     check_push(request)
+    call.server.check_batch(sum(len(chunk.ends) for chunk in request.chunks))
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
     pushing: asyncio.Future[Places] = call.server.onloop.push(request)
