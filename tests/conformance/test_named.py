@@ -406,6 +406,14 @@ def test_queues_of_a_namespace_are_asked_in_turn(q: Session) -> None:
     assert wide(q, namespace="shop", task="mails") == []
 
 
+def test_queues_with_one_lane_each_take_turns(q: Session) -> None:
+    for queue in ("shop.orders", "shop.bills"):
+        q.push(queue, [Item(data=n, partition=queue) for n in range(3)])
+    popped = [wide(q, namespace="shop", auto_ack=True)[0] for _ in range(4)]
+    assert popped[:2] == popped[2:]
+    assert popped[0] != popped[1]
+
+
 def test_of_many_queues_the_one_with_the_highest_priority_comes_first(q: Session) -> None:
     q.push("shop.low", Item(data=1, partition="low"))
     q.push("shop.high", [Item(data=n, partition="high") for n in range(2)])

@@ -415,3 +415,11 @@ def test_what_is_redriven_to_another_queue_is_for_all_its_groups(q: Session) -> 
         (message,) = q.pop("r", group=group)
         assert (message.data, message.partition, message.priority) == ("a", "p", 4)
     assert not pop(q)
+
+
+def test_a_lane_that_was_alone_gives_way_after_one_hand_out_more(q: Session) -> None:
+    q.push("q", list(range(10)), partition="a")
+    assert [m.data for _ in range(3) for m in q.pop("q")] == [0, 1, 2]
+    q.push("q", ["b", "b"], partition="b")
+    served = [q.pop("q")[0].data for _ in range(4)]
+    assert served in ([3, "b", 4, "b"], ["b", 3, "b", 4])

@@ -16,7 +16,7 @@ from .expire import hidden_in, refresh
 from .handout import Handout, Run, Taken, runs_of
 from .lanes import group_for, queue_for
 from .maintenance import halted
-from .quiet import quiet_time, quiet_work
+from .quiet import next_work, quiet_time
 from .read import read_lease
 from .settle import take_over
 from .take import take
@@ -104,7 +104,7 @@ def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
             continue
         group = _group(tx, queue, request)
         refresh(tx, group)
-        cursor = tx.next_work(group.id, None)
+        cursor, _ = tx.next_work(group.id, None)
         if cursor is not None:
             found.append((-queue.options.priority, cursor.priority, cursor.served, queue, group))
         elif (at := tx.next_time(group.id)) is not None:
@@ -185,13 +185,11 @@ def _gather(
 ) -> list[Part]:
     """Take from one lane after the other until there is enough or no lane has work."""
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
+    wide = isinstance(request, WidePop)  # its queues take turns by when they were served
     parts: list[Part] = []
     homes: set[int] = set()
     while want > 0:
-        if queue.options.window_seconds:
-            cursor = quiet_work(tx, queue, group, partition)
-        else:
-            cursor = tx.next_work(group.id, partition)
+        cursor, alone = next_work(tx, queue, group, partition)
         if cursor is None or (cursor.partition not in homes and len(homes) >= most):
             break
         if group.rules.ordering == "ordered":
@@ -199,7 +197,7 @@ def _gather(
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered
-        taken = take(tx, queue, group, lane, cursor, want)
+        taken = take(tx, queue, group, lane, cursor, want, turn=wide or not alone or bool(parts))
         if not taken:
             continue
         homes.add(cursor.partition)

@@ -5,12 +5,19 @@ from ..store.rows import Cursor, Group, Queue
 from ..store.tx import Tx
 
 
-def quiet_work(tx: Tx, queue: Queue, group: Group, partition: int | None) -> Cursor | None:
-    """The lane to serve next among the partitions whose last message is old enough."""
+def next_work(
+    tx: Tx, queue: Queue, group: Group, partition: int | None
+) -> tuple[Cursor | None, bool]:
+    """The lane to serve next, and whether it is the only one of the group with work.
+
+    In a queue with a window, of the partitions whose last message is old enough.
+    """
+    if not queue.options.window_seconds:
+        return tx.next_work(group.id, partition)
     tx.flush()
     since = tx.now - micros(queue.options.window_seconds)
     lane = tx.value("quiet_work", group.id, partition, since)
-    return None if lane is None else tx.cursor(lane, group.id)
+    return (None if lane is None else tx.cursor(lane, group.id)), False
 
 
 def quiet_time(tx: Tx, queue: Queue, group: Group) -> int | None:

@@ -30,7 +30,7 @@ from .hands import (
 )
 from .lanes import group_for, queue_for
 from .pop import Part, PopRequest, lease_parts, room_for, together
-from .quiet import quiet_work
+from .quiet import next_work
 from .read import shares_of
 from .regain import consumer_of, regain, standing
 from .settle import Mark, Verdict, extend, settle
@@ -320,8 +320,7 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
     size = request.bytes
     parts: dict[int, Part] = {}
     while rows > 0 and size > 0 and len(parts) < LANES_AT_MOST:
-        quiet = queue.options.window_seconds
-        cursor = quiet_work(tx, queue, group, None) if quiet else tx.next_work(group.id, None)
+        cursor, _ = next_work(tx, queue, group, None)
         if cursor is None or cursor.lane in parts:
             break
         lane = tx.lane(cursor.lane)

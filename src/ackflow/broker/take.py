@@ -14,8 +14,14 @@ from .unread import drop_unread
 SEGMENTS_AT_ONCE = 256
 
 
-def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Taken]:
-    """Take up to `want` messages for a group and move its cursor; the caller makes the claims."""
+def take(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, turn: bool = True
+) -> list[Taken]:
+    """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
+
+    `turn`: other lanes wait for theirs. A lane that is alone with work keeps the time it was last
+    served, which saves a write; one that joins it then waits for one hand-out more at most.
+    """
     while queue.options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
         pass
     while queue.options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
@@ -32,14 +38,17 @@ def take(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
         taken += new
     # A lane emptied by exactly what was wanted stays marked: the next pop or push saves a write.
     fresh = held_at is None and cursor.next < lane.head
-    cursor.ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
+    ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
     cursor.delivered += n
     for some in taken:
         if some.redelivered:
             tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
-    if n:  # a lane that had nothing to give keeps its turn
-        cursor.served = tx.tick()
-    tx.changed(cursor)
+    served = tx.tick() if n and turn else cursor.served  # one that gave nothing keeps its turn
+    if ready == cursor.ready and served == cursor.served:
+        tx.counted(cursor)
+    else:
+        cursor.ready, cursor.served = ready, served
+        tx.changed(cursor)
     return taken
 
 

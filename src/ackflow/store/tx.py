@@ -376,7 +376,7 @@ class Tx:
         self._changed[cursor.lane, cursor.grp] = cursor
 
     def counted(self, cursor: Cursor) -> None:
-        """Note a cursor of which only what a settle counts has changed: no index is touched."""
+        """Note a cursor that has as much work and the same turn as before: no index is touched."""
         self._counted[cursor.lane, cursor.grp] = cursor
 
     def flush(self) -> None:
@@ -384,28 +384,26 @@ class Tx:
             self.tally.write(self.run)
         for key, c in self._counted.items():
             if key not in self._changed:
-                self.run(
-                    "save_counts", c.lane, c.grp, c.consumed, c.failed, c.done, c.dead, c.last_seq,
-                    c.last_created, c.last_at,
-                )  # fmt: skip
+                self.run("save_counts", *_cursor_columns(c))
         self._counted.clear()
         for c in self._changed.values():
-            self.run(
-                "save_cursor", c.lane, c.grp, c.next, c.served, c.ready, c.blocked, c.delivered,
-                c.consumed, c.failed, c.done, c.dead, c.skipped, c.purged, c.expired, c.hidden,
-                c.last_seq, c.last_created, c.last_at,
-            )  # fmt: skip
+            self.run("save_cursor", *_cursor_columns(c), c.served, c.ready, c.blocked)
         self._changed.clear()
 
-    def next_work(self, grp: int, partition: int | None) -> Cursor | None:
-        """The lane to serve next: lowest priority number, then served longest ago."""
+    def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
+        """The lane to serve next: lowest priority number, then served longest ago.
+
+        Answers also whether it is the only one of the group with work.
+        """
         if self._changed:  # the index knows nothing of what is only counted
             self.flush()
         if partition is None:
-            lane = self.value("next_work", grp)
+            found = self.all("next_work", grp)
         else:
-            lane = self.value("next_work_in", grp, partition)
-        return None if lane is None else self.cursor(lane, grp)
+            found = self.all("next_work_in", grp, partition)
+        if not found:
+            return None, False
+        return self.cursor(found[0][0], grp), partition is None and len(found) == 1
 
     def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
         self.flush()
@@ -575,6 +573,13 @@ def _to_segment(row: Row) -> Segment:
 def _to_claim(row: Row) -> Claim:
     id, grp, lane, lo, hi, packed, *more = row
     return Claim(id, grp, lane, [lo, hi] if packed is None else ranges.unpack(packed), *more)
+
+
+def _cursor_columns(c: Cursor) -> Row:
+    return (
+        c.lane, c.grp, c.next, c.delivered, c.consumed, c.failed, c.done, c.dead, c.skipped,
+        c.purged, c.expired, c.hidden, c.last_seq, c.last_created, c.last_at,
+    )  # fmt: skip
 
 
 def _claim_columns(claim: Claim) -> Row:

@@ -183,17 +183,18 @@ select * from cursors where grp = ?1
 insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden)
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 -- name: save_cursor
-update cursors set next = ?3, served = ?4, ready = ?5, blocked = ?6, delivered = ?7, consumed = ?8,
-    failed = ?9, done = ?10, dead = ?11, skipped = ?12, purged = ?13, expired = ?14, hidden = ?15,
-    last_seq = ?16, last_created = ?17, last_at = ?18
+update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
+    last_at = ?15, served = ?16, ready = ?17, blocked = ?18
 where lane = ?1 and grp = ?2
 -- name: save_counts
-update cursors set consumed = ?3, failed = ?4, done = ?5, dead = ?6, last_seq = ?7,
-    last_created = ?8, last_at = ?9
+update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
+    last_at = ?15
 where lane = ?1 and grp = ?2
 -- name: next_work
 select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
-order by priority, served, lane limit 1
+order by priority, served, lane limit 2
 -- name: next_work_in
 select lane from cursors where grp = ?1 and partition = ?2 and ready = 1 and blocked = 0
 order by priority, served limit 1
