@@ -55,6 +55,7 @@ class Rows:
         )
         for claim in self.claims:
             packed = claim["ranges"]
+            claim["lease"] = claim["lease"] or None
             claim["ranges"] = ranges.unpack(packed) if packed else [claim["lo"], claim["hi"]]
         self.tokens = {
             r["id"]: (r["token"], r["expires_at"], r["ended_at"])

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
 import ackflow
+from ackflow import VirtualClock
 from ackflow.errors import NotADatabase, SchemaTooNew, StorageFailed
 from ackflow.store.migrate import APPLICATION_ID, Migration, migrate, shipped, statements
 
@@ -187,3 +189,42 @@ def test_what_was_stored_is_there_after_opening_again(tmp_path: Path) -> None:
         (id,) = q.push("orders", {"n": 1})
     with ackflow.connect(path, upkeep=False) as q:
         assert q.message("orders", id).data == {"n": 1}
+
+
+OLD_CLAIMS = """
+alter table claims rename to new_claims;
+drop index claims_by_time;
+drop index claims_of_lane;
+create table claims (
+    id integer primary key, grp integer not null, lane integer not null, lo integer not null,
+    hi integer not null, n integer not null, ranges blob, state integer not null, at integer,
+    since integer not null, deliveries integer not null, failures integer not null,
+    redelivered integer not null, error text, lease integer, acked_at integer,
+    held integer not null default 0
+);
+create index claims_by_time on claims (grp, state, at);
+create index claims_of_lane on claims (lane, grp, state, lo) where lease is null;
+create index claims_leased on claims (lane, grp, lease) where lease is not null;
+insert into claims select row_number() over (), grp, lane, lo, hi, n, ranges, state, at, since,
+    deliveries, failures, redelivered, error, nullif(lease, 0), acked_at, held from new_claims;
+drop table new_claims;
+pragma user_version = 4;
+"""
+
+
+def test_what_was_leased_or_waiting_in_schema_4_is_so_in_schema_5(tmp_path: Path) -> None:
+    clock, path = VirtualClock(), tmp_path / "a.db"
+    with ackflow.connect(path, clock=clock, upkeep=False) as q:
+        q.push("orders", list(range(6)))
+        batch = q.pop("orders", batch=4)
+        batch[1].nack("late", delay=30)
+        batch[2].nack("now")
+        batch[3].ack()
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(OLD_CLAIMS)
+    with ackflow.connect(path, clock=clock, upkeep=False) as q:
+        assert [m.data for m in q.pop("orders", batch=9, auto_ack=True)] == [2, 4, 5]
+        assert q.lease(str(batch.token)).ack().settled == 1
+        clock.advance(30)
+        (late,) = q.pop("orders", batch=9)
+        assert (late.data, late.failures) == (1, 1)

@@ -125,15 +125,14 @@ def hold(tx: Tx, asked: Hold) -> None:
 
 def _split(tx: Tx, claim: Claim, part: Ranges) -> None:
     if part == claim.ranges:
-        tx.run("hold_claim", claim.id)
-        tx.cache.forget_lease(claim.lease)
+        tx.hold_claim(claim)
         return
     claim.ranges = ranges.difference(claim.ranges, part)
     tx.shrink_claim(claim, ranges.count(part))
     held = Claim(0, claim.grp, claim.lane, part, LEASED, claim.at, claim.since, claim.deliveries,
                  claim.failures, claim.redelivered, claim.error, claim.lease)  # fmt: skip
     tx.add_claim(held)
-    tx.run("hold_claim", held.id)
+    tx.hold_claim(held)
 
 
 def _ack(tx: Tx, hand: Hand) -> int:

@@ -4,7 +4,8 @@ from msgspec import Struct
 
 from .. import ranges
 from ..ranges import Ranges
-from ..store.tx import Row, Tx
+from ..store.forms import Row
+from ..store.tx import Tx
 
 NO_END = 1 << 62
 

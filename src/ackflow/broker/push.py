@@ -10,8 +10,9 @@ from .. import ranges
 from ..clock import SECOND, micros
 from ..errors import AckflowError, KeyConflict, QueueFull, StorageFull
 from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
+from ..store.forms import make_body
 from ..store.rows import Carry, Lane, Queue, Rest, Segment
-from ..store.tx import Tx, make_body
+from ..store.tx import Tx
 from .lanes import lane_for, queue_for
 from .room import make_room
 

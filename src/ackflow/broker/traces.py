@@ -4,7 +4,8 @@ from msgspec import Struct
 
 from ..clock import SECOND
 from ..errors import NotFound
-from ..store.tx import Row, Tx
+from ..store.forms import Row
+from ..store.tx import Tx
 from .handout import is_binary, payload
 from .locate import Located, locate
 

@@ -130,7 +130,8 @@ class Claim(Struct):
     """Messages of one lane that a group has looked at and not settled, all with one fate.
 
     `redelivered` is RETURNED when they came back themselves, and COPIED when they are copies of
-    messages that did, and have not been handed out yet.
+    messages that did, and have not been handed out yet. `stored` is the lease it lies under in the
+    table, which may be the one before.
     """
 
     id: int
@@ -146,6 +147,7 @@ class Claim(Struct):
     error: str | None
     lease: int | None
     acked_at: int | None = None
+    stored: int = 0
 
     @property
     def returned(self) -> bool:

@@ -31,7 +31,8 @@ from . import migrate
 from .ballast import Ballast
 from .cache import Cache
 from .copying import NOW_PAGES, Copying
-from .tx import Execute, Row, Tx
+from .forms import Row
+from .tx import Execute, Tx
 
 T = TypeVar("T")
 MayLose = Literal["nothing", "acks", "recent", "everything"]

@@ -4,6 +4,7 @@ The primitives load and save records; they hold no rule of the broker. A store s
 and its own file of statements.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,18 +15,25 @@ from .. import policy, ranges
 from ..policy import GroupOptions, QueueOptions
 from ..ranges import Ranges
 from .cache import Cache
+from .forms import (
+    Row,
+    claim_columns,
+    claim_key,
+    cursor_columns,
+    make_body,
+    to_claim,
+    to_lease,
+    to_queue,
+    to_segment,
+)
 from .rows import (
-    LEASED,
     Body,
-    Carry,
     Claim,
     Cursor,
     DeadRow,
-    Fate,
     Group,
     Lane,
     Lease,
-    LeasePart,
     Partition,
     Queue,
     Rest,
@@ -36,14 +44,9 @@ from .rows import (
 from .sealing import seal, unseal
 from .tally import Tally
 
-Row = tuple[Any, ...]
 Execute = Callable[[str, Sequence[Any]], list[Row]]
 
-_carry = msgpack.Decoder(Carry).decode
 _rest = msgpack.Decoder(Rest).decode
-_fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
-_parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
-_queue_options = msgpack.Decoder(QueueOptions).decode
 _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
 
@@ -138,13 +141,13 @@ class Tx:
         return found
 
     def _cached_queue(self, row: Row) -> Queue:
-        queue = _to_queue(row)
+        queue = to_queue(row)
         self.cache.queues[queue.id] = queue
         self.cache.queue_ids[queue.name] = queue.id
         return queue
 
     def queues(self) -> list[Queue]:
-        return [_to_queue(row) for row in self.all("all_queues")]
+        return [to_queue(row) for row in self.all("all_queues")]
 
     def add_queue(self, name: str, options: QueueOptions) -> Queue:
         id = self.insert("add_queue", name, self.now, _encode(options))
@@ -245,10 +248,10 @@ class Tx:
 
     def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
         """Headers from the one that holds the sequence on; the first may lie above it."""
-        return [_to_segment(row) for row in self.all("segments_from", lane, sequence, limit)]
+        return [to_segment(row) for row in self.all("segments_from", lane, sequence, limit)]
 
     def segments_before(self, lane: int, sequence: int, limit: int) -> list[Segment]:
-        return [_to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
+        return [to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
 
     def segments_over(self, lane: int, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
         """Each stored piece of the wanted ranges as (header, first, stop), in order."""
@@ -282,7 +285,7 @@ class Tx:
         """Delayed and group-only segments from a sequence on."""
         if sequence >= lane.odd:
             return []
-        return [_to_segment(row) for row in self.all("odd_segments", lane.id, sequence)]
+        return [to_segment(row) for row in self.all("odd_segments", lane.id, sequence)]
 
     def body(self, segment: Segment) -> Body:
         self.cache.keep_segment(segment)
@@ -384,10 +387,10 @@ class Tx:
             self.tally.write(self.run)
         for key, c in self._counted.items():
             if key not in self._changed:
-                self.run("save_counts", *_cursor_columns(c))
+                self.run("save_counts", *cursor_columns(c))
         self._counted.clear()
         for c in self._changed.values():
-            self.run("save_cursor", *_cursor_columns(c), c.served, c.ready, c.blocked)
+            self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
         self._changed.clear()
 
     def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
@@ -425,28 +428,38 @@ class Tx:
 
     def add_claim(self, claim: Claim) -> None:
         self.cache.note_claim(claim)
-        claim.id = self.insert("add_claim", claim.grp, claim.lane, *_claim_columns(claim))
+        claim.id = secrets.randbits(62)
+        columns = claim_columns(claim)
+        self.run("add_claim", claim.lane, claim.grp, claim.id, *columns)
+        claim.stored = columns[-1]
 
     def save_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
         self.cache.note_claim(claim)
-        self.run("save_claim", claim.id, *_claim_columns(claim))
+        columns = claim_columns(claim)
+        self.run("save_claim", *claim_key(claim), *columns)
+        claim.stored = columns[-1]
 
     def shrink_claim(self, claim: Claim, lost: int) -> None:
         """Save a claim that has lost some messages and is otherwise as it was."""
         held = claim.ranges
         packed = None if len(held) == 2 else ranges.pack(held)
         self.cache.forget_lease(claim.lease)
-        self.run("shrink_claim", claim.id, held[0], held[-1], lost, packed, claim.acked_at)
+        self.run("shrink_claim", *claim_key(claim), held[0], held[-1], lost, packed, claim.acked_at)
 
     def drop_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
-        self.run("drop_claim", claim.id)
+        self.run("drop_claim", *claim_key(claim))
+
+    def hold_claim(self, claim: Claim) -> None:
+        """Take a leased claim out of the window of its group."""
+        self.cache.forget_lease(claim.lease)
+        self.run("hold_claim", *claim_key(claim))
 
     def claims_of_lease(self, lease: Lease) -> list[Claim]:
         self.cache.forget_lease(lease.id)
         return [
-            _to_claim(row)
+            to_claim(row)
             for part in lease.parts
             for row in self.all("claims_of_lease", part.lane, lease.grp, lease.id)
         ]
@@ -459,7 +472,7 @@ class Tx:
     def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
         if (lane, grp) in self.cache.nothing_due:
             return []
-        found = [_to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
+        found = [to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
         if not found:
             self.cache.nothing_due.add((lane, grp))
         return found
@@ -479,16 +492,16 @@ class Tx:
 
     def claims_in(self, lane: int, grp: int, first: int, stop: int) -> list[Claim]:
         """Claims that may hold a sequence of [first, stop)."""
-        return [_to_claim(row) for row in self.all("claims_in", lane, grp, first, stop)]
+        return [to_claim(row) for row in self.all("claims_in", lane, grp, first, stop)]
 
     def claims_of_lane(self, lane: int) -> list[Claim]:
-        return [_to_claim(row) for row in self.all("claims_of_lane", lane)]
+        return [to_claim(row) for row in self.all("claims_of_lane", lane)]
 
     # leases
 
     def lease(self, token: int) -> Lease | None:
         row = self.one("lease_of_token", token)
-        return self._complete(_to_lease(row)) if row else None
+        return self._complete(to_lease(row)) if row else None
 
     def _complete(self, lease: Lease) -> Lease:
         if lease.ended_at is None:
@@ -509,11 +522,11 @@ class Tx:
     def lease_by_id(self, id: int) -> Lease | None:
         self.cache.forget_lease(id)
         row = self.one("lease_by_id", id)
-        return self._complete(_to_lease(row)) if row else None
+        return self._complete(to_lease(row)) if row else None
 
     def leases_over(self, grp: int, lane: int, sequence: int) -> list[Lease]:
         rows = self.all("leases_over", grp, lane, sequence)
-        return [self._complete(_to_lease(row)) for row in rows]
+        return [self._complete(to_lease(row)) for row in rows]
 
     def add_lease(self, lease: Lease) -> int:
         lane = lo = hi = number = packed = None
@@ -553,53 +566,3 @@ class Tx:
 
     def stage(self, stage: str) -> list[Stage]:
         return [Stage(*row) for row in self.all("stage", stage)]
-
-
-def make_body(ends: bytes, data: bytes, rest: Rest | None) -> Body:
-    return Body(memoryview(ends).cast("i"), data, rest)
-
-
-def _to_queue(row: Row) -> Queue:
-    return Queue(row[0], row[1], row[2], bool(row[3]), _queue_options(row[4]))
-
-
-def _to_segment(row: Row) -> Segment:
-    segment = Segment(*row)
-    if segment.carry is not None:
-        segment.carry = _carry(row[6])
-    return segment
-
-
-def _to_claim(row: Row) -> Claim:
-    id, grp, lane, lo, hi, packed, *more = row
-    return Claim(id, grp, lane, [lo, hi] if packed is None else ranges.unpack(packed), *more)
-
-
-def _cursor_columns(c: Cursor) -> Row:
-    return (
-        c.lane, c.grp, c.next, c.delivered, c.consumed, c.failed, c.done, c.dead, c.skipped,
-        c.purged, c.expired, c.hidden, c.last_seq, c.last_created, c.last_at,
-    )  # fmt: skip
-
-
-def _claim_columns(claim: Claim) -> Row:
-    held = claim.ranges
-    simple = len(held) == 2
-    return (
-        held[0], held[-1], held[1] - held[0] if simple else ranges.count(held),
-        None if simple else ranges.pack(held), claim.state, claim.at, claim.since,
-        claim.deliveries, claim.failures, claim.redelivered, claim.error,
-        claim.lease if claim.state == LEASED else None,
-    )  # fmt: skip
-
-
-def _to_lease(row: Row) -> Lease:
-    *columns, lane, lo, hi, number, packed, fates = row
-    if packed is None:
-        parts = [LeasePart(lane, [lo, hi], number)]
-    else:
-        parts = [LeasePart(on, ranges.unpack(raw), number) for on, raw, number in _parts(packed)]
-    ended = []
-    for verb, at, on, raw in _fates(fates) if fates else ():
-        ended.append(Fate(verb, at, on, ranges.unpack(raw)))
-    return Lease(*[*columns, parts, ended])

@@ -232,48 +232,42 @@ group by l.id having min(c.next) > l.base order by l.id limit ?2
 select lane from cursors where grp = ?1 and ready = 1 and lane > ?2 order by lane limit ?3
 
 -- name: add_claim
-insert into claims (grp, lane, lo, hi, n, ranges, state, at, since, deliveries, failures,
+insert into claims (lane, grp, id, lo, hi, n, ranges, state, at, since, deliveries, failures,
     redelivered, error, lease)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
 -- name: save_claim
-update claims set lo = ?2, hi = ?3, n = ?4, ranges = ?5, state = ?6, at = ?7, since = ?8,
-    deliveries = ?9, failures = ?10, redelivered = ?11, error = ?12, lease = ?13,
-    held = case ?6 when 0 then held else 0 end
-where id = ?1
+update claims set lo = ?5, hi = ?6, n = ?7, ranges = ?8, state = ?9, at = ?10, since = ?11,
+    deliveries = ?12, failures = ?13, redelivered = ?14, error = ?15, lease = ?16,
+    held = case ?9 when 0 then held else 0 end
+where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: shrink_claim
-update claims set lo = ?2, hi = ?3, n = n - ?4, ranges = ?5, acked_at = ?6 where id = ?1
+update claims set lo = ?5, hi = ?6, n = n - ?7, ranges = ?8, acked_at = ?9
+where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: drop_claim
-delete from claims where id = ?1
+delete from claims where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: claims_of_lease
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease, acked_at from claims where lane = ?1 and grp = ?2 and lease = ?3
 -- name: due_claims
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and grp = ?2 and state = 2 and lease is null
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and state = 2 and lease = 0
 order by lo limit ?3
 -- name: claims_in
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease is null and lo < ?4 and hi > ?3
-union all
-select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease is not null and lo < ?4 and hi > ?3
-order by 4
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and lo < ?4 and hi > ?3
+order by lo
 -- name: claims_of_lane
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and lease is null
-union all
-select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and lease is not null
+    lease, acked_at from claims where lane = ?1
 -- name: claims_of_queue
 select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
 -- name: lowest_unheld
-select min(lo) from claims where lane = ?1 and lease is null
+select min(lo) from claims where lane = ?1 and lease = 0
 -- name: first_returned
 select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
-    and lease is null
+    and lease = 0
 -- name: lowest_claim
-select min(lo) from (select lo from claims where lane = ?1 and lease is null
-    union all select lo from claims where lane = ?1 and lease is not null
+select min(lo) from (select lo from claims where lane = ?1
     union all select min(lo) from hand_parts where lane = ?1)
 -- name: expired_leases
 select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
@@ -291,7 +285,7 @@ select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0 and held = 0
 -- name: lock_end
 select max(at) from claims where grp = ?1 and state = 0
 -- name: partition_leased
-select 1 from cursors k join claims c on c.lane = k.lane and c.grp = k.grp and c.lease is not null
+select 1 from cursors k cross join claims c on c.lane = k.lane and c.grp = k.grp and c.lease > 0
 where k.grp = ?1 and k.partition = ?2 limit 1
 -- name: claim_counts
 select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(lo)
@@ -308,8 +302,7 @@ select g.id from groups g where exists
 -- name: drop_claims_of_group
 delete from claims where grp = ?1
 -- name: drop_claims_of_lane
-delete from claims where id in (select id from claims where lane = ?1 and lease is null
-    union all select id from claims where lane = ?1 and lease is not null)
+delete from claims where lane = ?1
 
 -- name: lease_of_token
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
@@ -527,6 +520,6 @@ delete from hand_parts where reader = ?1 and number = ?2 and lane = ?3 and token
 -- name: drop_hand_parts
 delete from hand_parts where reader = ?1 and number = ?2
 -- name: hold_claim
-update claims set held = 1 where id = ?1
+update claims set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: unheld_claims
 select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0

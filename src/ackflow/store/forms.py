@@ -1,0 +1,83 @@
+"""Rows of the tables as records and back."""
+
+from typing import Any
+
+from msgspec import msgpack
+
+from .. import ranges
+from ..policy import QueueOptions
+from .rows import (
+    LEASED,
+    Body,
+    Carry,
+    Claim,
+    Cursor,
+    Fate,
+    Lease,
+    LeasePart,
+    Queue,
+    Rest,
+    Segment,
+)
+
+Row = tuple[Any, ...]
+
+_carry = msgpack.Decoder(Carry).decode
+_fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
+_parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
+_queue_options = msgpack.Decoder(QueueOptions).decode
+
+
+def make_body(ends: bytes, data: bytes, rest: Rest | None) -> Body:
+    return Body(memoryview(ends).cast("i"), data, rest)
+
+
+def to_queue(row: Row) -> Queue:
+    return Queue(row[0], row[1], row[2], bool(row[3]), _queue_options(row[4]))
+
+
+def to_segment(row: Row) -> Segment:
+    segment = Segment(*row)
+    if segment.carry is not None:
+        segment.carry = _carry(row[6])
+    return segment
+
+
+def to_claim(row: Row) -> Claim:
+    id, grp, lane, lo, hi, packed, *more, lease, acked_at = row
+    held = [lo, hi] if packed is None else ranges.unpack(packed)
+    return Claim(*[id, grp, lane, held, *more, lease or None, acked_at, lease])
+
+
+def claim_key(claim: Claim) -> Row:
+    return claim.lane, claim.grp, claim.stored, claim.id
+
+
+def cursor_columns(c: Cursor) -> Row:
+    return (
+        c.lane, c.grp, c.next, c.delivered, c.consumed, c.failed, c.done, c.dead, c.skipped,
+        c.purged, c.expired, c.hidden, c.last_seq, c.last_created, c.last_at,
+    )  # fmt: skip
+
+
+def claim_columns(claim: Claim) -> Row:
+    held = claim.ranges
+    simple = len(held) == 2
+    return (
+        held[0], held[-1], held[1] - held[0] if simple else ranges.count(held),
+        None if simple else ranges.pack(held), claim.state, claim.at, claim.since,
+        claim.deliveries, claim.failures, claim.redelivered, claim.error,
+        (claim.lease or 0) if claim.state == LEASED else 0,
+    )  # fmt: skip
+
+
+def to_lease(row: Row) -> Lease:
+    *columns, lane, lo, hi, number, packed, fates = row
+    if packed is None:
+        parts = [LeasePart(lane, [lo, hi], number)]
+    else:
+        parts = [LeasePart(on, ranges.unpack(raw), number) for on, raw, number in _parts(packed)]
+    ended = []
+    for verb, at, on, raw in _fates(fates) if fates else ():
+        ended.append(Fate(verb, at, on, ranges.unpack(raw)))
+    return Lease(*[*columns, parts, ended])
