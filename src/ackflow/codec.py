@@ -120,6 +120,10 @@ def _plain(
     queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
 ) -> list[Chunk]:
     """Chunks of one lane for values without anything of their own."""
+    if len(items) == 1:
+        alone = encode(items[0])
+        _split([alone])
+        return [Chunk(queue, partition, priority, delay, array("i", [len(alone)]), alone)]
     try:
         # One call for all; an encoded value has no line break of its own.
         lines = _encode_lines(items)

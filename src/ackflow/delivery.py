@@ -237,6 +237,9 @@ class Batch(tuple[M, ...]):
         """One verdict on everything in the batch, by lease token."""
         if self.origin.token is None:
             return {}
+        if len(self.runs) == 1:
+            (run,) = self.runs
+            return {self.origin.token: [Mark(verdict, run.lane, [run.lo, run.hi])]}
         lanes: dict[int, Ranges] = {}
         for run in self.runs:
             lanes[run.lane] = ranges.add(lanes.get(run.lane, []), run.lo, run.hi)
@@ -327,6 +330,8 @@ class Settled(Struct):
 
 def deliveries(messages: object) -> Sequence[Delivery]:
     """One message or a list of them, as a list."""
+    if isinstance(messages, Batch):
+        return messages
     if isinstance(messages, Delivery):
         return [messages]
     if not isinstance(messages, Sequence) or not all(isinstance(m, Delivery) for m in messages):

@@ -3,8 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from msgspec import Struct
 
@@ -34,14 +33,6 @@ class AckStats(Struct, frozen=True):
         )
 
 
-class Measured:
-    """One call that is being measured: it says what became of its messages."""
-
-    def __init__(self, messages: int) -> None:
-        self.successful = messages
-        self.refused = 0
-
-
 class AckMeter:
     """Counts every settle of a session, whatever the verb."""
 
@@ -51,21 +42,15 @@ class AckMeter:
         self._seconds = 0.0
         self._last: deque[float] = deque(maxlen=LAST)
 
-    @contextmanager
-    def measure(self, messages: int) -> Iterator[Measured]:
+    def measure(self, messages: int) -> "Measured":
         """Around one call; one that raises settled nothing."""
-        call, started = Measured(messages), time.perf_counter()
-        try:
-            yield call
-        except BaseException:
-            with self._lock:
-                self._failed += messages
-            raise
-        took = time.perf_counter() - started
+        return Measured(self, messages)
+
+    def count(self, successful: int, failed: int, took: float) -> None:
         with self._lock:
-            self._failed += call.refused
-            self._successful += call.successful
-            if call.successful:
+            self._failed += failed
+            self._successful += successful
+            if successful:
                 self._calls += 1
                 self._seconds += took
                 self._last.append(took)
@@ -82,3 +67,25 @@ class AckMeter:
                 self._seconds / self._calls if self._calls else None,
                 last[len(last) * 99 // 100] if last else None,
             )
+
+
+class Measured:
+    """One call that is being measured: it says what became of its messages."""
+
+    __slots__ = ("_messages", "_meter", "_started", "refused", "successful")
+
+    def __init__(self, meter: AckMeter, messages: int) -> None:
+        self._meter = meter
+        self._messages = self.successful = messages
+        self.refused = 0
+
+    def __enter__(self) -> "Measured":
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.successful, self.refused = 0, self._messages
+        self._meter.count(self.successful, self.refused, time.perf_counter() - self._started)

@@ -40,10 +40,10 @@ class OnLoop:
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> "asyncio.Future[T]":
         """Run one verb in a group transaction; `synced`: it is on disk when this is done."""
-        return self._submit(lambda tx: verb(tx, *args, **kwargs), synced, None)
+        return self._submit(partial(verb, **kwargs) if kwargs else verb, args, synced, None)
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
-        return self._submit(None, True, request)
+        return self._submit(None, (), True, request)
 
     async def look(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
@@ -93,11 +93,13 @@ class OnLoop:
             self.broker.waiting.pass_on(request.kind)
         return answer
 
-    def _submit(self, verb: Any, synced: bool, merge: Any) -> "asyncio.Future[Any]":
+    def _submit(
+        self, verb: Any, args: tuple[Any, ...], synced: bool, merge: Any
+    ) -> "asyncio.Future[Any]":
         self.broker.check_open()
         future = self._loop.create_future()
         self.broker.writer.submit(
-            verb, synced=synced, merge=merge, answered=partial(self._take, future)
+            verb, args, synced=synced, merge=merge, answered=partial(self._take, future)
         )
         return future
 

@@ -106,7 +106,8 @@ class Session(Helping):
         request, places = codec.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key
         )
-        return Receipt(self.broker.store.id, self.broker.push(request), places)
+        broker = self.broker
+        return Receipt(broker.store.id, broker.push(request), places)
 
     def stage(
         self,
@@ -312,6 +313,8 @@ class Session(Helping):
             marks = messages.marks(verdict)
         else:
             marks = marks_of((message, verdict) for message in some)
+        if waits(self, some) is None:
+            return self._settle_marks(marks)
         return self._patiently(some, lambda: self._settle_marks(marks))
 
     def _patiently(self, messages: Sequence[Delivery], call: Callable[[], R]) -> R:
@@ -326,15 +329,19 @@ class Session(Helping):
 
     def _settle_marks(self, marks: dict[int, list[Mark]], atomic: bool = False) -> Settled:
         result = Settled()
-        synced = any(
-            m.verdict.confirm or m.verdict.verb in SYNCED for some in marks.values() for m in some
-        )
-        if marks:
-            with self._acks.measure(_count(marks.values())) as call:
-                for outcome in self.broker.do(settle.settle_many, synced, marks, atomic):
-                    result.add(self.broker.store.id, outcome)
-                call.successful = result.settled + result.noop
-                call.refused = len(result.refused)
+        if not marks:
+            return result
+        synced, messages = False, 0
+        for some in marks.values():
+            for mark in some:
+                synced = synced or mark.verdict.confirm or mark.verdict.verb in SYNCED
+                messages += ranges.count(mark.ranges) if mark.ranges else 1
+        broker = self.broker
+        with self._acks.measure(messages) as call:
+            for outcome in broker.do(settle.settle_many, synced, marks, atomic):
+                result.add(broker.store.id, outcome)
+            call.successful = result.settled + result.noop
+            call.refused = len(result.refused)
         return result
 
     # transactions and values

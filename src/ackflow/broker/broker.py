@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ..clock import SECOND, Clock, Signal, micros
@@ -99,7 +100,8 @@ class Broker:
     ) -> T:
         """Run one verb in a group transaction; `synced`: it is on disk when this returns."""
         self.check_open()
-        return self.writer.run(lambda tx: verb(tx, *args, **kwargs), synced=synced)  # type: ignore[no-any-return]
+        some = partial(verb, **kwargs) if kwargs else verb
+        return self.writer.run(some, args, synced=synced)  # type: ignore[no-any-return]
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a verb that only reads, on a snapshot beside the writer."""

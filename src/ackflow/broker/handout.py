@@ -9,6 +9,7 @@ from ..store.tx import Tx
 
 Piece = tuple[Segment, int, int]
 _rest = msgpack.Decoder(Rest).decode
+_NOTHING = Carry(0, 0, False)
 
 
 class Run(Struct):
@@ -105,16 +106,15 @@ def runs_of(
     runs = [
         Run(
             lane.id, home.name, lane.priority, segment.first, lo, hi, segment.created_at,
-            tx.body(segment), some.deliveries, some.failures, bool(some.redelivered), 0, 0,
+            tx.body(segment), some.deliveries, some.failures, bool(some.redelivered), number,
+            pending,
         )
         for some in taken
         for segment, lo, hi in some.pieces
     ]  # fmt: skip
-    if len(runs) == 1:
-        runs[0].number, runs[0].pending = number, pending
+    if len(runs) <= 1:
         return runs
-    if runs:
-        runs.sort(key=lambda run: run.lo)
+    runs.sort(key=lambda run: run.lo)
     left = ranges.count(everything)
     for run in runs:
         run.number = number
@@ -125,4 +125,4 @@ def runs_of(
 
 
 def carried(segment: Segment) -> Carry:
-    return segment.carry or Carry(0, 0, False)
+    return segment.carry or _NOTHING

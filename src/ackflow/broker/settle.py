@@ -12,7 +12,19 @@ from ..clock import micros
 from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
 from ..policy import Counting, Dead, Kind, after_nack, spent
 from ..ranges import Ranges
-from ..store.rows import DUE, LEASED, WAITING, Carry, Claim, Cursor, Group, Lane, Lease, tell_acks
+from ..store.rows import (
+    DUE,
+    LEASED,
+    WAITING,
+    Carry,
+    Claim,
+    Cursor,
+    Fate,
+    Group,
+    Lane,
+    Lease,
+    tell_acks,
+)
 from ..store.tx import Tx
 from .bury import bury
 from .copy import copy
@@ -81,6 +93,8 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     settlement = opened(tx, token)
     if settlement is None:
         return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
+    if len(marks) == 1 and (outcome := settlement.ack_whole(marks[0])):
+        return [outcome]
     outcomes = [settlement.apply(mark) for mark in marks]
     settlement.finish()
     return outcomes
@@ -134,6 +148,37 @@ class Settlement:
         self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
         self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
+    def ack_whole(self, mark: Mark) -> Outcome | None:
+        """What most calls do, in fewer steps: ack all of a lease that is one untouched claim.
+
+        None when this is not such a call; the long way does the same for it, too.
+        """
+        lease, claims, verdict, tx = self.lease, self._claims, mark.verdict, self._tx
+        if (
+            len(claims) != 1
+            or verdict.verb != "ack"
+            or lease.fates
+            or verdict.rest
+            or verdict.yields
+        ):
+            return None
+        (claim,) = claims
+        held = claim.ranges
+        whole = len(held) == 2 and held[1] - held[0] == lease.n and claim.acked_at is None
+        asked = mark.lane is None or (mark.lane == claim.lane and mark.ranges in (None, held))
+        cursor = tx.cursor(claim.lane, claim.grp)
+        if not whole or not asked or cursor is None or self._group.rules.policy == "all":
+            return None
+        consume(tx, cursor, held)
+        tx.drop_claim(claim)
+        lease.fates.append(Fate("ack", tx.now, claim.lane, held))
+        lease.ended_at = tx.now
+        tx.save_lease(lease)
+        unblock(tx, self._group, {claim.lane})
+        tx.tally.acked.append((self._group.id, tx.now - lease.acquired_at, lease.n))
+        self._wake()
+        return Outcome(settled=lease.n)
+
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
         self._passed: list[Refused] = []
@@ -173,12 +218,15 @@ class Settlement:
                 tx.tally.acked.append((self._group.id, waited, self._acked))
         if lease.ended_at is None:
             tx.cache.keep_lease(lease, self._claims)
-        if not self._changed:
-            return
+        if self._changed:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let those who wait look again, where settling may have made room or order for them."""
         if self._wakes:
-            queue = tx.queue_by_id(self._group.queue)
+            queue = self._tx.queue_by_id(self._group.queue)
             assert queue is not None
-            tx.touched.add(queue.name)
+            self._tx.touched.add(queue.name)
 
     def _apply(
         self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False

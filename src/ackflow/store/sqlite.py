@@ -89,6 +89,7 @@ class SqliteStore:
             self._db = self._first_open()
             if not self._single:
                 self._db.set_wal_hook(self._copying.look)
+            self._write = self._db.cursor().execute
             self._execute = _executor(self._db)
             self.id = self._store_id()
         self._writing = self._tx(self._execute, self._cache)
@@ -170,7 +171,7 @@ class SqliteStore:
 
     def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
         if level != self._level:
-            self._execute(SYNCHRONOUS[level], ())
+            self._write(SYNCHRONOUS[level])
             self._level = level
         if self._db.in_transaction:
             # A signal was handled where nothing could be cleaned up: do it now.
@@ -178,7 +179,7 @@ class SqliteStore:
             self._execute("rollback", ())
         committing = False
         try:
-            self._execute("begin immediate", ())
+            self._write("begin immediate")
             if self._db.data_version() != self._version:  # another connection has written
                 self._cache.clear()
             self._cache.shrink()
@@ -187,7 +188,7 @@ class SqliteStore:
             body(tx)
             tx.flush()
             committing = True
-            self._execute("commit", ())
+            self._write("commit")
             self._version = self._db.data_version()
         except BaseException as error:
             if committing and not isinstance(error, apsw.Error) and not self._db.in_transaction:
@@ -203,6 +204,7 @@ class SqliteStore:
     def _tx(self, execute: Execute, cache: Cache) -> Tx:
         return Tx(
             execute,
+            self._write,
             self._statements,
             cache,
             self._savepoint,

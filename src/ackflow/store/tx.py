@@ -57,6 +57,7 @@ class Tx:
     def __init__(
         self,
         execute: Execute,
+        write: Callable[[str, Sequence[Any]], object],
         statements: dict[str, str],
         cache: Cache,
         savepoint: Callable[[], AbstractContextManager[object]],
@@ -67,6 +68,7 @@ class Tx:
         full: bool = False,
     ) -> None:
         self._execute = execute
+        self._write = write
         self._sql = statements
         self._savepoint = savepoint
         self._last_id = last_id
@@ -100,11 +102,12 @@ class Tx:
 
     def insert(self, name: str, *args: Any) -> int:
         """Add a row; answers with its id."""
-        self._execute(self._sql[name], args)
+        self._write(self._sql[name], args)
         return self._last_id()
 
     def run(self, name: str, *args: Any) -> None:
-        self._execute(self._sql[name], args)
+        """Run a statement that answers with no rows."""
+        self._write(self._sql[name], args)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:

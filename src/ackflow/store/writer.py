@@ -4,28 +4,33 @@ and answers them all. Nobody waits for a timer."""
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import AckflowError, StorageFailed
 from .tally import Tally
 from .tx import Tx
 
-Verb = Callable[[Tx], Any]
+Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
 
 
 class Job:
     """One verb on its way through the writer, and its answer."""
 
-    __slots__ = ("answer", "answered", "done", "error", "leads", "merge", "synced", "turn", "verb")
+    __slots__ = (
+        "answer", "answered", "args", "done", "error", "leads", "merge", "synced", "turn", "verb",
+    )  # fmt: skip
 
     def __init__(
         self,
         verb: Verb,
+        args: tuple[Any, ...],
         synced: bool,
         merge: Any = None,
         answered: "Callable[[Job], None] | None" = None,
     ) -> None:
         self.verb = verb
+        self.args = args
         self.synced = synced
         self.merge = merge
         self.done = False
@@ -34,11 +39,6 @@ class Job:
         self.answered = answered  # called when it is done, if no thread waits for it
         self.answer: Any = None
         self.error: BaseException | None = None
-
-    def result(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.answer
 
 
 class Writes(Protocol):
@@ -76,9 +76,11 @@ class Writer:
         self.told: Callable[[Tally], None] | None = None
         self._tally = Tally()
 
-    def run(self, verb: Verb, *, synced: bool, merge: Any = None) -> Any:
+    def run(
+        self, verb: Verb, args: tuple[Any, ...] = (), *, synced: bool, merge: Any = None
+    ) -> Any:
         """Run one verb; the calling thread does the work of all that wait, or finds its own done."""
-        job = Job(verb, synced, merge)
+        job = Job(verb, args, synced, merge)
         try:
             with self._door:
                 self._jobs.append(job)
@@ -94,11 +96,14 @@ class Writer:
             raise
         if not job.done:
             self._lead()
-        return job.result()
+        if job.error is not None:
+            raise job.error
+        return job.answer
 
     def submit(
         self,
         verb: Verb,
+        args: tuple[Any, ...] = (),
         *,
         synced: bool,
         merge: Any = None,
@@ -106,7 +111,7 @@ class Writer:
     ) -> None:
         """Run one verb without waiting for it; `answered` is called from another thread, and must
         neither block nor raise."""
-        job = Job(verb, synced, merge, answered)
+        job = Job(verb, args, synced, merge, answered)
         with self._door:
             self._jobs.append(job)
             job.leads = not self._busy
@@ -214,9 +219,8 @@ class Writer:
                 job.error = error
 
     def _commit(self, group: list[Job]) -> None:
-        touched = self._store.transact(
-            lambda tx: self._run(tx, group), any(j.synced for j in group)
-        )
+        synced = group[0].synced if len(group) == 1 else any(job.synced for job in group)
+        touched = self._store.transact(partial(self._run, group), synced)
         self.commits += 1
         self.verbs += len(group)
         tally = self._tally
@@ -225,7 +229,7 @@ class Writer:
         if touched:
             self._committed(touched)
 
-    def _run(self, tx: Tx, group: list[Job]) -> None:
+    def _run(self, group: list[Job], tx: Tx) -> None:
         self._tally = tx.tally
         index = 0
         while index < len(group):
@@ -233,7 +237,7 @@ class Writer:
             index += 1
             if job.merge is None:
                 try:
-                    job.answer = job.verb(tx)
+                    job.answer = job.verb(tx, *job.args)
                 except StorageFailed:
                     raise  # no refusal: it may come after the first write
                 except AckflowError as refusal:
