@@ -22,6 +22,7 @@ DEFAULT_PARTITION = "Default"
 MAX_PAYLOAD = 16 * 1024 * 1024
 MAX_SEGMENT_BYTES = 4 * 1024 * 1024
 MAX_SEGMENT_COUNT = 10_000
+SMALL_BYTES = 800  # payloads up to this lie in the header of their segment, a few to a page
 MAX_CLAIM = 1_000
 MAX_BATCH = 100_000
 MAX_PRIORITY = 255

@@ -193,5 +193,5 @@ def test_what_is_the_same_does_not_look_the_same(disk: Path) -> None:
         q.configure("orders", encrypted=True)
         q.push("orders", SECRET)
         q.push("orders", SECRET)
-        rows = q.broker.look(lambda tx: tx._execute("select data from bodies", ()))
+        rows = q.broker.look(lambda tx: tx._execute("select data from segments", ()))
         assert len({bytes(row[0]) for row in rows}) == 2

@@ -434,3 +434,15 @@ def test_threads_that_push_and_pop_at_once_lose_and_double_nothing(q: Session) -
         thread.join()
     given.append(pop_data(q))
     assert sorted(value for some in given for value in some) == list(range(200))
+
+
+def test_messages_pushed_one_by_one_small_and_large_come_in_one_batch(q: Session) -> None:
+    sizes = [1, 700, 790, 800, 801, 5000, 2]
+    for n, size in enumerate(sizes):
+        q.push("q", Item(data="x" * size, headers={"n": str(n)}) if n % 2 else "x" * size)
+    batch = q.pop("q", batch=100)
+    assert [len(m.data) for m in batch] == sizes
+    assert [m.headers.get("n") for m in batch] == [None, "1", None, "3", None, "5", None]
+    q.ack(batch)
+    assert q.queue_stats("q").messages == len(sizes)
+    assert [len(m.data) for m in q.browse("q").items] == sizes

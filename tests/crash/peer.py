@@ -76,8 +76,11 @@ def wait(path: str) -> None:
 
 
 def fork(path: str) -> None:
-    """Use a session before and after a fork, in the parent and in the child."""
-    q = ackflow.connect(path)
+    """Use a session before and after a fork, in the parent and in the child.
+
+    Without upkeep: a thread that is inside SQLite at the fork would leave its locks to the child.
+    """
+    q = ackflow.connect(path, upkeep=False)
     begin()
     q.push("jobs", ["one", "two", "three"])
     held = q.pop("jobs")[0]

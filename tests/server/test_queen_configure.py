@@ -310,7 +310,7 @@ def test_encryption_enabled_hides_payloads_in_the_store(
 ) -> None:
     configure(http, encryptionEnabled=True)
     push(http, {"card": "4111111111111111"})
-    rows = served.session.broker.look(lambda tx: tx._execute("select data from bodies", ()))
+    rows = served.session.broker.look(lambda tx: tx._execute("select data from segments", ()))
     assert b"4111111111111111" not in b"".join(row[0] for row in rows)
     (message,) = pop(http)
     assert message["data"] == {"card": "4111111111111111"}

@@ -108,6 +108,7 @@ class Group:
     paused: bool = False
     states: dict[Place, State] = field(default_factory=dict)
     served: dict[LaneKey, int] = field(default_factory=dict)
+    alone: dict[LaneKey, int] = field(default_factory=dict)  # served then at the earliest
     delivered: int = 0
     consumed: int = 0
     failed: int = 0
@@ -230,7 +231,11 @@ class Model:
         ready, homes = self.ready(key, partition), set[str]()
         while want and ready:
             turn = {lane: (lane.priority, group.served.get(lane, 0)) for lane in ready}
-            first = [lane for lane in ready if turn[lane] == min(turn.values())]
+            first = [
+                lane
+                for lane in ready
+                if (lane.priority, group.alone.get(lane, turn[lane][1])) <= min(turn.values())
+            ]
             if len(homes) >= most and not left:
                 break
             assert left, f"{key}: nothing more came although {first} had {ready[first[0]][:3]}"
@@ -245,6 +250,12 @@ class Model:
 
     def pop(self, key: GroupKey, got: list[Place], token: str | None, end: int) -> None:
         group = self.groups[key]
+        alone = len(self.ready(key)) == 1  # then the lane may have kept its turn
+        for place in got:
+            if alone:
+                group.alone.setdefault(place.lane, group.served.get(place.lane, 0))
+            else:
+                group.alone.pop(place.lane, None)
         for place in got:
             state = group.states[place]
             state.deliveries += 1

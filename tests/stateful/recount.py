@@ -61,7 +61,7 @@ class Rows:
             r["id"]: (r["token"], r["expires_at"], r["ended_at"])
             for r in rows(tx, "select id, token, expires_at, ended_at from leases")
         }
-        self.segments = rows(tx, "select lane, first, count, body, for_group from segments")
+        self.segments = rows(tx, "select lane, first, count, body, data, for_group from segments")
         self.bodies = {r["id"] for r in rows(tx, "select id from bodies")}
         self.dead = rows(tx, "select grp, lane, counted from dead")
 
@@ -131,7 +131,8 @@ def _check_segments(found: Rows) -> None:
         assert segment["first"] == ends[segment["lane"]], f"a gap before {segment}"
         ends[segment["lane"]] += segment["count"]
     assert ends == {id: lane["head"] for id, lane in found.lanes.items()}
-    bodies = [segment["body"] for segment in found.segments]
+    bodies = [segment["body"] for segment in found.segments if segment["body"]]
+    assert all((s["body"] == 0) == (s["data"] is not None) for s in found.segments)
     assert sorted(bodies) == sorted(found.bodies), "bodies without a segment, or the reverse"
 
 

@@ -30,6 +30,12 @@ def unhurried_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ackflow.broker.upkeep.SLICE_SECONDS", 60.0)
 
 
+@pytest.fixture(autouse=True)
+def small_and_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or two messages of the machine are small, more are not."""
+    monkeypatch.setattr("ackflow.broker.push.SMALL_BYTES", 12)
+
+
 @pytest.mark.timeout(900)
 def test_any_sequence_of_verbs_does_what_the_model_says_in_memory() -> None:
     run_state_machine_as_test(BrokerMachine, settings=QUICK)

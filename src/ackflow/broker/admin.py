@@ -10,7 +10,6 @@ from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.sealing import check_key
 from ..store.tx import Tx
 from .expire import Ended, end_leases, held_by, hidden_in, move_base, pass_over
-from .handout import rest_beside
 from .hands import forget_readers_of_group
 from .lanes import group_for, queue_for, sequence_at
 
@@ -224,7 +223,7 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
 
 def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
     for segment, _, _ in tx.segments_over(lane.id, [sequence, sequence + 1]):
-        rest = rest_beside(tx, segment)
+        rest = tx.rest(segment)
         txid = rest.txids.get(sequence - segment.first) if rest else None
         if txid is not None:
             tx.run("drop_txid", lane.partition, txid, lane.id, sequence)

@@ -26,7 +26,6 @@ from ..store.rows import (
 )
 from ..store.tx import Tx
 from .bury import bury
-from .handout import rest_beside
 
 
 def refresh(tx: Tx, group: Group, limit: int = -1) -> tuple[int, bool]:
@@ -121,7 +120,7 @@ def note(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> N
 
 def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
     """Remove a segment, and the transaction ids that are known as long as it is there."""
-    rest = rest_beside(tx, segment) if queue.options.dedup_seconds is None else None
+    rest = tx.rest(segment) if queue.options.dedup_seconds is None else None
     for index, txid in rest.txids.items() if rest else ():
         tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
     tx.drop_segment(segment)

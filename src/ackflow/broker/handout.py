@@ -1,6 +1,6 @@
 """What a pop hands over: runs of messages as they are stored, and the lease they are held under."""
 
-from msgspec import Struct, msgpack
+from msgspec import Struct
 
 from .. import ranges
 from ..ranges import Ranges
@@ -8,7 +8,6 @@ from ..store.rows import Body, Carry, Lane, Rest, Segment
 from ..store.tx import Tx
 
 Piece = tuple[Segment, int, int]
-_rest = msgpack.Decoder(Rest).decode
 _NOTHING = Carry(0, 0, False)
 
 
@@ -77,15 +76,6 @@ def rest_of(body: Body, index: int) -> Rest | None:
     if is_binary(body, index):
         one.binary = [0, 1]
     return one
-
-
-def rest_beside(tx: Tx, segment: Segment) -> Rest | None:
-    """What the messages of a segment have beside their payloads, which are not read for it."""
-    body = tx.cache.body(segment.lane, segment.first)
-    if body is not None:
-        return body.rest
-    packed = tx.value("body_rest", segment.body)
-    return _rest(packed) if packed else None
 
 
 def is_binary(body: Body, index: int) -> bool:

@@ -8,7 +8,6 @@ from .. import ranges
 from ..store.rows import DeadRow, Lane, Partition, Queue, Rest, Segment
 from ..store.tx import Tx
 from . import named
-from .handout import rest_beside
 
 SECONDS = 1.0
 SEGMENTS_AT_ONCE = 64
@@ -64,7 +63,7 @@ def _search(tx: Tx, home: Partition, txid: str) -> named.Spot | None:
         while top > lane.base and time.monotonic() < deadline:
             segments = tx.segments_before(lane.id, top, SEGMENTS_AT_ONCE)
             for segment in segments:
-                rest = rest_beside(tx, segment)
+                rest = tx.rest(segment)
                 for index, known in rest.txids.items() if rest else ():
                     if known == txid:
                         return lane.id, segment.first + index

@@ -9,8 +9,8 @@ from msgspec import Struct, json, msgpack, structs
 from .. import ranges
 from ..clock import SECOND, micros
 from ..errors import AckflowError, KeyConflict, QueueFull, StorageFull
-from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
-from ..store.forms import make_body
+from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
+from ..store.forms import make_body, pack_body
 from ..store.rows import Carry, Lane, Queue, Rest, Segment
 from ..store.tx import Tx
 from .lanes import lane_for, queue_for
@@ -149,11 +149,16 @@ def append(
 ) -> Segment:
     """Write one segment at the head of a lane and mark the lane for the groups that read it."""
     count = len(ends) // 4
+    small = None
     if body is None:
-        body = tx.add_body(ends, data, rest, queue.options.encrypted)
+        packed = pack_body(ends, data, rest, queue.options.encrypted)
+        if sum(len(part) for part in packed if part) <= SMALL_BYTES:
+            body, small = 0, packed
+        else:
+            body = tx.add_body(packed)
     created = max(tx.now, lane.last_at)
     segment = Segment(
-        lane.id, lane.head, count, created, not_before, for_group, carry, body, len(data)
+        lane.id, lane.head, count, created, not_before, for_group, carry, body, len(data), small
     )
     tx.append(lane, segment)
     tx.cache.keep_body(lane.id, segment.first, make_body(ends, data, rest))

@@ -13,6 +13,7 @@ from msgspec import msgpack
 from ..clock import SECOND
 from ..errors import StageMissing, StorageFull
 from ..policy import STAGE_SECONDS
+from ..store.forms import pack_body
 from ..store.rows import Rest, Segment, Stage
 from ..store.sealing import unseal
 from ..store.tx import Tx
@@ -34,7 +35,7 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     for piece, chunk in enumerate(chunks):
         home = tx.queue(chunk.queue)
         sealed = home is not None and home.options.encrypted
-        body = tx.add_body(chunk.ends.tobytes(), chunk.data, chunk.rest, sealed)
+        body = tx.add_body(pack_body(chunk.ends.tobytes(), chunk.data, chunk.rest, sealed))
         delay = None if chunk.delay is None else round(chunk.delay * SECOND)
         tx.run("add_stage", name, piece, producer, batch, chunk.queue, chunk.partition,
                chunk.priority, delay, len(chunk.ends), len(chunk.data), body, tx.now)  # fmt: skip

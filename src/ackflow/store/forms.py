@@ -15,16 +15,20 @@ from .rows import (
     Fate,
     Lease,
     LeasePart,
+    Packed,
     Queue,
     Rest,
     Segment,
 )
+from .sealing import seal, unseal
 
 Row = tuple[Any, ...]
 
 _carry = msgpack.Decoder(Carry).decode
 _fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
+_rest = msgpack.Decoder(Rest).decode
+_encode = msgpack.Encoder().encode
 _queue_options = msgpack.Decoder(QueueOptions).decode
 
 
@@ -32,12 +36,24 @@ def make_body(ends: bytes, data: bytes, rest: Rest | None) -> Body:
     return Body(memoryview(ends).cast("i"), data, rest)
 
 
+def pack_body(ends: bytes, data: bytes, rest: Rest | None, sealed: bool) -> Packed:
+    if sealed:
+        data, rest = seal(data, rest)
+    return ends, data, _encode(rest) if rest else None
+
+
+def unpack_body(row: Packed) -> Body:
+    return make_body(row[0], *unseal(row[1], _rest(row[2]) if row[2] else None))
+
+
 def to_queue(row: Row) -> Queue:
     return Queue(row[0], row[1], row[2], bool(row[3]), _queue_options(row[4]))
 
 
 def to_segment(row: Row) -> Segment:
-    segment = Segment(*row)
+    segment = Segment(*row[:9])
+    if len(row) > 9 and not segment.body:
+        segment.small = row[9], row[10], row[11]
     if segment.carry is not None:
         segment.carry = _carry(row[6])
     return segment

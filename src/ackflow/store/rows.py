@@ -48,8 +48,16 @@ class Carry(Struct, array_like=True):
     error: str | None = None
 
 
+# What is stored of a body: its ends, its data, msgpack of its rest.
+Packed = tuple[bytes, bytes, bytes | None]
+
+
 class Segment(Struct):
-    """The header of one pushed run of messages; immutable."""
+    """The header of one pushed run of messages; immutable.
+
+    `small`: its payloads as they are stored, if they lie in the header and were read with it;
+    then `body` is 0.
+    """
 
     lane: int
     first: int
@@ -60,6 +68,7 @@ class Segment(Struct):
     carry: Carry | None
     body: int
     bytes: int
+    small: Packed | None = None
 
     @property
     def stop(self) -> int:

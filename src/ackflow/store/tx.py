@@ -20,11 +20,11 @@ from .forms import (
     claim_columns,
     claim_key,
     cursor_columns,
-    make_body,
     to_claim,
     to_lease,
     to_queue,
     to_segment,
+    unpack_body,
 )
 from .rows import (
     Body,
@@ -34,6 +34,7 @@ from .rows import (
     Group,
     Lane,
     Lease,
+    Packed,
     Partition,
     Queue,
     Rest,
@@ -44,6 +45,7 @@ from .rows import (
 from .sealing import seal, unseal
 from .tally import Tally
 
+NO_BODY = (None, None, None)
 Execute = Callable[[str, Sequence[Any]], list[Row]]
 
 _rest = msgpack.Decoder(Rest).decode
@@ -229,10 +231,8 @@ class Tx:
 
     # segments and bodies
 
-    def add_body(self, ends: bytes, data: bytes, rest: Rest | None, sealed: bool = False) -> int:
-        if sealed:
-            data, rest = seal(data, rest)
-        return self.insert("add_body", ends, data, _encode(rest) if rest else None)
+    def add_body(self, packed: Packed) -> int:
+        return self.insert("add_body", *packed)
 
     def append(self, lane: Lane, segment: Segment) -> None:
         """Write a header at the head of its lane, and move the head."""
@@ -240,8 +240,9 @@ class Tx:
         carry = _encode(s.carry) if s.carry else None
         self.run(
             "add_segment", s.lane, s.first, s.count, s.created_at, s.not_before, s.for_group,
-            carry, s.body, s.bytes,
+            carry, s.body, s.bytes, *(s.small or NO_BODY),
         )  # fmt: skip
+        s.small = None  # there is a cache for it, with a limit
         lane.head = s.first + s.count
         lane.last_at = s.created_at
         if s.not_before is not None or s.for_group is not None:
@@ -294,15 +295,33 @@ class Tx:
         self.cache.keep_segment(segment)
         found = self.cache.body(segment.lane, segment.first)
         if found is None:
-            row = self.one("body", segment.body)
-            assert row is not None, "a header without its body"
-            found = make_body(row[0], *unseal(row[1], _rest(row[2]) if row[2] else None))
+            found = unpack_body(self._packed(segment))
+            segment.small = None
             self.cache.keep_body(segment.lane, segment.first, found)
         return found
 
+    def rest(self, segment: Segment) -> Rest | None:
+        """What its messages have beside their payloads, which are not read for it if large."""
+        body = self.cache.body(segment.lane, segment.first)
+        if body is not None:
+            return body.rest
+        packed = self.value("body_rest", segment.body) if segment.body else self._packed(segment)[2]
+        return _rest(packed) if packed else None
+
+    def _packed(self, segment: Segment) -> Packed:
+        if segment.small is not None:
+            return segment.small
+        if segment.body:
+            row = self.one("body", segment.body)
+        else:
+            row = self.one("small_body", segment.lane, segment.first)
+        assert row is not None, "a header without its body"
+        return row[0], row[1], row[2]
+
     def drop_segment(self, segment: Segment) -> None:
         self.run("drop_segment", segment.lane, segment.first)
-        self.run("drop_body", segment.body)
+        if segment.body:
+            self.run("drop_body", segment.body)
         self.cache.forget_body(segment.lane, segment.first)
         self.cache.segments.pop(segment.lane, None)
 

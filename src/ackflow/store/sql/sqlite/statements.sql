@@ -123,9 +123,10 @@ select ends, data, rest from bodies where id = ?1
 delete from bodies where id = ?1
 
 -- name: add_segment
-insert into segments values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+insert into segments values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 -- name: segments_from
-select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes, ends, data, rest
+from segments
 where lane = ?1
   and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
 order by first limit ?3
@@ -139,6 +140,8 @@ group by 1 order by 1
 -- name: pushed_since
 select coalesce(sum(count), 0) from segments s join lanes l on l.id = s.lane
 where l.queue = ?1 and l.last_at >= ?2 and s.created_at >= ?2
+-- name: small_body
+select ends, data, rest from segments where lane = ?1 and first = ?2
 -- name: body_rest
 select rest from bodies where id = ?1
 -- name: created_at
