@@ -8,9 +8,10 @@ from msgspec import structs
 
 from ackflow.errors import InvalidArgument
 from ackflow.pipeline import coffee_shop
+from ackflow.pipeline.answering import answers
 from ackflow.pipeline.declare import Pipeline, Query, Route, Table, load
 
-from .conftest import SHOP
+from .conftest import SHOP, named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -180,3 +181,11 @@ def test_a_route_and_a_table_are_declared_by_place_or_by_name() -> None:
         "a-b", [Table("t", ("x",), ("x",))], [Route("r", "t", {"x": "x"}, "x")],
         [Query("q", "select x from r order by x")],
     ).check()  # fmt: skip
+
+
+def test_a_question_that_fails_for_what_is_in_the_rows_is_named() -> None:
+    """The finisher ends with it instead of trying for ever."""
+    asked = query("select money(dsum(name)) as total from names")
+    with pytest.raises(InvalidArgument) as caught:
+        answers(asked, [named("1", "Tea")])
+    assert caught.value.message == "query 'asked' cannot be answered: 'Tea' is no number"

@@ -25,7 +25,13 @@ def answers(pipeline: Pipeline, parts: list[Rows]) -> dict[str, list[Record]]:
     db = _opened()
     for route in pipeline.routes:
         _fill(db, route, (row for part in parts if part.route == route.name for row in part.rows))
-    return {query.name: _asked(db, query) for query in pipeline.queries}
+    found = {}
+    for query in pipeline.queries:
+        try:
+            found[query.name] = _asked(db, query)
+        except (apsw.Error, ValueError) as error:
+            raise InvalidArgument(f"query {query.name!r} cannot be answered: {error}") from error
+    return found
 
 
 def try_out(pipeline: Pipeline) -> None:
@@ -101,22 +107,29 @@ class _Sum:
 
     def step(self, *values: Any) -> None:
         for value in values:
-            self.total = add(self.total, Decimal(value or 0))
+            self.total = add(self.total, _number(value))
 
     def final(self) -> str:
         return text(self.total)
 
 
+def _number(value: Any) -> Decimal:
+    try:
+        return Decimal(value or 0)
+    except (ArithmeticError, TypeError):
+        raise ValueError(f"{value!r} is no number") from None
+
+
 def _money(*values: Any) -> float:
-    return float(rounded(Decimal(values[0] or 0), 2))
+    return float(rounded(_number(values[0]), 2))
 
 
 def _whole(*values: Any) -> int | str:
-    found = int(Decimal(values[0] or 0))
+    found = int(_number(values[0]))
     # SQLite has no larger whole numbers, and one client's must not stop the finisher.
     return found if -(2**63) <= found < 2**63 else str(found)
 
 
 def _compare(*values: Any) -> str:
     """Decimals are kept as text, which does not sort by value as it is."""
-    return sortable(Decimal(values[0] or 0))
+    return sortable(_number(values[0]))

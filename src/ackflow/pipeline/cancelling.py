@@ -6,6 +6,7 @@ not purged: that would end the run of a router that reads them.
 
 from .. import Session
 from .declare import Pipeline
+from .keeping import kept
 
 
 def cancel(q: Session, pipeline: Pipeline, client: str) -> None:
@@ -18,8 +19,7 @@ def cancel(q: Session, pipeline: Pipeline, client: str) -> None:
 
 def cancelled(q: Session, pipeline: Pipeline) -> set[str]:
     """The clients that were given up."""
-    prefix = pipeline.value("cancelled", "")
-    return {found.key.removeprefix(prefix) for found in q.values(prefix)}
+    return set(kept(q, pipeline, "cancelled"))
 
 
 def forget(q: Session, pipeline: Pipeline, client: str) -> None:

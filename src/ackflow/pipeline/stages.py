@@ -13,10 +13,11 @@ from .. import Session, connect
 from ..errors import AckflowError, InvalidArgument
 from .aggregate import Aggregator
 from .declare import Pipeline, load
+from .failing import Failed
 from .finish import Finisher
+from .recovery import PARENT, aggregator_name, works
 from .upstream import ROWS, send
 
-PARENT = "ACKFLOW_PIPELINE_PARENT"
 HERE = Path(__file__).with_name("coffee_shop.py")
 log = logging.getLogger("ackflow.pipeline")
 
@@ -71,6 +72,7 @@ def upstream(settings: Settings, worker: int) -> None:
         raise InvalidArgument(f"worker is from 0 to {settings.workers - 1}, not {worker}")
     with settings.session(f"upstream-{worker}") as q:
         pipeline = settings.pipeline()
+        works(q, pipeline, f"worker-{worker}")
         sent = send(q, pipeline, Path(settings.data), worker, settings.workers, rows=settings.rows)
         log.info("worker %d has sent %d batches", worker, sent)
 
@@ -100,7 +102,11 @@ def router(settings: Settings) -> None:
             settings.token,
         )  # fmt: skip
         query = worker.start(spark)
-        while not stop.wait(0.5) and query.isActive:
+        told = False
+        while not stop.wait(0.5 if told else 0.1) and query.isActive:
+            if not told and query.status["message"] != "Initializing sources":
+                works(q, pipeline, "router")
+                told = True
             bury(q, pipeline)
             worker.ends.tend()
         failure = query.exception()
@@ -108,14 +114,16 @@ def router(settings: Settings) -> None:
         bury(q, pipeline)  # what the last batches left
     spark.stop()
     if failure is not None:
-        raise InvalidArgument(f"the router failed: {str(failure).splitlines()[0]}")
+        raise Failed(f"Spark failed: {str(failure).splitlines()[0]}")
 
 
 def aggregator(settings: Settings) -> None:
     """Fold shards until stopped."""
     stop = Stop()
-    with settings.session(f"aggregator-{os.getpid()}") as q:
-        worker = Aggregator(q, settings.pipeline())
+    with settings.session(aggregator_name(os.getpid())) as q:
+        pipeline = settings.pipeline()
+        worker = Aggregator(q, pipeline)
+        works(q, pipeline, "aggregator")
         _loop(stop, lambda: worker.run_once())
 
 
@@ -123,7 +131,9 @@ def finisher(settings: Settings) -> None:
     """Answer the questions of clients whose tables are complete, until stopped."""
     stop = Stop()
     with settings.session("finisher") as q:
-        worker = Finisher(q, settings.pipeline(), Path(settings.out), settings.shards)
+        pipeline = settings.pipeline()
+        worker = Finisher(q, pipeline, Path(settings.out), settings.shards)
+        works(q, pipeline, "finisher")
 
         def step() -> None:
             for client in worker.run_once():
@@ -137,6 +147,8 @@ def _loop(stop: Stop, step: Callable[[], object]) -> None:
     while not stop:
         try:
             step()
+        except (InvalidArgument, Failed):
+            raise  # the same would come of another try
         except AckflowError as error:
             log.warning("%s; trying again", error.message)
             stop.wait(0.5)
