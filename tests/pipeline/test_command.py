@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, NotFound
 from ackflow.pipeline import chart
-from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.cancelling import Finished, announce, cancel
 from ackflow.pipeline.finish import write
 from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
@@ -77,7 +77,8 @@ def test_a_cancelled_client_leaves_nothing_behind(bench: Bench) -> None:
     bench.receive(ends)
     bench.forward([sold("1", "2.50"), named("1", "Tea")], [("sales", 1)])
     bench.fold()
-    cancel(bench.q, SHOP, "ann")
+    assert cancel(bench.q, SHOP, "ann") is True
+    assert cancel(bench.q, SHOP, "ann") is False
     ends.tend()
     bench.forward([sold("1", "2.50")], [("items", 1)])
     bench.fold()
@@ -85,8 +86,26 @@ def test_a_cancelled_client_leaves_nothing_behind(bench: Bench) -> None:
     for queue, group in ((SHOP.inbox, "router"), (SHOP.shards, "aggregators"),
                          (SHOP.folded, "finisher"), (SHOP.ends, "finisher")):  # fmt: skip
         assert bench.q.group_stats(queue, group).counts.lag == 0, queue
+    announce(bench.q, SHOP, ["ann"])  # by a worker that starts again
     left = [value.key for value in bench.q.values(SHOP.value(""))]
     assert left == [SHOP.value("cancelled", "ann"), SHOP.value("held")]
+
+
+def test_a_client_nobody_knows_is_not_cancelled(bench: Bench) -> None:
+    bench.send_end("sales", 0, client="sent")
+    bench.handled("sales", 3, client="handled")
+    announce(bench.q, SHOP, ["folder"])
+    t = bench.q.transaction()
+    t.put(SHOP.value("done", "finished"), True)
+    t.commit()
+    before = bench.q.values(SHOP.value(""))
+    with pytest.raises(NotFound, match="nobody knows a client 'nobody'; nothing was cancelled"):
+        cancel(bench.q, SHOP, "nobody")
+    with pytest.raises(Finished, match="finished is finished: its answers are written"):
+        cancel(bench.q, SHOP, "finished")
+    assert bench.q.values(SHOP.value("")) == before
+    for client in ("sent", "handled", "folder"):
+        assert cancel(bench.q, SHOP, client) is True
 
 
 def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
@@ -101,6 +120,7 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
         run.run()
     (tmp_path / "data" / "bob").mkdir()
     run.clients.append("bob")
+    announce(run._q, run.pipeline, ["bob"])
     cancel(run._q, run.pipeline, "bob")
     write(tmp_path / "out" / "ann", {query.name: [] for query in run.pipeline.queries})
     assert run.run() is False
@@ -110,13 +130,7 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
     other = Run(structs.replace(settings, workers=5), told.append)
     with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
         other.run()
-
-
-def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(
-        app, ["pipeline", "run", "--data", str(tmp_path), "--out", str(tmp_path), "--stage", "x"]
-    )
-    assert told.exit_code != 0
+    other.close()
 
 
 def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Path) -> None:

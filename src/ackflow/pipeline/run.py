@@ -14,11 +14,12 @@ import msgspec
 
 from .. import Session
 from ..errors import InvalidArgument, NotFound, QueueNotFound
-from .cancelling import cancelled
+from . import masters
+from .cancelling import announce, cancelled
 from .declare import Pipeline
-from .ends import waiting
 from .failing import Deaths
-from .folders import made
+from .folders import made, possible
+from .held import waiting
 from .keeping import kept
 from .recovery import PARENT, Back, Recovery
 from .stages import STAGES, Settings
@@ -35,7 +36,8 @@ class Run:
         self.settings = settings
         self.pipeline: Pipeline = settings.pipeline()
         self.clients = clients(Path(settings.data))
-        self.out = made(Path(settings.out).absolute())
+        masters.check(settings.master)
+        self.out = possible(Path(settings.out).absolute())
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.events: list[dict[str, Any]] = []
         self._told = told
@@ -45,8 +47,15 @@ class Run:
         self._killed: dict[str, float] = {}
         self._back: list[Back] = []
         self._alarmed: set[tuple[str, str]] = set()
+        if settings.db is None:
+            made(self.out)
         self._q: Session = settings.session("pipeline")
+        self.done()  # when no server answers, nothing is made
+        made(self.out)
         self._recovery = Recovery(self._q, self.pipeline)
+
+    def close(self) -> None:
+        self._q.close()
 
     def done(self) -> list[str]:
         """The clients whose answers are written."""
@@ -59,6 +68,8 @@ class Run:
         if set(self.clients) <= {*self.done(), *gone}:
             self._tell_finished(gone)
             return False
+        masters.ready(self.settings.master)
+        announce(self._q, self.pipeline, self.clients)
         for told in left_out(Path(self.settings.data), self.pipeline):
             self._told(told)
         try:
@@ -82,7 +93,6 @@ class Run:
             t.commit()
         elif kept.data != now:
             used = ", ".join(f"{n} {name}" for name, n in kept.data.items())
-            self._q.close()
             raise InvalidArgument(f"this run began with {used}; go on with these, or begin anew "
                                   "with another out folder and database")  # fmt: skip
 
@@ -228,7 +238,7 @@ class Run:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._q.close()
+        self.close()
 
     def _write_events(self) -> None:
         path = self.out / "timeline.json"

@@ -6,17 +6,22 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from .. import Session, connect
 from ..errors import AckflowError, InvalidArgument
+from . import masters
 from .aggregate import Aggregator
 from .declare import Pipeline, load
 from .failing import Failed
 from .finish import Finisher
 from .recovery import PARENT, aggregator_name, works
 from .upstream import ROWS, send
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HERE = Path(__file__).with_name("coffee_shop.py")
 log = logging.getLogger("ackflow.pipeline")
@@ -79,12 +84,12 @@ def upstream(settings: Settings, worker: int) -> None:
 
 def router(settings: Settings) -> None:
     """Filter and route on Spark until stopped."""
-    from ..spark import session as spark_session
+    masters.ready(settings.master)
     from .router import Router, bury
 
     stop = Stop()
     pipeline = settings.pipeline()
-    spark = spark_session(
+    spark = _spark(
         f"ackflow {pipeline.name} router", settings.master,
         **{"spark.sql.session.timeZone": "UTC",
            "spark.sql.ansi.enabled": "true", "spark.ui.enabled": "false",
@@ -115,6 +120,19 @@ def router(settings: Settings) -> None:
     spark.stop()
     if failure is not None:
         raise Failed(f"Spark failed: {str(failure).splitlines()[0]}")
+
+
+def _spark(app: str, master: str, **conf: str) -> "SparkSession":
+    from ..spark import session
+
+    try:
+        return session(app, master, **conf)
+    except AckflowError:
+        raise
+    except Exception as error:  # of Py4J, of Java, of PySpark: there is no common kind
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = next((line for line in lines if "Exception: " in line), lines[0] if lines else "")
+        raise Failed(f"Spark cannot be started on {master}: {told or repr(error)}") from error
 
 
 def aggregator(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from .. import Session
 from ..errors import InvalidArgument
 from .cancelling import cancelled
 from .declare import Pipeline
-from .ends import waiting
+from .held import waiting
 from .keeping import kept
 
 

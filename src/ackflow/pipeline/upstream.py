@@ -15,6 +15,7 @@ import msgspec
 
 from .. import Item, Session
 from ..errors import InvalidArgument
+from .cancelling import announce
 from .declare import Pipeline, Table
 from .words import Bad, Batch, EndOfTable
 
@@ -47,7 +48,9 @@ def send(
     if worker == 0:
         for told in left_out(data, pipeline):
             log.warning("%s", told)
-    for client in clients(data):
+    found = clients(data)
+    announce(q, pipeline, found)
+    for client in found:
         taken, _ = files(data / client, pipeline.tables)
         for table in pipeline.tables:
             paths = taken[table.name]
