@@ -48,6 +48,24 @@ def test_a_status_counts_batches_and_unacknowledged_ends(bench: Bench) -> None:
     assert (row.held, row.state) == (0, "running")
 
 
+def test_a_status_names_every_table_of_a_client_before_anything_of_it_is_handled(
+    bench: Bench,
+) -> None:
+    announce(bench.q, SHOP, ["ann"])
+    found = [(row.client, row.table, row.handled, row.state) for row in look(bench.q, SHOP)]
+    assert found == [("ann", "items", 0, "running"), ("ann", "sales", 0, "running")]
+
+
+def test_who_asks_for_another_pipeline_than_the_one_that_runs_is_told(bench: Bench) -> None:
+    announce(bench.q, SHOP, ["ann"])
+    hint = "shop is here, too: give its file by --pipeline"
+    where = ["--out", str(bench.out), "--db", bench.url]
+    told = CliRunner().invoke(app, ["pipeline", "status", *where])
+    assert told.output == f"nothing was sent yet to the pipeline 'coffee'; {hint}\n"
+    told = CliRunner().invoke(app, ["pipeline", "cancel", "ann", *where])
+    assert told.output.endswith(f"nothing was cancelled; {hint}\n")
+
+
 def test_unacknowledged_ends_are_metrics_by_client_and_table(bench: Bench) -> None:
     bench.send_end("sales", 0)
     bench.receive(bench.ends())

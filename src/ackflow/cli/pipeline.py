@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 from ..pipeline import masters
+from ..pipeline.declare import Pipeline
 from ..pipeline.folders import made, possible
+from ..pipeline.keeping import pipelines
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
 from ..pipeline.upstream import clients
 from ..session import Session
@@ -130,6 +132,12 @@ def begun(settings: Settings, consumer: str) -> Session:
     return settings.session(consumer)
 
 
+def elsewhere(q: Session, pipeline: Pipeline) -> str:
+    """What to say to who may have meant another pipeline than the one that runs by default."""
+    others = [name for name in pipelines(q) if name != pipeline.name]
+    return f"; {', '.join(others)} is here, too: give its file by --pipeline" if others else ""
+
+
 @app.command()
 def status(
     out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
@@ -146,11 +154,12 @@ def status(
     pipeline = settings.pipeline()
     with begun(settings, "status") as q:
         rows = look(q, pipeline, eof_alarm_after)
+        others = elsewhere(q, pipeline)
     if prometheus:
         print(exposition(rows, pipeline), end="")
         return
     if not rows and not as_json:
-        print("nothing was sent yet")
+        print(f"nothing was sent yet to the pipeline {pipeline.name!r}{others}")
         raise typer.Exit(NOTHING)
     Output(as_json).table(
         ["client", "table", ">batches", ">ends held", ">oldest", "state"],
@@ -171,6 +180,10 @@ def cancel(
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()
     with begun(settings, "cancel") as q:
-        new = give_up(q, pipeline, client)
+        try:
+            new = give_up(q, pipeline, client)
+        except NotFound as error:
+            error.message += elsewhere(q, pipeline)
+            raise
     print(f"{client} is cancelled; the stages let go of what it sent" if new else
           f"{client} was cancelled already")  # fmt: skip

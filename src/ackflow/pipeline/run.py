@@ -77,6 +77,7 @@ class Run:
                 self._start(name)
             self._watch(each, alarm_after)
             self._tell_recoveries()
+            self._tell_dead()
         finally:
             self._stop()
             self._write_events()
@@ -212,6 +213,15 @@ class Run:
             worst = max(self._back, key=lambda back: back.seconds)
             times = "once" if len(self._back) == 1 else f"{len(self._back)} times"
             self._told(f"recovered {times}, {worst.stage} slowest: {worst.seconds:.1f} s")
+
+    def _tell_dead(self) -> None:
+        """Say what could not be read: nobody looks for it who does not know."""
+        ours = (self.pipeline.inbox, self.pipeline.bad)
+        for queue, n in [(queue.name, queue.dead_letters) for queue in self._q.queues()]:
+            if n and queue in ours:
+                letters = "dead letter" if n == 1 else "dead letters"
+                self._told(f"not all could be read: {n} {letters} in {queue}; see them by "
+                           f"ackflow dlq list {queue} --url {self.settings.url}")  # fmt: skip
 
     def _alarm(self, after: float) -> None:
         for row in stuck(look(self._q, self.pipeline, after)):

@@ -84,11 +84,11 @@ def upstream(settings: Settings, worker: int) -> None:
 
 def router(settings: Settings) -> None:
     """Filter and route on Spark until stopped."""
+    stop = Stop()
+    pipeline = settings.pipeline()
     masters.ready(settings.master)
     from .router import Router, bury
 
-    stop = Stop()
-    pipeline = settings.pipeline()
     spark = _spark(
         f"ackflow {pipeline.name} router", settings.master,
         **{"spark.sql.session.timeZone": "UTC",

@@ -24,8 +24,10 @@ class Row(Struct):
 
 
 def look(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[Row]:
-    """Every table that is known of; an end of file held for too long is an ALARM."""
-    rows: dict[tuple[str, str], Row] = {}
+    """Every table of every client; an end of file held for too long is an ALARM."""
+    rows = {(client, table.name): Row(client, table.name)
+            for client in {*kept(q, pipeline, "clients"), *cancelled(q, pipeline)}
+            for table in pipeline.tables}  # fmt: skip
     for key, handled in kept(q, pipeline, "handled").items():
         client, _, table = key.rpartition("/")
         rows[client, table] = Row(client, table, int(handled))
