@@ -129,7 +129,9 @@ def test_a_pipeline_that_is_not_coffee_needs_a_declaration_only(tmp_path: Path) 
     )
     declared = str(EXAMPLES / "pipeline_library.py")
     out = tmp_path / "out"
-    Run(settings(tmp_path / "data", out, declaration=declared), print).run()
+    told: list[str] = []
+    Run(settings(tmp_path / "data", out, declaration=declared), told.append).run()
+    assert told[-1].startswith("not all could be read: 1 dead letter in library.bad; see them by")
     assert json.loads((out / "north" / "most_lent_results.json").read_text()) == [
         {"title": "Emma", "times": 2}, {"title": "Walden", "times": 1},
     ]  # fmt: skip

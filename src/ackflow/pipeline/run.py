@@ -73,15 +73,21 @@ class Run:
         for told in left_out(Path(self.settings.data), self.pipeline):
             self._told(told)
         try:
-            for name in self._names():
-                self._start(name)
-            self._watch(each, alarm_after)
+            self._work(each, alarm_after)
             self._tell_recoveries()
             self._tell_dead()
         finally:
-            self._stop()
             self._write_events()
+            self.close()
         return True
+
+    def _work(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
+        try:
+            for name in self._names():
+                self._start(name)
+            self._watch(each, alarm_after)
+        finally:
+            self._stop()
 
     def _keep(self) -> None:
         """Refuse to go on in another width: batches are numbered and shards counted by it."""
@@ -248,7 +254,6 @@ class Run:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.close()
 
     def _write_events(self) -> None:
         path = self.out / "timeline.json"
