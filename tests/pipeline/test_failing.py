@@ -79,6 +79,25 @@ def test_a_stage_that_cannot_work_is_not_started_again(stage: Stage) -> None:
     assert caught.value.message == "where of route 'a' is 'b': no"
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("An exception was raised by the Python Proxy. Return Message: Traceback:\n"
+         '  File "router.py", line 9, in batch\n'
+         "py4j.protocol.Py4JJavaError: An error occurred while calling o1.collect\n"
+         ": org.apache.spark.SparkException: Job aborted: too bad\n"
+         "\tat org.apache.spark.Some.where(Some.scala:1)",
+         "Job aborted: too bad"),
+        ("pyspark.errors.exceptions.captured.NumberFormatException: [CAST_INVALID_INPUT] The value "
+         "'city' is no int. SQLSTATE: 22018\n== SQL ==", "[CAST_INVALID_INPUT] The value 'city' is no int."),
+        ("[PARSE_SYNTAX_ERROR] Syntax error.\n\n^^^", "[PARSE_SYNTAX_ERROR] Syntax error."),
+        ("", "ValueError"),
+    ],
+)  # fmt: skip
+def test_the_line_that_matters_is_taken_of_what_spark_says(said: str, told: str) -> None:
+    assert failing.reason(ValueError(said)) == told
+
+
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masters, "ready", lambda _: None)

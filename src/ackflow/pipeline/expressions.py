@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ..errors import InvalidArgument
 from .declare import Pipeline, Route, Table
 from .exact import COLUMN, SUM
+from .failing import reason
 
 TYPES = {"text": "string", "time": "timestamp", "decimal": COLUMN}
 
@@ -59,11 +60,5 @@ def _problem(rows: DataFrame, condition: str) -> str | None:
     try:
         rows.where(condition)
     except PySparkException as error:
-        return _reason(error)
+        return reason(error)
     return None
-
-
-def _reason(error: PySparkException) -> str:
-    """The sentence of what Spark says, without the plan under it and the codes around it."""
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return first.split(" SQLSTATE:")[0].rstrip()

@@ -4,6 +4,7 @@ A stage that says that it cannot work ends the run. So does one that dies again 
 got to anything: by errors of its own a few times, killed many times and nothing else moves either.
 """
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ IN_VAIN = 2  # the exit code of a stage that another start does not help
 ERRORS, KILLS = 5, 20
 LONG = 60.0  # what lived so long had got to work
 SAID = "ackflow pipeline "
+
+# As Python and Java begin the line of an exception; Py4J's own says only that there is another one.
+_RAISED = re.compile(r"(?:Caused by: |: )?[\w.]+\.(?!Py4J)\w*(?:Exception|Error): (.+)")
 
 Moved = Callable[[], object]
 
@@ -55,6 +59,14 @@ class Deaths:
         own = [line.partition(": ")[2] for line in lines if line.startswith(SAID)]
         any_ = [line for line in lines if line]
         return (own or any_ or ["not a word"])[-1]
+
+
+def reason(error: BaseException) -> str:
+    """The line that matters of what Spark says, which is one traceback around another."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [found[1] for line in lines if (found := _RAISED.match(line))]
+    told = (named or lines or [type(error).__name__])[0]
+    return told.split(" SQLSTATE:")[0]
 
 
 class _InVain:

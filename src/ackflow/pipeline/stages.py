@@ -15,7 +15,7 @@ from ..errors import AckflowError, InvalidArgument
 from . import masters
 from .aggregate import Aggregator
 from .declare import Pipeline, load
-from .failing import Failed
+from .failing import Failed, reason
 from .finish import Finisher
 from .recovery import PARENT, aggregator_name, works
 from .upstream import ROWS, send
@@ -119,7 +119,7 @@ def router(settings: Settings) -> None:
         bury(q, pipeline)  # what the last batches left
     spark.stop()
     if failure is not None:
-        raise Failed(f"Spark failed: {str(failure).splitlines()[0]}")
+        raise Failed(f"Spark failed: {reason(failure)}")
 
 
 def _spark(app: str, master: str, **conf: str) -> "SparkSession":
@@ -130,9 +130,7 @@ def _spark(app: str, master: str, **conf: str) -> "SparkSession":
     except AckflowError:
         raise
     except Exception as error:  # of Py4J, of Java, of PySpark: there is no common kind
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = next((line for line in lines if "Exception: " in line), lines[0] if lines else "")
-        raise Failed(f"Spark cannot be started on {master}: {told or repr(error)}") from error
+        raise Failed(f"Spark cannot be started on {master}: {reason(error)}") from error
 
 
 def aggregator(settings: Settings) -> None:
