@@ -2,6 +2,7 @@
 
 import time
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ackflow.pipeline.cancelling import Finished, announce, cancel
 from ackflow.pipeline.finish import write
 from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
-from ackflow.pipeline.stages import Settings
+from ackflow.pipeline.stages import Settings, finisher, upstream
 from ackflow.pipeline.status import exposition, look, stuck
 
 from .conftest import SHOP, Bench, named, sold
@@ -126,7 +127,9 @@ def test_a_client_nobody_knows_is_not_cancelled(bench: Bench) -> None:
         assert cancel(bench.q, SHOP, client) is True
 
 
-def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
+def test_started_on_finished_data_or_in_another_width_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data" / "ann").mkdir(parents=True)
     told: list[str] = []
     settings = Settings(data=str(tmp_path / "data"), out=str(tmp_path / "out"))
@@ -149,6 +152,11 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
         other.run()
     other.close()
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    more = structs.replace(settings, workers=5, shards=2)
+    for stage, width in ((finisher, "4 shards"), (partial(upstream, worker=0), "3 workers")):
+        with pytest.raises(InvalidArgument, match=f"this run began with {width}"):
+            stage(more)
 
 
 def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Path) -> None:

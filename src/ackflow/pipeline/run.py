@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .. import Session
-from ..errors import InvalidArgument, NotFound, QueueNotFound
+from ..errors import NotFound, QueueNotFound
 from . import masters
 from .cancelling import announce, cancelled
 from .declare import Pipeline
@@ -22,7 +22,7 @@ from .folders import made, possible
 from .held import waiting
 from .keeping import kept
 from .recovery import PARENT, Back, Recovery
-from .stages import STAGES, Settings
+from .stages import STAGES, Settings, keep_width
 from .status import look, stuck
 from .upstream import clients, left_out
 
@@ -63,7 +63,7 @@ class Run:
 
     def run(self, each: Callable[["Run"], None] | None = None, alarm_after: float = 60.0) -> bool:
         """Run to the end; False when there was nothing to do. `each` is called every moment."""
-        self._keep()
+        keep_width(self._q, self.pipeline, self.settings, "workers", "shards", "rows")
         gone = cancelled(self._q, self.pipeline)
         if set(self.clients) <= {*self.done(), *gone}:
             self._tell_finished(gone)
@@ -88,20 +88,6 @@ class Run:
             self._watch(each, alarm_after)
         finally:
             self._stop()
-
-    def _keep(self) -> None:
-        """Refuse to go on in another width: batches are numbered and shards counted by it."""
-        now = {name: getattr(self.settings, name) for name in ("workers", "shards", "rows")}
-        key = self.pipeline.value("width")
-        kept = self._q.value(key)
-        if kept is None:
-            t = self._q.transaction()
-            t.put(key, now)
-            t.commit()
-        elif kept.data != now:
-            used = ", ".join(f"{n} {name}" for name, n in kept.data.items())
-            raise InvalidArgument(f"this run began with {used}; go on with these, or begin anew "
-                                  "with another out folder and database")  # fmt: skip
 
     def _tell_finished(self, gone: set[str]) -> None:
         finished = [client for client in self.clients if client not in gone]

@@ -17,6 +17,7 @@ from .aggregate import Aggregator
 from .declare import Pipeline, load
 from .failing import Failed, reason
 from .finish import Finisher
+from .keeping import kept
 from .recovery import PARENT, aggregator_name, works
 from .upstream import ROWS, send
 
@@ -52,6 +53,20 @@ class Settings(Struct, frozen=True, kw_only=True):
         return connect(self.url, consumer=consumer, token=self.token)
 
 
+def keep_width(q: Session, pipeline: Pipeline, settings: Settings, *names: str) -> None:
+    """Refuse to go on in another width: batches are numbered and shards counted by it."""
+    now = {name: getattr(settings, name) for name in names}
+    known = {name: kept(q, pipeline, "width").get(name, n) for name, n in now.items()}
+    if known != now:
+        used = ", ".join(f"{n} {name}" for name, n in known.items())
+        raise InvalidArgument(f"this run began with {used}; go on with these, or begin anew "
+                              "with another out folder and database")  # fmt: skip
+    t = q.transaction()
+    for name, n in now.items():
+        t.put(pipeline.value("width", name), n)
+    t.commit()
+
+
 class Stop:
     """Set by SIGTERM and SIGINT, and when the run that started this stage is gone."""
 
@@ -77,6 +92,7 @@ def upstream(settings: Settings, worker: int) -> None:
         raise InvalidArgument(f"worker is from 0 to {settings.workers - 1}, not {worker}")
     with settings.session(f"upstream-{worker}") as q:
         pipeline = settings.pipeline()
+        keep_width(q, pipeline, settings, "workers", "rows")
         works(q, pipeline, f"worker-{worker}")
         sent = send(q, pipeline, Path(settings.data), worker, settings.workers, rows=settings.rows)
         log.info("worker %d has sent %d batches", worker, sent)
@@ -101,6 +117,7 @@ def router(settings: Settings) -> None:
            "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"},
     )  # fmt: skip
     with settings.session("router") as q:
+        keep_width(q, pipeline, settings, "shards")
         checkpoint = Path(settings.out).absolute() / "checkpoint"
         worker = Router(
             q, settings.url, pipeline, settings.shards, checkpoint, settings.messages,
@@ -148,6 +165,7 @@ def finisher(settings: Settings) -> None:
     stop = Stop()
     with settings.session("finisher") as q:
         pipeline = settings.pipeline()
+        keep_width(q, pipeline, settings, "shards")
         worker = Finisher(q, pipeline, Path(settings.out), settings.shards)
         works(q, pipeline, "finisher")
 
