@@ -61,8 +61,9 @@ class Bench:
             self.q.configure(queue, keep_seconds=0)
         self.q.group(SHOP.inbox, "router", lease_seconds=10, max_deliver=None, retry_limit=None)
 
-    def session(self) -> Session:
-        self.sessions.append(ackflow.connect(self.url, clock=self.clock, upkeep=False))
+    def session(self, consumer: str | None = None) -> Session:
+        opened = ackflow.connect(self.url, clock=self.clock, upkeep=False, consumer=consumer)
+        self.sessions.append(opened)
         return self.sessions[-1]
 
     def ends(self) -> Ends:

@@ -2,6 +2,7 @@
 
 import time
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from typer.testing import CliRunner
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, NotFound
 from ackflow.pipeline import chart
-from ackflow.pipeline.cancelling import cancel
+from ackflow.pipeline.cancelling import Finished, announce, cancel
 from ackflow.pipeline.finish import write
 from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
-from ackflow.pipeline.stages import Settings
+from ackflow.pipeline.stages import Settings, finisher, upstream
 from ackflow.pipeline.status import exposition, look, stuck
 
 from .conftest import SHOP, Bench, named, sold
@@ -48,6 +49,24 @@ def test_a_status_counts_batches_and_unacknowledged_ends(bench: Bench) -> None:
     assert (row.held, row.state) == (0, "running")
 
 
+def test_a_status_names_every_table_of_a_client_before_anything_of_it_is_handled(
+    bench: Bench,
+) -> None:
+    announce(bench.q, SHOP, ["ann"])
+    found = [(row.client, row.table, row.handled, row.state) for row in look(bench.q, SHOP)]
+    assert found == [("ann", "items", 0, "running"), ("ann", "sales", 0, "running")]
+
+
+def test_who_asks_for_another_pipeline_than_the_one_that_runs_is_told(bench: Bench) -> None:
+    announce(bench.q, SHOP, ["ann"])
+    hint = "shop is here, too: give its file by --pipeline"
+    where = ["--out", str(bench.out), "--db", bench.url]
+    told = CliRunner().invoke(app, ["pipeline", "status", *where])
+    assert told.output == f"nothing was sent yet to the pipeline 'coffee'; {hint}\n"
+    told = CliRunner().invoke(app, ["pipeline", "cancel", "ann", *where])
+    assert told.output.endswith(f"nothing was cancelled; {hint}\n")
+
+
 def test_unacknowledged_ends_are_metrics_by_client_and_table(bench: Bench) -> None:
     bench.send_end("sales", 0)
     bench.receive(bench.ends())
@@ -77,7 +96,8 @@ def test_a_cancelled_client_leaves_nothing_behind(bench: Bench) -> None:
     bench.receive(ends)
     bench.forward([sold("1", "2.50"), named("1", "Tea")], [("sales", 1)])
     bench.fold()
-    cancel(bench.q, SHOP, "ann")
+    assert cancel(bench.q, SHOP, "ann") is True
+    assert cancel(bench.q, SHOP, "ann") is False
     ends.tend()
     bench.forward([sold("1", "2.50")], [("items", 1)])
     bench.fold()
@@ -85,11 +105,31 @@ def test_a_cancelled_client_leaves_nothing_behind(bench: Bench) -> None:
     for queue, group in ((SHOP.inbox, "router"), (SHOP.shards, "aggregators"),
                          (SHOP.folded, "finisher"), (SHOP.ends, "finisher")):  # fmt: skip
         assert bench.q.group_stats(queue, group).counts.lag == 0, queue
+    announce(bench.q, SHOP, ["ann"])  # by a worker that starts again
     left = [value.key for value in bench.q.values(SHOP.value(""))]
     assert left == [SHOP.value("cancelled", "ann"), SHOP.value("held")]
 
 
-def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
+def test_a_client_nobody_knows_is_not_cancelled(bench: Bench) -> None:
+    bench.send_end("sales", 0, client="sent")
+    bench.handled("sales", 3, client="handled")
+    announce(bench.q, SHOP, ["folder"])
+    t = bench.q.transaction()
+    t.put(SHOP.value("done", "finished"), True)
+    t.commit()
+    before = bench.q.values(SHOP.value(""))
+    with pytest.raises(NotFound, match="nobody knows a client 'nobody'; nothing was cancelled"):
+        cancel(bench.q, SHOP, "nobody")
+    with pytest.raises(Finished, match="finished is finished: its answers are written"):
+        cancel(bench.q, SHOP, "finished")
+    assert bench.q.values(SHOP.value("")) == before
+    for client in ("sent", "handled", "folder"):
+        assert cancel(bench.q, SHOP, client) is True
+
+
+def test_started_on_finished_data_or_in_another_width_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data" / "ann").mkdir(parents=True)
     told: list[str] = []
     settings = Settings(data=str(tmp_path / "data"), out=str(tmp_path / "out"))
@@ -101,6 +141,7 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
         run.run()
     (tmp_path / "data" / "bob").mkdir()
     run.clients.append("bob")
+    announce(run._q, run.pipeline, ["bob"])
     cancel(run._q, run.pipeline, "bob")
     write(tmp_path / "out" / "ann", {query.name: [] for query in run.pipeline.queries})
     assert run.run() is False
@@ -110,13 +151,12 @@ def test_started_on_finished_data_it_says_so(tmp_path: Path) -> None:
     other = Run(structs.replace(settings, workers=5), told.append)
     with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
         other.run()
-
-
-def test_a_stage_that_is_none_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(
-        app, ["pipeline", "run", "--data", str(tmp_path), "--out", str(tmp_path), "--stage", "x"]
-    )
-    assert told.exit_code != 0
+    other.close()
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    more = structs.replace(settings, workers=5, shards=2)
+    for stage, width in ((finisher, "4 shards"), (partial(upstream, worker=0), "3 workers")):
+        with pytest.raises(InvalidArgument, match=f"this run began with {width}"):
+            stage(more)
 
 
 def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ackflow.errors import InvalidArgument
 from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
@@ -128,9 +129,23 @@ def test_a_pipeline_that_is_not_coffee_needs_a_declaration_only(tmp_path: Path) 
     )
     declared = str(EXAMPLES / "pipeline_library.py")
     out = tmp_path / "out"
-    Run(settings(tmp_path / "data", out, declaration=declared), print).run()
+    told: list[str] = []
+    Run(settings(tmp_path / "data", out, declaration=declared), told.append).run()
+    assert told[-1].startswith("not all could be read: 1 dead letter in library.bad; see them by")
     assert json.loads((out / "north" / "most_lent_results.json").read_text()) == [
         {"title": "Emma", "times": 2}, {"title": "Walden", "times": 1},
     ]  # fmt: skip
     owed = json.loads((out / "north" / "owed_results.json").read_text())
     assert owed == [{"reader": "ann", "fee": 0.35}]
+
+
+def test_an_expression_that_spark_does_not_understand_ends_the_run_with_it(
+    data: Path, tmp_path: Path
+) -> None:
+    declared = tmp_path / "mine.py"
+    text = (EXAMPLES / "pipeline_library.py").read_text()
+    declared.write_text(text.replace('"fee > 0"', '"fe > 0"'))
+    told: list[str] = []
+    with pytest.raises(InvalidArgument, match=r"where of route 'owed' is 'fe > 0': .*`fe`"):
+        Run(settings(data, tmp_path / "out", declaration=str(declared)), told.append).run()
+    assert not [text for text in told if "started again" in text]

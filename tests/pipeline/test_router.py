@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import ackflow
+from ackflow.errors import InvalidArgument
 from ackflow.pipeline import router as routers
 from ackflow.pipeline.cancelling import cancel
 from ackflow.pipeline.declare import Pipeline, Route
@@ -231,3 +232,48 @@ def test_what_a_cancelled_client_sent_is_let_go(lab: Lab) -> None:
     assert lab.counts().lag == 0
     assert len(lab.rows("sold")) == 1
     assert lab.q.values(SHOP.value("handled", "")) == []
+
+
+SOLD = SHOP.routes[0]
+
+
+@pytest.mark.parametrize(
+    ("route", "told"),
+    [
+        (structs.replace(SOLD, sums={"n": "1", "amount": "amout"}),
+         "'amount' of route 'sold' is 'amout': [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column"),
+        (structs.replace(SOLD, select={"item": "uper(item)"}),
+         "'item' of route 'sold' is 'uper(item)': [UNRESOLVED_ROUTINE] Cannot resolve routine"),
+        (structs.replace(SOLD, where="amount >"),
+         "where of route 'sold' is 'amount >': [PARSE_SYNTAX_ERROR] Syntax error"),
+        (structs.replace(SOLD, where="amount"),
+         "where of route 'sold' is 'amount': [DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN]"),
+        # Of another table, which is read in the same pass.
+        (structs.replace(SOLD, select={"item": "item", "name": "name"}),
+         "'name' of route 'sold' is 'name': [UNRESOLVED_COLUMN"),
+        (structs.replace(SOLD, sums={"amount": "sum(amount)"}),
+         "'amount' of route 'sold' is 'sum(amount)': [INVALID_WHERE_CONDITION]"),
+        (structs.replace(SOLD, sums={"amount": "array(amount)"}),
+         "'amount' of route 'sold' is 'array(amount)': [DATATYPE_MISMATCH.CAST_WITHOUT_SUGGESTION]"),
+    ],
+)  # fmt: skip
+def test_an_expression_that_spark_cannot_work_out_is_refused_before_anything_is_taken(
+    lab: Lab, capfd: pytest.CaptureFixture[str], route: Route, told: str
+) -> None:
+    lab.sales([DAY, "a", "80"])
+    with pytest.raises(InvalidArgument) as caught:
+        lab.run(pipeline=structs.replace(SHOP, routes=[route, *SHOP.routes[1:]]))
+    assert caught.value.message.startswith(told)
+    assert "\n" not in caught.value.message
+    assert capfd.readouterr().err == ""
+    assert lab.counts().ready == 1
+
+
+def test_columns_whose_names_differ_in_case_only_are_told_apart_by_their_table(lab: Lab) -> None:
+    items = structs.replace(SHOP.tables[1], columns=["Item", "name"], keep=["Item", "name"])
+    pipeline = structs.replace(SHOP, tables=[SHOP.tables[0], items]).check()
+    lab.sales([DAY, "a", "80"])
+    lab.q.push(SHOP.inbox, raw(Batch("ann", "items", 0, 1, [["a", "Apple"]])), partition="ann")
+    lab.run(pipeline=pipeline)
+    assert lab.rows("names") == [{"item": "a", "name": "Apple"}]
+    assert [row["item"] for row in lab.rows("sold")] == ["a"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ackflow import Message
+from ackflow.pipeline import masters
 from ackflow.pipeline.declare import Table
 from ackflow.pipeline.router import bury
 from ackflow.pipeline.run import Run
@@ -81,19 +82,25 @@ def test_a_file_belongs_to_the_table_with_the_longest_name_it_begins_with(ann: P
     assert [path.name for path in left] == ["shop.csv"]
 
 
-def test_a_file_that_no_table_takes_is_told_by_the_first_worker_and_by_the_run(
+def test_a_file_without_a_table_and_a_table_without_a_file_are_told_by_the_first_worker_and_the_run(
     bench: Bench, ann: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ann / "sale.csv").write_text(HEAD + ROW)
-    sentence = f"{ann / 'sale.csv'} belongs to no table and is left out"
+    (ann / "items.csv").write_text("item,name\n")
+    left = f"{ann / 'sale.csv'} belongs to no table and is left out"
     assert sent(bench, ann.parent, workers=2) == []
-    assert caplog.messages == [sentence]
+    assert caplog.messages == [left, f"{ann} has no file of the table sales; it is empty"]
     told: list[str] = []
     run = Run(Settings(data=str(ann.parent), out=str(bench.out)), told.append)
+    monkeypatch.setattr(masters, "ready", lambda _: None)
     monkeypatch.setattr(run, "_names", list)
     monkeypatch.setattr(run, "_watch", lambda *_: None)
+    run._q.push(run.pipeline.bad, 1)
+    run._q.pop(run.pipeline.bad)[0].reject("unreadable day")
     run.run()
-    assert told == [sentence]
+    assert told[:2] == [f"{ann / 'items.csv'} belongs to no table and is left out", left]
+    assert told[2] == f"{ann} has no file of the table menu_items; it is empty"
+    assert told[-1].startswith("not all could be read: 1 dead letter in coffee.bad; see them by ")
 
 
 def test_a_folder_that_cannot_be_listed_is_told_and_stops_nobody(tmp_path: Path) -> None:

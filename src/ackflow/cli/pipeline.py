@@ -1,20 +1,32 @@
 """`ackflow pipeline`: run a pipeline on Spark, see how far it is, give up a client."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import InvalidArgument
-from ..pipeline.folders import made
+from ..errors import InvalidArgument, NotFound
+from ..pipeline import masters
+from ..pipeline.declare import Pipeline
+from ..pipeline.folders import made, possible
+from ..pipeline.keeping import pipelines
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
+from ..pipeline.upstream import clients
+from ..session import Session
 from .output import Output
 from .shell import NOTHING
+from .where import NoDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and questions on Spark.")
 
-Data = Annotated[Path, typer.Option(help="Folder with a folder of CSV files for each client.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with a folder of CSV files for each client; not for a stage that reads none."
+    ),
+]
 Out = Annotated[Path, typer.Option(help="Folder for the answers, logs and the timeline.")]
 Db = Annotated[
     str | None,
@@ -50,8 +62,8 @@ def generate(
 
 @app.command()
 def run(
-    data: Data,
     out: Out,
+    data: Data = None,
     db: Db = None,
     declared: Declared = HERE,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
@@ -68,8 +80,12 @@ def run(
     token: Secret = None,
 ) -> None:
     """Answer the questions for every client; started again, it goes on where it was."""
+    if stage is not None and stage not in ("worker", *STAGES):
+        raise InvalidArgument(f"a stage is worker, {', '.join(STAGES)}, not {stage!r}")
+    if data is None and stage in (None, "worker"):
+        raise InvalidArgument("--data is missing: the folder with a folder for each client")
     settings = Settings(
-        data=str(data), out=str(out), db=db, declaration=str(declared), master=master,
+        data=str(data or ""), out=str(out), db=db, declaration=str(declared), master=master,
         workers=workers, shards=shards, token=token,
     )  # fmt: skip
     if stage is not None:
@@ -78,23 +94,48 @@ def run(
     from ..pipeline.chart import write as draw
     from ..pipeline.run import Run
 
-    found = Run(settings)
-    if found.run(alarm_after=eof_alarm_after):
+    with closing(Run(settings)) as found:
+        worked = found.run(alarm_after=eof_alarm_after)
+    if worked:
         print(f"the answers are in {out}, the timeline is {draw(out)}")
+
+
+def check_stage(settings: Settings, stage: str, worker: int) -> None:
+    """Refuse what cannot work before anything is made."""
+    settings.pipeline()
+    possible(Path(settings.out))
+    if stage == "worker":
+        clients(Path(settings.data))
+        if worker >= settings.workers:
+            raise InvalidArgument(f"--worker is from 0 to {settings.workers - 1}, not {worker}")
+    if stage == "router":
+        masters.check(settings.master)
 
 
 def run_stage(settings: Settings, stage: str, worker: int) -> None:
     import logging
 
-    if stage != "worker" and stage not in STAGES:
-        raise InvalidArgument(f"a stage is worker, {', '.join(STAGES)}, not {stage!r}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    check_stage(settings, stage, worker)
     made(Path(settings.out))
     if stage == "worker":
         upstream(settings, worker)
     else:
         STAGES[stage](settings)
+
+
+def begun(settings: Settings, consumer: str) -> Session:
+    """A session on the database of a run, which must be there: looking makes none."""
+    if "://" not in settings.url and not Path(settings.url).exists():
+        raise NoDatabase(f"there is no database {settings.url}; `ackflow pipeline run` makes one")
+    return settings.session(consumer)
+
+
+def elsewhere(q: Session, pipeline: Pipeline) -> str:
+    """What to say to who may have meant another pipeline than the one that runs by default."""
+    others = [name for name in pipelines(q) if name != pipeline.name]
+    return f"; {', '.join(others)} is here, too: give its file by --pipeline" if others else ""
 
 
 @app.command()
@@ -110,13 +151,15 @@ def status(
     from ..pipeline.status import exposition, look
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
-    with settings.session("status") as q:
-        rows = look(q, settings.pipeline(), eof_alarm_after)
+    pipeline = settings.pipeline()
+    with begun(settings, "status") as q:
+        rows = look(q, pipeline, eof_alarm_after)
+        others = elsewhere(q, pipeline)
     if prometheus:
-        print(exposition(rows, settings.pipeline()), end="")
+        print(exposition(rows, pipeline), end="")
         return
     if not rows and not as_json:
-        print("nothing was sent yet")
+        print(f"nothing was sent yet to the pipeline {pipeline.name!r}{others}")
         raise typer.Exit(NOTHING)
     Output(as_json).table(
         ["client", "table", ">batches", ">ends held", ">oldest", "state"],
@@ -135,6 +178,12 @@ def cancel(
     from ..pipeline.cancelling import cancel as give_up
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
-    with settings.session("cancel") as q:
-        give_up(q, settings.pipeline(), client)
-    print(f"{client} is cancelled; the stages let go of what it sent")
+    pipeline = settings.pipeline()
+    with begun(settings, "cancel") as q:
+        try:
+            new = give_up(q, pipeline, client)
+        except NotFound as error:
+            error.message += elsewhere(q, pipeline)
+            raise
+    print(f"{client} is cancelled; the stages let go of what it sent" if new else
+          f"{client} was cancelled already")  # fmt: skip

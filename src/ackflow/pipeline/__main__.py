@@ -6,7 +6,8 @@ import sys
 
 import msgspec
 
-from ..errors import AckflowError
+from ..errors import AckflowError, InvalidArgument
+from .failing import IN_VAIN, SAID
 from .stages import STAGES, Settings, upstream
 
 
@@ -21,8 +22,8 @@ def main() -> None:
         else:
             STAGES[stage](settings)
     except AckflowError as error:
-        print(f"ackflow pipeline {stage}: {error.message}", file=sys.stderr)
-        sys.exit(1)
+        print(f"{SAID}{stage}: {' '.join(error.message.split())}", file=sys.stderr)
+        sys.exit(IN_VAIN if isinstance(error, InvalidArgument) else 1)
 
 
 main()

@@ -5,15 +5,16 @@ the folded rows, with `dsum(x)` for exact sums of decimals and `money(x)` to rou
 places at the very end.
 """
 
-import importlib.util
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from ..errors import InvalidArgument
+from ..errors import AckflowError, InvalidArgument
 
 Kind = Literal["text", "time", "decimal"]
 
@@ -37,8 +38,9 @@ class Table(Struct, frozen=True):
 class Route(Struct, frozen=True):
     """Rows of one table on their way to the aggregators, by shard.
 
-    Without `sums` the selected rows go as they are; with them they are folded by the selected
-    values. `needs`: a row in which one of these columns cannot be read is left out.
+    `select`: what the rows of the route are made of, Spark SQL by the name of the value; `shard`
+    names one of these. `where`: which rows are taken, of those whose times can be read. Without
+    `sums` the selected rows go as they are; with them they are folded by the selected values.
     """
 
     name: str
@@ -93,30 +95,49 @@ class Pipeline(Struct, frozen=True):
 
     def check(self) -> "Pipeline":
         """Refuse a declaration that cannot work, naming what is wrong."""
-        for route in self.routes:
-            if self.table(route.table) is None:
-                raise InvalidArgument(f"route {route.name!r} reads {route.table!r}, no table")
-            if route.shard not in route.select:
-                raise InvalidArgument(
-                    f"route {route.name!r} is sharded by {route.shard!r}, which it does not select"
-                )
-        for table in self.tables:
-            for column in (*table.keep, *table.kinds):
-                if column not in table.columns:
-                    raise InvalidArgument(f"table {table.name!r} has no column {column!r}")
+        from .checking import check  # it tries the questions out, and so stands on all of this
+
+        check(self)
         return self
 
 
 def load(path: str | Path) -> Pipeline:
-    """The `pipeline` declared in a Python file."""
+    """The `pipeline` declared in a Python file; what is wrong with it is told with its place."""
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(f"ackflow_pipeline_{file.stem}", file)
-    if spec is None or spec.loader is None or not file.exists():
+    if not file.is_file():
         raise InvalidArgument(f"there is no declaration at {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    found = getattr(module, "pipeline", None)
+    try:
+        found = _executed(file).get("pipeline")
+    except SyntaxError as error:
+        place = f"{file}, line {error.lineno}" if error.lineno else str(file)
+        raise InvalidArgument(f"{place}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        raise InvalidArgument(f"{_place(file, error)}: {_reason(error)}") from error
     if not isinstance(found, Pipeline):
-        raise InvalidArgument(f"{file} declares no `pipeline`")
-    return found.check()
+        raise InvalidArgument(f"{file} declares no `pipeline`: pipeline = Pipeline(...)")
+    try:
+        return found.check()
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{file}: {error.message}") from error
+
+
+def _executed(file: Path) -> dict[str, Any]:
+    name = f"ackflow_pipeline_{file.stem}"
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module
+    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _place(file: Path, error: BaseException) -> str:
+    """Where in the file it went wrong, or was called what went wrong."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == str(file)]  # fmt: skip
+    return f"{file}, line {lines[-1]}" if lines else str(file)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, AckflowError):
+        return error.message
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

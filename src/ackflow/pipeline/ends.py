@@ -16,23 +16,11 @@ from ..errors import TransactionFailed
 from ..transaction import Transaction
 from .cancelling import cancelled
 from .declare import Pipeline
+from .held import Waiting, waiting
 from .ledger import Held, Key, Ledger
 from .words import Forwarded, raw
 
 log = logging.getLogger("ackflow.pipeline")
-
-
-class Waiting(msgspec.Struct):
-    """How many ends of file of a table are not acknowledged, and since when the first is not."""
-
-    ends: int
-    since: float
-
-
-def waiting(q: Session, pipeline: Pipeline) -> dict[str, Waiting]:
-    """What is not acknowledged, by client and table: `client/table`."""
-    found = q.value(pipeline.value("held"))
-    return {} if found is None else msgspec.convert(found.data, dict[str, Waiting])
 
 
 class Ends:

@@ -10,19 +10,16 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 
 from .. import Message, Session
 from ..errors import AckflowError, LeaseLost, TransactionFailed
-from .aggregate import fold
+from .answering import answers
 from .cancelling import cancelled, forget
 from .declare import Pipeline
-from .exact import add, rounded, sortable, text
 from .words import Folded, Rows
 
 GROUP = "finisher"
@@ -130,65 +127,6 @@ def _kept(q: Session, messages: list[Message]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def answers(pipeline: Pipeline, parts: list[Rows]) -> dict[str, list[dict[str, Any]]]:
-    """The answer of every query over the folded rows."""
-    db = apsw.Connection(":memory:")
-    for name, function in (("money", _money), ("whole", _whole), ("compare", _compare)):
-        db.create_scalar_function(name, function, 1, deterministic=True)
-    db.create_aggregate_function("dsum", _Sum, 1)
-    for route in pipeline.routes:
-        rows = fold(route, (row for part in parts if part.route == route.name for row in part.rows))
-        names = [*route.select, *route.sums]
-        # The order in which rows came must not show in an answer.
-        rows.sort(key=lambda row: tuple(str(row.get(name)) for name in names))
-        columns = ", ".join(f'"{name}"' for name in names)
-        db.execute(f'create table "{route.name}" ({columns})')
-        marks = ", ".join("?" * len(names))
-        db.executemany(
-            f'insert into "{route.name}" values ({marks})',
-            [[row.get(name) for name in names] for row in rows],
-        )
-    found = {}
-    for query in pipeline.queries:
-        cursor = db.cursor()
-        records = []
-        for row in cursor.execute(query.sql):
-            heads = [column[0] for column in cursor.get_description()]
-            pairs = zip(heads, row, strict=True)
-            records.append({name: value for name, value in pairs if value is not None})
-        found[query.name] = records
-    return found
-
-
-class _Sum:
-    """An exact sum of decimals."""
-
-    def __init__(self) -> None:
-        self.total = Decimal(0)
-
-    def step(self, *values: Any) -> None:
-        for value in values:
-            self.total = add(self.total, Decimal(value or 0))
-
-    def final(self) -> str:
-        return text(self.total)
-
-
-def _money(*values: Any) -> float:
-    return float(rounded(Decimal(values[0] or 0), 2))
-
-
-def _whole(*values: Any) -> int | str:
-    found = int(Decimal(values[0] or 0))
-    # SQLite has no larger whole numbers, and one client's must not stop the finisher.
-    return found if -(2**63) <= found < 2**63 else str(found)
-
-
-def _compare(*values: Any) -> str:
-    """Decimals are kept as text, which does not sort by value as it is."""
-    return sortable(Decimal(values[0] or 0))
 
 
 def write(folder: Path, found: dict[str, list[dict[str, Any]]]) -> None:

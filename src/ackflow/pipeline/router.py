@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from .. import Session
 from .. import spark as connector
 from ..transaction import Operations
-from . import cancelling
+from . import cancelling, expressions
 from .declare import Pipeline
 from .ends import Ends
 from .ledger import Held, Key
@@ -49,6 +49,7 @@ class Router:
 
     def start(self, spark: SparkSession, *, to_the_end: bool = False) -> StreamingQuery:
         """Start the query; `to_the_end`: it ends when everything that is there now is handled."""
+        expressions.check(spark, self._pipeline)
         reader = (
             spark.readStream.format("ackflow")
             .option("url", self._url)

@@ -69,7 +69,7 @@ def chosen(pipeline: Pipeline, messages: DataFrame, shards: int) -> DataFrame:
 
 
 def together(tables: Sequence[Table]) -> list[list[Table]]:
-    """Tables that can be read in one pass: a column they share is of one kind in all of them."""
+    """Tables that can be read in one pass: a column they share is the same in all of them."""
     groups: list[list[Table]] = []
     for table in tables:
         for group in groups:
@@ -82,7 +82,13 @@ def together(tables: Sequence[Table]) -> list[list[Table]]:
 
 
 def _differ(one: Table, other: Table) -> bool:
-    return any(one.kind(name) != other.kind(name) for name in {*one.keep} & {*other.keep})
+    """Whether a column is of two kinds, or written in two ways, which Spark takes for one."""
+    others = {name.lower(): name for name in other.keep}
+    return any(
+        (name, one.kind(name)) != (same, other.kind(same))
+        for name in one.keep
+        if (same := others.get(name.lower())) is not None
+    )
 
 
 def _typed(messages: DataFrame, tables: list[Table]) -> DataFrame:

@@ -13,22 +13,20 @@ from typing import Any
 import msgspec
 
 from .. import Session
-from ..errors import AckflowError, InvalidArgument, NotFound
-from .cancelling import cancelled
+from ..errors import NotFound, QueueNotFound
+from . import masters
+from .cancelling import announce, cancelled
 from .declare import Pipeline
-from .ends import waiting
-from .folders import made
-from .stages import PARENT, Settings
+from .failing import Deaths
+from .folders import made, possible
+from .held import waiting
+from .keeping import kept
+from .recovery import PARENT, Back, Recovery
+from .stages import STAGES, Settings, keep_width
 from .status import look, stuck
 from .upstream import clients, left_out
 
 Told = Callable[[str], None]
-
-
-class Failed(AckflowError):
-    """A stage of the pipeline keeps failing; its log says why."""
-
-    code = "pipeline_failed"
 
 
 class Run:
@@ -38,54 +36,58 @@ class Run:
         self.settings = settings
         self.pipeline: Pipeline = settings.pipeline()
         self.clients = clients(Path(settings.data))
-        self.out = made(Path(settings.out).absolute())
+        masters.check(settings.master)
+        self.out = possible(Path(settings.out).absolute())
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.events: list[dict[str, Any]] = []
         self._told = told
         self._began = time.time()
         self._finished: set[str] = set()
-        self._failures: dict[str, int] = {}
-        self._down: dict[str, float] = {}
+        self._deaths: dict[str, Deaths] = {}
+        self._killed: dict[str, float] = {}
+        self._back: list[Back] = []
         self._alarmed: set[tuple[str, str]] = set()
+        if settings.db is None:
+            made(self.out)
         self._q: Session = settings.session("pipeline")
+        self.done()  # when no server answers, nothing is made
+        made(self.out)
+        self._recovery = Recovery(self._q, self.pipeline)
+
+    def close(self) -> None:
+        self._q.close()
 
     def done(self) -> list[str]:
         """The clients whose answers are written."""
-        prefix = self.pipeline.value("done", "")
-        return [v.key.removeprefix(prefix) for v in self._q.values(prefix)]
+        return list(kept(self._q, self.pipeline, "done"))
 
     def run(self, each: Callable[["Run"], None] | None = None, alarm_after: float = 60.0) -> bool:
         """Run to the end; False when there was nothing to do. `each` is called every moment."""
-        self._keep()
+        keep_width(self._q, self.pipeline, self.settings, "workers", "shards", "rows")
         gone = cancelled(self._q, self.pipeline)
         if set(self.clients) <= {*self.done(), *gone}:
             self._tell_finished(gone)
             return False
+        masters.ready(self.settings.master)
+        announce(self._q, self.pipeline, self.clients)
         for told in left_out(Path(self.settings.data), self.pipeline):
             self._told(told)
+        try:
+            self._work(each, alarm_after)
+            self._tell_recoveries()
+            self._tell_dead()
+        finally:
+            self._write_events()
+            self.close()
+        return True
+
+    def _work(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
         try:
             for name in self._names():
                 self._start(name)
             self._watch(each, alarm_after)
         finally:
             self._stop()
-            self._write_events()
-        return True
-
-    def _keep(self) -> None:
-        """Refuse to go on in another width: batches are numbered and shards counted by it."""
-        now = {name: getattr(self.settings, name) for name in ("workers", "shards", "rows")}
-        key = self.pipeline.value("width")
-        kept = self._q.value(key)
-        if kept is None:
-            t = self._q.transaction()
-            t.put(key, now)
-            t.commit()
-        elif kept.data != now:
-            used = ", ".join(f"{n} {name}" for name, n in kept.data.items())
-            self._q.close()
-            raise InvalidArgument(f"this run began with {used}; go on with these, or begin anew "
-                                  "with another out folder and database")  # fmt: skip
 
     def _tell_finished(self, gone: set[str]) -> None:
         finished = [client for client in self.clients if client not in gone]
@@ -102,7 +104,7 @@ class Run:
     def kill(self, name: str) -> None:
         """Kill a stage; it is started again."""
         self.note("kill", stage=name)
-        self._down.setdefault(name, time.time())
+        self._killed[name] = time.time()
         self.processes[name].send_signal(signal.SIGKILL)
 
     def note(self, what: str, **more: Any) -> None:
@@ -110,8 +112,7 @@ class Run:
 
     def progress(self) -> dict[str, int]:
         """Batches handled so far, by client and table."""
-        prefix = self.pipeline.value("handled", "")
-        return {v.key.removeprefix(prefix): int(v.data) for v in self._q.values(prefix)}
+        return kept(self._q, self.pipeline, "handled")
 
     def held(self) -> int:
         """Ends of file that are delivered and not acknowledged."""
@@ -129,7 +130,11 @@ class Run:
             "ACKFLOW_PIPELINE": msgspec.json.encode(self.settings).decode(),
             PARENT: str(os.getpid()),
         }
-        with (self.out / f"{name}.log").open("ab") as log:
+        path = self.out / f"{name}.log"
+        if name not in self._deaths:
+            self._deaths[name] = Deaths(name, path, lambda: self._moved(stage), self._all_moved)
+        self._deaths[name].started()
+        with path.open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
@@ -147,12 +152,11 @@ class Run:
             if now != seen:
                 self._tell(seen, now)
                 seen = now
-                self._recovered()
             for client in set(self.done()) - self._finished:
                 self._finished.add(client)
                 self.note("done", client=client)
                 self._told(f"{client}: finished after {time.time() - self._began:.1f} s")
-                self._recovered()
+            self._recovered()
             if time.monotonic() - looked > 5:
                 self._alarm(alarm_after)
                 looked = time.monotonic()
@@ -166,22 +170,50 @@ class Run:
             code = process.poll()
             if code is None or (code == 0 and name.startswith("worker")):
                 continue
-            self._failures[name] = self._failures.get(name, 0) + (code > 0)
-            if self._failures[name] > 5:
-                raise Failed(f"{name} failed again and again; see {self.out / name}.log")
+            self._deaths[name].died(code)
             self._told(f"{name} died ({code}) and is started again")
             self.note("restart", stage=name)
-            self._down.setdefault(name, time.time())
+            self._recovery.died(name, process.pid, self._killed.pop(name, time.time()))
             self._start(name)
 
+    def _moved(self, stage: str) -> object:
+        """How far a stage is: numbers that change when it gets something done."""
+        match stage:
+            case "router":
+                return self.progress(), self.held()
+            case "aggregator":
+                return kept(self._q, self.pipeline, "shard")
+            case "finisher":
+                return self.done()
+        try:
+            inbox = self._q.queue_stats(self.pipeline.inbox)
+        except QueueNotFound:
+            return None
+        return inbox.messages, [group.consumed for group in inbox.groups]
+
+    def _all_moved(self) -> object:
+        return [self._moved(stage) for stage in ("worker", *STAGES)]
+
     def _recovered(self) -> None:
-        """What was down works again: something moved since it was started anew."""
-        for name, since in list(self._down.items()):
-            if self.processes[name].poll() in (None, 0):
-                took = time.time() - since
-                self._told(f"{name}: recovered {took:.1f} s after its death")
-                self.note("recovered", stage=name, seconds=round(took, 1))
-                del self._down[name]
+        for back in self._recovery.back({name: p.pid for name, p in self.processes.items()}):
+            self._back.append(back)
+            self._told(str(back))
+            self.note("recovered", stage=back.stage, seconds=round(back.seconds, 1))
+
+    def _tell_recoveries(self) -> None:
+        if self._back:
+            worst = max(self._back, key=lambda back: back.seconds)
+            times = "once" if len(self._back) == 1 else f"{len(self._back)} times"
+            self._told(f"recovered {times}, {worst.stage} slowest: {worst.seconds:.1f} s")
+
+    def _tell_dead(self) -> None:
+        """Say what could not be read: nobody looks for it who does not know."""
+        ours = (self.pipeline.inbox, self.pipeline.bad)
+        for queue, n in [(queue.name, queue.dead_letters) for queue in self._q.queues()]:
+            if n and queue in ours:
+                letters = "dead letter" if n == 1 else "dead letters"
+                self._told(f"not all could be read: {n} {letters} in {queue}; see them by "
+                           f"ackflow dlq list {queue} --url {self.settings.url}")  # fmt: skip
 
     def _alarm(self, after: float) -> None:
         for row in stuck(look(self._q, self.pipeline, after)):
@@ -208,7 +240,6 @@ class Run:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._q.close()
 
     def _write_events(self) -> None:
         path = self.out / "timeline.json"

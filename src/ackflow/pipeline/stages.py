@@ -6,17 +6,24 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from .. import Session, connect
 from ..errors import AckflowError, InvalidArgument
+from . import masters
 from .aggregate import Aggregator
 from .declare import Pipeline, load
+from .failing import Failed, reason
 from .finish import Finisher
+from .keeping import kept
+from .recovery import PARENT, aggregator_name, works
 from .upstream import ROWS, send
 
-PARENT = "ACKFLOW_PIPELINE_PARENT"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 HERE = Path(__file__).with_name("coffee_shop.py")
 log = logging.getLogger("ackflow.pipeline")
 
@@ -46,6 +53,20 @@ class Settings(Struct, frozen=True, kw_only=True):
         return connect(self.url, consumer=consumer, token=self.token)
 
 
+def keep_width(q: Session, pipeline: Pipeline, settings: Settings, *names: str) -> None:
+    """Refuse to go on in another width: batches are numbered and shards counted by it."""
+    now = {name: getattr(settings, name) for name in names}
+    known = {name: kept(q, pipeline, "width").get(name, n) for name, n in now.items()}
+    if known != now:
+        used = ", ".join(f"{n} {name}" for name, n in known.items())
+        raise InvalidArgument(f"this run began with {used}; go on with these, or begin anew "
+                              "with another out folder and database")  # fmt: skip
+    t = q.transaction()
+    for name, n in now.items():
+        t.put(pipeline.value("width", name), n)
+    t.commit()
+
+
 class Stop:
     """Set by SIGTERM and SIGINT, and when the run that started this stage is gone."""
 
@@ -71,18 +92,20 @@ def upstream(settings: Settings, worker: int) -> None:
         raise InvalidArgument(f"worker is from 0 to {settings.workers - 1}, not {worker}")
     with settings.session(f"upstream-{worker}") as q:
         pipeline = settings.pipeline()
+        keep_width(q, pipeline, settings, "workers", "rows")
+        works(q, pipeline, f"worker-{worker}")
         sent = send(q, pipeline, Path(settings.data), worker, settings.workers, rows=settings.rows)
         log.info("worker %d has sent %d batches", worker, sent)
 
 
 def router(settings: Settings) -> None:
     """Filter and route on Spark until stopped."""
-    from ..spark import session as spark_session
-    from .router import Router, bury
-
     stop = Stop()
     pipeline = settings.pipeline()
-    spark = spark_session(
+    masters.ready(settings.master)
+    from .router import Router, bury
+
+    spark = _spark(
         f"ackflow {pipeline.name} router", settings.master,
         **{"spark.sql.session.timeZone": "UTC",
            "spark.sql.ansi.enabled": "true", "spark.ui.enabled": "false",
@@ -94,13 +117,18 @@ def router(settings: Settings) -> None:
            "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"},
     )  # fmt: skip
     with settings.session("router") as q:
+        keep_width(q, pipeline, settings, "shards")
         checkpoint = Path(settings.out).absolute() / "checkpoint"
         worker = Router(
             q, settings.url, pipeline, settings.shards, checkpoint, settings.messages,
             settings.token,
         )  # fmt: skip
         query = worker.start(spark)
-        while not stop.wait(0.5) and query.isActive:
+        told = False
+        while not stop.wait(0.5 if told else 0.1) and query.isActive:
+            if not told and query.status["message"] != "Initializing sources":
+                works(q, pipeline, "router")
+                told = True
             bury(q, pipeline)
             worker.ends.tend()
         failure = query.exception()
@@ -108,14 +136,27 @@ def router(settings: Settings) -> None:
         bury(q, pipeline)  # what the last batches left
     spark.stop()
     if failure is not None:
-        raise InvalidArgument(f"the router failed: {str(failure).splitlines()[0]}")
+        raise Failed(f"Spark failed: {reason(failure)}")
+
+
+def _spark(app: str, master: str, **conf: str) -> "SparkSession":
+    from ..spark import session
+
+    try:
+        return session(app, master, **conf)
+    except AckflowError:
+        raise
+    except Exception as error:  # of Py4J, of Java, of PySpark: there is no common kind
+        raise Failed(f"Spark cannot be started on {master}: {reason(error)}") from error
 
 
 def aggregator(settings: Settings) -> None:
     """Fold shards until stopped."""
     stop = Stop()
-    with settings.session(f"aggregator-{os.getpid()}") as q:
-        worker = Aggregator(q, settings.pipeline())
+    with settings.session(aggregator_name(os.getpid())) as q:
+        pipeline = settings.pipeline()
+        worker = Aggregator(q, pipeline)
+        works(q, pipeline, "aggregator")
         _loop(stop, lambda: worker.run_once())
 
 
@@ -123,7 +164,10 @@ def finisher(settings: Settings) -> None:
     """Answer the questions of clients whose tables are complete, until stopped."""
     stop = Stop()
     with settings.session("finisher") as q:
-        worker = Finisher(q, settings.pipeline(), Path(settings.out), settings.shards)
+        pipeline = settings.pipeline()
+        keep_width(q, pipeline, settings, "shards")
+        worker = Finisher(q, pipeline, Path(settings.out), settings.shards)
+        works(q, pipeline, "finisher")
 
         def step() -> None:
             for client in worker.run_once():
@@ -137,6 +181,8 @@ def _loop(stop: Stop, step: Callable[[], object]) -> None:
     while not stop:
         try:
             step()
+        except (InvalidArgument, Failed):
+            raise  # the same would come of another try
         except AckflowError as error:
             log.warning("%s; trying again", error.message)
             stop.wait(0.5)

@@ -8,7 +8,8 @@ from .. import Session
 from ..errors import InvalidArgument
 from .cancelling import cancelled
 from .declare import Pipeline
-from .ends import waiting
+from .held import waiting
+from .keeping import kept
 
 
 class Row(Struct):
@@ -23,18 +24,18 @@ class Row(Struct):
 
 
 def look(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[Row]:
-    """Every table that is known of; an end of file held for too long is an ALARM."""
-    rows: dict[tuple[str, str], Row] = {}
-    prefix = pipeline.value("handled", "")
-    for value in q.values(prefix):
-        client, _, table = value.key.removeprefix(prefix).rpartition("/")
-        rows[client, table] = Row(client, table, int(value.data))
+    """Every table of every client; an end of file held for too long is an ALARM."""
+    rows = {(client, table.name): Row(client, table.name)
+            for client in {*kept(q, pipeline, "clients"), *cancelled(q, pipeline)}
+            for table in pipeline.tables}  # fmt: skip
+    for key, handled in kept(q, pipeline, "handled").items():
+        client, _, table = key.rpartition("/")
+        rows[client, table] = Row(client, table, int(handled))
     for key, unacked in waiting(q, pipeline).items():
         client, _, table = key.rpartition("/")
         row = rows.setdefault((client, table), Row(client, table))
         row.held, row.oldest_seconds = unacked.ends, time.time() - unacked.since
-    done = pipeline.value("done", "")
-    finished = {value.key.removeprefix(done) for value in q.values(done)}
+    finished = set(kept(q, pipeline, "done"))
     gone = cancelled(q, pipeline)
     for row in rows.values():
         row.state = _state(row, finished, gone, alarm_after)

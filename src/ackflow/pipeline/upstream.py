@@ -15,6 +15,7 @@ import msgspec
 
 from .. import Item, Session
 from ..errors import InvalidArgument
+from .cancelling import announce
 from .declare import Pipeline, Table
 from .words import Bad, Batch, EndOfTable
 
@@ -47,7 +48,9 @@ def send(
     if worker == 0:
         for told in left_out(data, pipeline):
             log.warning("%s", told)
-    for client in clients(data):
+    found = clients(data)
+    announce(q, pipeline, found)
+    for client in found:
         taken, _ = files(data / client, pipeline.tables)
         for table in pipeline.tables:
             paths = taken[table.name]
@@ -133,12 +136,16 @@ def files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[Path]],
 
 
 def left_out(data: Path, pipeline: Pipeline) -> list[str]:
-    """A sentence for every CSV file that no table takes."""
-    return [
-        f"{path} belongs to no table and is left out"
-        for client in clients(data)
-        for path in files(data / client, pipeline.tables)[1]
-    ]
+    """A sentence for every CSV file that no table takes, and every table without a file."""
+    told = []
+    for client in clients(data):
+        taken, left = files(data / client, pipeline.tables)
+        told += [f"{path} belongs to no table and is left out" for path in left]
+        empty = [table for table, paths in taken.items() if not paths]
+        told += [
+            f"{data / client} has no file of the table {table}; it is empty" for table in empty
+        ]
+    return told
 
 
 class _Unreadable(Exception):

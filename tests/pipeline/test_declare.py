@@ -1,0 +1,191 @@
+"""A declaration that cannot work is refused with a sentence that says what is wrong and where."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from ackflow.errors import InvalidArgument
+from ackflow.pipeline import coffee_shop
+from ackflow.pipeline.answering import answers
+from ackflow.pipeline.declare import Pipeline, Query, Route, Table, load
+
+from .conftest import SHOP, named
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+ITEMS = SHOP.tables[1]
+NAMES = SHOP.routes[2]
+SELECT = {"item": "item"}
+
+
+def changed(**fields: Any) -> Pipeline:
+    return structs.replace(SHOP, **fields)
+
+
+def table(**fields: Any) -> Pipeline:
+    return changed(tables=[SHOP.tables[0], structs.replace(ITEMS, **fields)])
+
+
+def route(**fields: Any) -> Pipeline:
+    return changed(routes=[*SHOP.routes[:2], structs.replace(NAMES, **fields)])
+
+
+def query(sql: Any, name: Any = "asked") -> Pipeline:
+    return changed(queries=[Query(name, sql)])
+
+
+def refused(pipeline: Pipeline) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        pipeline.check()
+    return caught.value.message
+
+
+LETTERS = "has 1 to 50 letters, digits, _ and - and begins with a letter"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "_a", "9", "a" * 51, "../up", "a'b", "a\n"])
+def test_a_name_that_is_no_name_of_a_queue_file_or_table_is_refused(name: str) -> None:
+    assert refused(changed(name=name)) == f"the name of a pipeline {LETTERS}, unlike {name!r}"
+    assert refused(table(name=name)) == f"the name of a table {LETTERS}, unlike {name!r}"
+    assert refused(route(name=name)) == f"the name of a route {LETTERS}, unlike {name!r}"
+    assert refused(query("select 1", name)) == f"the name of a query {LETTERS}, unlike {name!r}"
+
+
+def test_two_of_a_name_are_refused() -> None:
+    both = [SHOP.queries[0], Query("Totals", "select 1")]
+    assert refused(changed(queries=both)) == (
+        "two queries have the same name: 'totals' and 'Totals'"
+    )
+    assert refused(route(name="SOLD")) == "two routes have the same name: 'sold' and 'SOLD'"
+    assert refused(changed(tables=[*SHOP.tables, structs.replace(ITEMS, name="sales")])) == (
+        "two tables have the same name: 'sales' and 'sales'"
+    )
+
+
+@pytest.mark.parametrize("what", ["tables", "routes", "queries"])
+def test_a_pipeline_without_one_of_its_parts_is_refused(what: str) -> None:
+    assert refused(changed(**{what: []})) == f"the pipeline has no {what}"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        (table(columns=["item", "name", "item"]),
+         "two columns of table 'items' have the same name: 'item' and 'item'"),
+        (table(columns=["item", "Item"], keep=["item", "Item"]),
+         "two columns that table 'items' keeps have the same name: 'item' and 'Item'"),
+        (table(keep=["item", "nmae"]), "table 'items' has no column 'nmae'"),
+        (table(kinds={"nmae": "text"}), "table 'items' has no column 'nmae'"),
+        (table(keep=[]), "table 'items' keeps no column"),
+        (table(columns=["a`b"], keep=["a`b"]), "table 'items' cannot keep a column named 'a`b'"),
+        (table(columns=["_Table"], keep=["_Table"]),
+         "table 'items' cannot keep a column named '_Table'"),
+        (table(kinds={"name": "date"}),
+         "the kind of column 'name' of table 'items' is one of text, time, decimal, not 'date'"),
+        (route(table="itmes"), "route 'names' reads 'itmes', no table"),
+        (route(shard="nmae"), "route 'names' is sharded by 'nmae', which it does not select"),
+        (route(sums={"NAME": "1"}),
+         "two columns of route 'names' have the same name: 'name' and 'NAME'"),
+        (route(select={"item": "item", 'a"b': "name"}),
+         "route 'names' cannot have a column named 'a\"b'"),
+        (route(select={"item": " "}), "'item' of route 'names' is an expression, not ' '"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_table_or_a_route_is_told_with_its_place(
+    pipeline: Pipeline, told: str
+) -> None:
+    assert refused(pipeline) == told
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        (changed(name=7), "the name of a pipeline is text, not 7"),
+        (changed(tables="items"), "tables is a list of Table(...), not 'items'"),
+        (changed(routes=["sold"]), "routes is a list of Route(...), with 'sold' in it"),
+        (changed(queries={}), "queries is a list of Query(...), not {}"),
+        (table(columns="item"), "columns of table 'items' is a list of texts, not 'item'"),
+        (table(keep=[1]), "keep of table 'items' is a list of texts, not [1]"),
+        (table(kinds=["time"]), "kinds of table 'items' is a mapping of texts, not ['time']"),
+        (table(kinds={"name": []}), "the kind of column 'name' of table 'items' is one of"),
+        (route(select=["item"]), "select of route 'names' is a mapping of texts, not ['item']"),
+        (route(shard=["item"]), "route 'names' is sharded by ['item'], which it does not select"),
+        (route(sums={"n": 1}), "'n' of route 'names' is an expression, not 1"),
+        (route(where=True), "where of route 'names' is an expression, not True"),
+        (query(None), "the sql of query 'asked' is an expression, not None"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_told_with_its_place(pipeline: Pipeline, told: str) -> None:
+    assert refused(pipeline).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("select nmae from names", "no such column: nmae"),
+        ('select "nmae" from names', 'no such column: "nmae"'),
+        ("selct 1", 'near "selct": syntax error'),
+        ("select dsum(amount, 1) as a from sold", "wrong number of arguments to function dsum()"),
+        ("select median2(amount) from sold", "no such function: median2"),
+        ("select item, item from sold", "2 columns of its answer are named 'item'"),
+        ("select 1 as a; select 2 as b", "it has more than one statement"),
+        ("delete from sold", "it is no select"),
+        ("-- later", "it is no select"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused_before_any_data(sql: str, told: str) -> None:
+    assert refused(query(sql)).startswith(f"query 'asked' cannot be asked: {told}")
+
+
+def test_the_examples_and_all_functions_of_the_finisher_pass() -> None:
+    coffee_shop.pipeline.check()
+    load(EXAMPLES / "pipeline_library.py")
+    sql = "select money(dsum(amount)), whole(amount), compare(amount) from dear order by 1;"
+    query(sql).check()
+    table(columns=["item", "name", "", "a`b"]).check()  # what is not kept may have any name
+
+
+def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+
+    def told(text: str) -> str:
+        file.write_text(text)
+        with pytest.raises(InvalidArgument) as caught:
+            load(file)
+        return caught.value.message
+
+    assert told("x = 1\ny = (\n") == f"{file}, line 2: '(' was never closed"
+    assert told("\nx = 1 / 0\n") == f"{file}, line 2: ZeroDivisionError: division by zero"
+    assert told("import nothing_like_it") == (
+        f"{file}, line 1: ModuleNotFoundError: No module named 'nothing_like_it'"
+    )
+    assert told("raise SystemExit") == f"{file}, line 1: SystemExit"
+    called = "from ackflow.pipeline import Pipeline\n\npipeline = Pipeline('a', [], [], [])"
+    assert told(f"{called}.check()") == f"{file}, line 3: the pipeline has no tables"
+    assert told(called) == f"{file}: the pipeline has no tables"
+    assert told(f"{called[:-5]})") == (
+        f"{file}, line 3: TypeError: Missing required argument 'queries'"
+    )
+    assert told("x = 1") == f"{file} declares no `pipeline`: pipeline = Pipeline(...)"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidArgument, match="mine"):
+        load(file)
+    with pytest.raises(InvalidArgument, match="there is no declaration at"):
+        load(tmp_path)
+
+
+def test_a_route_and_a_table_are_declared_by_place_or_by_name() -> None:
+    Pipeline(
+        "a-b", [Table("t", ("x",), ("x",))], [Route("r", "t", {"x": "x"}, "x")],
+        [Query("q", "select x from r order by x")],
+    ).check()  # fmt: skip
+
+
+def test_a_question_that_fails_for_what_is_in_the_rows_is_named() -> None:
+    """The finisher ends with it instead of trying for ever."""
+    asked = query("select money(dsum(name)) as total from names")
+    with pytest.raises(InvalidArgument) as caught:
+        answers(asked, [named("1", "Tea")])
+    assert caught.value.message == "query 'asked' cannot be answered: 'Tea' is no number"

@@ -1,0 +1,155 @@
+"""What dies is started again, as long as that can help; then the run ends with the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from ackflow.errors import InvalidArgument
+from ackflow.pipeline import failing, masters
+from ackflow.pipeline.failing import ERRORS, IN_VAIN, KILLS, Deaths, Failed
+from ackflow.pipeline.run import Run
+from ackflow.pipeline.stages import Settings
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Stage:
+    """A stage that dies at once, and what was done by it and by all."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.own, self.all = log, 0, 0
+        self.deaths = Deaths("router", log, lambda: self.own, lambda: self.all)
+
+    def dies(self, code: int, words: str = "") -> None:
+        self.deaths.started()
+        with self.log.open("a") as file:
+            file.write(words)
+        self.deaths.died(code)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "router.log")
+
+
+def test_errors_in_a_row_without_progress_end_the_run_with_the_last_words(stage: Stage) -> None:
+    for _ in range(ERRORS - 1):
+        stage.dies(1, "a traceback\nValueError: what?\n")
+    stage.all += 1  # the others go on, which does not help this one
+    with pytest.raises(Failed) as caught:
+        stage.dies(1, "ackflow pipeline router: nobody answers\nand some noise of Java\n")
+    assert caught.value.message == (
+        f"router died {ERRORS} times without getting anywhere, the last time with: nobody answers; "
+        f"its log is {stage.log}"
+    )
+
+
+def test_the_last_line_of_the_log_is_told_when_a_stage_says_no_sentence(stage: Stage) -> None:
+    for words in ("ackflow pipeline router: of an earlier start\n", *["x\n"] * (ERRORS - 2)):
+        stage.dies(1, words)
+    with pytest.raises(Failed, match=r"with: ValueError: what\?; its log"):
+        stage.dies(1, "a traceback\nValueError: what?\n\n")
+
+
+def test_a_stage_that_gets_something_done_may_fail_for_ever(stage: Stage) -> None:
+    for _ in range(4 * ERRORS):
+        stage.own += 1
+        stage.dies(1)
+
+
+def test_kills_are_forgiven_for_ever_while_anything_moves(stage: Stage) -> None:
+    for _ in range(4 * KILLS):
+        stage.all += 1
+        stage.dies(-9)
+    for _ in range(KILLS - 2):
+        stage.dies(-9)
+    with pytest.raises(Failed, match=rf"died {KILLS} times .* with: not a word"):
+        stage.dies(-9)
+
+
+def test_a_stage_that_lived_long_begins_anew(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failing, "LONG", -1.0)
+    for _ in range(4 * ERRORS):
+        stage.dies(1)
+
+
+def test_a_stage_that_cannot_work_is_not_started_again(stage: Stage) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        stage.dies(IN_VAIN, "ackflow pipeline router: where of route 'a' is 'b': no\n")
+    assert caught.value.message == "where of route 'a' is 'b': no"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("An exception was raised by the Python Proxy. Return Message: Traceback:\n"
+         '  File "router.py", line 9, in batch\n'
+         "py4j.protocol.Py4JJavaError: An error occurred while calling o1.collect\n"
+         ": org.apache.spark.SparkException: Job aborted: too bad\n"
+         "\tat org.apache.spark.Some.where(Some.scala:1)",
+         "Job aborted: too bad"),
+        ("pyspark.errors.exceptions.captured.NumberFormatException: [CAST_INVALID_INPUT] The value "
+         "'city' is no int. SQLSTATE: 22018\n== SQL ==", "[CAST_INVALID_INPUT] The value 'city' is no int."),
+        ("[PARSE_SYNTAX_ERROR] Syntax error.\n\n^^^", "[PARSE_SYNTAX_ERROR] Syntax error."),
+        ("", "ValueError"),
+    ],
+)  # fmt: skip
+def test_the_line_that_matters_is_taken_of_what_spark_says(said: str, told: str) -> None:
+    assert failing.reason(ValueError(said)) == told
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masters, "ready", lambda _: None)
+
+
+def run(tmp_path: Path, declared: str) -> tuple[Run, list[str]]:
+    """A run of a library without a router, as that needs Spark."""
+    (tmp_path / "data" / "north").mkdir(parents=True)
+    file = tmp_path / "declared.py"
+    library = (EXAMPLES / "pipeline_library.py").read_text()
+    waits = (
+        "import os, signal, sys, time\n"
+        "if sys.argv[1:2] == ['router']:\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    time.sleep(60)\n"
+    )
+    file.write_text(f"{library}\n{waits}\n{declared}\n")
+    told: list[str] = []
+    settings = Settings(
+        data=str(tmp_path / "data"), out=str(tmp_path / "out"), declaration=str(file), workers=1
+    )
+    return Run(settings, told.append), told
+
+
+def test_a_run_gives_up_a_stage_that_dies_at_once_again_and_again(tmp_path: Path) -> None:
+    dies = "if sys.argv[1:2] == ['finisher']: print('out of luck', flush=True); os._exit(3)"
+    found, told = run(tmp_path, dies)
+    with pytest.raises(Failed, match=r"finisher died 5 times .* with: out of luck; its log is .*"):
+        found.run()
+    assert told.count("finisher died (3) and is started again") == ERRORS - 1
+    assert all(process.poll() is not None for process in found.processes.values())
+
+
+def test_a_run_ends_when_a_stage_says_that_it_cannot_work(tmp_path: Path) -> None:
+    found, told = run(tmp_path, "if sys.argv[1:2] == ['aggregator']: raise ValueError('no')")
+    with pytest.raises(InvalidArgument, match=r"declared.py, line .*: ValueError: no"):
+        found.run()
+    assert not [text for text in told if "started again" in text]
+
+
+def test_a_killed_stage_is_started_again_and_the_time_to_recover_is_told(tmp_path: Path) -> None:
+    found, told = run(tmp_path, "")
+    kills = ["aggregator", "finisher"]
+
+    def each(run: Run) -> None:
+        if kills and "working" in str(run._q.values(run.pipeline.value("working"))):
+            run.kill(kills.pop())
+        elif not kills and len([text for text in told if "works again" in text]) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        found.run(each=each)
+    back = [event for event in found.events if event["what"] == "recovered"]
+    assert {event["stage"] for event in back} == {"aggregator", "finisher"}
+    assert all(event["seconds"] < 10 for event in back)

@@ -1,0 +1,120 @@
+"""Wrong options of `ackflow pipeline`: a sentence, an exit code, and nothing is made."""
+
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from ackflow.cli.main import app
+from ackflow.errors import InvalidArgument, Unavailable
+from ackflow.pipeline import masters
+
+USAGE, NOTHING, UNREACHABLE = 2, 3, 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "data" / "ann").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "afile").write_text("x" * 100)
+    (tmp_path / "wrong.py").write_text("pipeline = Pipeline(\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(line: str) -> Result:
+    return CliRunner().invoke(app, ["pipeline", *shlex.split(line)])
+
+
+def inside(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("generate --out new --transactions -1", "--transactions"),
+        ("generate --out new --clients 0", "--clients"),
+        ("generate --out afile", "afile/client1 cannot be a folder: Not a directory"),
+        ("run --out new", "--data is missing: the folder with a folder for each client"),
+        ("run --out new --stage worker", "--data is missing"),
+        ("run --data nowhere --out new", "nowhere is no folder with a folder for each client"),
+        ("run --data afile --out new", "afile is no folder with a folder for each client"),
+        ("run --data empty --out new", "empty has no folder of a client"),
+        ("run --data data --out afile", "afile cannot be a folder: File exists"),
+        ("run --data data --out afile/new --db new.db", "cannot be a folder: Not a directory"),
+        ("run --data data --out new --workers 0", "--workers"),
+        ("run --data data --out new --shards 0", "--shards"),
+        ("run --data data --out new --eof-alarm-after 0", "--eof-alarm-after"),
+        ("run --data data --out new --db nope://x", "nope:// is not known"),
+        ("run --data data --out new --master nonsense", "a master is local[2], spark://host:port"),
+        ("run --out new --stage router --master local[0]", "not 'local[0]'"),
+        ("run --data data --out new --stage nix", "a stage is worker, router, aggregator"),
+        ("run --data data --out new --stage worker --worker 3", "--worker is from 0 to 2, not 3"),
+        ("run --data nowhere --out new --stage worker", "nowhere is no folder"),
+        ("run --data data --out new --pipeline new.py", "there is no declaration at new.py"),
+        ("run --data data --out new --pipeline wrong.py", "wrong.py, line 1: '(' was never closed"),
+        ("run --out new --stage finisher --pipeline wrong.py", "wrong.py, line 1:"),
+        ("status --out new --pipeline wrong.py", "wrong.py, line 1:"),
+        ("cancel ann --out new --db nope://x", "nope:// is not known"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_is_made(folder: Path, line: str, told: str) -> None:
+    before = inside(folder)
+    found = invoke(line)
+    assert (found.exit_code, told in " ".join(found.output.split())) == (USAGE, True), found.output
+    assert "Traceback" not in found.output
+    assert inside(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("status --out new", UNREACHABLE),
+        ("cancel ann --out empty", UNREACHABLE),
+        ("run --data data --out new --db http://127.0.0.1:1", UNREACHABLE),
+        ("run --data data --out new --db empty", 1),
+        ("run --data data --out new --db afile", 1),
+    ],
+)
+def test_a_database_that_is_not_there_is_told_and_not_made(
+    folder: Path, line: str, code: int
+) -> None:
+    before = inside(folder)
+    found = invoke(line)
+    assert found.exit_code == code, found.output
+    assert found.output.startswith("ackflow: ")
+    assert inside(folder) == before
+
+
+def test_a_client_that_nobody_knows_is_told_on_the_command_line(folder: Path) -> None:
+    assert invoke("run --data data --out out --master spark://127.0.0.1:1").exit_code == UNREACHABLE
+    found = invoke("cancel bob --out out")
+    assert found.exit_code == NOTHING
+    assert found.output == "ackflow: nobody knows a client 'bob'; nothing was cancelled\n"
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[*]", "local[2]", "local[2, 3]", "local-cluster[2,1,1024]", "yarn",
+     "spark://a:7077", "spark://a:7077,b:7077", "k8s://https://a:6443"],
+)  # fmt: skip
+def test_what_spark_calls_a_master_is_one(master: str) -> None:
+    assert masters.check(master) == master
+
+
+@pytest.mark.parametrize("master", ["", "nonsense", "local[0]", "local[x]", "spark://a", "a:7077"])
+def test_what_spark_does_not_know_is_no_master(master: str) -> None:
+    with pytest.raises(InvalidArgument, match="a master is"):
+        masters.check(master)
+
+
+def test_one_master_of_several_must_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        masters.reachable(f"spark://127.0.0.1:1,127.0.0.1:{port}")
+    with pytest.raises(Unavailable, match=r"no Spark master answers at .*: Connection refused"):
+        masters.reachable("spark://127.0.0.1:1")
