@@ -211,6 +211,9 @@ drop table new_claims;
 alter table segments drop column ends;
 alter table segments drop column data;
 alter table segments drop column rest;
+drop view lanes;
+alter table lane_rows rename to lanes;
+update lanes set head = 6;
 pragma user_version = 4;
 """
 

@@ -153,6 +153,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
     tx.flush()
     for group in tx.groups(queue.id):
         _keep_counts(tx, group)
+    tx.run("keep_pushed_of_queue", queue.id)
     for lane in tx.lanes(queue.id):
         _drop_messages(tx, lane)
         tx.run("drop_claims_of_lane", lane.id)
@@ -161,7 +162,6 @@ def delete_queue(tx: Tx, name: str) -> bool:
         forget_readers_of_group(tx, group.id)
         tx.run("drop_leases_of_group", group.id)
         tx.run("drop_group", group.id)
-    tx.run("keep_pushed_of_queue", queue.id)
     tx.run("drop_tallies", -queue.id)
     for partition in tx.partitions(queue.id):
         tx.run("drop_txids_of_partition", partition.id)

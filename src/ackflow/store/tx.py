@@ -226,6 +226,7 @@ class Tx:
         return [self._cached_lane(row) for row in self.all("lanes_of_partition", partition)]
 
     def save_lane(self, lane: Lane) -> None:
+        """Write a lane down; it must be done when segments are dropped, as they told its head."""
         gone = ranges.pack(lane.gone) if lane.gone else None
         self.run("save_lane", lane.id, lane.base, lane.head, lane.last_at, gone)
 
@@ -235,7 +236,7 @@ class Tx:
         return self.insert("add_body", *packed)
 
     def append(self, lane: Lane, segment: Segment) -> None:
-        """Write a header at the head of its lane, and move the head."""
+        """Write a header at the head of its lane, which moves the head."""
         s = segment
         carry = _encode(s.carry) if s.carry else None
         self.run(
@@ -247,8 +248,8 @@ class Tx:
         lane.last_at = s.created_at
         if s.not_before is not None or s.for_group is not None:
             lane.odd = lane.head
+            self.run("note_odd", lane.id, lane.odd)
         self.cache.keep_segment(segment)
-        self.run("push_lane", lane.id, lane.head, lane.last_at, lane.odd)
 
     def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
         """Headers from the one that holds the sequence on; the first may lie above it."""

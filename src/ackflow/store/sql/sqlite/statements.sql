@@ -107,13 +107,13 @@ order by priority
 select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
 where queue = ?1 and id >= ?2 order by id limit ?3
 -- name: add_lane
-insert into lanes (queue, partition, priority) values (?1, ?2, ?3)
+insert into lane_rows (queue, partition, priority) values (?1, ?2, ?3)
 -- name: save_lane
-update lanes set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
--- name: push_lane
-update lanes set head = ?2, last_at = ?3, odd = ?4 where id = ?1
+update lane_rows set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
+-- name: note_odd
+update lane_rows set odd = ?2 where id = ?1
 -- name: drop_lanes
-delete from lanes where queue = ?1
+delete from lane_rows where queue = ?1
 
 -- name: add_body
 insert into bodies (ends, data, rest) values (?1, ?2, ?3)
@@ -229,7 +229,7 @@ delete from cursors where lane = ?1
 -- name: lowest_cursor
 select min(next) from cursors where lane = ?1
 -- name: lanes_to_trim
-select l.id from lanes l join cursors c on c.lane = l.id where l.id > ?1 and l.base < l.head
+select l.id from lane_rows l join cursors c on c.lane = l.id where l.id > ?1
 group by l.id having min(c.next) > l.base order by l.id limit ?2
 -- name: ready_lanes
 select lane from cursors where grp = ?1 and ready = 1 and lane > ?2 order by lane limit ?3
