@@ -72,7 +72,7 @@ def test_an_aggregator_is_back_when_its_shard_is_served_again(bench: Bench) -> N
     bench.later(6)
     assert watch.seen() == []
     bench.fold(worker)
-    assert watch.seen() == [Back("aggregator", 10.0, 2)]
+    assert watch.seen() == [Back("aggregator", 10.0, 2, 10.0)]
 
 
 @pytest.mark.usefixtures("at_work")
@@ -88,7 +88,7 @@ def test_a_finisher_is_back_when_it_holds_again_what_the_dead_one_held(bench: Be
     bench.later(10)
     assert watch.seen() == []
     again.run_once(wait=0)
-    assert watch.seen() == [Back("finisher", 10.0, 2)]
+    assert watch.seen() == [Back("finisher", 10.0, 2, 10.0)]
 
 
 @pytest.mark.usefixtures("at_work")
@@ -101,12 +101,16 @@ def test_a_stage_that_died_twice_is_down_since_the_first_time(bench: Bench) -> N
     watch.dies("router")
     bench.later(4)
     assert watch.seen() == []
+    bench.later(5)
     bench.receive(bench.ends())
-    assert watch.seen() == [Back("router", 11.0, 1)]
+    assert watch.seen() == [Back("router", 16.0, 1, 11.0)]
 
 
 def test_a_recovery_is_told_with_what_was_held() -> None:
     assert str(Back("router", 7.04, 12)) == (
         "router: what it held (12) was handed out again 7.0 s after its death"
+    )
+    assert str(Back("router", 14.2, 12, 9.81)) == (
+        "router: what it held (12) was free after 9.8 s, handed out 14.2 s after its death"
     )
     assert str(Back("worker-1", 1.5, 0)) == "worker-1: it works again 1.5 s after its death"

@@ -22,14 +22,22 @@ PARENT = "ACKFLOW_PIPELINE_PARENT"
 
 
 class Back(Struct, frozen=True):
-    """A stage that recovered, how long that took, and how many messages it had held."""
+    """A stage that recovered, how long that took, and how many messages it had held.
+
+    `free`: after how long those were there for others to take.
+    """
 
     stage: str
     seconds: float
     held: int
+    free: float | None = None
 
     def __str__(self) -> str:
-        what = f"what it held ({self.held}) was handed out again" if self.held else "it works again"
+        what = "it works again"
+        if self.held:
+            what = f"what it held ({self.held}) was handed out again"
+            if self.free is not None:
+                what = f"what it held ({self.held}) was free after {self.free:.1f} s, handed out"
         return f"{self.stage}: {what} {self.seconds:.1f} s after its death"
 
 
@@ -37,6 +45,7 @@ class _Down(Struct):
     since: float
     last: float
     held: dict[str, LeaseStats]
+    free: float | None = None
 
 
 class Recovery:
@@ -58,11 +67,19 @@ class Recovery:
         """The stages that have recovered by now; `pids` are the processes they run in."""
         now, found = self._now(), []
         for stage, down in list(self._down.items()):
-            if self._works(stage, pids[stage]) and self._handed_out(down):
+            live = self._live(down)
+            if down.held and down.free is None and not live & set(down.held):
+                down.free = now - down.since
+            if self._works(stage, pids[stage]) and self._handed_out(down, live):
                 held = sum(lease.held for lease in down.held.values())
-                found.append(Back(stage, now - down.since, held))
+                found.append(Back(stage, now - down.since, held, down.free))
                 del self._down[stage]
         return found
+
+    def _live(self, down: _Down) -> set[str]:
+        """The leases of where it held something that are not over."""
+        places = {(lease.queue, lease.group) for lease in down.held.values()}
+        return {lease.token for place in places for lease in self._q.leases(*place)}
 
     def _leases(self, stage: str, pid: int) -> list[LeaseStats]:
         """What a stage holds. Aggregators of other machines have leases of their own."""
@@ -76,10 +93,8 @@ class Recovery:
             return [lease for lease in found if lease.consumer == aggregator_name(pid)]
         return found
 
-    def _handed_out(self, down: _Down) -> bool:
+    def _handed_out(self, down: _Down, live: set[str]) -> bool:
         died = datetime.fromtimestamp(down.last, UTC)
-        places = {(lease.queue, lease.group) for lease in down.held.values()}
-        live = {lease.token for place in places for lease in self._q.leases(*place)}
         waiting: set[tuple[str, str, str]] = set()
         for token, lease in down.held.items():
             if token not in live:
