@@ -142,20 +142,15 @@ def append(
     data: bytes,
     rest: Rest | None,
     *,
-    body: int | None = None,
     not_before: int | None = None,
     for_group: int | None = None,
     carry: Carry | None = None,
 ) -> Segment:
     """Write one segment at the head of a lane and mark the lane for the groups that read it."""
     count = len(ends) // 4
-    small = None
-    if body is None:
-        packed = pack_body(ends, data, rest, queue.options.encrypted)
-        if sum(len(part) for part in packed if part) <= SMALL_BYTES:
-            body, small = 0, packed
-        else:
-            body = tx.add_body(packed)
+    packed = pack_body(ends, data, rest, queue.options.encrypted)
+    small = packed if sum(len(part) for part in packed if part) <= SMALL_BYTES else None
+    body = 0 if small else tx.add_body(packed)
     created = max(tx.now, lane.last_at)
     segment = Segment(
         lane.id, lane.head, count, created, not_before, for_group, carry, body, len(data), small
