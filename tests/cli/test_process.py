@@ -151,6 +151,8 @@ def test_the_answer_to_a_question_decides(db: str) -> None:
     with ackflow.connect(db, upkeep=False) as q:
         assert q.queue_stats("orders").messages == 5000
     assert ask(db, b"\x03") == 130
+    assert ask(db, b"\x04") == 130
+    assert ask(db, b"maybe\nno\n") == 1
     assert ask(db, b"y\n") == 0
     with ackflow.connect(db, upkeep=False) as q:
         assert q.queue_stats("orders").messages == 0
@@ -158,18 +160,21 @@ def test_the_answer_to_a_question_decides(db: str) -> None:
 
 def ask(db: str, answer: bytes) -> int:
     mine, its = pty.openpty()
-    process = subprocess.Popen(
-        ["setsid", "-c", "-w", *command("--url", db, "purge", "orders")],
-        stdin=its, stdout=its, stderr=its,
-    )  # fmt: skip
-    os.close(its)
-    output = b""
-    while b"[y/N]" not in output:
-        output += os.read(mine, 1000)
-    os.write(mine, answer)
-    code = process.wait(timeout=30)
-    os.close(mine)
-    return code
+    # Who starts the tests in the background of a shell lets them inherit an ignored interrupt.
+    hearing = ["env", "--default-signal=INT", "setsid", "-c", "-w"]
+    with subprocess.Popen(
+        [*hearing, *command("--url", db, "purge", "orders")], stdin=its, stdout=its, stderr=its
+    ) as process:
+        os.close(its)
+        output = b""
+        while b"[y/N]" not in output:
+            output += os.read(mine, 1000)
+        os.write(mine, answer)
+        try:
+            return process.wait(timeout=30)
+        finally:
+            process.kill()
+            os.close(mine)
 
 
 def test_nothing_to_push_from_a_terminal_is_told(db: str) -> None:

@@ -3,6 +3,9 @@
 import difflib
 import logging
 import os
+import select
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from inspect import Parameter, signature
@@ -251,12 +254,31 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Refused(f"{question} Nobody can be asked here: give --yes to do it")
-    try:
-        agreed = typer.confirm(question, err=True)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    if not agreed:
-        raise Refused("nothing was done")
+    answer = ""
+    while answer not in ("y", "yes"):
+        typer.echo(f"{question} [y/N]: ", nl=False, err=True)
+        _await_line()
+        line = sys.stdin.readline()
+        if not line:
+            raise KeyboardInterrupt  # the end of input is no answer
+        answer = line.strip().lower()
+        if answer in ("", "n", "no"):
+            raise Refused("nothing was done")
+
+
+def _await_line() -> None:
+    """Wait for a line of the terminal; an interrupt ends it, also one that comes just before it.
+
+    A plain read does not hear a signal that arrives between the last instruction and the read.
+    """
+    wakes, woken = socket.socketpair()
+    with wakes, woken:
+        woken.setblocking(False)
+        before = signal.set_wakeup_fd(woken.fileno())
+        try:
+            select.select([sys.stdin, wakes], [], [])
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def file_of(ctx: typer.Context, db: str | None) -> str | None:
