@@ -1,7 +1,7 @@
 """Message ids and lease tokens: numbers with a written form, so that neither needs a look-up.
 
 A message id is a UUIDv8 of (store 40 bits, lane 34, sequence 48). A token is 64 random bits,
-written as 11 URL-safe characters or as a UUID; both forms are read. Rows that a wire format names by
+of which the store gives the last 24 to tell where the lease lies; it is written as 11 URL-safe characters or as a UUID; both forms are read. Rows that a wire format names by
 a UUID are written like messages with a sequence that no message ever gets.
 """
 
@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 from uuid import UUID
 
 from .errors import InvalidArgument
+
+TOKEN_SPAN = 1 << 24
 
 _VERSION = 0x8 << 76
 _VARIANT = 0x2 << 62
@@ -68,11 +70,16 @@ def parse_partition_uuid(store: int, text: str) -> int:
     return parse_row_uuid("partition", store, text)
 
 
-def new_token() -> int:
-    """A token whose written form does not begin with a dash: on a command line that is an option."""
+def new_token(lease: int | None = None) -> int:
+    """A token, which for a lease tells where it lies: (token - lease) % TOKEN_SPAN is 0.
+
+    Its written form does not begin with a dash: on a command line that is an option.
+    """
     bits = secrets.randbits(64)
     while bits >> 58 == 62:
         bits = secrets.randbits(64)
+    if lease is not None:
+        bits += lease % TOKEN_SPAN - bits % TOKEN_SPAN
     return bits - (1 << 63)
 
 

@@ -95,6 +95,14 @@ def test_every_token_of_token_urlsafe_is_read_and_written_the_same(raw: bytes) -
     assert ids.token_text(ids.parse_token(text)) == text
 
 
+@given(st.integers(1, (1 << 62)))
+def test_a_token_made_for_a_lease_ends_in_the_bits_of_its_id(lease: int) -> None:
+    token = ids.new_token(lease)
+    assert (token - lease) % ids.TOKEN_SPAN == 0
+    assert -(1 << 63) <= token < 1 << 63
+    assert not ids.token_text(token).startswith("-")
+
+
 def test_new_tokens_fit_64_bits_and_differ() -> None:
     some = {ids.new_token() for _ in range(1000)}
     assert len(some) == 1000

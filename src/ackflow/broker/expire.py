@@ -6,7 +6,7 @@ Pop and settle call this before they look, so that nothing depends on when upkee
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .. import ids, ranges
+from .. import ranges
 from ..clock import micros
 from ..policy import Dead, after_expiry
 from ..store.rows import (
@@ -210,7 +210,7 @@ def pass_over(
 
 def remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:
     """Leave a note for `why` in the form of a lease that nobody held."""
-    note = Lease(0, ids.new_token(), grp, "", tx.now, tx.now, None, ranges.count(over),
+    note = Lease(0, tx.new_token(), grp, "", tx.now, tx.now, None, ranges.count(over),
                  [LeasePart(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
     tx.add_lease(note)
     note.ended_at = tx.now

@@ -253,7 +253,7 @@ def _held_for_a_moment(
     cursor = tx.cursor(lane.id, group.id)
     number = cursor.delivered if cursor else 0
     end = tx.now + micros(1)
-    lease = Lease(0, ids.new_token(), group.id, "", tx.now, end, None, 1,
+    lease = Lease(0, tx.new_token(), group.id, "", tx.now, end, None, 1,
                   [LeasePart(lane.id, one, number)])  # fmt: skip
     tx.add_lease(lease)
     # A release takes one hand-out back, and this was none.

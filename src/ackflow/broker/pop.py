@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .. import ids, ranges
+from .. import ranges
 from ..clock import micros
 from ..errors import InvalidArgument
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
@@ -235,7 +235,7 @@ def lease_parts(
     """Hold what was taken under one new lease; the answer gets its token and its end."""
     seconds = request.lease_seconds or group.rules.lease_seconds
     expires = tx.now + micros(seconds)
-    token = ids.new_token() if request.token is None else request.token
+    token = tx.new_token() if request.token is None else request.token
     everything = [LeasePart(part.lane.id, part.ranges, part.number) for part in parts]
     n = sum(ranges.count(part.ranges) for part in parts)
     lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)

@@ -202,7 +202,7 @@ def fetch(
     if part is None or home is None or ranges.difference(which, part.ranges):
         raise LeaseLost(f"the batch numbered {number} no longer has these messages")
     which = _first_bytes(tx, lane, which, size)
-    row = tx.one("lease_of_token", token)
+    row = tx.lease_row(token)
     claims = tx.claims_in(lane, group.id, which[0], which[-1])
     mine = _merged([c for c in claims if row and c.lease == row[0]])
     shares = shares_of(tx, lane, which, mine)
@@ -291,7 +291,7 @@ def _let_go(tx: Tx, group: Group, hand: Hand) -> int:
 
 
 def _unheld(tx: Tx, group: Group, part: HandPart) -> Ranges:
-    row = tx.one("lease_of_token", part.token)
+    row = tx.lease_row(part.token)
     found: Ranges = []
     for _, lo, hi, packed in tx.all("unheld_claims", part.lane, group.id, row[0]) if row else ():
         found = ranges.union(found, [lo, hi] if packed is None else ranges.unpack(packed))

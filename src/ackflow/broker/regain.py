@@ -3,7 +3,7 @@ under the same number. It counts neither as a delivery nor as a failure."""
 
 from msgspec import Struct
 
-from .. import ids, ranges
+from .. import ranges
 from ..clock import micros
 from ..ranges import Ranges
 from ..store.rows import LEASED, Claim, Group, Lane, Lease, LeasePart
@@ -122,7 +122,7 @@ def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
 def _lease_again(
     tx: Tx, group: Group, hand: Hand, free: list[tuple[Standing, Free]], seconds: float
 ) -> int:
-    token, expires = ids.new_token(), tx.now + micros(seconds)
+    token, expires = tx.new_token(), tx.now + micros(seconds)
     parts: dict[int, LeasePart] = {}
     for stand, some in free:
         if some:

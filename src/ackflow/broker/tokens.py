@@ -128,7 +128,7 @@ def revision(tx: Tx) -> int:
 
 def queue_of_lease(tx: Tx, token: int) -> str | None:
     """The queue a lease is of."""
-    row = tx.one("lease_of_token", token)
+    row = tx.lease_row(token)
     group = tx.group_by_id(row[2]) if row else None
     queue = tx.queue_by_id(group.queue) if group else None
     return queue.name if queue else None

@@ -30,6 +30,7 @@ class Cache:
         self.next_times: dict[int, int] = {}  # by group, no claim of it has a time before this
         self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
         self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
+        self.last_lease: int | None = None  # the highest id given, once it was read
         self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
         self.seen: dict[int, dict[str, int]] = {}  # by group, consumers and their last pop; stays
         self._tokens: dict[int, int] = {}
@@ -49,6 +50,7 @@ class Cache:
         self.next_times.clear()
         self.nothing_due.clear()
         self.room.clear()
+        self.last_lease = None
         self.halted = None
         self._tokens.clear()
         self._bodies.clear()

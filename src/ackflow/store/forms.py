@@ -12,6 +12,7 @@ from .rows import (
     Carry,
     Claim,
     Cursor,
+    DeadRow,
     Fate,
     Lease,
     LeasePart,
@@ -97,3 +98,30 @@ def to_lease(row: Row) -> Lease:
     for verb, at, on, raw in _fates(fates) if fates else ():
         ended.append(Fate(verb, at, on, ranges.unpack(raw)))
     return Lease(*[*columns, parts, ended])
+
+
+def lease_columns(lease: Lease) -> Row:
+    """Those that a lease has when it is made; its fates come later."""
+    lane = lo = hi = number = packed = None
+    part = lease.parts[0]
+    if len(lease.parts) == 1 and len(part.ranges) == 2:
+        lane, (lo, hi), number = part.lane, part.ranges, part.number
+    else:
+        packed = _encode([(p.lane, ranges.pack(p.ranges), p.number) for p in lease.parts])
+    return (
+        lease.id, lease.token, lease.grp, lease.consumer, lease.acquired_at, lease.expires_at,
+        lease.n, lane, lo, hi, number, packed,
+    )  # fmt: skip
+
+
+def to_dead(row: Row) -> DeadRow:
+    *columns, data, rest = row
+    return DeadRow(*[*columns, *unseal(data, _rest(rest) if rest else None)])
+
+
+def dead_columns(d: DeadRow, sealed: bool) -> Row:
+    data, rest = seal(d.payload, d.rest) if sealed else (d.payload, d.rest)
+    return (
+        d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries, d.failures,
+        d.created_at, d.died_at, d.consumer, data, _encode(rest) if rest else None,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import msgpack
 
-from .. import policy, ranges
+from .. import ids, policy, ranges
 from ..policy import GroupOptions, QueueOptions
 from ..ranges import Ranges
 from .cache import Cache
@@ -20,7 +20,10 @@ from .forms import (
     claim_columns,
     claim_key,
     cursor_columns,
+    dead_columns,
+    lease_columns,
     to_claim,
+    to_dead,
     to_lease,
     to_queue,
     to_segment,
@@ -42,7 +45,6 @@ from .rows import (
     Stage,
     tell_acks,
 )
-from .sealing import seal, unseal
 from .tally import Tally
 
 NO_BODY = (None, None, None)
@@ -522,8 +524,28 @@ class Tx:
 
     # leases
 
+    def next_lease(self) -> int:
+        """The id that the next lease gets."""
+        if self.cache.last_lease is None:
+            self.cache.last_lease = self.all("lease_bounds")[0][1] or 0
+        return self.cache.last_lease + 1
+
+    def new_token(self) -> int:
+        """A token for the next lease."""
+        return ids.new_token(self.next_lease())
+
+    def lease_row(self, token: int) -> Row | None:
+        """The row of a lease; where it lies is told by a token that was made here."""
+        first, last = self.all("lease_bounds")[0]
+        if last is not None:
+            nearest = last - (last - token) % ids.TOKEN_SPAN
+            for id in range(nearest, first - 1, -ids.TOKEN_SPAN):
+                if row := self.one("lease_with_token", id, token):
+                    return row
+        return self.one("lease_by_token", token)
+
     def lease(self, token: int) -> Lease | None:
-        row = self.one("lease_of_token", token)
+        row = self.lease_row(token)
         return self._complete(to_lease(row)) if row else None
 
     def _complete(self, lease: Lease) -> Lease:
@@ -552,16 +574,9 @@ class Tx:
         return [self._complete(to_lease(row)) for row in rows]
 
     def add_lease(self, lease: Lease) -> int:
-        lane = lo = hi = number = packed = None
-        part = lease.parts[0]
-        if len(lease.parts) == 1 and len(part.ranges) == 2:
-            lane, (lo, hi), number = part.lane, part.ranges, part.number
-        else:
-            packed = _encode([(p.lane, ranges.pack(p.ranges), p.number) for p in lease.parts])
-        lease.id = self.insert(
-            "add_lease", lease.token, lease.grp, lease.consumer, lease.acquired_at,
-            lease.expires_at, lease.n, lane, lo, hi, number, packed,
-        )  # fmt: skip
+        lease.id = self.next_lease()
+        self.run("add_lease", *lease_columns(lease))
+        self.cache.last_lease = lease.id
         return lease.id
 
     def save_lease(self, lease: Lease) -> None:
@@ -573,19 +588,11 @@ class Tx:
     # dead letters and stages
 
     def add_dead(self, rows: Iterable[DeadRow], sealed: bool = False) -> None:
-        for d in rows:
-            data, rest = seal(d.payload, d.rest) if sealed else (d.payload, d.rest)
-            self.run(
-                "add_dead", d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries,
-                d.failures, d.created_at, d.died_at, d.consumer, data,
-                _encode(rest) if rest else None,
-            )  # fmt: skip
+        for row in rows:
+            self.run("add_dead", *dead_columns(row, sealed))
 
     def dead(self, statement: str, *args: Any) -> list[DeadRow]:
-        return [
-            DeadRow(*[*columns, *unseal(data, _rest(rest) if rest else None)])
-            for *columns, data, rest in self.all(statement, *args)
-        ]
+        return [to_dead(row) for row in self.all(statement, *args)]
 
     def stage(self, stage: str) -> list[Stage]:
         return [Stage(*row) for row in self.all("stage", stage)]

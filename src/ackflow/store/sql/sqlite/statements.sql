@@ -307,10 +307,16 @@ delete from claims where grp = ?1
 -- name: drop_claims_of_lane
 delete from claims where lane = ?1
 
--- name: lease_of_token
+-- name: lease_bounds
+select (select min(id) from leases), (select max(id) from leases)
+-- name: lease_with_token
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
     fates
-from leases where token = ?1
+from leases where id = ?1 and token = ?2
+-- name: lease_by_token
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from leases where token = ?1 and token & 16777215 <> id & 16777215
 -- name: lease_by_id
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
     fates
@@ -321,8 +327,9 @@ select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo,
 from leases where grp = ?1 and (lane is null or (lane = ?2 and lo <= ?3 and hi > ?3))
 order by id desc
 -- name: add_lease
-insert into leases (token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, number, parts)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+insert into leases (id, token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, number,
+    parts)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 -- name: save_lease
 update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
 -- name: move_claims

@@ -1,0 +1,28 @@
+-- A token ends in the last 24 bits of its lease's id, so that only those a client made need an index:
+-- its entries lie anywhere, and each hand-out wrote a page of it.
+
+alter table leases rename to indexed_leases;
+
+create table leases (
+    id integer primary key,
+    token integer not null,
+    grp integer not null,
+    consumer text not null,
+    acquired_at integer not null,
+    expires_at integer not null,
+    ended_at integer,
+    n integer not null,
+    lane integer,                           -- of a hand-out from one lane without holes,
+    lo integer,                             -- else null and listed in parts
+    hi integer,
+    number integer,                         -- hand-outs of the lane to the group before it
+    parts blob,                             -- msgpack of [[lane, ranges, number], ...]
+    fates blob                              -- msgpack of [[verb, at, lane, ranges], ...]
+);
+create unique index leases_by_token on leases (token) where token & 16777215 <> id & 16777215;
+
+insert into leases
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from indexed_leases;
+drop table indexed_leases;
