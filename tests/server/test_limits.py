@@ -157,7 +157,7 @@ def test_a_request_that_never_becomes_whole_is_ended(process: Process, beginning
     started = time.monotonic()
     got = speak(process, beginning)
     assert b" 408 " in got
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 10
     well(process)
 
 
@@ -197,7 +197,7 @@ def test_many_slow_connections_keep_nobody_out(process: Process) -> None:
     well(process)
     time.sleep(1.2)
     for sock in slow:
-        sock.settimeout(2)
+        sock.settimeout(20)
         assert b" 408 " in sock.recv(1000)
         sock.close()
 
