@@ -119,7 +119,8 @@ def _text(bits: int) -> str:
 
 def _bits(text: str, what: str) -> int:
     try:
-        value = UUID(text).int
+        digits = text.replace("-", "")
+        value = int(digits, 16) if len(digits) == 32 else UUID(text).int
     except (ValueError, AttributeError, TypeError):
         raise InvalidArgument(f"{text!r} is not a {what}") from None
     if value >> 76 & 0xF != 0x8 or value >> 62 & 0x3 != 0x2:

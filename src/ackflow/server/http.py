@@ -215,11 +215,15 @@ class _Node:
 
 
 class Router:
-    """Finds the route of a path, one step per segment; `{name}` takes any one segment."""
+    """Finds the route of a path, one step per segment; `{name}` takes any one segment.
+
+    A path that is written out in a route is found in one step.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = list(routes)
         self._root = _Node()
+        self._written: dict[str, _Node] = {}
         self._dialects: dict[str, Refuse] = {}
         for route in self.routes:
             self._add(route)
@@ -235,20 +239,26 @@ class Router:
                 node = node.child
             else:
                 node = node.children.setdefault(part, _Node())
+        if not names:
+            self._written[route.path] = node
         assert route.method not in node.routes, f"{route.method} {route.path} is there twice"
         node.routes[route.method] = route, names
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        found = next(_walk(self._root, path.strip("/").split("/"), 0, []), None)
-        if found is None:
-            raise NoSuchPath(f"there is nothing at {path}")
-        node, values = found
+        node = self._written.get(path)
+        node, values = (node, []) if node is not None else self._walked(path)
         entry = node.routes.get(method)
         if entry is None:
             allowed = ", ".join(sorted(node.routes))
             raise NotAllowed(f"{path} takes {allowed}, not {method}", allow=allowed)
         route, names = entry
         return route, dict(zip(names, values, strict=True))
+
+    def _walked(self, path: str) -> tuple[_Node, list[str]]:
+        found = next(_walk(self._root, path.strip("/").split("/"), 0, []), None)
+        if found is None:
+            raise NoSuchPath(f"there is nothing at {path}")
+        return found
 
     def dialect(self, path: str) -> Refuse:
         """How an error is written where no route is found: as the routes beside it would."""

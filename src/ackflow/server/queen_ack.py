@@ -127,8 +127,7 @@ def check(one: Ack) -> None:
 
 async def _settle(call: Call, items: list[Named], atomic: bool) -> list[Told]:
     await allow_partitions(call, {item.partition for item in items})
-    verdicts = {item.verdict for item in items} - {None}
-    synced = any(v is not None and (v.confirm or v.verb in SYNCED) for v in verdicts)
+    synced = any(v.confirm or v.verb in SYNCED for item in items if (v := item.verdict))
     told: list[Told] = await call.server.do(settle_named, synced, items, atomic)
     return told
 
