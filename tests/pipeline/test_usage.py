@@ -2,6 +2,8 @@
 
 import shlex
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,9 @@ def test_one_master_of_several_must_answer() -> None:
         masters.reachable(f"spark://127.0.0.1:1,127.0.0.1:{port}")
     with pytest.raises(Unavailable, match=r"no Spark master answers at .*: Connection refused"):
         masters.reachable("spark://127.0.0.1:1")
+
+
+def test_what_a_run_tells_is_in_a_file_before_the_run_is_killed() -> None:
+    told = "import os; from ackflow.pipeline.run import tell; tell('client1/stores: 1 batch'); os._exit(9)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (9, "client1/stores: 1 batch\n")

@@ -29,10 +29,15 @@ from .upstream import clients, left_out
 Told = Callable[[str], None]
 
 
+def tell(line: str) -> None:
+    """Print a line at once: who follows a run in a file waits for it."""
+    print(line, flush=True)
+
+
 class Run:
     """One run; `events` is what happened when, for a timeline."""
 
-    def __init__(self, settings: Settings, told: Told = print) -> None:
+    def __init__(self, settings: Settings, told: Told = tell) -> None:
         self.settings = settings
         self.pipeline: Pipeline = settings.pipeline()
         self.clients = clients(Path(settings.data))
