@@ -214,13 +214,13 @@ def _ends(parts: list[bytes]) -> "array[int]":
 
 def _split(parts: list[bytes]) -> list[list[bytes]]:
     """Payloads in runs that fit a segment."""
-    sizes = list(map(len, parts))
-    if sizes and max(sizes) > MAX_PAYLOAD:
-        raise PayloadTooLarge(
-            f"a message has {max(sizes):,} bytes, at most {MAX_PAYLOAD:,} are allowed; nothing was pushed"
-        )
-    if len(parts) <= MAX_SEGMENT_COUNT and sum(sizes) <= MAX_SEGMENT_BYTES:
+    if len(parts) <= MAX_SEGMENT_COUNT and sum(map(len, parts)) <= MAX_SEGMENT_BYTES:
         return [parts] if parts else []
+    largest = max(map(len, parts))
+    if largest > MAX_PAYLOAD:
+        raise PayloadTooLarge(
+            f"a message has {largest:,} bytes, at most {MAX_PAYLOAD:,} are allowed; nothing was pushed"
+        )
     runs: list[list[bytes]] = [[]]
     room = MAX_SEGMENT_BYTES
     for part in parts:

@@ -1,8 +1,9 @@
 """Message ids and lease tokens: numbers with a written form, so that neither needs a look-up.
 
 A message id is a UUIDv8 of (store 40 bits, lane 34, sequence 48). A token is 64 random bits,
-of which the store gives the last 24 to tell where the lease lies; it is written as 11 URL-safe characters or as a UUID; both forms are read. Rows that a wire format names by
-a UUID are written like messages with a sequence that no message ever gets.
+of which the store gives the last 24 to tell where the lease lies; it is written as 11 URL-safe
+characters or as a UUID, and both forms are read. Rows that a wire format names by a UUID are written
+like messages with a sequence that no message ever gets.
 """
 
 import secrets

@@ -12,7 +12,7 @@ from .broker import admin, dead, read, settle, stage
 from .broker.broker import Broker, Verbs
 from .broker.handout import Handout
 from .broker.pop import PopRequest
-from .broker.settle import SYNCED, Mark, Verb, Verdict
+from .broker.settle import Mark, Verb, Verdict
 from .broker.transact import Settles, transact
 from .clock import Clock, SystemClock
 from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of, waits
@@ -300,9 +300,8 @@ class Session(Helping):
         return self.extend([message], seconds)
 
     def _settle_one(self, token: int, mark: Mark) -> None:
-        synced = mark.verdict.confirm or mark.verdict.verb in SYNCED
         with self._acks.measure(1):
-            (outcome,) = self.broker.do(settle.settle, synced, token, [mark])
+            (outcome,) = self.broker.do(settle.settle, mark.verdict.synced, token, [mark])
             if outcome.refused:
                 raise outcome.refused[0].error
 
@@ -334,7 +333,7 @@ class Session(Helping):
         synced, messages = False, 0
         for some in marks.values():
             for mark in some:
-                synced = synced or mark.verdict.confirm or mark.verdict.verb in SYNCED
+                synced = synced or mark.verdict.synced
                 messages += ranges.count(mark.ranges) if mark.ranges else 1
         broker = self.broker
         with self._acks.measure(messages) as call:

@@ -32,7 +32,7 @@ from .expire import expire_if_over, make_ready, note, unblock
 
 Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
 VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
-SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
+_SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
 
 
 class Verdict(Struct, frozen=True):
@@ -49,6 +49,11 @@ class Verdict(Struct, frozen=True):
     confirm: bool = False
     counting: Counting = "failures"
     yields: bool = False
+
+    @property
+    def synced(self) -> bool:
+        """Whether it is on disk before it is answered."""
+        return self.confirm or self.verb in _SYNCED
 
     def check(self) -> "Verdict":
         checks.one_of(self.verb, "verdict", VERBS)

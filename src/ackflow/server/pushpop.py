@@ -15,7 +15,7 @@ from ..broker import lock
 from ..broker.handout import Handout
 from ..broker.pop import PopRequest
 from ..broker.push import Chunk, PushRequest
-from ..broker.settle import SYNCED, Verdict
+from ..broker.settle import Verdict
 from ..clock import SECOND
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..policy import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
@@ -200,7 +200,7 @@ def _token(lock_id: str) -> int | None:
 
 def _settled(call: Call, lock_id: str, verdict: Verdict) -> Awaitable[int]:
     return call.server.do(  # type: ignore[no-any-return]
-        lock.settle_lock, verdict.verb in SYNCED, _queue(call), QUEUE_MODE, _token(lock_id), verdict
+        lock.settle_lock, verdict.synced, _queue(call), QUEUE_MODE, _token(lock_id), verdict
     )
 
 

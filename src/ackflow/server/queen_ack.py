@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from .. import checks, ids
 from ..broker.named import Named, Told, settle_named
-from ..broker.settle import SYNCED, Verdict, extend
+from ..broker.settle import Verdict, extend
 from ..errors import AckflowError, AlreadySettled, InvalidArgument, LeaseLost, NotFound, RolledBack
 from ..policy import QUEUE_MODE
 from .http import Answer, Call, json
@@ -127,7 +127,7 @@ def check(one: Ack) -> None:
 
 async def _settle(call: Call, items: list[Named], atomic: bool) -> list[Told]:
     await allow_partitions(call, {item.partition for item in items})
-    synced = any(v.confirm or v.verb in SYNCED for item in items if (v := item.verdict))
+    synced = any(item.verdict.synced for item in items if item.verdict)
     told: list[Told] = await call.server.do(settle_named, synced, items, atomic)
     return told
 

@@ -527,7 +527,7 @@ class Tx:
     def next_lease(self) -> int:
         """The id that the next lease gets."""
         if self.cache.last_lease is None:
-            self.cache.last_lease = self.all("lease_bounds")[0][1] or 0
+            self.cache.last_lease = self.value("last_lease") or 0
         return self.cache.last_lease + 1
 
     def new_token(self) -> int:
@@ -536,12 +536,12 @@ class Tx:
 
     def lease_row(self, token: int) -> Row | None:
         """The row of a lease; where it lies is told by a token that was made here."""
-        first, last = self.all("lease_bounds")[0]
-        if last is not None:
-            nearest = last - (last - token) % ids.TOKEN_SPAN
-            for id in range(nearest, first - 1, -ids.TOKEN_SPAN):
-                if row := self.one("lease_with_token", id, token):
-                    return row
+        last = self.next_lease() - 1
+        nearest = last - (last - token) % ids.TOKEN_SPAN
+        first = 1 if nearest <= ids.TOKEN_SPAN else self.value("first_lease") or last
+        for id in range(nearest, first - 1, -ids.TOKEN_SPAN):
+            if row := self.one("lease_with_token", id, token):
+                return row
         return self.one("lease_by_token", token)
 
     def lease(self, token: int) -> Lease | None:

@@ -307,8 +307,10 @@ delete from claims where grp = ?1
 -- name: drop_claims_of_lane
 delete from claims where lane = ?1
 
--- name: lease_bounds
-select (select min(id) from leases), (select max(id) from leases)
+-- name: first_lease
+select min(id) from leases
+-- name: last_lease
+select max(id) from leases
 -- name: lease_with_token
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
     fates
