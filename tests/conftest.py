@@ -10,6 +10,7 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock
 
+from .postgres import server as postgres
 from .running import Running
 
 Open = Callable[..., Session]
@@ -43,13 +44,30 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-@pytest.fixture(params=["memory", "file", "http"])
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Server]:
+    """A server for every test that does not kill it; nothing on it outlives the tests."""
+    folder = tmp_path_factory.mktemp("postgres")
+    with postgres.running(folder, "fsync=off", "full_page_writes=off") as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: postgres.Server) -> str:
+    """An empty database on PostgreSQL."""
+    postgres.empty(postgres_server.url)
+    return postgres_server.url
+
+
+@pytest.fixture(params=["memory", "file", "http", "postgres"])
 def open_session(
     request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock
 ) -> Iterator[Open]:
     """Open sessions on one database of the kind under test; all are closed at the end."""
     opened: list[Session] = []
     url = ":memory:" if request.param == "memory" else str(tmp_path / "test.db")
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
     running = None
     if request.param == "http":
         running = Running(ackflow.connect(":memory:", clock=clock, upkeep=False))

@@ -29,7 +29,7 @@ from .fluent import FluentQueue
 from .measure import AckStats
 from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect, QueueOptions
-from .store.sqlite import MayLose
+from .store.levels import MayLose
 from .transaction import COMMITTED, Committed, Operations
 
 P = ParamSpec("P")

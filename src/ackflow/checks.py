@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar, get_args
@@ -246,6 +247,12 @@ def place(value: object) -> str:
     scheme, colon, _ = path.partition("://")
     if colon and scheme.isalpha():
         raise InvalidArgument(
-            f"{scheme}:// is not known; a database is a file, http://... or https://..."
+            f"{scheme}:// is not known; a database is a file, postgresql://..., http://... or "
+            "https://..."
         )
     return path
+
+
+def shown(place: str) -> str:
+    """A path or URL as it may be printed: without its password."""
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", place)

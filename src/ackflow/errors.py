@@ -196,6 +196,19 @@ class StorageFailed(AckflowError):
     status = 500
 
 
+class OutcomeUnknown(StorageFailed):
+    """The database was lost while it committed; whether it did cannot be found out."""
+
+    code = "outcome_unknown"
+
+
+class StorageAway(AckflowError):
+    """The database does not answer; nothing was changed, try again."""
+
+    code = "storage_away"
+    status = 503
+
+
 class PayloadSealed(StorageFailed):
     """The payload is encrypted with a key that is not given."""
 
@@ -246,5 +259,12 @@ class CircuitOpen(AckflowError):
 
 # Codes of what passes by itself: the same call may work later.
 PASSING = frozenset(
-    {"unavailable", "circuit_open", "storage_busy", "too_many_waiting", "internal_error"}
+    {
+        "unavailable",
+        "circuit_open",
+        "storage_away",
+        "storage_busy",
+        "too_many_waiting",
+        "internal_error",
+    }
 )

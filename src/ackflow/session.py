@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import checks, codec, ids, ranges
 from .broker import admin, dead, read, settle, stage
-from .broker.broker import Broker, Verbs
+from .broker.broker import Broker, Store, Verbs
 from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import Mark, Verb, Verdict
@@ -25,7 +25,8 @@ from .model import (
     when,
 )
 from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptions
-from .store.sqlite import MayLose, SqliteStore
+from .store.levels import MayLose
+from .store.sqlite import SqliteStore
 from .transaction import Committed, Operations, Transaction
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def connect(
     ca_file: str | os.PathLike[str] | None = None,
     patience: "Patience | None" = None,
 ) -> "Session":
-    """Open a database file, made if it is not there, or a server by its URL; `:memory:` is private.
+    """Open a database: a file, made if it is not there, PostgreSQL or a server by its URL.
+
+    `:memory:` is private. In PostgreSQL (`postgresql://user@host/database`) everything lies in the
+    schema `ackflow`, or the one that `?schema=` names.
 
     `may_lose` names what a power cut may cost: nothing; acks (the default: a message acked without
     confirm may come again); recent (pushes of the last moments too); everything (the whole file).
@@ -60,9 +64,23 @@ def connect(
         checks.name(consumer, "consumer")
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return Session(client().remote(url, token, ca_file, patience, clock), consumer)
-    clock = clock or SystemClock()
-    store = SqliteStore(checks.place(url), clock, may_lose)
-    return Session(Broker(store, clock, upkeep), consumer)
+    store: Store
+    if isinstance(url, str) and url.startswith(("postgresql://", "postgres://")):
+        store = postgres().PostgresStore(url, clock, may_lose)
+    else:
+        store = SqliteStore(checks.place(url), clock or SystemClock(), may_lose)
+    return Session(Broker(store, store.clock, upkeep), consumer)
+
+
+def postgres() -> ModuleType:
+    """What opens PostgreSQL; it is loaded when it is needed."""
+    try:
+        from .store import postgres as module
+    except ImportError as missing:
+        raise InvalidArgument(
+            f"PostgreSQL needs its driver: pip install ackflow[postgres] ({missing.name} is missing)"
+        ) from None
+    return module
 
 
 def client() -> ModuleType:

@@ -73,11 +73,16 @@ def on_file(tmp_path: Path) -> Iterator[Cli]:
         yield Cli(path, q)
 
 
-@pytest.fixture(params=["file", "server"])
+@pytest.fixture(params=["file", "server", "postgres"])
 def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
-    """The command line on a database file, and on a server."""
+    """The command line on a database file, on a server, and on PostgreSQL."""
     if request.param == "file":
         yield request.getfixturevalue("on_file")
+        return
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        with ackflow.connect(url, upkeep=False, consumer="tester") as q:
+            yield Cli(url, q)
         return
     with ackflow.connect(":memory:", upkeep=False, consumer="tester") as q:
         running = Running(q)

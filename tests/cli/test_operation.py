@@ -352,7 +352,7 @@ def test_a_port_that_cannot_be_is_wrong_usage(nowhere: Cli, port: int) -> None:
 
 @pytest.mark.parametrize(
     ("db", "told"),
-    [("http://localhost:8000", "not another server"), ("postgres://db", "neither"), ("", "empty")],
+    [("http://localhost:8000", "not another server"), ("mysql://db", "neither"), ("", "empty")],
 )
 def test_what_is_no_file_is_not_served(nowhere: Cli, db: str, told: str) -> None:
     assert told in nowhere.fails(2, "serve", "--port", 0, "--db", db)
@@ -393,7 +393,7 @@ def test_what_is_wrong_with_a_context_is_told(nowhere: Cli, tmp_path: Path) -> N
     assert "there is no context 'x'" in nowhere.fails(3, "queues", "--context", "x")
     assert "there is no context 'x'" in nowhere.fails(3, "context", "remove", "x")
     assert "name a context" in nowhere.fails(2, "context", "use")
-    assert "neither" in nowhere.fails(2, "context", "add", "x", "postgres://db")
+    assert "neither" in nowhere.fails(2, "context", "add", "x", "mysql://db")
     nowhere("context", "add", "a", "a.db", "--use")
     told = nowhere.fails(2, "queues", "--context", "a", "--url", "b.db")
     assert "both say where" in told
@@ -432,7 +432,7 @@ def test_looking_never_makes_a_file(nowhere: Cli, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("url", ["postgres://x", "http://", ""])
+@pytest.mark.parametrize("url", ["mysql://x", "postgresql://", "http://", ""])
 def test_a_url_that_is_none_is_told(nowhere: Cli, url: str) -> None:
     assert nowhere.fails(2, "queues", "--url", url) if url else True
 

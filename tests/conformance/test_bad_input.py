@@ -523,7 +523,7 @@ def test_a_closed_session_says_so(q: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["", "  ", None, 5, b"bytes.db", "postgresql://host/db", "ftp://x"]
+    "place", ["", "  ", None, 5, b"bytes.db", "postgresql://host/db?schema=A", "ftp://x"]
 )
 def test_what_is_no_database_is_refused_and_leaves_nothing(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,8 @@ TABLE: list[tuple[type[AckflowError], str, int]] = [
     (errors.NoEncryptionKey, "no_encryption_key", 400),
     (errors.PayloadSealed, "payload_sealed", 503),
     (errors.StorageBusy, "storage_busy", 503),
+    (errors.StorageAway, "storage_away", 503),
+    (errors.OutcomeUnknown, "outcome_unknown", 500),
     (errors.Unavailable, "unavailable", 503),
     (errors.CircuitOpen, "circuit_open", 503),
     (errors.StorageFailed, "storage_failed", 500),

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ackflow
 from ackflow import Item, Session, Settled, Verdict, VirtualClock, errors, ids
 
+from ..postgres import server as postgres
 from .cases import (
     DELAYS,
     FOCUS,
@@ -32,7 +33,7 @@ from .recount import Rows, check_against, check_rows
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """On a database in memory, or on a file with two sessions that take turns at random."""
+    """On a database in memory, or with two sessions on a shared one that take turns at random."""
 
     sessions_wanted = 1
 
@@ -40,7 +41,7 @@ class BrokerMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = VirtualClock()
         self.folder = Path(tempfile.mkdtemp(prefix="ackflow-"))
-        url = ":memory:" if self.sessions_wanted == 1 else str(self.folder / "test.db")
+        url = self.place()
         self.sessions = [
             ackflow.connect(
                 url, clock=self.clock, upkeep=False, may_lose="everything", consumer=f"c{i}"
@@ -56,6 +57,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.focus: GroupKey | None = None
         self.wide = True
+
+    def place(self) -> str:
+        return ":memory:"
 
     def teardown(self) -> None:
         for session in self.sessions:
@@ -596,3 +600,15 @@ class BrokerMachine(RuleBasedStateMachine):
 
 class FileMachine(BrokerMachine):
     sessions_wanted = 2
+
+    def place(self) -> str:
+        return str(self.folder / "test.db")
+
+
+class PostgresMachine(BrokerMachine):
+    sessions_wanted = 2
+    url = ""
+
+    def place(self) -> str:
+        postgres.empty(self.url)
+        return self.url

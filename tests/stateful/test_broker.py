@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from .machine import BrokerMachine, FileMachine
+from .machine import BrokerMachine, FileMachine, PostgresMachine
 
 QUICK = settings(
     max_examples=60,
@@ -44,6 +44,23 @@ def test_any_sequence_of_verbs_does_what_the_model_says_in_memory() -> None:
 @pytest.mark.timeout(900)
 def test_two_sessions_on_one_file_do_what_the_model_says() -> None:
     run_state_machine_as_test(FileMachine, settings=QUICK)
+
+
+@pytest.mark.timeout(900)
+def test_two_brokers_on_one_postgres_do_what_the_model_says(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresMachine, "url", postgres_url)
+    run_state_machine_as_test(PostgresMachine, settings=settings(QUICK, max_examples=25))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_many_more_sequences_in_two_brokers_on_one_postgres_do_what_the_model_says(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresMachine, "url", postgres_url)
+    run_state_machine_as_test(PostgresMachine, settings=settings(LONG, max_examples=800))
 
 
 @pytest.mark.soak

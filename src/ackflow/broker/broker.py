@@ -37,6 +37,7 @@ class Store(Protocol):
     """What the broker needs of a database."""
 
     id: int
+    clock: Clock
     interrupted: BaseException | None
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]: ...

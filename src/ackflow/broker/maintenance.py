@@ -1,6 +1,6 @@
 """Maintenance: while it lasts nothing is handed out of any queue; pushing and settling go on."""
 
-from msgspec import Struct, msgpack
+from msgspec import Struct, json, msgpack
 
 from ..store.tx import Tx
 
@@ -16,7 +16,8 @@ class Maintenance(Struct):
         return self.pops or self.pushes is not None
 
 
-_decode = msgpack.Decoder(Maintenance).decode
+_decode = json.Decoder(Maintenance).decode
+_decode_old = msgpack.Decoder(Maintenance).decode  # of databases from before it was text
 
 
 def halted(tx: Tx) -> bool:
@@ -28,6 +29,8 @@ def halted(tx: Tx) -> bool:
 
 def get(tx: Tx) -> Maintenance:
     found = tx.value("get_meta", "maintenance")
+    if isinstance(found, bytes):
+        return _decode_old(found)
     return Maintenance() if found is None else _decode(found)
 
 
@@ -38,7 +41,7 @@ def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> M
         state.pops = pops
     if pushes is not None:
         state.pushes = (state.pushes or tx.now) if pushes else None
-    tx.run("put_meta", "maintenance", msgpack.encode(state))
+    tx.run("put_meta", "maintenance", json.encode(state).decode())
     tx.cache.halted = None
     tx.touched.update(queue.name for queue in tx.queues())
     return state

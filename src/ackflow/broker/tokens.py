@@ -135,4 +135,4 @@ def queue_of_lease(tx: Tx, token: int) -> str | None:
 
 
 def _changed(tx: Tx) -> None:
-    tx.run("put_meta", REVISION, revision(tx) + 1)
+    tx.run("put_meta", REVISION, str(revision(tx) + 1))

@@ -55,9 +55,9 @@ def bench(
         found = _measure(session, queue, messages, batch, size, singles)
     finally:
         _remove(link, session, queue)
-    kind = "a server" if link.place.remote else "a file, opened in this process"
+    kind = "a server" if link.place.remote else "opened in this process"
     link.out.say(
-        f"{link.place.url} ({kind}): {many(messages, 'message')} of {size} bytes, {batch:,} in a "
+        f"{link.place.shown} ({kind}): {many(messages, 'message')} of {size} bytes, {batch:,} in a "
         f"request, then {many(singles, 'message')} one by one, by one thread.\n"
         "A push is on disk when it is answered; payloads are encoded and decoded. "
         f"The queue {queue} was made for it and removed.\n"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .. import checks
 from ..errors import InvalidArgument
 from . import where
 from .output import Output
@@ -22,7 +23,9 @@ def register(main: typer.Typer) -> None:
 @app.command()
 def add(
     name: Name,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Database file or URL of a server.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Database file, or URL of PostgreSQL or a server.")
+    ],
     token: Annotated[str | None, typer.Option(help="What the server asks for.")] = None,
     ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, PEM.")] = None,
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
@@ -37,7 +40,7 @@ def add(
     if use:
         saved.current = name
     where.save(saved)
-    print(f"context {name} is {url}{' and in use' if saved.current == name else ''}")
+    print(f"context {name} is {checks.shown(url)}{' and in use' if saved.current == name else ''}")
     if saved.current != name:
         print(f"`ackflow context use {name}` makes it the default")
 
@@ -69,13 +72,18 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
     out.table(
         ("", "name", "url", "token"),
         (
-            ["*" if name == saved.current else "", name, one.url, "yes" if one.token else ""]
+            [
+                "*" if name == saved.current else "",
+                name,
+                checks.shown(one.url),
+                "yes" if one.token else "",
+            ]
             for name, one in saved.known.items()
         ),
         (
             {
                 "name": name,
-                "url": one.url,
+                "url": checks.shown(one.url),
                 "current": name == saved.current,
                 "token": bool(one.token),
             }

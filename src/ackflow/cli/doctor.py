@@ -52,11 +52,11 @@ def doctor(
         bool, typer.Option("--quick", help="Leave out the integrity check, which reads the file.")
     ] = False,
 ) -> None:
-    """Check a database file or a server, and say what to do about what is found."""
+    """Check a database or a server, and say what to do about what is found."""
     place = link.place
-    link.out.say(f"{place.url} (from {place.said_by})")
+    link.out.say(f"{place.shown} (from {place.said_by})")
     findings = []
-    for finding in _server(link) if place.remote else _file(link, not quick):
+    for finding in _server(link) if place.remote else _database(link, not quick):
         findings.append(finding)
         _show(link, finding)
     bad = sum(finding.level == "bad" for finding in findings)
@@ -87,14 +87,15 @@ def _show(link: Link, finding: Finding) -> None:
         print(f"      {safe(finding.advice)}")
 
 
-# a file
+# a file or PostgreSQL
 
 
-def _file(link: Link, deep: bool) -> Iterator[Finding]:
+def _database(link: Link, deep: bool) -> Iterator[Finding]:
     place = link.place
     there(place)
     whole = True
-    for finding in (_schema(place.url, deep), _disk(place.url), _local(place.url)):
+    own = "://" not in place.url
+    for finding in (_schema(place.url, deep), _disk(place.url), _local(place.url)) if own else ():
         whole = whole and (finding.what == "disk" or finding.level != "bad")
         yield finding
     if not whole:
@@ -136,6 +137,8 @@ def _mend(error: AckflowError, place: Place) -> str:
         return "see that the path is right; nothing was changed in the file"
     if isinstance(error, StorageFull):
         return "make room on the disk"
+    if "://" in place.url:
+        return f"see that the server of {place.shown} runs and lets you in"
     return f"see that you may read and write {place.url} and the folder it is in"
 
 

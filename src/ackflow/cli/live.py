@@ -185,6 +185,6 @@ def _draw(link: Link, frames: Iterator[list[Row]]) -> None:
                 key=lambda row: (row.group is None, -(row.group.counts.lag if row.group else 0))
             )
             fit = max(1, console.height - 6)
-            head = f"{link.place.url}  {datetime.now():%H:%M:%S}  {len(rows)} rows, Ctrl-C ends"
+            head = f"{link.place.shown}  {datetime.now():%H:%M:%S}  {len(rows)} rows, Ctrl-C ends"
             table = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
             live.update(Group(Text(safe(head), "dim"), table), refresh=True)

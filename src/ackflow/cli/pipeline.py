@@ -30,7 +30,9 @@ Data = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder for the answers, logs and the timeline.")]
 Db = Annotated[
     str | None,
-    typer.Option(help="Database file or URL of a server (default: pipeline.db in the out folder)."),
+    typer.Option(
+        help="Database file, or URL of PostgreSQL or a server (default: pipeline.db in the out folder)."
+    ),
 ]
 Declared = Annotated[
     Path,

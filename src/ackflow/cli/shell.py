@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import errors
-from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound
+from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, StorageAway
 from ..session import Session, connect
 from . import where
 from .output import Output, safe
@@ -26,14 +26,14 @@ P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
 
 FAILED, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
-_UNREACHABLE = {"unavailable", "circuit_open", NoDatabase.code}
+_UNREACHABLE = {"unavailable", "circuit_open", StorageAway.code, NoDatabase.code}
 _PANEL = "Where and how"
 PANELS = ("Messages", "Looking", "Dead letters", "Administration", "Operation")
 
 Url = Annotated[
     str | None,
     typer.Option(
-        help="Database file or URL of a server (env: ACKFLOW_URL; default: the current context, "
+        help="Database file, or URL of PostgreSQL or a server (env: ACKFLOW_URL; default: the current context, "
         "else the file that `serve` uses).",
         rich_help_panel=_PANEL,
     ),
@@ -129,7 +129,7 @@ class Link:
 
 def there(place: Place) -> None:
     """Refuse a file that is not there: only what brings messages makes one."""
-    if not os.path.exists(place.url):
+    if "://" not in place.url and not os.path.exists(place.url):
         raise NoDatabase(
             f"there is no database {place.url} (from {place.said_by}); "
             "`ackflow push` or `ackflow serve` makes one"
@@ -293,7 +293,7 @@ def file_of(ctx: typer.Context, db: str | None) -> str | None:
     place = where.find(url, context, db=db)
     if place.remote:
         raise InvalidArgument(
-            f"a server serves a database, not another server: name its file, not {place.url} "
+            f"a server serves a database, not another server: name its file, not {place.shown} "
             f"(from {place.said_by})"
         )
     return place.url

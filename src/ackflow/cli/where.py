@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from .. import checks
 from ..errors import AckflowError, InvalidArgument, NotFound
 from ..server.place import data_file
 
@@ -48,7 +49,12 @@ class Place(Struct):
 
     @property
     def remote(self) -> bool:
+        """Whether a server answers; else the database is opened in this process."""
         return self.url.startswith(("http://", "https://"))
+
+    @property
+    def shown(self) -> str:
+        return checks.shown(self.url)
 
 
 def contexts_file() -> Path:
@@ -107,10 +113,13 @@ def find(
 
 
 def checked(url: str) -> str:
-    """A URL of a server, or a path; what looks like the URL of something else is refused."""
+    """A URL or a path; what looks like the URL of something else is refused."""
     scheme, sign, rest = url.partition("://")
-    if sign and (scheme not in ("http", "https") or not rest):
-        raise InvalidArgument(f"{url!r} is neither the URL of a server (http, https) nor a file")
+    if sign and (scheme not in ("http", "https", "postgresql", "postgres") or not rest):
+        raise InvalidArgument(
+            f"{checks.shown(url)!r} is neither the URL of a server (http, https) or of PostgreSQL "
+            "(postgresql) nor a file"
+        )
     if not url:
         raise InvalidArgument("the URL is empty; give a file, or the URL of a server")
     return url

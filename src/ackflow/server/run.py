@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 from msgspec import Struct
 
+from .. import checks
 from ..errors import AckflowError
 from ..policy import Counting
 from ..session import Session, connect
@@ -102,7 +103,8 @@ async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> Non
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
-        print(f"ackflow keeps its data in {os.path.abspath(path)}", flush=True)
+        kept = checks.shown(path) if "://" in path else os.path.abspath(path)
+        print(f"ackflow keeps its data in {kept}", flush=True)
         reaper = Reaper(server.server_state.connections, config.read_seconds)
         reaping = asyncio.create_task(reaper.run())
         try:

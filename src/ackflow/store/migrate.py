@@ -19,9 +19,10 @@ def shipped(dialect: str) -> list[Migration]:
 
 
 def statements(dialect: str) -> dict[str, str]:
-    """The named statements of a dialect."""
-    text = (resources.files(__package__) / "sql" / dialect / "statements.sql").read_text()
-    blocks = text.split("-- name: ")[1:]
+    """The named statements of a dialect: those of all, and those it words in its own way."""
+    folder = resources.files(__package__) / "sql"
+    files = folder / "statements.sql", folder / dialect / "statements.sql"
+    blocks = [block for file in files for block in file.read_text().split("-- name: ")[1:]]
     return {name.strip(): sql.strip() for name, _, sql in (b.partition("\n") for b in blocks)}
 
 

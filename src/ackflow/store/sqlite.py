@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import apsw
@@ -32,10 +32,10 @@ from .ballast import Ballast
 from .cache import Cache
 from .copying import NOW_PAGES, Copying
 from .forms import Row
+from .levels import MayLose
 from .tx import Execute, Tx
 
 T = TypeVar("T")
-MayLose = Literal["nothing", "acks", "recent", "everything"]
 
 # What `synchronous` is for verbs that must be on disk when they are answered, and for the others.
 LEVELS: dict[MayLose, tuple[str, str]] = {
@@ -208,11 +208,15 @@ class SqliteStore:
             self._statements,
             cache,
             self._savepoint,
-            self._db.last_insert_rowid,
+            self._insert,
             store=self.id,
             now=self.clock.now(),
             full=self._full,
         )
+
+    def _insert(self, sql: str, args: Sequence[Any]) -> int:
+        self._write(sql, args)
+        return self._db.last_insert_rowid()
 
     @contextlib.contextmanager
     def _savepoint(self) -> Iterator[None]:
@@ -273,7 +277,7 @@ class SqliteStore:
         self._execute("begin immediate", ())
         sql = self._statements
         if not self._execute(sql["get_meta"], ("store",)):
-            self._execute(sql["put_meta"], ("store", ids.new_store()))
+            self._execute(sql["put_meta"], ("store", str(ids.new_store())))
         found = int(self._execute(sql["get_meta"], ("store",))[0][0])
         self._execute("commit", ())
         return found

@@ -65,7 +65,7 @@ class Tx:
         statements: dict[str, str],
         cache: Cache,
         savepoint: Callable[[], AbstractContextManager[object]],
-        last_id: Callable[[], int],
+        insert: Callable[[str, Sequence[Any]], int],
         *,
         store: int,
         now: int,
@@ -75,7 +75,7 @@ class Tx:
         self._write = write
         self._sql = statements
         self._savepoint = savepoint
-        self._last_id = last_id
+        self._insert = insert
         self.cache = cache
         self.store = store
         self.touched: set[str] = set()
@@ -106,8 +106,7 @@ class Tx:
 
     def insert(self, name: str, *args: Any) -> int:
         """Add a row; answers with its id."""
-        self._write(self._sql[name], args)
-        return self._last_id()
+        return self._insert(self._sql[name], args)
 
     def run(self, name: str, *args: Any) -> None:
         """Run a statement that answers with no rows."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ..errors import AckflowError, StorageFailed
+from ..errors import AckflowError, OutcomeUnknown, StorageFailed
 from .tally import Tally
 from .tx import Tx
 
@@ -199,8 +199,9 @@ class Writer:
         try:
             self._commit(group)
         except BaseException as error:
-            if len(group) == 1:
-                group[0].error = error
+            if len(group) == 1 or isinstance(error, OutcomeUnknown):
+                for job in group:
+                    job.error = error
                 return
             self._one_by_one(group)
             if not isinstance(error, Exception):

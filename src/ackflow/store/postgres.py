@@ -1,0 +1,328 @@
+"""The shared store: a schema in a PostgreSQL database, any number of brokers on any machines.
+
+Known weaknesses: brokers write one after the other, each all that waits in it at that moment, so
+more brokers serve more clients but do not write faster; a broker that finds that another has written
+forgets what it remembers, and asks for it again.
+"""
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import psycopg
+from psycopg import errors as pg
+
+from .. import ids
+from ..clock import Clock, SystemClock
+from ..errors import (
+    InvalidArgument,
+    NotADatabase,
+    OutcomeUnknown,
+    SchemaTooNew,
+    SessionClosed,
+    StorageAway,
+    StorageBusy,
+    StorageFailed,
+    StorageFull,
+)
+from . import migrate
+from .bell import Bell
+from .cache import Cache
+from .channel import Channel, Place, statements
+from .levels import MayLose
+from .tx import Tx
+
+T = TypeVar("T")
+
+# What `synchronous_commit` is for verbs that must be on disk when they are answered, and for others.
+LEVELS: dict[MayLose, tuple[str, str]] = {
+    "nothing": ("on", "on"),
+    "acks": ("on", "off"),
+    "recent": ("off", "off"),
+    "everything": ("off", "off"),
+}
+BEGIN = "select set_config('synchronous_commit', $1, true), pg_advisory_xact_lock($2)"
+# Asked when the lock is held, so that the answer is of now and knows every earlier transaction.
+LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+    pg_current_xact_id()::text from writes"""
+# How long a server that is away is waited for: a restart, or another that takes over.
+AWAY_SECONDS = 30.0
+
+
+class ServerClock(SystemClock):
+    """The clock of the database server, as far as it was last seen to differ from this machine's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead = 0
+
+    def now(self) -> int:
+        return super().now() + self._ahead
+
+    def set(self, now: int) -> None:
+        self._ahead = now - super().now()
+
+
+class PostgresStore:
+    """A schema in a PostgreSQL database, made if it is not there and may be."""
+
+    def __init__(self, url: str, clock: Clock | None, may_lose: MayLose = "acks") -> None:
+        if may_lose not in LEVELS:
+            raise InvalidArgument(f"may_lose is one of {', '.join(LEVELS)}, not {may_lose!r}")
+        self._place = Place(url)
+        self.clock: Clock = clock or ServerClock()
+        self.interrupted: BaseException | None = None
+        self._synced, self._plain = LEVELS[may_lose]
+        self._lock_key = _lock_key(self._place.schema)
+        self._statements = statements()
+        self._cache = Cache()
+        self._version = -1
+        self._alone = threading.RLock()
+        self._readers: list[Channel] = []
+        self._writer: Channel | None = None
+        self._tx: Tx | None = None
+        self._closed = False
+        self._bell = Bell(self._place.open, f"ackflow_{self._place.schema}")
+        with self._translated(), contextlib.closing(self._place.open()) as db:
+            _migrate(db, self._place.schema, self._lock_key)
+            self.id = _store_id(db)
+
+    def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
+        """Run a body in one transaction; on return it is committed, on error it never was.
+
+        The exception is OutcomeUnknown: the server was lost while it committed, and stays away. The
+        body is run again when the server was lost and nothing of it is committed.
+        """
+        level = self._synced if synced else self._plain
+        with self._alone, self._translated():
+            touched = self._patiently(lambda: self._transact(body, level))
+        if touched:
+            self._bell.ring()
+        return touched
+
+    def read(self, body: Callable[[Tx], T]) -> T:
+        """Run a body on a snapshot of what is committed, beside the writer."""
+        with self._translated():
+            return self._patiently(lambda: self._read(body))
+
+    def changed(self) -> int:
+        """A number that changes when another broker may have committed."""
+        return self._bell.listen()
+
+    def backup(self, target: str) -> None:
+        raise InvalidArgument(
+            f"a PostgreSQL database is not copied to a file: pg_dump -n {self._place.schema} "
+            f"makes a backup of {self._place.name}"
+        )
+
+    def close(self) -> None:
+        self._closed = True
+        self._bell.close()
+        for channel in [*self._readers, self._writer]:
+            if channel is not None:
+                channel.close()
+        self._readers.clear()
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do what a server that is away, or was, may interrupt; it is waited for."""
+        until = time.monotonic() + AWAY_SECONDS
+        pause = 0.0
+        while True:
+            try:
+                return work()
+            except psycopg.OperationalError as error:
+                if not _lost(error) or self._closed or time.monotonic() > until:
+                    raise
+                time.sleep(pause)
+                pause = min(pause + 0.05, 1.0)
+
+    def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
+        channel = self._writing()
+        try:
+            tx, mark = self._begin(channel, level)
+            body(tx)
+            tx.flush()
+        except BaseException:
+            self._undo(channel)
+            raise
+        version = self._version
+        try:
+            if channel.wrote:
+                version += 1
+                channel.write("update writes set n = $1", (version,))
+            channel.write("commit")
+            channel.sync()
+        except BaseException as error:
+            self._undo(channel)
+            if not self._was_committed(mark):
+                raise
+            if not isinstance(error, Exception):
+                self.interrupted = error
+        else:
+            self._version = version
+        return tx.touched
+
+    def _begin(self, channel: Channel, level: str) -> tuple[Tx, str]:
+        """Hold the writer's lock; answers also with the server's name for the transaction."""
+        channel.write("begin")
+        channel.write(BEGIN, (level, self._lock_key))
+        version, now, mark = channel.execute(LOOK)[0]
+        channel.wrote = False
+        if version != self._version:
+            self._cache.clear()
+            self._version = version
+        self._cache.shrink()
+        if isinstance(self.clock, ServerClock):
+            self.clock.set(now)
+        else:
+            now = self.clock.now()
+        assert self._tx is not None
+        self._tx.begin(now, False)
+        return self._tx, mark
+
+    def _writing(self) -> Channel:
+        if self._closed:
+            raise SessionClosed()
+        if self._writer is None:
+            self._writer = Channel(self._place.open())
+            self._tx = self._new_tx(self._writer, self._cache)
+        return self._writer
+
+    def _undo(self, channel: Channel) -> None:
+        self._cache.clear()
+        self._version = -1
+        if not channel.rollback():
+            self._writer = None
+
+    def _was_committed(self, mark: str) -> bool:
+        """Whether a transaction was, whose commit was not answered."""
+        try:
+            while (status := self._patiently(lambda: self._status(mark))) == "in progress":
+                time.sleep(0.05)
+        except psycopg.Error as error:
+            raise OutcomeUnknown() from error
+        if status is None:
+            raise OutcomeUnknown()
+        return status == "committed"
+
+    def _status(self, mark: str) -> str | None:
+        with contextlib.closing(self._place.open()) as db:
+            try:
+                row = db.execute("select pg_xact_status(%s::xid8)", (mark,)).fetchone()
+            except pg.DataError:
+                return "aborted"  # the server has not given that number: it never got to disk
+        return None if row is None else row[0]
+
+    def _read(self, body: Callable[[Tx], T]) -> T:
+        channel = self._readers.pop() if self._readers else Channel(self._place.open())
+        try:
+            channel.write("begin isolation level repeatable read read only")
+            answer = body(self._new_tx(channel, Cache()))
+            channel.write("commit")
+            channel.sync()
+        except BaseException:
+            if channel.rollback():
+                self._readers.append(channel)
+            raise
+        self._readers.append(channel)
+        return answer
+
+    def _new_tx(self, channel: Channel, cache: Cache) -> Tx:
+        return Tx(
+            channel.execute,
+            channel.write,
+            self._statements,
+            cache,
+            lambda: self._savepoint(channel),
+            channel.insert,
+            store=self.id,
+            now=self.clock.now(),
+        )
+
+    @contextlib.contextmanager
+    def _savepoint(self, channel: Channel) -> Iterator[None]:
+        channel.write("savepoint verb")
+        try:
+            yield
+        except BaseException:
+            self._cache.clear()
+            channel.write("rollback to verb")
+            channel.write("release verb")
+            raise
+        channel.write("release verb")
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the errors of PostgreSQL into ours, with a sentence that says what to do."""
+        where = self._place.name
+        try:
+            yield
+        except pg.DiskFull:
+            raise StorageFull() from None
+        except pg.LockNotAvailable:
+            raise StorageBusy() from None
+        except (pg.InsufficientPrivilege, pg.InvalidCatalogName) as error:
+            raise StorageFailed(f"cannot use {where}: {_first_line(error)}") from None
+        except psycopg.OperationalError as error:
+            if self._closed:
+                raise SessionClosed() from None
+            raise StorageAway(f"there is no connection to {where}: {_first_line(error)}") from error
+        except psycopg.Error as error:
+            raise StorageFailed(f"the database {where} failed: {_first_line(error)}") from error
+
+
+def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: int) -> None:
+    """Bring a schema to the newest version, in one transaction, beside others that do the same."""
+    shipped = migrate.shipped("postgres")
+    newest = shipped[-1][0]
+    with db.transaction():
+        db.execute("select pg_advisory_xact_lock(%s)", (lock,))
+        tables = db.execute("select tablename from pg_tables where schemaname = %s", (schema,))
+        names = {row[0] for row in tables.fetchall()}
+        if names and not {"meta", "writes"} <= names:
+            raise NotADatabase(f"the schema {schema} holds tables of another program")
+        version = 0
+        if names:
+            row = db.execute("select value from meta where key = 'schema'").fetchone()
+            version = int(str(row[0])) if row else 0
+        if version > newest:
+            raise SchemaTooNew(
+                f"the database has schema {version}, this Ackflow knows schemas up to {newest}; "
+                "upgrade Ackflow to open it"
+            )
+        if version == newest:
+            return
+        if not names:
+            db.execute(f"create schema if not exists {schema}".encode())
+        for number, sql in shipped:
+            if number > version:
+                db.execute(sql.encode())
+        put = "insert into meta values ('schema', %s) on conflict (key) do update set value = %s"
+        db.execute(put, (str(newest), str(newest)))
+
+
+def _store_id(db: "psycopg.Connection[tuple[object, ...]]") -> int:
+    db.execute(
+        "insert into meta values ('store', %s) on conflict do nothing", (str(ids.new_store()),)
+    )
+    row = db.execute("select value from meta where key = 'store'").fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def _lock_key(schema: str) -> int:
+    """The number under which brokers on one schema keep each other out."""
+    digest = hashlib.blake2b(f"ackflow {schema}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _lost(error: psycopg.OperationalError) -> bool:
+    """Whether the connection is gone, and not just a statement refused."""
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]

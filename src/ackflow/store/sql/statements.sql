@@ -1,0 +1,538 @@
+-- Every statement the stores run, by name, but for the few that each of them words in its own way.
+-- What is sent to PostgreSQL has $1 for ?1, and its type is that of what it first stands beside.
+
+-- name: get_meta
+select value from meta where key = ?1
+-- name: put_meta
+insert into meta values (?1, ?2) on conflict (key) do update set value = excluded.value
+
+-- name: add_access_token
+insert into tokens (name, digest, grants, created_at, expires_at) values (?1, ?2, ?3, ?4, ?5)
+-- name: access_tokens
+select id, name, digest, grants, created_at, expires_at, revoked_at from tokens order by id
+-- name: revoke_access_token
+update tokens set revoked_at = ?2 where name = ?1 and revoked_at is null returning id
+-- name: drop_access_tokens
+delete from tokens returning id
+
+-- name: add_tally
+insert into tallies values (?1, ?2, ?3) on conflict (grp, name) do update set n = tallies.n + excluded.n
+-- name: tallies
+select grp, name, n from tallies
+-- name: keep_tallies_of_group
+insert into tallies select 0, name, n from tallies where grp = ?1
+on conflict (grp, name) do update set n = tallies.n + excluded.n
+-- name: keep_counts_of_group
+insert into tallies
+select 0, 'delivered', coalesce(sum(delivered), 0) from cursors where grp = ?1
+union all select 0, 'acked', coalesce(sum(consumed), 0) from cursors where grp = ?1
+union all select 0, 'failed', coalesce(sum(failed), 0) from cursors where grp = ?1
+on conflict (grp, name) do update set n = tallies.n + excluded.n
+-- name: keep_pushed_of_queue
+insert into tallies select 0, 'pushed', coalesce(sum(head), 0)
+    - coalesce((select n from tallies where grp = -cast(?1 as bigint) and name = 'copies'), 0)
+from lanes where queue = ?1
+on conflict (grp, name) do update set n = tallies.n + excluded.n
+-- name: drop_tallies
+delete from tallies where grp = ?1
+-- name: pushed_figures
+select q.id, q.name, coalesce(sum(l.head), 0)
+from queues q left join lanes l on l.queue = q.id group by q.id order by q.name
+-- name: group_figures
+select g.id, g.queue, g.name, coalesce(sum(c.delivered), 0), coalesce(sum(c.consumed), 0),
+    coalesce(sum(c.failed), 0), coalesce(sum(c.dead), 0),
+    coalesce(sum(case when l.gone is null then l.head - c.next end), 0)
+from groups g left join cursors c on c.grp = g.id left join lanes l on l.id = c.lane
+group by g.id order by g.name
+-- name: odd_figures
+select grp, coalesce(sum(case when other then n end), 0),
+    coalesce(sum(case when not other and not_before > ?1 then n end), 0)
+from (select c.grp as grp, s.for_group is not null and s.for_group <> c.grp as other, s.not_before,
+        s.first + s.count - case when s.first > c.next then s.first else c.next end as n
+    from cursors c join lanes l on l.id = c.lane and l.odd > c.next and l.gone is null
+    join segments s on s.lane = c.lane and s.first + s.count > c.next and s.first >=
+        coalesce((select max(first) from segments where lane = c.lane and first <= c.next), 0)
+    where s.not_before is not null or s.for_group is not null) as odd
+group by grp
+-- name: claim_figures
+select grp, case when state = 1 and at <= ?1 then 2 else state end as now_state, sum(n), min(since)
+from claims group by grp, now_state
+-- name: cursors_with_gone
+select c.grp, c.lane, c.next from cursors c join lanes l on l.id = c.lane
+where l.gone is not null and l.head > c.next
+-- name: oldest_figures
+select c.grp, min((select s.created_at from segments s where s.lane = c.lane and s.first >=
+        coalesce((select max(first) from segments where lane = c.lane and first <= c.next), 0)
+    and (s.not_before is null or s.not_before <= ?1)
+    and (s.for_group is null or s.for_group = c.grp) order by s.first limit 1))
+from cursors c join lanes l on l.id = c.lane where l.head > c.next group by c.grp
+
+-- name: queue_named
+select id, name, created_at, paused, options from queues where name = ?1
+-- name: queue_by_id
+select id, name, created_at, paused, options from queues where id = ?1
+-- name: all_queues
+select id, name, created_at, paused, options from queues order by name
+-- name: queue_ids
+select id from queues order by id
+-- name: add_queue
+insert into queues (name, created_at, options) values (?1, ?2, ?3)
+-- name: save_queue
+update queues set paused = ?2, options = ?3 where id = ?1
+-- name: drop_queue
+delete from queues where id = ?1
+
+-- name: partition_named
+select id, queue, name, created_at from partitions where queue = ?1 and name = ?2
+-- name: partition_by_id
+select id, queue, name, created_at from partitions where id = ?1
+-- name: partitions_of
+select id, queue, name, created_at from partitions where queue = ?1 and id > ?2 order by id limit ?3
+-- name: add_partition
+insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
+-- name: drop_partitions
+delete from partitions where queue = ?1
+
+-- name: lane_of
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
+where partition = ?1 and priority = ?2
+-- name: lane_by_id
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where id = ?1
+-- name: lanes_of_queue
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where queue = ?1
+order by id
+-- name: lanes_of_partition
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where partition = ?1
+order by priority
+-- name: lanes_after
+select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
+where queue = ?1 and id >= ?2 order by id limit ?3
+-- name: add_lane
+insert into lane_rows (queue, partition, priority) values (?1, ?2, ?3)
+-- name: save_lane
+update lane_rows set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
+-- name: note_odd
+update lane_rows set odd = ?2 where id = ?1
+-- name: drop_lanes
+delete from lane_rows where queue = ?1
+
+-- name: add_body
+insert into bodies (ends, data, rest) values (?1, ?2, ?3)
+-- name: body
+select ends, data, rest from bodies where id = ?1
+-- name: drop_body
+delete from bodies where id = ?1
+
+-- name: add_segment
+insert into segments values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+-- name: segments_from
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes, ends, data, rest
+from segments
+where lane = ?1
+  and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
+order by first limit ?3
+-- name: segments_before
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1 and first < ?2 order by first desc limit ?3
+-- name: pushed_by_time
+select created_at / ?4, sum(count) from segments
+where lane in (select id from lanes where queue = ?1) and created_at >= ?2 and created_at < ?3
+group by 1 order by 1
+-- name: pushed_since
+select coalesce(sum(count), 0) from segments s join lanes l on l.id = s.lane
+where l.queue = ?1 and l.last_at >= ?2 and s.created_at >= ?2
+-- name: small_body
+select ends, data, rest from segments where lane = ?1 and first = ?2
+-- name: body_rest
+select rest from bodies where id = ?1
+-- name: created_at
+select created_at from segments where lane = ?1 and first <= ?2 order by first desc limit 1
+-- name: segment_since
+select first from segments where lane = ?1 and created_at >= ?2 order by first limit 1
+-- name: odd_segments
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1 and first + count > ?2 and (not_before is not null or for_group is not null)
+order by first
+-- name: lane_totals
+select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments where lane = ?1
+-- name: drop_segment
+delete from segments where lane = ?1 and first = ?2
+-- name: drop_bodies_of_lane
+delete from bodies where id in (select body from segments where lane = ?1)
+-- name: drop_segments_of_lane
+delete from segments where lane = ?1
+
+-- name: group_named
+select id, queue, name, created_at, dialect, paused, options from groups
+where queue = ?1 and name = ?2
+-- name: group_by_id
+select id, queue, name, created_at, dialect, paused, options from groups where id = ?1
+-- name: groups_of
+select id, queue, name, created_at, dialect, paused, options from groups where queue = ?1
+order by name
+-- name: add_group
+insert into groups (queue, name, created_at, dialect, options) values (?1, ?2, ?3, ?4, ?5)
+-- name: save_group
+update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
+-- name: drop_group
+delete from groups where id = ?1
+
+-- name: cursor
+select * from cursors where lane = ?1 and grp = ?2
+-- name: cursors_of_lane
+select * from cursors where lane = ?1
+-- name: cursors_of_group
+select * from cursors where grp = ?1
+-- name: add_cursor
+insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+-- name: save_cursor
+update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
+    last_at = ?15, served = ?16, ready = ?17, blocked = ?18
+where lane = ?1 and grp = ?2
+-- name: save_counts
+update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
+    last_at = ?15
+where lane = ?1 and grp = ?2
+-- name: next_work
+select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
+order by priority, served, lane limit 2
+-- name: next_work_in
+select lane from cursors where grp = ?1 and partition = ?2 and ready = 1 and blocked = 0
+order by priority, served limit 1
+-- name: quiet_work
+select c.lane from cursors c where c.grp = ?1 and c.ready = 1 and c.blocked = 0
+    and (c.partition = ?2 or ?2 is null)
+    and not exists (select 1 from lanes l where l.partition = c.partition and l.last_at > ?3)
+order by c.priority, c.served, c.lane limit 1
+-- name: quiet_time
+select min(last) from (select max(l.last_at) as last from cursors c
+    join lanes l on l.partition = c.partition
+    where c.grp = ?1 and c.ready = 1 and c.blocked = 0 group by c.partition) as quiet where last > ?2
+-- name: unread_of_queue
+select c.lane, c.grp, c.next from cursors c join lanes l on l.id = c.lane
+where l.queue = ?1 and c.next < l.head
+-- name: block_partition
+update cursors set blocked = ?3 where grp = ?1 and partition = ?2
+-- name: cursors_in
+select lane from cursors where grp = ?1 and partition = ?2
+-- name: block_none
+update cursors set blocked = 0 where grp = ?1 and blocked = 1
+-- name: block_leased
+update cursors set blocked = 1 where grp = ?1 and partition in
+    (select l.partition from claims c join lanes l on l.id = c.lane where c.grp = ?1 and c.state = 0)
+-- name: drop_cursors_of_group
+delete from cursors where grp = ?1
+-- name: drop_cursors_of_lane
+delete from cursors where lane = ?1
+-- name: lowest_cursor
+select min(next) from cursors where lane = ?1
+-- name: lanes_to_trim
+select l.id from lane_rows l join cursors c on c.lane = l.id where l.id > ?1
+group by l.id having min(c.next) > l.base order by l.id limit ?2
+-- name: ready_lanes
+select lane from cursors where grp = ?1 and ready = 1 and lane > ?2 order by lane limit ?3
+
+-- name: add_claim
+insert into claims (lane, grp, id, lo, hi, n, ranges, state, at, since, deliveries, failures,
+    redelivered, error, lease)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
+-- name: save_claim
+update claims set lo = ?5, hi = ?6, n = ?7, ranges = ?8, state = ?9, at = ?10, since = ?11,
+    deliveries = ?12, failures = ?13, redelivered = ?14, error = ?15, lease = ?16,
+    held = case when cast(?9 as bigint) = 0 then held else 0 end
+where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: shrink_claim
+update claims set lo = ?5, hi = ?6, n = n - ?7, ranges = ?8, acked_at = ?9
+where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: drop_claim
+delete from claims where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: claims_of_lease
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease = ?3
+-- name: due_claims
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and state = 2 and lease = 0
+order by lo limit ?3
+-- name: claims_in
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at from claims where lane = ?1 and grp = ?2 and lo < ?4 and hi > ?3
+order by lo
+-- name: claims_of_lane
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at from claims where lane = ?1
+-- name: claims_of_queue
+select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
+-- name: lowest_unheld
+select min(lo) from claims where lane = ?1 and lease = 0
+-- name: first_returned
+select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
+    and lease = 0
+-- name: lowest_claim
+select min(lo) from (select lo from claims where lane = ?1
+    union all select min(lo) from hand_parts where lane = ?1) as used
+-- name: expired_leases
+select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
+-- name: over_or_due
+select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2),
+    exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
+-- name: wake_due
+update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
+-- name: next_time
+select min(at) from (
+    select min(at) as at from claims where grp = ?1 and state = 0
+    union all select min(at) from claims where grp = ?1 and state = 1) as times
+-- name: leased_count
+select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0 and held = 0
+-- name: lock_end
+select max(at) from claims where grp = ?1 and state = 0
+-- name: claim_counts
+select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(lo)
+from claims where grp = ?1 group by lane, now_state
+-- name: holders
+select distinct l.consumer from claims c join leases l on l.id = c.lease
+where c.grp = ?1 and c.state = 0 and c.at > ?2 and l.acquired_at >= ?3
+-- name: live_leases
+select distinct lease from claims where grp = ?1 and state = 0 and at > ?2 limit ?3
+-- name: groups_with_expired
+select g.id from groups g where exists
+    (select 1 from claims c where c.grp = g.id and c.state = 0 and c.at <= ?1)
+    or exists (select 1 from claims c where c.grp = g.id and c.state = 1 and c.at <= ?1)
+-- name: drop_claims_of_group
+delete from claims where grp = ?1
+-- name: drop_claims_of_lane
+delete from claims where lane = ?1
+
+-- name: first_lease
+select min(id) from leases
+-- name: last_lease
+select max(id) from leases
+-- name: lease_with_token
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from leases where id = ?1 and token = ?2
+-- name: lease_by_token
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from leases where token = ?1 and token & 16777215 <> id & 16777215
+-- name: lease_by_id
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from leases where id = ?1
+-- name: leases_over
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from leases where grp = ?1 and (lane is null or (lane = ?2 and lo <= ?3 and hi > ?3))
+order by id desc
+-- name: add_lease
+insert into leases (id, token, grp, consumer, acquired_at, expires_at, n, lane, lo, hi, number,
+    parts)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+-- name: save_lease
+update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
+-- name: move_claims
+update claims set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
+-- name: leases_after
+select id, grp, acquired_at, ended_at from leases where id > ?1
+    and not exists (select 1 from hand_parts p where p.token = leases.token)
+order by id limit ?2
+-- name: drop_lease
+delete from leases where id = ?1
+-- name: drop_leases_of_group
+delete from leases where grp = ?1
+
+-- name: add_dead
+insert into dead (queue, grp, lane, seq, kind, reason, error, deliveries, failures, created_at,
+    died_at, consumer, payload, rest)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+on conflict (grp, lane, seq) do update set kind = excluded.kind, reason = excluded.reason,
+    error = excluded.error, deliveries = excluded.deliveries, failures = excluded.failures, died_at = excluded.died_at,
+    consumer = excluded.consumer, counted = 1
+-- name: dead_of
+select * from dead where grp = ?1 and lane = ?2 and seq = ?3
+-- name: dead_runs
+select lane, min(seq), max(seq) + 1 from (
+    select lane, seq, seq - dense_rank() over (partition by lane order by seq) as run
+    from dead where queue = ?1
+) as runs group by lane, run order by lane, 2
+-- name: dead_of_partition
+select lane, seq, rest from dead where queue = ?1
+    and lane in (select id from lanes where partition = ?2) order by id desc
+-- name: dead_by_id
+select * from dead where id = ?1
+-- name: dead_page
+select * from dead where queue = ?1 and id < ?2
+  and (grp = ?3 or ?3 is null) and (kind = ?4 or ?4 is null)
+  and (lane in (select id from lanes where partition = ?5) or ?5 is null)
+  and (died_at >= ?6 or ?6 is null) and (died_at < ?7 or ?7 is null)
+  and (instr(reason, ?8) > 0 or ?8 is null)
+order by id desc limit ?9 offset ?10
+-- name: dead_oldest
+select * from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and (instr(reason, ?7) > 0 or ?7 is null)
+order by id limit ?8
+-- name: dead_count
+select count(*) from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and (instr(reason, ?7) > 0 or ?7 is null)
+-- name: dead_summary
+select grp, kind, substr(reason, 1, instr(reason || ':', ':') - 1), count(*), min(died_at),
+    max(died_at)
+from dead where queue = ?1 and (grp = ?2 or ?2 is null) group by 1, 2, 3 order by 4 desc, 3 nulls first
+-- name: dead_per_group
+select grp, count(*) from dead where queue = ?1 group by grp
+-- name: uncount_dead
+update dead set counted = 0 where grp = ?1 and lane = ?2 and seq >= ?3
+-- name: drop_dead
+delete from dead where id = ?1
+-- name: drop_dead_of_queue
+delete from dead where queue = ?1
+-- name: drop_dead_of_group
+delete from dead where grp = ?1
+
+-- name: get_key
+select digest, answer from keys where key = ?1 and at > ?2
+-- name: add_key
+insert into keys values (?1, ?2, ?3, ?4) on conflict (key) do update
+set digest = excluded.digest, answer = excluded.answer, at = excluded.at
+-- name: old_keys
+delete from keys where key in (select key from keys where at <= ?1 order by at limit ?2)
+returning key
+
+-- name: get_txid
+select lane, seq, at from txids where partition = ?1 and txid = ?2
+-- name: drop_txid
+delete from txids where partition = ?1 and txid = ?2 and lane = ?3 and seq = ?4 and at is null
+-- name: old_txids
+delete from txids where (partition, txid) in
+    (select partition, txid from txids where at is not null and at <= ?1 order by at limit ?2)
+returning txid
+-- name: any_old
+select exists (select 1 from keys where at <= ?1)
+    or exists (select 1 from txids where at is not null and at <= ?2)
+    or exists (select 1 from stages where created_at <= ?3)
+    or exists (select 1 from readers where seen_at <= ?4)
+    or exists (select 1 from traces where at <= ?5)
+-- name: drop_txids_of_lane
+delete from txids where partition = ?1 and lane = ?2 and at is null
+-- name: drop_txids_of_partition
+delete from txids where partition = ?1
+
+-- name: get_value
+select value, version, updated_at from kv where key = ?1
+-- name: put_value
+insert into kv values (?1, ?2, ?3, ?4) on conflict (key) do update
+set value = excluded.value, version = excluded.version, updated_at = excluded.updated_at
+-- name: drop_value
+delete from kv where key = ?1
+-- name: drop_values
+delete from kv where key >= ?1 and key < ?2
+-- name: values_with
+select key, value, version, updated_at from kv where key >= ?1 and key < ?2 order by key limit ?3
+
+-- name: add_trace
+insert into traces (partition, txid, lane, seq, grp, consumer, event, data, at)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+-- name: add_trace_name
+insert into trace_names values (?1, ?2) on conflict do nothing
+-- name: traces_of
+select id, partition, txid, lane, seq, grp, consumer, event, data, at from traces
+where partition = ?1 and txid = ?2 order by id limit 10000
+-- name: traces_named
+select t.id, partition, txid, lane, seq, grp, consumer, event, data, at
+from trace_names n join traces t on t.id = n.trace where n.name = ?1 order by n.trace limit ?2 offset ?3
+-- name: count_named
+select count(*) from trace_names where name = ?1
+-- name: names_of_trace
+select name from trace_names where trace = ?1 order by name
+-- name: trace_names
+select n.name, count(*), count(distinct t.lane << 48 | t.seq), max(t.at)
+from trace_names n join traces t on t.id = n.trace group by n.name order by 4 desc, 1 limit ?1 offset ?2
+-- name: count_trace_names
+select count(distinct name) from trace_names
+-- name: old_traces
+select id from traces where at <= ?1 order by at limit ?2
+-- name: drop_trace_names_of_partition
+delete from trace_names where trace in (select id from traces where partition = ?1)
+-- name: drop_traces_of_partition
+delete from traces where partition = ?1
+-- name: drop_trace
+delete from traces where id = ?1
+-- name: drop_names_of_trace
+delete from trace_names where trace = ?1
+
+-- name: add_stage
+insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+-- name: stage
+select * from stages where stage = ?1 order by piece
+-- name: staged_rest
+select ends, data, rest from bodies where id = ?1 and rest is not null
+-- name: stages_of_batch
+select distinct stage from stages where producer = ?1 and batch = ?2
+-- name: old_stages
+select distinct stage from stages where created_at <= ?1 limit ?2
+-- name: drop_stage
+delete from stages where stage = ?1
+-- name: producer
+select batch, answer from producers where producer = ?1
+-- name: put_producer
+insert into producers values (?1, ?2, ?3, ?4) on conflict (producer) do update
+set batch = excluded.batch, answer = excluded.answer, at = excluded.at
+
+-- name: reader
+select id, grp, manual, epoch, number, seen_at from readers where id = ?1
+-- name: put_reader
+insert into readers values (?1, ?2, ?3, ?4, ?5, ?6) on conflict (id) do update
+set grp = excluded.grp, manual = excluded.manual, epoch = excluded.epoch,
+    number = excluded.number, seen_at = excluded.seen_at
+-- name: raise_epochs
+update readers set epoch = epoch + 1 where grp = ?1
+-- name: old_readers
+select id from readers where seen_at <= ?1 order by seen_at limit ?2
+-- name: readers_of_group
+select id from readers where grp = ?1
+-- name: drop_reader
+delete from readers where id = ?1
+-- name: group_has_work
+select exists (select 1 from cursors where grp = ?1 and ready = 1 and blocked = 0)
+    or exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2)
+    or exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
+
+-- name: hands_between
+select reader, number, epoch, query, batch, run, done from hands where reader = ?1 and number > ?2 and number <= ?3
+order by number
+-- name: hands_of_batch
+select reader, number, epoch, query, batch, run, done from hands where query = ?1 and batch = ?2
+order by reader, number
+-- name: put_hand
+insert into hands (reader, number, epoch, query, batch, run, done)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7) on conflict (reader, number) do update
+set epoch = excluded.epoch, query = excluded.query, batch = excluded.batch, run = excluded.run,
+    done = excluded.done
+-- name: drop_hand
+delete from hands where reader = ?1 and number = ?2
+-- name: hand_parts
+select lane, token, lo, hi, ranges, bad from hand_parts where reader = ?1 and number = ?2
+order by lane, lo
+-- name: hand_part
+select lane, token, lo, hi, ranges, bad from hand_parts
+where reader = ?1 and number = ?2 and lane = ?3 and token = ?4
+-- name: put_hand_part
+insert into hand_parts values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+on conflict (reader, number, lane, token) do update
+set lo = excluded.lo, hi = excluded.hi, ranges = excluded.ranges, bad = excluded.bad
+-- name: drop_hand_part
+delete from hand_parts where reader = ?1 and number = ?2 and lane = ?3 and token = ?4
+-- name: drop_hand_parts
+delete from hand_parts where reader = ?1 and number = ?2
+-- name: hold_claim
+update claims set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: unheld_claims
+select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0

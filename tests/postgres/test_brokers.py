@@ -1,0 +1,221 @@
+"""PostgreSQL: a server that dies, commits whose answer is lost, brokers that share a database."""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import ackflow
+from ackflow import Session
+from ackflow.errors import (
+    LeaseLost,
+    OutcomeUnknown,
+    StorageAway,
+    StorageBusy,
+)
+from ackflow.store import postgres
+from ackflow.store.bell import LOOK_SECONDS
+from ackflow.store.channel import Channel
+
+from . import server as servers
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[servers.Server]:
+    """A server of this test alone, which syncs what it confirms."""
+    with servers.running(tmp_path) as server:
+        yield server
+
+
+def drained(q: Session, queue: str) -> list[int]:
+    found: list[int] = []
+    while batch := q.pop(queue, batch=1_000):
+        found += [message.data for message in batch]
+        q.ack(batch)
+    return found
+
+
+def test_a_server_killed_under_load_loses_nothing_that_was_confirmed(
+    mortal: servers.Server,
+) -> None:
+    """Sessions wait until it is back and go on: no verb fails."""
+    confirmed: set[int] = set()
+    acked: set[int] = set()
+    ending = threading.Event()
+
+    def push(first: int) -> None:
+        number = first
+        while not ending.is_set():
+            q.push("jobs", number)
+            confirmed.add(number)
+            number += 4
+
+    def consume() -> None:
+        while not ending.is_set():
+            for message in other.pop("jobs", batch=3, wait=0.2, lease_seconds=2):
+                with contextlib.suppress(LeaseLost):  # it slept while the server was away
+                    message.ack(confirm=True)
+                    acked.add(message.data)
+
+    chance = random.Random(5)
+    with ackflow.connect(mortal.url) as q, ackflow.connect(mortal.url) as other:
+        q.configure("jobs", max_deliver=None)
+        with ThreadPoolExecutor(6) as pool:
+            working = [pool.submit(push, first) for first in range(4)]
+            working += [pool.submit(consume) for _ in range(2)]
+            try:
+                for _ in range(3):
+                    before = len(confirmed), len(acked)
+                    deadline = time.monotonic() + 60
+                    while len(confirmed) < before[0] + 100 or len(acked) < before[1] + 50:
+                        assert time.monotonic() < deadline, "work did not go on"
+                        time.sleep(chance.uniform(0.01, 0.05))
+                    mortal.kill()
+                    mortal.start()
+            finally:
+                ending.set()
+            for one in working:
+                one.result(60)
+        time.sleep(2.1)  # leases of the real clock end
+        left = drained(q, "jobs")
+        assert not acked & set(left), "a confirmed ack came again"
+        assert confirmed <= acked | set(left), "a confirmed push is lost"
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
+    """The connection is lost at the next commit: after it was done, or before it was sent."""
+    real = Channel.write
+
+    def write(self: Channel, sql: str, args: Sequence[Any] = ()) -> None:
+        if sql == "commit":
+            monkeypatch.setattr(Channel, "write", real)
+            if after:
+                real(self, sql)
+                self.sync()
+            self.db.close()
+            raise psycopg.OperationalError("the connection is lost")
+        real(self, sql, args)
+
+    monkeypatch.setattr(Channel, "write", write)
+
+
+def test_a_commit_whose_answer_is_lost_is_asked_for_and_counts(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.configure("jobs")
+        cut_off(monkeypatch, after=True)
+        q.push("jobs", 1)
+        assert drained(q, "jobs") == [1]
+
+
+def test_a_commit_that_never_came_is_done_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.configure("jobs")
+        cut_off(monkeypatch, after=False)
+        q.push("jobs", 1)
+        assert drained(q, "jobs") == [1]
+
+
+def test_a_server_that_stays_away_is_given_up_and_nothing_was_changed(
+    mortal: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "AWAY_SECONDS", 0.5)
+    with ackflow.connect(mortal.url, upkeep=False) as q:
+        q.configure("jobs")
+        mortal.kill()
+        with pytest.raises(StorageAway, match="no connection"):
+            q.push("jobs", 1)
+        with pytest.raises(StorageAway, match="no connection"):
+            q.queue_stats("jobs")
+        mortal.start()
+        q.push("jobs", 2)
+        assert drained(q, "jobs") == [2]
+
+
+def test_when_nobody_can_be_asked_the_outcome_is_said_to_be_unknown_and_nothing_is_tried_twice(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.configure("jobs")
+        cut_off(monkeypatch, after=True)
+
+        def unreachable(_: str) -> bool:
+            raise OutcomeUnknown()
+
+        monkeypatch.setattr(q.broker.store, "_was_committed", unreachable)
+        writer = q.broker.writer
+        with ThreadPoolExecutor(2) as pool:
+            with writer.exclusively():
+                calls = [pool.submit(q.push, "jobs", n) for n in (1, 2)]
+                while len(writer._jobs) < 2:
+                    time.sleep(0.001)
+            for call in calls:
+                assert isinstance(call.exception(60), OutcomeUnknown)
+        monkeypatch.undo()
+        assert sorted(drained(q, "jobs")) == [1, 2]
+
+
+def test_a_session_whose_connections_were_ended_while_idle_goes_on(postgres_url: str) -> None:
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.push("jobs", 1)
+        assert q.queue_stats("jobs").messages == 1
+        with psycopg.connect(postgres_url, autocommit=True) as db:
+            db.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'ackflow'"
+            )
+        q.push("jobs", 2)
+        assert q.queue_stats("jobs").messages == 2
+
+
+def test_a_push_wakes_a_pop_that_waits_in_another_broker(postgres_url: str) -> None:
+    with ackflow.connect(postgres_url) as q, ackflow.connect(postgres_url) as other:
+        q.configure("jobs")
+        with ThreadPoolExecutor(1) as pool:
+            other.pop("jobs", wait=0.2)  # by now it listens
+            taken: list[float] = []
+            for _ in range(5):
+                waiting = pool.submit(other.pop, "jobs", wait=30)
+                while not other.broker.waiting.some.is_set():
+                    time.sleep(0.001)
+                began = time.monotonic()
+                q.push("jobs", 1)
+                assert len(waiting.result(30)) == 1
+                taken.append(time.monotonic() - began)
+        assert min(taken) < LOOK_SECONDS / 2, f"only the look now and then woke it: {taken}"
+
+
+def test_a_broker_that_hangs_in_the_middle_makes_others_wait_and_then_say_so(
+    postgres_url: str,
+) -> None:
+    with ackflow.connect(f"{postgres_url}?options=-c%20lock_timeout%3D200ms", upkeep=False) as q:
+        q.push("jobs", 1)
+        with psycopg.connect(postgres_url) as hung:
+            hung.execute("select pg_advisory_xact_lock(%s)", (postgres._lock_key("ackflow"),))
+            with pytest.raises(StorageBusy):
+                q.push("jobs", 2)
+        q.push("jobs", 3)
+        assert drained(q, "jobs") == [1, 3]
+
+
+def test_time_is_that_of_the_server_whatever_this_machine_believes(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time_ns
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.push("jobs", 1)
+        (message,) = q.pop("jobs", lease_seconds=1_000)
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 3_600 * 10**9)
+    with ackflow.connect(postgres_url, upkeep=False) as fast:
+        assert not fast.pop("jobs"), "a lease ended an hour early"
+        assert fast.why("jobs", message.id).state == "leased"

@@ -1,0 +1,105 @@
+"""PostgreSQL: what is made when it is first opened, and what is refused."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import ackflow
+from ackflow.errors import (
+    InvalidArgument,
+    NotADatabase,
+    SchemaTooNew,
+    StorageAway,
+)
+from ackflow.store import channel
+
+
+def test_each_schema_is_a_database_of_its_own(postgres_url: str) -> None:
+    with (
+        ackflow.connect(postgres_url, upkeep=False) as q,
+        ackflow.connect(f"{postgres_url}?schema=elsewhere", upkeep=False) as other,
+    ):
+        q.push("jobs", 1)
+        assert other.queues() == []
+        assert q.broker.store.id != other.broker.store.id
+
+
+def test_many_may_make_the_same_new_schema_at_once(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("drop schema if exists brand_new cascade")
+    url = f"{postgres_url}?schema=brand_new"
+    with ThreadPoolExecutor(6) as pool:
+        sessions = list(pool.map(lambda _: ackflow.connect(url, upkeep=False), range(6)))
+    assert len({session.broker.store.id for session in sessions}) == 1
+    for session in sessions:
+        session.close()
+
+
+def test_every_statement_fits_the_schema(postgres_url: str) -> None:
+    with ackflow.connect(postgres_url, upkeep=False):
+        pass
+    place = channel.Place(postgres_url)
+    with place.open() as db:
+        for name, sql in channel.statements().items():
+            db.execute(f"prepare {name} as {sql}".encode())
+
+
+@pytest.fixture
+def other_schema(postgres_url: str) -> str:
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("drop schema if exists other cascade")
+        db.execute("create schema other")
+    return f"{postgres_url}?schema=other"
+
+
+def test_a_schema_of_another_program_is_refused_and_left_as_it_is(
+    other_schema: str, postgres_url: str
+) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("create table other.cats (name text)")
+        with pytest.raises(NotADatabase, match="another program"):
+            ackflow.connect(other_schema)
+        found = db.execute("select tablename from pg_tables where schemaname = 'other'")
+        assert found.fetchall() == [("cats",)]
+
+
+def test_a_newer_schema_is_refused_with_both_numbers(other_schema: str, postgres_url: str) -> None:
+    ackflow.connect(other_schema, upkeep=False).close()
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("update other.meta set value = '999' where key = 'schema'")
+    with pytest.raises(SchemaTooNew, match="999"):
+        ackflow.connect(other_schema)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://localhost/db?schema=No%20Name",
+        "postgresql://localhost/db?schema=",
+        "postgresql://localhost/db?colour=red",
+    ],
+)
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        ackflow.connect(url)
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+    with pytest.raises(StorageAway, match=r"no connection to jobs on 127\.0\.0\.1") as told:
+        ackflow.connect("postgresql://me:secret@127.0.0.1:1/jobs")
+    assert "secret" not in str(told.value)
+
+
+def test_a_database_that_is_not_there_is_said_so(postgres_url: str) -> None:
+    with pytest.raises(StorageAway, match="no_such_database"):
+        ackflow.connect(postgres_url.rpartition("/")[0] + "/no_such_database")
+
+
+def test_a_backup_is_left_to_the_tools_of_the_server(postgres_url: str, tmp_path: Path) -> None:
+    with (
+        ackflow.connect(postgres_url, upkeep=False) as q,
+        pytest.raises(InvalidArgument, match="pg_dump -n ackflow"),
+    ):
+        q.backup(tmp_path / "copy.db")
