@@ -9,13 +9,14 @@ from pathlib import Path
 
 import apsw
 
-from . import client, compare, engine, pipeline, scale, server, spark
+from . import client, compare, engine, pipeline, postgres, scale, server, spark
 from .measure import FULL, QUICK, make_messages
 
 PARTS = {
     "engine": engine.run,
     "scale": scale.run,
     "compare": compare.run,
+    "postgres": postgres.run,
     "server": server.run,
     "client": client.run,
     "spark": spark.run,

@@ -1,0 +1,95 @@
+"""Ackflow on PostgreSQL against the table one would write by hand there: rows, SKIP LOCKED."""
+
+import json
+import secrets
+from collections.abc import Sequence
+
+import psycopg
+
+import ackflow
+
+from .engine import UNITS, AckEach, Cycle, Rates
+from .measure import Case, Json, Noise, Plan, alternate, folder
+from .ours import Ackflow
+from .report import Table, rows_of
+
+OURS, PLAIN = "Ackflow", "SKIP LOCKED"
+LEASE = """
+update m set until = now() + interval '300 s' where id in
+    (select id from m where until <= now() order by until, id limit %s for update skip locked)
+returning id, body
+"""
+
+
+class OnPostgres(Ackflow):
+    """A schema of its own for each round."""
+
+    def __init__(self, url: str) -> None:
+        self.session = ackflow.connect(f"{url}?schema=bench_{secrets.token_hex(4)}")
+        self.session.configure(self.name, keep_seconds=0)
+
+
+class SkipLocked:
+    """A row per message; every commit is synced, as is the server's default."""
+
+    def __init__(self, url: str) -> None:
+        self._db = psycopg.connect(url)
+        self._db.execute("drop table if exists m")
+        self._db.execute(
+            "create table m (id bigint generated always as identity primary key, body text, "
+            "until timestamptz not null default '-infinity')"
+        )
+        self._db.execute("create index on m (until, id)")
+        self._db.commit()
+
+    def push(self, messages: Sequence[Json]) -> None:
+        with self._db.transaction(), self._db.cursor() as cursor:
+            rows = [(json.dumps(message),) for message in messages]
+            cursor.executemany("insert into m (body) values (%s)", rows)
+
+    def take(self, batch: int) -> list[tuple[int, Json]]:
+        with self._db.transaction():
+            rows = self._db.execute(LEASE, (batch,)).fetchall()
+        return [(id, json.loads(body)) for id, body in rows]
+
+    def ack(self, taken: list[tuple[int, Json]]) -> None:
+        with self._db.transaction():
+            self._db.execute("delete from m where id = any(%s)", ([id for id, _ in taken],))
+
+    def ack_each(self, taken: list[tuple[int, Json]], order: Sequence[int]) -> None:
+        for index in order:
+            with self._db.transaction():
+                self._db.execute("delete from m where id = %s", (taken[index][0],))
+
+    def catch_up(self) -> None:
+        """Deleted rows are for the server to clean up, when it likes."""
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
+    try:
+        from tests.postgres import server
+    except ImportError as missing:
+        print(f"PostgreSQL is left out: {missing}")
+        return []
+    cases: list[Case] = [
+        Rates(messages[: plan.singles], 1),
+        Rates(messages[: plan.messages // 10], 100),
+        Rates(messages[: plan.messages // 4], 1000),
+        Cycle(messages[: plan.singles]),
+        AckEach(messages),
+    ]
+    with Noise() as noise, folder() as home, server.running(home) as running:
+        sides = {OURS: lambda _: OnPostgres(running.url), PLAIN: lambda _: SkipLocked(running.url)}
+        results = alternate(cases, sides, plan.rounds, noise)
+    table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))
+    table.rows = rows_of(results, OURS, PLAIN, UNITS, {})
+    table.quiet = noise.quiet
+    table.notes = [
+        f"medians of {plan.rounds} rounds on one server, over TCP on loopback",
+        str(noise),
+        "both sync a push before it is confirmed; the table syncs leases and deletes too",
+    ]
+    return [table]
