@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -108,6 +109,44 @@ def test_kills_at_random_moments_change_not_a_byte(
     data: Path, undisturbed: Path, tmp_path: Path, seed: int
 ) -> None:
     crash(data, undisturbed, tmp_path, seed)
+
+
+class Patient:
+    """Kills the router, or its JVM, whenever its standby is ready. A worker that is stopped before it
+    sends anything keeps the run from ending sooner."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds, self.stopped = list(kinds), False
+
+    def __call__(self, run: Run) -> None:
+        worker = run.processes["worker-0"]
+        if not self.stopped:
+            worker.send_signal(signal.SIGSTOP)
+            self.stopped = True
+        elif run.standby.ready and self.kinds:
+            kind, router = self.kinds.pop(0), run.processes["router"]
+            if kind == "jvm":
+                kill_jvm(router.pid)
+            else:
+                run.kill("router")
+            if not self.kinds:
+                worker.send_signal(signal.SIGCONT)
+
+
+def test_a_router_that_has_a_standby_is_back_within_ten_seconds_and_not_a_byte_changes(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    run = Run(settings(data, tmp_path), told.append)
+    run.run(each=Patient("router", "jvm"))
+    deaths = [text for text in told if text.startswith("router died")]
+    assert deaths == [f"router died ({code}) and its standby takes over" for code in (-9, 1)]
+    back = [event["seconds"] for event in run.events if event["what"] == "recovered"]
+    assert len(back) == 2
+    assert max(back) <= 10
+    for folder in data.iterdir():
+        assert results(tmp_path, folder.name) == results(undisturbed, folder.name)
+    assert "REDELIVERED (recovering state)" in (tmp_path / "router.log").read_text()
 
 
 @pytest.mark.soak

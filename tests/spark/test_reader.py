@@ -245,6 +245,25 @@ def test_a_run_after_the_lease_ran_out_gets_the_same_uncounted(
     after[0].ack()
 
 
+def test_a_run_before_the_lease_ran_out_gets_the_same_for_a_whole_lease_and_flagged(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("orders", [1, 2, 3])
+    planner = Planner(q)
+    planner.latest(0)
+    before = planner.messages(0, 1)
+    assert not before[0].redelivered
+    clock.advance(LEASE - 1)
+    again = Planner(q)
+    lots = again.partitions(0, 1)
+    clock.advance(LEASE - 1)
+    assert again.keep() == 0
+    after = again.read(lots)
+    assert {(m.deliveries, m.failures, m.redelivered) for m in after} == {(1, 0, True)}
+    assert after[0].token == before[0].token
+    after[0].ack()
+
+
 def test_what_somebody_else_was_given_is_left_out(q: Session, clock: VirtualClock) -> None:
     q.push("orders", [1, 2, 3])
     Planner(q).latest(0)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from .. import checks, ranges
 from ..errors import Gone, InvalidArgument, LeaseLost
 from ..ranges import Ranges
-from ..store.rows import Claim, Cursor, Group, Lane, Queue
+from ..store.rows import RETURNED, Claim, Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import refresh
 from .handout import Handout, Taken, runs_of
@@ -164,6 +164,7 @@ def hand_over(
             # Whoever reads for an earlier epoch can no longer publish what it made of it.
             hand.epoch, hand.run = epoch, None
             put_hand(tx, hand)
+            _renew(tx, hand, lease_seconds)
         for part in parts_of(tx, hand):
             size = _size(tx, part.lane, part.ranges)
             lots.append(Lot(hand.number, part.lane, part.token, part.ranges, size))
@@ -308,6 +309,21 @@ def _again(tx: Tx, reader: Reader, group: Group, request: ReaderRequest) -> int 
         else:
             drop_hand(tx, hand)
     return found
+
+
+def _renew(tx: Tx, hand: Hand, seconds: float) -> None:
+    """Let what an earlier epoch was given begin anew: a whole lease from now, and flagged.
+
+    A lease that is about to run out would be taken back under another token than tasks are given.
+    """
+    for token in _tokens(tx, hand):
+        found = tx.held(token)
+        for claim in found[1] if found else ():
+            if not claim.redelivered:
+                claim.redelivered = RETURNED
+                tx.save_claim(claim)
+        if found and found[1]:
+            extend(tx, token, seconds)
 
 
 def _tokens(tx: Tx, hand: Hand) -> list[int]:

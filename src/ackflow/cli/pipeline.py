@@ -79,6 +79,9 @@ def run(
         typer.Option(help="Run only this until stopped: worker, router, aggregator or finisher."),
     ] = None,
     worker: Annotated[int, typer.Option(min=0, help="Which worker, with --stage worker.")] = 0,
+    standby: Annotated[
+        bool, typer.Option(help="Keep a second router warm that takes over when the first dies.")
+    ] = True,
     token: Secret = None,
 ) -> None:
     """Answer the questions for every client; started again, it goes on where it was."""
@@ -88,7 +91,7 @@ def run(
         raise InvalidArgument("--data is missing: the folder with a folder for each client")
     settings = Settings(
         data=str(data or ""), out=str(out), db=db, declaration=str(declared), master=master,
-        workers=workers, shards=shards, token=token,
+        workers=workers, shards=shards, token=token, standby=standby,
     )  # fmt: skip
     if stage is not None:
         run_stage(settings, stage, worker)

@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import AckflowError, InvalidArgument
 from .failing import IN_VAIN, SAID
-from .stages import STAGES, Settings, upstream
+from .stages import STAGES, Settings, standby, upstream
 
 
 def main() -> None:
@@ -19,6 +19,8 @@ def main() -> None:
     try:
         if stage == "worker":
             upstream(settings, number)
+        elif stage == "standby":
+            standby(settings)
         else:
             STAGES[stage](settings)
     except AckflowError as error:

@@ -25,6 +25,11 @@ def check(master: str) -> str:
     return master
 
 
+def local(master: str) -> bool:
+    """Whether Spark runs in a process of this machine, which takes its cores from nobody."""
+    return re.match(r"local(\[|$)", master) is not None
+
+
 def ready(master: str) -> None:
     """Refuse to start when no master of a cluster answers, without Spark or without Java."""
     reachable(check(master))

@@ -76,6 +76,10 @@ class Recovery:
                 del self._down[stage]
         return found
 
+    def at_work(self, stage: str, pid: int) -> bool:
+        """Whether a stage works, and nothing waits that one before it held."""
+        return stage not in self._down and self._works(stage, pid)
+
     def _live(self, down: _Down) -> set[str]:
         """The leases of where it held something that are not over."""
         places = {(lease.queue, lease.group) for lease in down.held.values()}

@@ -23,6 +23,7 @@ from .held import waiting
 from .keeping import kept
 from .recovery import PARENT, Back, Recovery
 from .stages import STAGES, Settings, keep_width
+from .standby import Standby, end_group
 from .status import look, stuck
 from .upstream import clients, left_out
 
@@ -52,12 +53,19 @@ class Run:
         self._killed: dict[str, float] = {}
         self._back: list[Back] = []
         self._alarmed: set[tuple[str, str]] = set()
+        self._published = False
+        # On a cluster it would wait for the cores that the router has, or keep some from it.
+        self._with_standby = settings.standby and masters.local(settings.master)
         if settings.db is None:
             made(self.out)
         self._q: Session = settings.session("pipeline")
         self.done()  # when no server answers, nothing is made
         made(self.out)
         self._recovery = Recovery(self._q, self.pipeline)
+        self.standby = Standby(
+            lambda line: self._spawn("standby", "0", self.out / "router.log", line),
+            lambda moved: Deaths("standby", self.out / "router.log", moved, moved), self._told,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._q.close()
@@ -127,23 +135,31 @@ class Run:
         upstream = [f"worker-{number}" for number in range(self.settings.workers)]
         return [*upstream, "router", "aggregator", "finisher"]
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str) -> bool:
+        """Start a stage; True when a process that was there already takes it on."""
         stage, _, number = name.partition("-")
-        command = [sys.executable, "-m", "ackflow.pipeline", stage, number or "0"]
+        path = self.out / f"{name}.log"
+        if name not in self._deaths:
+            self._deaths[name] = Deaths(name, path, lambda: self._moved(stage), self._all_moved)
+        self._deaths[name].started()
+        standby = self.standby.take_over() if name == "router" else None
+        self.processes[name] = standby or self._spawn(stage, number or "0", path)
+        self.note("start", stage=name)
+        return standby is not None
+
+    def _spawn(
+        self, stage: str, number: str, path: Path, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "ackflow.pipeline", stage, number]
         environment = {
             **os.environ,
             "ACKFLOW_PIPELINE": msgspec.json.encode(self.settings).decode(),
             PARENT: str(os.getpid()),
         }
-        path = self.out / f"{name}.log"
-        if name not in self._deaths:
-            self._deaths[name] = Deaths(name, path, lambda: self._moved(stage), self._all_moved)
-        self._deaths[name].started()
         with path.open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            return subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=stdin, process_group=0
             )
-        self.note("start", stage=name)
 
     def _watch(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
         seen, held = self.progress(), 0
@@ -156,12 +172,13 @@ class Run:
                 self.note("progress", handled=sum(now.values()), held=held)
             if now != seen:
                 self._tell(seen, now)
-                seen = now
+                seen, self._published = now, True
             for client in set(self.done()) - self._finished:
                 self._finished.add(client)
                 self.note("done", client=client)
                 self._told(f"{client}: finished after {time.time() - self._began:.1f} s")
             self._recovered()
+            self._tend_standby()
             if time.monotonic() - looked > 5:
                 self._alarm(alarm_after)
                 looked = time.monotonic()
@@ -176,10 +193,17 @@ class Run:
             if code is None or (code == 0 and name.startswith("worker")):
                 continue
             self._deaths[name].died(code)
-            self._told(f"{name} died ({code}) and is started again")
+            end_group(process)
             self.note("restart", stage=name)
             self._recovery.died(name, process.pid, self._killed.pop(name, time.time()))
-            self._start(name)
+            how = "its standby takes over" if self._start(name) else "is started again"
+            self._told(f"{name} died ({code}) and {how}")
+
+    def _tend_standby(self) -> None:
+        """Keep a standby while the router is at work: warming one up must not hold it up."""
+        pid = self.processes["router"].pid
+        if self._with_standby and self._published and self._recovery.at_work("router", pid):
+            self.standby.tend()
 
     def _moved(self, stage: str) -> object:
         """How far a stage is: numbers that change when it gets something done."""
@@ -236,10 +260,11 @@ class Run:
                 self._told(f"{key}: {n} {'batch' if n == 1 else 'batches'}")
 
     def _stop(self) -> None:
+        ending = self.standby.stop()
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
-        for process in self.processes.values():
+        for process in [*self.processes.values(), *ending]:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +20,14 @@ from .failing import Failed, reason
 from .finish import Finisher
 from .keeping import kept
 from .recovery import PARENT, aggregator_name, works
+from .standby import LOWER, Line
 from .upstream import ROWS, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).with_name("coffee_shop.py")
+LOOK = 5.0
 log = logging.getLogger("ackflow.pipeline")
 
 
@@ -41,6 +44,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     rows: int = ROWS
     messages: int = 400
     token: str | None = None
+    standby: bool = True
 
     @property
     def url(self) -> str:
@@ -103,9 +107,31 @@ def router(settings: Settings) -> None:
     stop = Stop()
     pipeline = settings.pipeline()
     masters.ready(settings.master)
-    from .router import Router, bury
+    _route(settings, pipeline, _router_spark(settings, pipeline), stop)
 
-    spark = _spark(
+
+def standby(settings: Settings) -> None:
+    """Get Spark ready to route, wait, and be the router from the moment that the run says so."""
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: sys.exit(0))
+    line = Line()
+    os.nice(LOWER)
+    pipeline = settings.pipeline()
+    spark = _router_spark(settings, pipeline)
+    from .warming import warm_up
+
+    logging.disable(logging.INFO)  # nobody is to take what is made up for what came
+    if not line.told(0):
+        warm_up(spark, pipeline, settings.shards, line.told)
+    line.ready()
+    while not line.told(LOOK):
+        spark.catalog.currentDatabase()  # fails when the JVM is gone, and the run starts another
+    logging.disable(logging.NOTSET)
+    _route(settings, pipeline, spark, Stop())
+
+
+def _router_spark(settings: Settings, pipeline: Pipeline) -> "SparkSession":
+    return _spark(
         f"ackflow {pipeline.name} router", settings.master,
         **{"spark.sql.session.timeZone": "UTC",
            "spark.sql.ansi.enabled": "true", "spark.ui.enabled": "false",
@@ -116,6 +142,11 @@ def router(settings: Settings) -> None:
            "spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "2",
            "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"},
     )  # fmt: skip
+
+
+def _route(settings: Settings, pipeline: Pipeline, spark: "SparkSession", stop: Stop) -> None:
+    from .router import Router, bury
+
     with settings.session("router") as q:
         keep_width(q, pipeline, settings, "shards")
         checkpoint = Path(settings.out).absolute() / "checkpoint"
