@@ -115,7 +115,8 @@ def standby(settings: Settings) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda *_: sys.exit(0))
     line = Line()
-    os.nice(LOWER)
+    if not line.told(0):
+        os.nice(LOWER)
     pipeline = settings.pipeline()
     spark = _router_spark(settings, pipeline)
     from .warming import warm_up
