@@ -9,7 +9,7 @@ import psycopg
 import ackflow
 
 from .engine import UNITS, AckEach, Cycle, Rates
-from .measure import Case, Json, Noise, Plan, alternate, folder
+from .measure import Case, Json, Noise, Plan, alternate
 from .ours import Ackflow
 from .report import Table, rows_of
 
@@ -81,7 +81,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
         Cycle(messages[: plan.singles]),
         AckEach(messages),
     ]
-    with Noise() as noise, folder() as home, server.running(home) as running:
+    with Noise() as noise, server.running() as running:
         sides = {OURS: lambda _: OnPostgres(running.url), PLAIN: lambda _: SkipLocked(running.url)}
         results = alternate(cases, sides, plan.rounds, noise)
     table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))

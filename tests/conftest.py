@@ -45,10 +45,9 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Server]:
+def postgres_server() -> Iterator[postgres.Server]:
     """A server for every test that does not kill it; nothing on it outlives the tests."""
-    folder = tmp_path_factory.mktemp("postgres")
-    with postgres.running(folder, "fsync=off", "full_page_writes=off") as server:
+    with postgres.running("fsync=off", "full_page_writes=off") as server:
         yield server
 
 

