@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from .stages import Settings
 
 TRANSACTIONS, CLIENTS = 2_000, 2
 SHOWN = 3
+PATIENCE = 90.0  # how long a standby is waited for
 
 
 def main(folder: Path | None = None) -> int:
@@ -40,16 +42,29 @@ def main(folder: Path | None = None) -> int:
 
 
 class _Killer:
-    """Kills the router when it has handled some batches, and not all."""
+    """Kills the router when it holds ends of file and its standby is ready.
+
+    One worker is stopped meanwhile: the ends of the others are held until its own has come.
+    """
 
     def __init__(self) -> None:
         self.killed = False
+        self._until = 0.0
 
     def __call__(self, run: Run) -> None:
-        if not self.killed and sum(run.progress().values()) > 0:
+        worker = run.processes["worker-0"]
+        if not self._until:
+            self._until = time.monotonic() + PATIENCE
+            worker.send_signal(signal.SIGSTOP)
+            _say("worker-0 is stopped, so that ends of file are held")
+        elif not self.killed and sum(run.progress().values()) > 0 and self._time(run):
             self.killed = True
-            print(f"   the router (process {run.processes['router'].pid}) is killed with -9")
+            _say(f"the router (process {run.processes['router'].pid}) is killed with -9")
             run.kill("router")
+            worker.send_signal(signal.SIGCONT)
+
+    def _time(self, run: Run) -> bool:
+        return run.standby.ready or time.monotonic() > self._until
 
 
 def show(out: Path, client: str) -> None:
