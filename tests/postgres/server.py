@@ -16,6 +16,7 @@ from pathlib import Path
 import psycopg
 
 VERSION = "pginstall18"
+OPEN = "select 1 from pg_stat_activity where application_name = 'ackflow' limit 1"
 
 
 class Server:
@@ -92,8 +93,15 @@ def running(*settings: str) -> Iterator[Server]:
 
 
 def empty(url: str, schema: str = "ackflow") -> None:
-    """Empty all tables, far faster than to make them anew; a schema that is not there stays so."""
+    """Empty all tables, far faster than to make them anew; a schema that is not there stays so.
+
+    A session that a test left open would work on what the next one makes: it is noticed here.
+    """
     with psycopg.connect(url, autocommit=True) as db:
+        deadline = time.monotonic() + 10
+        while db.execute(OPEN).fetchall():
+            assert time.monotonic() < deadline, "an earlier test left a session open"
+            time.sleep(0.005)
         found = db.execute("select tablename from pg_tables where schemaname = %s", (schema,))
         names = {row[0] for row in found.fetchall()} - {"meta", "writes"}
         if names:

@@ -42,7 +42,8 @@ def test_a_server_is_a_broker_on_postgres_and_others_may_be_killed_beside_it(
             list(pool.map(lambda n: q.push("orders", n), range(100)))
             waiting = pool.submit(other.pop, "later", wait=20)
             one.kill()
-            ackflow.connect(postgres_url).push("later", "come")
+            with ackflow.connect(postgres_url) as third:
+                third.push("later", "come")
             assert [message.data for message in waiting.result(30)] == ["come"]
         found = other.pop("orders", batch=1_000)
         assert sorted(message.data for message in found) == list(range(100))
