@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import psycopg
 
 VERSION = "pginstall18"
@@ -67,8 +68,15 @@ class Server:
     def kill(self) -> None:
         """As a power cut does for the server's processes: no chance to write anything."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        process = psutil.Process(self._process.pid)
+        process.suspend()  # it starts no more of them
+        children = process.children(recursive=True)
+        for one in [process, *children]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
         self._process.wait()
+        while any(_alive(one) for one in children):
+            time.sleep(0.005)
 
     def stop(self) -> None:
         assert self._process is not None
@@ -81,6 +89,13 @@ class Server:
             [self._programs / program, *arguments], user=self._user, check=True, cwd="/",
             extra_groups=[] if self._user else None, stdout=subprocess.DEVNULL,
         )  # fmt: skip
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager

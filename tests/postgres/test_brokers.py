@@ -45,6 +45,18 @@ def test_a_server_killed_under_load_loses_nothing_that_was_confirmed(
     mortal: servers.Server,
 ) -> None:
     """Sessions wait until it is back and go on: no verb fails."""
+    kill_under_load(mortal, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_a_server_killed_a_hundred_times_loses_nothing_that_was_confirmed(
+    mortal: servers.Server,
+) -> None:
+    kill_under_load(mortal, 100)
+
+
+def kill_under_load(mortal: servers.Server, times: int) -> None:
     confirmed: set[int] = set()
     acked: set[int] = set()
     ending = threading.Event()
@@ -70,7 +82,7 @@ def test_a_server_killed_under_load_loses_nothing_that_was_confirmed(
             working = [pool.submit(push, first) for first in range(4)]
             working += [pool.submit(consume) for _ in range(2)]
             try:
-                for _ in range(3):
+                for _ in range(times):
                     before = len(confirmed), len(acked)
                     deadline = time.monotonic() + 60
                     while len(confirmed) < before[0] + 100 or len(acked) < before[1] + 50:

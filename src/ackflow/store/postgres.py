@@ -7,6 +7,7 @@ forgets what it remembers, and asks for it again.
 
 import contextlib
 import hashlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,8 +47,10 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
 }
 BEGIN = "select set_config('synchronous_commit', $1, true), pg_advisory_xact_lock($2)"
 # Asked when the lock is held, so that the answer is of now and knows every earlier transaction.
-LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
-    pg_current_xact_id()::text from writes"""
+LOOK = "select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint from writes"
+WROTE = """with mine as (insert into brokers values ($2, $1)
+    on conflict (id) do update set n = excluded.n, at = now()) update writes set n = $1"""
+FORGET = "delete from brokers where at < now() - interval '1 day'"
 # How long a server that is away is waited for: a restart, or another that takes over.
 AWAY_SECONDS = 30.0
 
@@ -79,6 +82,7 @@ class PostgresStore:
         self._lock_key = _lock_key(self._place.schema)
         self._statements = statements()
         self._cache = Cache()
+        self._me = secrets.randbits(62)
         self._version = -1
         self._alone = threading.RLock()
         self._readers: list[Channel] = []
@@ -89,6 +93,7 @@ class PostgresStore:
         with self._translated(), contextlib.closing(self._place.open()) as db:
             _migrate(db, self._place.schema, self._lock_key)
             self.id = _store_id(db)
+            db.execute(FORGET)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
         """Run a body in one transaction; on return it is committed, on error it never was.
@@ -142,7 +147,7 @@ class PostgresStore:
     def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
         channel = self._writing()
         try:
-            tx, mark = self._begin(channel, level)
+            tx = self._begin(channel, level)
             body(tx)
             tx.flush()
         except BaseException:
@@ -152,12 +157,13 @@ class PostgresStore:
         try:
             if channel.wrote:
                 version += 1
-                channel.write("update writes set n = $1", (version,))
+                channel.write(WROTE, (version, self._me))
             channel.write("commit")
             channel.sync()
         except BaseException as error:
+            wrote = version if version != self._version else None
             self._undo(channel)
-            if not self._was_committed(mark):
+            if wrote is None or not self._was_committed(wrote):
                 raise
             if not isinstance(error, Exception):
                 self.interrupted = error
@@ -165,11 +171,11 @@ class PostgresStore:
             self._version = version
         return tx.touched
 
-    def _begin(self, channel: Channel, level: str) -> tuple[Tx, str]:
-        """Hold the writer's lock; answers also with the server's name for the transaction."""
+    def _begin(self, channel: Channel, level: str) -> Tx:
+        """Hold the writer's lock, and know what time it is."""
         channel.write("begin")
         channel.write(BEGIN, (level, self._lock_key))
-        version, now, mark = channel.execute(LOOK)[0]
+        version, now = channel.execute(LOOK)[0]
         channel.wrote = False
         if version != self._version:
             self._cache.clear()
@@ -181,7 +187,7 @@ class PostgresStore:
             now = self.clock.now()
         assert self._tx is not None
         self._tx.begin(now, False)
-        return self._tx, mark
+        return self._tx
 
     def _writing(self) -> Channel:
         if self._closed:
@@ -197,23 +203,18 @@ class PostgresStore:
         if not channel.rollback():
             self._writer = None
 
-    def _was_committed(self, mark: str) -> bool:
-        """Whether a transaction was, whose commit was not answered."""
+    def _was_committed(self, version: int) -> bool:
+        """Whether our transaction of that number was, whose commit was not answered."""
         try:
-            while (status := self._patiently(lambda: self._status(mark))) == "in progress":
-                time.sleep(0.05)
+            return self._patiently(self._last_written) == version
         except psycopg.Error as error:
             raise OutcomeUnknown() from error
-        if status is None:
-            raise OutcomeUnknown()
-        return status == "committed"
 
-    def _status(self, mark: str) -> str | None:
-        with contextlib.closing(self._place.open()) as db:
-            try:
-                row = db.execute("select pg_xact_status(%s::xid8)", (mark,)).fetchone()
-            except pg.DataError:
-                return "aborted"  # the server has not given that number: it never got to disk
+    def _last_written(self) -> int | None:
+        with contextlib.closing(self._place.open()) as db, db.transaction():
+            # The server may still be at it: who has the lock knows that it is not.
+            db.execute("select pg_advisory_xact_lock(%s)", (self._lock_key,))
+            row = db.execute("select n from brokers where id = %s", (self._me,)).fetchone()
         return None if row is None else row[0]
 
     def _read(self, body: Callable[[Tx], T]) -> T:
