@@ -25,6 +25,7 @@ from .policy import (
 )
 
 S = TypeVar("S", bound=Struct)
+POSTGRES = ("postgresql://", "postgres://")
 
 
 _good: set[str] = set()
@@ -253,6 +254,14 @@ def place(value: object) -> str:
     return path
 
 
+def is_url(place: str) -> bool:
+    """Whether a place is told by a URL; else it is a file of this machine, or `:memory:`."""
+    return "://" in place
+
+
 def shown(place: str) -> str:
     """A path or URL as it may be printed: without its password."""
-    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", place)
+    if not is_url(place):
+        return place
+    bare = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", place)
+    return re.sub(r"(?<=[?&]password=)[^&]*", "***", bare)

@@ -65,7 +65,7 @@ def connect(
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return Session(client().remote(url, token, ca_file, patience, clock), consumer)
     store: Store
-    if isinstance(url, str) and url.startswith(("postgresql://", "postgres://")):
+    if isinstance(url, str) and url.startswith(checks.POSTGRES):
         store = postgres().PostgresStore(url, clock, may_lose)
     else:
         store = SqliteStore(checks.place(url), clock or SystemClock(), may_lose)

@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ackflow
 from ackflow import Item, Session, Settled, Verdict, VirtualClock, errors, ids
 
-from ..postgres import server as postgres
 from .cases import (
     DELAYS,
     FOCUS,
@@ -596,19 +595,3 @@ class BrokerMachine(RuleBasedStateMachine):
         told = {x.token: x.held for x in self.sessions[0].leases(queue)}
         live = [t for k in GROUPS if k[0] == queue for t in self.model.live(k)]
         assert told == {token: len(self.model.held(token)) for token in live}
-
-
-class FileMachine(BrokerMachine):
-    sessions_wanted = 2
-
-    def place(self) -> str:
-        return str(self.folder / "test.db")
-
-
-class PostgresMachine(BrokerMachine):
-    sessions_wanted = 2
-    url = ""
-
-    def place(self) -> str:
-        postgres.empty(self.url)
-        return self.url

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from .machine import BrokerMachine, FileMachine, PostgresMachine
+from .machine import BrokerMachine
+from .shared import FileMachine, PostgresMachine
 
 QUICK = settings(
     max_examples=60,

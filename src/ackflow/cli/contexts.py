@@ -34,7 +34,7 @@ def add(
     saved = where.load()
     if not name.strip():
         raise InvalidArgument("a context has a name")
-    if "://" not in where.checked(url):
+    if not checks.is_url(where.checked(url)):
         url = os.path.abspath(url)
     saved.known[name] = Context(url, token, None if ca_file is None else os.path.abspath(ca_file))
     if use:

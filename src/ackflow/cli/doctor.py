@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from msgspec import Struct
 
-from .. import __version__
+from .. import __version__, checks
 from ..errors import AckflowError, NotADatabase, SchemaTooNew, StorageFull
 from ..model import LeaseStats, QueueStats
 from ..session import Session
@@ -94,8 +94,7 @@ def _database(link: Link, deep: bool) -> Iterator[Finding]:
     place = link.place
     there(place)
     whole = True
-    own = "://" not in place.url
-    for finding in (_schema(place.url, deep), _disk(place.url), _local(place.url)) if own else ():
+    for finding in [] if checks.is_url(place.url) else _of_file(place.url, deep):
         whole = whole and (finding.what == "disk" or finding.level != "bad")
         yield finding
     if not whole:
@@ -109,6 +108,12 @@ def _database(link: Link, deep: bool) -> Iterator[Finding]:
     yield _upkeep(session)
     queues = session.queues()
     yield from _contents(session, queues)
+
+
+def _of_file(path: str, deep: bool) -> Iterator[Finding]:
+    yield _schema(path, deep)
+    yield _disk(path)
+    yield _local(path)
 
 
 def _schema(path: str, deep: bool) -> Finding:
@@ -137,7 +142,7 @@ def _mend(error: AckflowError, place: Place) -> str:
         return "see that the path is right; nothing was changed in the file"
     if isinstance(error, StorageFull):
         return "make room on the disk"
-    if "://" in place.url:
+    if checks.is_url(place.url):
         return f"see that the server of {place.shown} runs and lets you in"
     return f"see that you may read and write {place.url} and the folder it is in"
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .. import checks
 from ..errors import InvalidArgument, NotFound
 from ..pipeline import masters
 from ..pipeline.declare import Pipeline
@@ -31,7 +32,8 @@ Out = Annotated[Path, typer.Option(help="Folder for the answers, logs and the ti
 Db = Annotated[
     str | None,
     typer.Option(
-        help="Database file, or URL of PostgreSQL or a server (default: pipeline.db in the out folder)."
+        help="Database file, or URL of PostgreSQL or a server "
+        "(default: pipeline.db in the out folder)."
     ),
 ]
 Declared = Annotated[
@@ -132,7 +134,7 @@ def run_stage(settings: Settings, stage: str, worker: int) -> None:
 
 def begun(settings: Settings, consumer: str) -> Session:
     """A session on the database of a run, which must be there: looking makes none."""
-    if "://" not in settings.url and not Path(settings.url).exists():
+    if not checks.is_url(settings.url) and not Path(settings.url).exists():
         raise NoDatabase(f"there is no database {settings.url}; `ackflow pipeline run` makes one")
     return settings.session(consumer)
 

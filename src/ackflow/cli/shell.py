@@ -15,7 +15,7 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from .. import errors
+from .. import checks, errors
 from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, StorageAway
 from ..session import Session, connect
 from . import where
@@ -33,8 +33,8 @@ PANELS = ("Messages", "Looking", "Dead letters", "Administration", "Operation")
 Url = Annotated[
     str | None,
     typer.Option(
-        help="Database file, or URL of PostgreSQL or a server (env: ACKFLOW_URL; default: the current context, "
-        "else the file that `serve` uses).",
+        help="Database file, or URL of PostgreSQL or a server (env: ACKFLOW_URL; default: the "
+        "current context, else the file that `serve` uses).",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -129,7 +129,7 @@ class Link:
 
 def there(place: Place) -> None:
     """Refuse a file that is not there: only what brings messages makes one."""
-    if "://" not in place.url and not os.path.exists(place.url):
+    if not checks.is_url(place.url) and not os.path.exists(place.url):
         raise NoDatabase(
             f"there is no database {place.url} (from {place.said_by}); "
             "`ackflow push` or `ackflow serve` makes one"

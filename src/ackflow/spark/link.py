@@ -7,6 +7,7 @@ from typing import Protocol
 
 import ackflow
 
+from .. import checks
 from ..errors import NotFound
 from ..session import Session
 
@@ -40,7 +41,7 @@ def session(place: Place, *, upkeep: bool = False) -> Session:
 
 def reading(place: Place, *, upkeep: bool = False) -> Session:
     """The session of what reads: a file that is not there is a mistake, and is not made."""
-    if "://" not in place.url and not os.path.exists(place.url):
+    if not checks.is_url(place.url) and not os.path.exists(place.url):
         raise NotFound(
             f"there is no database {place.url}; push something first, or correct the url"
         )

@@ -20,7 +20,6 @@ from ..errors import InvalidArgument
 from . import migrate
 from .forms import Row
 
-SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10
 # A broker that hangs in the middle of a transaction keeps all others out until the server ends it.
 BUSY_SECONDS = 30

@@ -32,7 +32,12 @@ def check(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
     if not _is_ours(db):
         if version or _has_tables(db):
             raise NotADatabase("the file is an SQLite database of another program")
-    elif version > newest:
+    else:
+        refuse_newer(version, newest)
+
+
+def refuse_newer(version: int, newest: int) -> None:
+    if version > newest:
         raise SchemaTooNew(
             f"the database has schema {version}, this Ackflow knows schemas up to {newest}; "
             "upgrade Ackflow to open it"

@@ -22,7 +22,6 @@ from ..errors import (
     InvalidArgument,
     NotADatabase,
     OutcomeUnknown,
-    SchemaTooNew,
     SessionClosed,
     StorageAway,
     StorageBusy,
@@ -33,13 +32,13 @@ from . import migrate
 from .bell import Bell
 from .cache import Cache
 from .channel import Channel, Place, statements
-from .levels import MayLose
+from .levels import Levels, MayLose, chosen
 from .tx import Tx
 
 T = TypeVar("T")
 
 # What `synchronous_commit` is for verbs that must be on disk when they are answered, and for others.
-LEVELS: dict[MayLose, tuple[str, str]] = {
+LEVELS: Levels = {
     "nothing": ("on", "on"),
     "acks": ("on", "off"),
     "recent": ("off", "off"),
@@ -73,12 +72,10 @@ class PostgresStore:
     """A schema in a PostgreSQL database, made if it is not there and may be."""
 
     def __init__(self, url: str, clock: Clock | None, may_lose: MayLose = "acks") -> None:
-        if may_lose not in LEVELS:
-            raise InvalidArgument(f"may_lose is one of {', '.join(LEVELS)}, not {may_lose!r}")
         self._place = Place(url)
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None
-        self._synced, self._plain = LEVELS[may_lose]
+        self._synced, self._plain = chosen(LEVELS, may_lose)
         self._lock_key = _lock_key(self._place.schema)
         self._statements = statements()
         self._cache = Cache()
@@ -262,10 +259,10 @@ class PostgresStore:
         try:
             yield
         except pg.DiskFull:
-            raise StorageFull() from None
+            raise StorageFull(f"the disk of {where} is full: nothing is written there") from None
         except pg.LockNotAvailable:
             raise StorageBusy() from None
-        except (pg.InsufficientPrivilege, pg.InvalidCatalogName) as error:
+        except pg.InsufficientPrivilege as error:
             raise StorageFailed(f"cannot use {where}: {_first_line(error)}") from None
         except psycopg.OperationalError as error:
             if self._closed:
@@ -289,11 +286,7 @@ def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: in
         if names:
             row = db.execute("select value from meta where key = 'schema'").fetchone()
             version = int(str(row[0])) if row else 0
-        if version > newest:
-            raise SchemaTooNew(
-                f"the database has schema {version}, this Ackflow knows schemas up to {newest}; "
-                "upgrade Ackflow to open it"
-            )
+        migrate.refuse_newer(version, newest)
         if version == newest:
             return
         if not names:

@@ -19,7 +19,6 @@ import apsw
 from .. import ids
 from ..clock import Clock
 from ..errors import (
-    InvalidArgument,
     NotADatabase,
     SessionClosed,
     SessionForked,
@@ -32,13 +31,13 @@ from .ballast import Ballast
 from .cache import Cache
 from .copying import NOW_PAGES, Copying
 from .forms import Row
-from .levels import MayLose
+from .levels import Levels, MayLose, chosen
 from .tx import Execute, Tx
 
 T = TypeVar("T")
 
 # What `synchronous` is for verbs that must be on disk when they are answered, and for the others.
-LEVELS: dict[MayLose, tuple[str, str]] = {
+LEVELS: Levels = {
     "nothing": ("full", "full"),
     "acks": ("full", "normal"),
     "recent": ("normal", "normal"),
@@ -62,14 +61,12 @@ class SqliteStore:
         may_lose: MayLose = "acks",
         vfs: str | None = None,
     ) -> None:
-        if may_lose not in LEVELS:
-            raise InvalidArgument(f"may_lose is one of {', '.join(LEVELS)}, not {may_lose!r}")
         self.path = path
         self.clock = clock
         # A custom VFS has no shared memory, and a database in memory no second connection.
         self._single = path == ":memory:" or vfs is not None
         self._vfs = vfs
-        self._synced, self._plain = LEVELS[may_lose]
+        self._synced, self._plain = chosen(LEVELS, may_lose)
         self._level = ""
         self._cache = Cache()
         self._statements = migrate.statements("sqlite")
