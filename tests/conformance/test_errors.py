@@ -1,10 +1,13 @@
 """The family of errors: each has a code that never changes, a status and a sentence."""
 
+import importlib
 import pickle
+import pkgutil
 from collections.abc import Iterator
 
 import pytest
 
+import ackflow
 from ackflow import errors
 from ackflow.broker.settle import RolledBack
 from ackflow.errors import AckflowError
@@ -58,6 +61,10 @@ def family(root: type[AckflowError]) -> Iterator[type[AckflowError]]:
 
 
 def ours() -> list[type[AckflowError]]:
+    """All there are, whatever the tests before this one have loaded."""
+    for module in pkgutil.walk_packages(ackflow.__path__, "ackflow."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     return [e for e in family(AckflowError) if e.__module__.startswith("ackflow")]
 
 

@@ -17,8 +17,7 @@ LEAST_JAVA = 17
 
 
 class JavaMissing(AckflowError):
-    """Spark needs Java 17 or later; install it (Debian: apt install openjdk-17-jre-headless) or set
-    JAVA_HOME."""
+    """Spark needs Java 17 or later (Debian: apt install openjdk-17-jre-headless), or JAVA_HOME set to it."""
 
     code = "java_missing"
 
