@@ -238,5 +238,5 @@ class Buffer:
 
 def _count(call: PushRequest | Settles) -> int:
     if isinstance(call, PushRequest):
-        return sum(len(chunk.ends) for chunk in call.chunks)
+        return sum(chunk.count for chunk in call.chunks)
     return len(call)

@@ -15,10 +15,12 @@ from . import checks, ranges
 from .broker.push import Chunk, PushRequest
 from .errors import InvalidArgument, PayloadTooLarge
 from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
+from .store.forms import parted
 from .store.rows import Rest
 
 T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
+MANY = 256  # messages that are worth a segment of their own
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,8 +56,12 @@ def request(
     priority: int,
     delay: float | None,
     key: str | None,
+    whole: bool = False,
 ) -> tuple[PushRequest, list[list[int]] | None]:
-    """A push request, and for each chunk the places of its messages in the call (None: in order)."""
+    """A push request, and for each chunk the places of its messages in the call (None: in order).
+
+    `whole`: many messages may stay one JSON array, for a broker in this process.
+    """
     checks.name(queue, "queue")
     checks.name(partition, "partition")
     checks.priority(priority)
@@ -65,7 +71,9 @@ def request(
     kinds = set(map(type, items))
     places = None
     if kinds <= _PLAIN or not any(issubclass(kind, _SPECIAL) for kind in kinds):
-        chunks = _plain(queue, items, partition, priority, delay)
+        many = whole and key is None and MANY <= len(items) <= MAX_SEGMENT_COUNT
+        chunks = _whole(queue, items, partition, priority, delay) if many else []
+        chunks = chunks or _plain(queue, items, partition, priority, delay)
     else:
         chunks, places = _mixed(queue, items, partition, priority, delay)
     if key is None:
@@ -113,6 +121,30 @@ def encode(value: object) -> bytes:
     if b"null" in raw:
         _refuse_nan(value)
     return raw
+
+
+def _whole(
+    queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
+) -> list[Chunk]:
+    """One chunk of many values, encoded in one go; none if they need a closer look."""
+    try:
+        data = _encode(items)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return []
+    if len(data) > MAX_SEGMENT_BYTES:
+        return []
+    if b"null" in data:
+        _refuse_nan(items)
+    return [Chunk(queue, partition, priority, delay, array("i"), data, whole=len(items))]
+
+
+def separate(request: PushRequest) -> PushRequest:
+    """The request with offsets in all of its chunks, as it is sent."""
+    for chunk in request.chunks:
+        if chunk.whole:
+            ends, chunk.data = parted(chunk.data)
+            chunk.ends, chunk.whole = array("i", ends), 0
+    return request
 
 
 def _plain(

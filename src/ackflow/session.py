@@ -122,7 +122,7 @@ class Session(Helping):
         own. A repeat with the same `key` adds nothing and answers with the first receipt.
         """
         request, places = codec.request(
-            queue, data, partition=partition, priority=priority, delay=delay, key=key
+            queue, data, partition=partition, priority=priority, delay=delay, key=key, whole=True
         )
         broker = self.broker
         return Receipt(broker.store.id, broker.push(request), places)

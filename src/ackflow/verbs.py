@@ -78,6 +78,8 @@ def _chunk(chunk: Chunk) -> None:
     checks.priority(chunk.priority)
     if chunk.delay is not None:
         checks.seconds(chunk.delay, "delay")
+    if chunk.whole:
+        raise InvalidArgument("a chunk that is sent says where each of its messages ends")
     ends = chunk.ends.tolist()
     if not ends or ends[0] < 0 or ends[-1] != len(chunk.data) or sorted(ends) != ends:
         raise InvalidArgument("the offsets of a chunk rise and the last is the size of its data")

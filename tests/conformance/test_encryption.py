@@ -35,6 +35,15 @@ def open_on(disk: Path, clock: VirtualClock | None = None) -> Session:
     return ackflow.connect(disk / "a.db", upkeep=False, clock=clock)
 
 
+def test_many_messages_in_one_push_are_sealed_and_read_again(disk: Path) -> None:
+    many = [{"n": n, "text": SECRET} for n in range(1000)]
+    with open_on(disk) as q:
+        q.configure("q", encrypted=True)
+        q.push("q", many)
+        assert SECRET.encode() not in on_disk(disk)
+        assert [m.data for m in q.pop("q", batch=1000)] == many
+
+
 def test_payloads_are_not_readable_in_the_files(disk: Path) -> None:
     with open_on(disk) as q:
         q.configure("open")

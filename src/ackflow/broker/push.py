@@ -23,7 +23,11 @@ else:
 
 
 class Chunk(Struct):
-    """Messages for one lane, encoded and joined before the writer is taken."""
+    """Messages for one lane, encoded and joined before the writer is taken.
+
+    `whole`: the data is one JSON array of so many messages, and there are no offsets. It is never
+    sent from afar, and never joined with others: to part it costs more than to write it.
+    """
 
     queue: str
     partition: str
@@ -33,6 +37,11 @@ class Chunk(Struct):
     data: bytes
     rest: Rest | None = None
     dialect: Dialect = "native"
+    whole: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.whole or len(self.ends)
 
 
 class PushRequest(Struct):
@@ -81,12 +90,15 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
             answer.append(places)
             lane = chunk.queue, chunk.partition, chunk.priority
             before = joined.get(lane, [])
-            if before and (chunk.rest is not None or chunk.delay != before[0][0].delay):
+            alone = chunk.rest is not None or chunk.whole
+            if before and (alone or chunk.delay != before[0][0].delay):
                 _flush(tx, joined.pop(lane))
-            if chunk.rest is None:
-                joined.setdefault(lane, []).append((chunk, places))
-            else:
+            if chunk.rest is not None:
                 places += push_with_rest(tx, chunk)
+            elif chunk.whole:
+                _write(tx, [(chunk, places)])
+            else:
+                joined.setdefault(lane, []).append((chunk, places))
         if request.key is not None:
             _flush_all(tx, joined)
             remember(tx, request.key, request.digest, msgpack.encode(answer))
@@ -101,7 +113,7 @@ def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
     for chunk in chunks:
         queue = tx.queue(chunk.queue)
         if queue is not None and queue.options.max_size is not None:
-            wanted[queue.name] = wanted.get(queue.name, 0) + len(chunk.ends)
+            wanted[queue.name] = wanted.get(queue.name, 0) + chunk.count
     if not wanted:
         return
     try:
@@ -142,21 +154,24 @@ def append(
     data: bytes,
     rest: Rest | None,
     *,
+    whole: int = 0,
     not_before: int | None = None,
     for_group: int | None = None,
     carry: Carry | None = None,
 ) -> Segment:
     """Write one segment at the head of a lane and mark the lane for the groups that read it."""
-    count = len(ends) // 4
+    count = whole or len(ends) // 4
+    size = len(data) - whole - 1 if whole else len(data)
     packed = pack_body(ends, data, rest, queue.options.encrypted)
     small = packed if sum(len(part) for part in packed if part) <= SMALL_BYTES else None
     body = 0 if small else tx.add_body(packed)
     created = max(tx.now, lane.last_at)
     segment = Segment(
-        lane.id, lane.head, count, created, not_before, for_group, carry, body, len(data), small
+        lane.id, lane.head, count, created, not_before, for_group, carry, body, size, small
     )
     tx.append(lane, segment)
-    tx.cache.keep_body(lane.id, segment.first, make_body(ends, data, rest))
+    if not whole:
+        tx.cache.keep_body(lane.id, segment.first, make_body(ends, data, rest))
     announce(tx, queue, lane, for_group)
     return segment
 
@@ -188,7 +203,7 @@ def _flush(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
         size = count = taken = 0
         for chunk, _ in group:
             size += len(chunk.data)
-            count += len(chunk.ends)
+            count += chunk.count
             if taken and (size > MAX_SEGMENT_BYTES or count > MAX_SEGMENT_COUNT):
                 break
             taken += 1
@@ -209,8 +224,8 @@ def _write(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
     segment = _append_chunk(tx, head, ends, data, None)
     at = segment.first
     for chunk, places in group:
-        places.append(Placed(segment.lane, at, at + len(chunk.ends)))
-        at += len(chunk.ends)
+        places.append(Placed(segment.lane, at, at + chunk.count))
+        at += chunk.count
 
 
 def _append_chunk(
@@ -219,7 +234,7 @@ def _append_chunk(
     queue = queue_for(tx, chunk.queue, chunk.dialect)
     lane = lane_for(tx, queue, chunk.partition, chunk.priority)
     due = not_before(tx, queue, chunk.delay)
-    return append(tx, queue, lane, ends.tobytes(), data, rest, not_before=due)
+    return append(tx, queue, lane, ends.tobytes(), data, rest, whole=chunk.whole, not_before=due)
 
 
 def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:

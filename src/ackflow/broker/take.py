@@ -151,7 +151,7 @@ def _take_new(
 
 def _ahead(tx: Tx, lane: Lane, cursor: Cursor, want: int) -> list[Segment]:
     """The next segments of a cursor, without a query while it is inside a large one."""
-    here = tx.last_segment(lane.id, cursor.next)
+    here = tx.cache.segment(lane.id, cursor.next)
     if here is not None and here.stop - cursor.next >= want:
         return [here]
     return tx.segments_from(lane.id, cursor.next, min(want, SEGMENTS_AT_ONCE))

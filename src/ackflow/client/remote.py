@@ -13,7 +13,7 @@ from ..broker.pop import PopRequest
 from ..broker.push import Answer, PushRequest
 from ..broker.transact import TransactionRequest
 from ..clock import Clock, SystemClock
-from ..codec import digest_of
+from ..codec import digest_of, separate
 from ..errors import InvalidArgument, SessionClosed
 from ..ids import new_token
 from ..model import Upkeep
@@ -73,6 +73,7 @@ class RemoteBroker:
 
     def push(self, request: PushRequest) -> Answer:
         self.check_open()
+        request = separate(request)
         if request.key is None:
             # A key of its own lets the push be repeated when its answer was lost.
             digest = digest_of(request.chunks)

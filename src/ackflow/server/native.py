@@ -72,7 +72,7 @@ async def _push_one(call: Call, request: PushRequest) -> Pushed:
 
 def _checked(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
     check_push(request)
-    call.server.check_batch(sum(len(chunk.ends) for chunk in request.chunks))
+    call.server.check_batch(sum(chunk.count for chunk in request.chunks))
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
     pushing: asyncio.Future[Places] = call.server.onloop.push(request)

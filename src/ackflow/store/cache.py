@@ -12,7 +12,7 @@ MAX_CURSORS = 50_000
 MAX_LEASES = 1_000
 MAX_SEEN = 10_000
 SEGMENTS_KEPT = 4
-MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_BODY_BYTES = 8 * 1024 * 1024
 
 
 class Cache:
@@ -28,6 +28,7 @@ class Cache:
         self.segments: dict[int, deque[Segment]] = {}  # by lane, some last read or written
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
         self.next_times: dict[int, int] = {}  # by group, no claim of it has a time before this
+        self.alone: dict[int, int] = {}  # by group, the one lane with work if there is just one
         self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
         self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
         self.last_lease: int | None = None  # the highest id given, once it was read
@@ -48,6 +49,7 @@ class Cache:
         self.segments.clear()
         self.leases.clear()
         self.next_times.clear()
+        self.alone.clear()
         self.nothing_due.clear()
         self.room.clear()
         self.last_lease = None
@@ -85,6 +87,13 @@ class Cache:
                 return
         kept.append(segment)
 
+    def segment(self, lane: int, sequence: int) -> Segment | None:
+        """The segment that holds a sequence, if it was read or written lately."""
+        for segment in self.segments.get(lane, ()):
+            if segment.first <= sequence < segment.first + segment.count:
+                return segment
+        return None
+
     def note_claim(self, claim: Claim) -> None:
         """Keep what is known of times and due claims true when a claim is written."""
         if claim.state == DUE:
@@ -114,7 +123,7 @@ class Cache:
     def keep_body(self, lane: int, first: int, body: Body) -> None:
         """Keep the payloads of a segment; (lane, first) is never given to another one."""
         size = len(body.data)
-        if size > MAX_BODY_BYTES // 4 or (lane, first) in self._bodies:
+        if size > MAX_BODY_BYTES // 2 or (lane, first) in self._bodies:
             return
         self._bodies[lane, first] = body
         self._bytes += size

@@ -45,7 +45,7 @@ LEVELS: Levels = {
 }
 SYNCHRONOUS = {level: f"pragma synchronous={level}" for level in ("off", "normal", "full")}
 PAGE_SIZE = 4096
-CACHE_KIB = 65_536
+CACHE_KIB = 8_192  # more would be memory touched for the first time by each large push
 BUSY_SECONDS = 30.0
 LOOK_SECONDS = 0.1
 ROOM_INSIDE = 4 * 1024 * 1024

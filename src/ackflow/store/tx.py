@@ -4,9 +4,9 @@ The primitives load and save records; they hold no rule of the broker. A store s
 and its own file of statements.
 """
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from random import Random
 from typing import Any
 
 from msgspec import msgpack
@@ -81,6 +81,7 @@ class Tx:
         self.touched: set[str] = set()
         self._changed: dict[tuple[int, int], Cursor] = {}
         self._counted: dict[tuple[int, int], Cursor] = {}
+        self._random = Random()  # its own: a program may seed the one of the module
         self.tally = Tally()
         self.begin(now, full)
 
@@ -274,18 +275,11 @@ class Tx:
                     return
 
     def created_at(self, lane: int, sequence: int) -> int | None:
-        segment = self.last_segment(lane, sequence)
+        segment = self.cache.segment(lane, sequence)
         if segment is not None:
             return segment.created_at
         found = self.value("created_at", lane, sequence)
         return None if found is None else int(found)
-
-    def last_segment(self, lane: int, sequence: int) -> Segment | None:
-        """The segment that holds a sequence, if it was read or written lately."""
-        for segment in self.cache.segments.get(lane, ()):
-            if segment.first <= sequence < segment.first + segment.count:
-                return segment
-        return None
 
     def odd_segments(self, lane: Lane, sequence: int) -> list[Segment]:
         """Delayed and group-only segments from a sequence on."""
@@ -397,6 +391,7 @@ class Tx:
         self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
                  c.skipped, c.hidden)  # fmt: skip
         self.cache.cursors[c.lane, c.grp] = cursor
+        self.cache.alone.pop(c.grp, None)
 
     def changed(self, cursor: Cursor) -> None:
         """Note a changed cursor; it is written before anything could read it from the table."""
@@ -415,6 +410,7 @@ class Tx:
         self._counted.clear()
         for c in self._changed.values():
             self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
+            self.cache.alone.pop(c.grp, None)
         self._changed.clear()
 
     def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
@@ -424,16 +420,22 @@ class Tx:
         """
         if self._changed:  # the index knows nothing of what is only counted
             self.flush()
-        if partition is None:
-            found = self.all("next_work", grp)
-        else:
-            found = self.all("next_work_in", grp, partition)
+        if partition is not None:
+            lane = self.value("next_work_in", grp, partition)
+            return (None if lane is None else self.cursor(lane, grp)), False
+        only = self.cache.alone.get(grp)
+        if only is not None:
+            return self.cursor(only, grp), True
+        found = self.all("next_work", grp)
         if not found:
             return None, False
-        return self.cursor(found[0][0], grp), partition is None and len(found) == 1
+        if len(found) == 1:
+            self.cache.alone[grp] = found[0][0]
+        return self.cursor(found[0][0], grp), len(found) == 1
 
     def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
         self.flush()
+        self.cache.alone.pop(grp, None)
         self.run("block_partition", grp, partition, blocked)
         for (lane,) in self.all("cursors_in", grp, partition):
             cursor = self.cache.cursors.get((lane, grp))
@@ -447,12 +449,13 @@ class Tx:
         if group.rules.ordering == "ordered":
             self.run("block_leased", group.id)
         self.cache.cursors.clear()
+        self.cache.alone.clear()
 
     # claims
 
     def add_claim(self, claim: Claim) -> None:
         self.cache.note_claim(claim)
-        claim.id = secrets.randbits(62)
+        claim.id = self._random.getrandbits(62)
         columns = claim_columns(claim)
         self.run("add_claim", claim.lane, claim.grp, claim.id, *columns)
         claim.stored = columns[-1]

@@ -1,0 +1,2 @@
+-- A body without offsets is one JSON array of its payloads, as it came: many messages are written
+-- faster so, and parted when they are first read.

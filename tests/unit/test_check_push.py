@@ -1,0 +1,53 @@
+"""A push from afar is checked as one that is made here."""
+
+from array import array
+
+import msgspec
+import pytest
+
+from ackflow.broker.push import Chunk, PushRequest
+from ackflow.errors import InvalidArgument
+from ackflow.policy import MAX_SEGMENT_COUNT
+from ackflow.store.rows import Rest
+from ackflow.verbs import check_push
+
+GOOD = Chunk("q", "p", 0, None, array("i", [1, 3]), b"123")
+
+
+def check(**changes: object) -> None:
+    check_push(PushRequest([msgspec.structs.replace(GOOD, **changes)]))
+
+
+def test_a_good_chunk_passes() -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [[], [-1, 3], [3, 1], [1, 2], [1, 4], [0] * MAX_SEGMENT_COUNT + [3]],
+    ids=["none", "negative", "falling", "short", "long", "too many"],
+)
+def test_offsets_that_do_not_fit_the_data_are_refused(ends: list[int]) -> None:
+    with pytest.raises(InvalidArgument):
+        check(ends=array("i", ends))
+
+
+def test_a_chunk_in_one_piece_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="where each of its messages ends"):
+        check(ends=array("i"), data=b"[1,23]", whole=2)
+
+
+@pytest.mark.parametrize(
+    "rest", [Rest({2: "t"}), Rest({}, {-1: {}}), Rest({}, {}, [0, 3]), Rest({}, {}, [1, 0])]
+)
+def test_a_chunk_speaks_only_of_messages_in_it(rest: Rest) -> None:
+    with pytest.raises(InvalidArgument):
+        check(rest=rest)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"queue": ""}, {"partition": "\n"}, {"priority": -1}, {"delay": -1.0}]
+)
+def test_names_and_numbers_are_checked(changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        check(**changes)
