@@ -15,8 +15,8 @@ from . import checks, ranges
 from .broker.push import Chunk, PushRequest
 from .errors import InvalidArgument, PayloadTooLarge
 from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
-from .store.forms import parted
-from .store.rows import Rest
+from .store import forms
+from .store.rows import Rest, joined
 
 T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
@@ -142,7 +142,7 @@ def separate(request: PushRequest) -> PushRequest:
     """The request with offsets in all of its chunks, as it is sent."""
     for chunk in request.chunks:
         if chunk.whole:
-            ends, chunk.data = parted(chunk.data)
+            ends, chunk.data = joined(forms.items_of(chunk.data))
             chunk.ends, chunk.whole = array("i", ends), 0
     return request
 

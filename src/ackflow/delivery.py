@@ -53,6 +53,8 @@ class Delivery(Struct, gc=False, eq=False):
         """The payload: a JSON value, or bytes when bytes were pushed. Decoded at each look."""
         body = self._share.run.body
         index = self._index
+        if (items := body.items) is not None:
+            return _decode(items[index])
         ends = body.ends
         raw = body.data[ends[index - 1] if index else 0 : ends[index]]
         if body.rest is not None and is_binary(body, index):

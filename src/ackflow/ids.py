@@ -6,6 +6,7 @@ characters or as a UUID, and both forms are read. Rows that a wire format names 
 like messages with a sequence that no message ever gets.
 """
 
+import os
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Literal, NamedTuple
@@ -76,9 +77,9 @@ def new_token(lease: int | None = None) -> int:
 
     Its written form does not begin with a dash: on a command line that is an option.
     """
-    bits = secrets.randbits(64)
+    bits = 62 << 58
     while bits >> 58 == 62:
-        bits = secrets.randbits(64)
+        bits = int.from_bytes(os.urandom(8))
     if lease is not None:
         bits += lease % TOKEN_SPAN - bits % TOKEN_SPAN
     return bits - (1 << 63)

@@ -163,7 +163,7 @@ def unpack(popped: Popped) -> Handout:
 
 def _cut(run: Run) -> Handed:
     """Leave out what of the segment was not handed out."""
-    body, lo, hi = run.body, run.lo - run.first, run.hi - run.first
+    body, lo, hi = run.body.joined(), run.lo - run.first, run.hi - run.first
     ends, data, rest = bytes(body.ends), body.data, body.rest
     if lo or hi < len(body.ends):
         start = body.ends[lo - 1] if lo else 0

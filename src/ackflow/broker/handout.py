@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from .. import ranges
 from ..ranges import Ranges
-from ..store.rows import Body, Carry, Lane, Rest, Segment
+from ..store.rows import Body, Carry, Cursor, Lane, Rest, Segment
 from ..store.tx import Tx
 
 Piece = tuple[Segment, int, int]
@@ -58,7 +58,20 @@ class Taken(Struct):
     error: str | None
 
 
+class Part(Struct):
+    """What one pop took from one lane."""
+
+    lane: Lane
+    cursor: Cursor
+    taken: list[Taken]
+    ranges: Ranges
+    number: int
+    runs: list[Run]
+
+
 def payload(body: Body, index: int) -> bytes:
+    if (items := body.items) is not None:
+        return bytes(items[index])
     start = body.ends[index - 1] if index else 0
     return body.data[start : body.ends[index]]
 

@@ -13,12 +13,13 @@ from ..ranges import Ranges
 from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from .expire import hidden_in, refresh
-from .handout import Handout, Run, Taken, runs_of
+from .handout import Handout, Part, Taken, runs_of
 from .lanes import group_for, queue_for
 from .maintenance import halted
 from .quiet import next_work, quiet_time
 from .read import read_lease
 from .settle import take_over
+from .straight import straight
 from .take import take
 from .waiting import ANY_QUEUE, Kind
 
@@ -140,17 +141,6 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     return answer
 
 
-class Part(Struct):
-    """What one pop took from one lane."""
-
-    lane: Lane
-    cursor: Cursor
-    taken: list[Taken]
-    ranges: Ranges
-    number: int
-    runs: list[Run]
-
-
 def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
     """A pop whose token is known is the same pop again."""
     if request.live and (lease.ended_at is not None or lease.expires_at <= tx.now):
@@ -184,6 +174,10 @@ def _gather(
     tx: Tx, queue: Queue, group: Group, request: PopRequest, want: int, partition: int | None
 ) -> list[Part]:
     """Take from one lane after the other until there is enough or no lane has work."""
+    if partition is None and want > 0 and not isinstance(request, WidePop):
+        part = straight(tx, queue, group, want)
+        if part is not None:
+            return [part]
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
     wide = isinstance(request, WidePop)  # its queues take turns by when they were served
     parts: list[Part] = []

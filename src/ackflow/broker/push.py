@@ -68,6 +68,8 @@ _answers = msgpack.Decoder(Answer).decode
 
 def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]:
     """Append everything the requests bring; answer each with the places of its messages."""
+    if len(requests) == 1 and not tx.full and (only := _push_alone(tx, requests[0])):
+        return [only]
     answers: list[Answer | AckflowError] = []
     joined: Joined = {}
     for request in requests:
@@ -105,6 +107,18 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
         answers.append(answer)
     _flush_all(tx, joined)
     return answers
+
+
+def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
+    """What most pushes are, in fewer steps: one chunk that nothing needs to be known of."""
+    chunk = request.chunks[0] if len(request.chunks) == 1 else None
+    if chunk is None or chunk.rest is not None or request.key is not None:
+        return None
+    queue = tx.queue(chunk.queue)
+    if queue is None or queue.options.max_size is not None:
+        return None
+    segment = _append_chunk(tx, chunk, chunk.ends, chunk.data, None)
+    return [[Placed(segment.lane, segment.first, segment.stop)]]
 
 
 def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
@@ -163,7 +177,8 @@ def append(
     count = whole or len(ends) // 4
     size = len(data) - whole - 1 if whole else len(data)
     packed = pack_body(ends, data, rest, queue.options.encrypted)
-    small = packed if sum(len(part) for part in packed if part) <= SMALL_BYTES else None
+    stored = len(packed[0]) + len(packed[1]) + len(packed[2] or b"")
+    small = packed if stored <= SMALL_BYTES else None
     body = 0 if small else tx.add_body(packed)
     created = max(tx.now, lane.last_at)
     segment = Segment(

@@ -13,7 +13,7 @@ from ..ranges import Ranges
 from ..store.rows import RETURNED, Claim, Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import refresh
-from .handout import Handout, Taken, runs_of
+from .handout import Handout, Part, Taken, runs_of
 from .hands import (
     NO_END,
     Hand,
@@ -29,7 +29,7 @@ from .hands import (
     put_reader,
 )
 from .lanes import group_for, queue_for
-from .pop import Part, PopRequest, lease_parts, room_for, together
+from .pop import PopRequest, lease_parts, room_for, together
 from .quiet import next_work
 from .read import shares_of
 from .regain import consumer_of, regain, standing

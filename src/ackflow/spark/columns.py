@@ -51,7 +51,7 @@ class Rows:
     def add(self, handout: Handout, run: Run) -> None:
         n = run.hi - run.lo
         at, stop = run.lo - run.first, run.hi - run.first
-        ends = run.body.ends
+        ends = run.body.joined().ends
         start = ends[at - 1] if at else 0
         shift = self.size - start
         if shift == 0:

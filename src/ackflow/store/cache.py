@@ -35,7 +35,7 @@ class Cache:
         self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
         self.seen: dict[int, dict[str, int]] = {}  # by group, consumers and their last pop; stays
         self._tokens: dict[int, int] = {}
-        self._bodies: OrderedDict[tuple[int, int], Body] = OrderedDict()
+        self._bodies: OrderedDict[tuple[int, int], tuple[Body, int]] = OrderedDict()
         self._bytes = 0
 
     def clear(self) -> None:
@@ -116,21 +116,22 @@ class Cache:
 
     def body(self, lane: int, first: int) -> Body | None:
         found = self._bodies.get((lane, first))
-        if found is not None:
-            self._bodies.move_to_end((lane, first))
-        return found
+        if found is None:
+            return None
+        self._bodies.move_to_end((lane, first))
+        return found[0]
 
     def keep_body(self, lane: int, first: int, body: Body) -> None:
         """Keep the payloads of a segment; (lane, first) is never given to another one."""
         size = len(body.data)
         if size > MAX_BODY_BYTES // 2 or (lane, first) in self._bodies:
             return
-        self._bodies[lane, first] = body
+        self._bodies[lane, first] = body, size
         self._bytes += size
         while self._bytes > MAX_BODY_BYTES:
-            self._bytes -= len(self._bodies.popitem(last=False)[1].data)
+            self._bytes -= self._bodies.popitem(last=False)[1][1]
 
     def forget_body(self, lane: int, first: int) -> None:
-        body = self._bodies.pop((lane, first), None)
-        if body is not None:
-            self._bytes -= len(body.data)
+        found = self._bodies.pop((lane, first), None)
+        if found is not None:
+            self._bytes -= found[1]

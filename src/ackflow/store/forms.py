@@ -1,7 +1,5 @@
 """Rows of the tables as records and back."""
 
-from array import array
-from itertools import accumulate
 from typing import Any
 
 from msgspec import Raw, json, msgpack
@@ -31,7 +29,9 @@ _carry = msgpack.Decoder(Carry).decode
 _fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
 _rest = msgpack.Decoder(Rest).decode
-_items = json.Decoder(list[Raw]).decode
+_NONE = memoryview(b"")
+
+items_of = json.Decoder(list[Raw]).decode
 _encode = msgpack.Encoder().encode
 _queue_options = msgpack.Decoder(QueueOptions).decode
 
@@ -48,14 +48,7 @@ def pack_body(ends: bytes, data: bytes, rest: Rest | None, sealed: bool) -> Pack
 
 def unpack_body(row: Packed) -> Body:
     data, rest = unseal(row[1], _rest(row[2]) if row[2] else None)
-    ends, data = (row[0], data) if row[0] else parted(data)
-    return make_body(ends, data, rest)
-
-
-def parted(data: bytes) -> tuple[bytes, bytes]:
-    """A JSON array as the offsets of its items and the items alone."""
-    items = _items(data)
-    return array("i", list(accumulate(map(len, items)))).tobytes(), b"".join(items)
+    return make_body(row[0], data, rest) if row[0] else Body(_NONE, data, rest, items_of(data))
 
 
 def to_queue(row: Row) -> Queue:

@@ -1,6 +1,9 @@
 """The rows of the store as records. Verbs load one, change it, save it; the store decides nothing."""
 
-from msgspec import Struct, field
+from array import array
+from itertools import accumulate
+
+from msgspec import Raw, Struct, field
 
 from .. import ranges
 from ..policy import Dialect, GroupOptions, QueueOptions, Settings
@@ -92,11 +95,30 @@ class Rest(Struct, omit_defaults=True):
 
 
 class Body(Struct):
-    """The payloads of a segment: `ends` are their end offsets in `data`."""
+    """The payloads of a segment: `ends` are their end offsets in `data`.
+
+    Where `items` are given, `data` is the JSON array of them and `ends` means nothing; who needs
+    offsets calls `joined`.
+    """
 
     ends: memoryview
     data: bytes
     rest: Rest | None = None
+    items: list[Raw] | None = None
+
+    def joined(self) -> "Body":
+        """This body, with offsets. Others may read it meanwhile: the items go last."""
+        items = self.items
+        if items is not None:
+            ends, self.data = joined(items)
+            self.ends = memoryview(ends).cast("i")
+            self.items = None
+        return self
+
+
+def joined(items: list[Raw]) -> tuple[bytes, bytes]:
+    """The end offsets of items, and the items one after the other."""
+    return array("i", list(accumulate(map(len, items)))).tobytes(), b"".join(items)
 
 
 class Group(Struct):

@@ -418,12 +418,10 @@ class Tx:
 
         Answers also whether it is the only one of the group with work.
         """
-        if self._changed:  # the index knows nothing of what is only counted
-            self.flush()
+        only = self.only_lane(grp)
         if partition is not None:
             lane = self.value("next_work_in", grp, partition)
             return (None if lane is None else self.cursor(lane, grp)), False
-        only = self.cache.alone.get(grp)
         if only is not None:
             return self.cursor(only, grp), True
         found = self.all("next_work", grp)
@@ -432,6 +430,12 @@ class Tx:
         if len(found) == 1:
             self.cache.alone[grp] = found[0][0]
         return self.cursor(found[0][0], grp), len(found) == 1
+
+    def only_lane(self, grp: int) -> int | None:
+        """The one lane of a group with work, if it is known that there is just one."""
+        if self._changed:  # the index knows nothing of what is only counted
+            self.flush()
+        return self.cache.alone.get(grp)
 
     def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
         self.flush()
