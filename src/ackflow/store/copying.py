@@ -26,20 +26,24 @@ class Copying:
         self._open = open
         self._called = threading.Event()
         self._lock = threading.Lock()
+        self._copied = 0
         self._asked = False
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def look(self, db: apsw.Connection, _name: str, pages: int) -> int:
-        """Called by SQLite after each commit with the length of the log."""
+    def look(self, db: apsw.Connection) -> None:
+        """Called after each commit; what other processes have written, SQLite itself looks after.
+
+        Its hook would tell the length of the log, but takes the interpreter's lock inside a commit.
+        """
+        pages = db.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE)[0] - self._copied
         if pages >= NOW_PAGES:
             self.copy(db)
-        elif pages < SOON_PAGES:
+            self._copied += pages
             self._asked = False
-        elif not self._asked:
+        elif pages >= SOON_PAGES and not self._asked:
             self._asked = True
             self._call()
-        return apsw.SQLITE_OK
 
     def copy(self, db: apsw.Connection, *, empty: bool = False) -> None:
         """Copy as much of the log as nobody reads and there is room for, after the thread has.

@@ -84,8 +84,6 @@ class SqliteStore:
             _refuse_inherited(path)
         with translated(path):
             self._db = self._first_open()
-            if not self._single:
-                self._db.set_wal_hook(self._copying.look)
             self._write = self._db.cursor().execute
             self._execute = _executor(self._db)
             self.id = self._store_id()
@@ -187,6 +185,8 @@ class SqliteStore:
             committing = True
             self._write("commit")
             self._version = self._db.data_version()
+            if not self._single:
+                self._copying.look(self._db)
         except BaseException as error:
             if committing and not isinstance(error, apsw.Error) and not self._db.in_transaction:
                 # A signal was handled while the commit returned: it is done all the same.
