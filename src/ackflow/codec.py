@@ -241,6 +241,8 @@ def _rest(items: list[Item]) -> Rest | None:
 
 
 def _ends(parts: list[bytes]) -> "array[int]":
+    if len(parts) == 1:
+        return array("i", [len(parts[0])])
     return array("i", list(accumulate(map(len, parts))))  # a list is faster than what makes it
 
 

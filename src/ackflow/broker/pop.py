@@ -231,7 +231,7 @@ def lease_parts(
     expires = tx.now + micros(seconds)
     token = tx.new_token() if request.token is None else request.token
     everything = [LeasePart(part.lane.id, part.ranges, part.number) for part in parts]
-    n = sum(ranges.count(part.ranges) for part in parts)
+    n = sum([ranges.count(part.ranges) for part in parts])
     lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)
     id = tx.add_lease(lease)
     claims = []

@@ -3,6 +3,7 @@
 All of them are fenced by the token of the hand-out. What is refused changes nothing.
 """
 
+from bisect import bisect_right
 from typing import Literal
 
 from msgspec import Struct, field
@@ -98,7 +99,7 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     settlement = opened(tx, token)
     if settlement is None:
         return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
-    if len(marks) == 1 and (outcome := settlement.ack_whole(marks[0])):
+    if len(marks) == 1 and (outcome := settlement.ack_straight(marks[0])):
         return [outcome]
     outcomes = [settlement.apply(mark) for mark in marks]
     settlement.finish()
@@ -153,36 +154,64 @@ class Settlement:
         self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
         self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
-    def ack_whole(self, mark: Mark) -> Outcome | None:
-        """What most calls do, in fewer steps: ack all of a lease that is one untouched claim.
+    def ack_straight(self, mark: Mark) -> Outcome | None:
+        """What most calls do, in fewer steps: ack all or a stretch of a lease that is one claim.
 
         None when this is not such a call; the long way does the same for it, too.
         """
-        lease, claims, verdict, tx = self.lease, self._claims, mark.verdict, self._tx
+        lease, claims, verdict = self.lease, self._claims, mark.verdict
         if (
             len(claims) != 1
             or verdict.verb != "ack"
-            or lease.fates
             or verdict.rest
             or verdict.yields
+            or self._group.rules.policy == "all"
+            or mark.lane not in (None, claims[0].lane)
         ):
             return None
-        (claim,) = claims
-        held = claim.ranges
-        whole = len(held) == 2 and held[1] - held[0] == lease.n and claim.acked_at is None
-        asked = mark.lane is None or (mark.lane == claim.lane and mark.ranges in (None, held))
+        held = claims[0].ranges
+        if mark.ranges is None or mark.ranges == held:
+            untouched = held == [held[0], held[0] + lease.n] and not lease.fates
+            return self._ack_whole(claims[0]) if untouched else None
+        if len(mark.ranges) == 2 and not verdict.up_to:
+            first, stop = mark.ranges
+            after = bisect_right(held, first)
+            if after & 1 and stop <= held[after]:
+                return self._ack_part(claims[0], mark.ranges)
+        return None
+
+    def _ack_whole(self, claim: Claim) -> Outcome | None:
+        tx, lease = self._tx, self.lease
         cursor = tx.cursor(claim.lane, claim.grp)
-        if not whole or not asked or cursor is None or self._group.rules.policy == "all":
+        if cursor is None or claim.acked_at is not None:
             return None
-        consume(tx, cursor, held)
+        consume(tx, cursor, claim.ranges)
         tx.drop_claim(claim)
-        lease.fates.append(Fate("ack", tx.now, claim.lane, held))
+        lease.fates.append(Fate("ack", tx.now, claim.lane, claim.ranges))
         lease.ended_at = tx.now
         tx.save_lease(lease)
         unblock(tx, self._group, {claim.lane})
         tx.tally.acked.append((self._group.id, tx.now - lease.acquired_at, lease.n))
         self._wake()
         return Outcome(settled=lease.n)
+
+    def _ack_part(self, claim: Claim, part: Ranges) -> Outcome | None:
+        tx, lease = self._tx, self.lease
+        cursor = tx.cursor(claim.lane, claim.grp)
+        if cursor is None:
+            return None
+        self._date(claim.lane)
+        claim.ranges = ranges.remove(claim.ranges, *part)
+        consume(tx, cursor, part)
+        n = part[1] - part[0]
+        tx.shrink_claim(claim, n)
+        if self._tell:
+            tell_acks(lease, self._claims)
+            tx.save_lease(lease)
+        tx.cache.keep_lease(lease, self._claims)
+        tx.tally.acked.append((self._group.id, tx.now - lease.acquired_at, n))
+        self._wake()
+        return Outcome(settled=n)
 
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
