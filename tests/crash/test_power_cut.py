@@ -16,7 +16,7 @@ from random import Random
 
 import apsw
 import pytest
-from power import Disk, DiskVFS
+from power import Disk, DiskFile, DiskVFS
 
 from ackflow import Message, Session, VirtualClock
 from ackflow.broker.broker import Broker
@@ -242,7 +242,14 @@ class Campaign:
 
     def _open(self) -> Session:
         path = str(self._vfs.disk.folder / NAME)
-        store = SqliteStore(path, self._clock, self._may_lose, vfs=self._vfs.name)
+        disk = self._vfs.disk
+        store = SqliteStore(
+            path,
+            self._clock,
+            self._may_lose,
+            vfs=self._vfs.name,
+            sync=lambda: DiskFile(disk, disk.files[f"{path}-wal"]).xSync(0),
+        )
         with_an_end(store)
         session = Session(Broker(store, self._clock, upkeep=False))
         if not session.queues():

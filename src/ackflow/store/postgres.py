@@ -32,13 +32,13 @@ from . import migrate
 from .bell import Bell
 from .cache import Cache
 from .channel import Channel, Place, statements
-from .levels import Levels, MayLose, chosen
+from .levels import MayLose, chosen
 from .tx import Tx
 
 T = TypeVar("T")
 
 # What `synchronous_commit` is for verbs that must be on disk when they are answered, and for others.
-LEVELS: Levels = {
+LEVELS: dict[MayLose, tuple[str, str]] = {
     "nothing": ("on", "on"),
     "acks": ("on", "off"),
     "recent": ("off", "off"),

@@ -31,19 +31,20 @@ from .ballast import Ballast
 from .cache import Cache
 from .copying import NOW_PAGES, Copying
 from .forms import Row
-from .levels import Levels, MayLose, chosen
+from .levels import MayLose, chosen
+from .syncing import Log
 from .tx import Execute, Tx
 
 T = TypeVar("T")
 
-# What `synchronous` is for verbs that must be on disk when they are answered, and for the others.
-LEVELS: Levels = {
-    "nothing": ("full", "full"),
-    "acks": ("full", "normal"),
-    "recent": ("normal", "normal"),
-    "everything": ("off", "off"),
+# What `synchronous` is, and whether the log is synced by hand for verbs that must be on disk when
+# they are answered.
+LEVELS: dict[MayLose, tuple[str, bool]] = {
+    "nothing": ("full", False),
+    "acks": ("normal", True),
+    "recent": ("normal", False),
+    "everything": ("off", False),
 }
-SYNCHRONOUS = {level: f"pragma synchronous={level}" for level in ("off", "normal", "full")}
 PAGE_SIZE = 4096
 CACHE_KIB = 8_192  # more would be memory touched for the first time by each large push
 BUSY_SECONDS = 30.0
@@ -60,14 +61,15 @@ class SqliteStore:
         clock: Clock,
         may_lose: MayLose = "acks",
         vfs: str | None = None,
+        sync: Callable[[], None] | None = None,
     ) -> None:
+        """`vfs` and `sync` are for tests: another disk, and how its log is synced."""
+        level, by_hand = chosen(LEVELS, may_lose)
         self.path = path
         self.clock = clock
         # A custom VFS has no shared memory, and a database in memory no second connection.
         self._single = path == ":memory:" or vfs is not None
         self._vfs = vfs
-        self._synced, self._plain = chosen(LEVELS, may_lose)
-        self._level = ""
         self._cache = Cache()
         self._statements = migrate.statements("sqlite")
         self._version = -1
@@ -87,6 +89,9 @@ class SqliteStore:
             self._write = self._db.cursor().execute
             self._execute = _executor(self._db)
             self.id = self._store_id()
+            self._db.pragma("synchronous", level)
+        self._log = Log(self._db.filename_wal) if by_hand and not self._single else None
+        self._sync = self._log.sync if self._log else sync if by_hand else None
         self._writing = self._tx(self._execute, self._cache)
         if not self._single:
             self._full = not self._ballast.restore()
@@ -96,7 +101,6 @@ class SqliteStore:
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
         """Run a body in one transaction; on return it is committed, on error it never was."""
-        level = self._synced if synced else self._plain
         if synced and (self._full or time.monotonic() > self._look_again):
             self._look_again = time.monotonic() + LOOK_SECONDS
             self.look_for_space()
@@ -104,16 +108,25 @@ class SqliteStore:
             self._full = not self._roomy()
         with self._alone:
             try:
-                return self._transact(body, level)
+                touched = self._transact(body)
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
                 self._copying.copy(self._db, empty=True)
                 with translated(self.path):
-                    return self._transact(body, level)
+                    touched = self._transact(body)
             except apsw.Error as error:
                 with translated(self.path):
                     raise error
+        if synced and self._sync is not None:
+            try:
+                self._sync()
+            except Exception:
+                raise
+            except BaseException as signal:  # what is committed is done, whoever interrupts
+                self._sync()
+                self.interrupted = signal
+        return touched
 
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body on a snapshot of what is committed, beside the writer."""
@@ -160,14 +173,13 @@ class SqliteStore:
     def close(self) -> None:
         _opened.discard(self)
         self._copying.close()
+        if self._log is not None:
+            self._log.close()
         for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
             db.close()
         self._readers.clear()
 
-    def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
-        if level != self._level:
-            self._write(SYNCHRONOUS[level])
-            self._level = level
+    def _transact(self, body: Callable[[Tx], None]) -> set[str]:
         if self._db.in_transaction:
             # A signal was handled where nothing could be cleaned up: do it now.
             self._cache.clear()
