@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 MANY = 256  # messages that are worth a segment of their own
 _encode = msgspec.json.Encoder().encode
+_check = msgspec.json.Decoder(msgspec.Raw).decode  # for a Raw inside a value, written as it is
 
 
 class Item(Struct, frozen=True, kw_only=True):
@@ -114,6 +116,7 @@ def encode(value: object) -> bytes:
             msgspec.json.decode(raw)
         else:
             raw = _encode(value)
+            _check(raw)
     except OverflowError:
         raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -129,9 +132,9 @@ def _whole(
     """One chunk of many values, encoded in one go; none if they need a closer look."""
     try:
         data = _encode(items)
+        if len(data) > MAX_SEGMENT_BYTES or len(forms.items_of(data)) != len(items):
+            return []
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return []
-    if len(data) > MAX_SEGMENT_BYTES:
         return []
     if b"null" in data:
         _refuse_nan(items)
@@ -153,6 +156,7 @@ def _plain(
     """Chunks of one lane for values without anything of their own."""
     try:
         parts = list(map(_encode, items))
+        deque(map(_check, parts), 0)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         parts = [encode(item) for item in items]
     chunks = []

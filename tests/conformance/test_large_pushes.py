@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from ackflow import Session, VirtualClock
 from ackflow.codec import MANY
@@ -87,14 +88,29 @@ def test_a_large_push_with_a_key_is_repeated_without_effect(q: Session) -> None:
     assert q.queue_stats("q").messages == N
 
 
+@pytest.mark.parametrize("others", [[], VALUES], ids=["small", "large"])
 @pytest.mark.parametrize(
-    "bad", [float("nan"), {"deep": [float("inf")]}, object(), {"x": {1, object()}}]
+    "bad",
+    [
+        float("nan"),
+        {"deep": [float("inf")]},
+        object(),
+        {"x": {1, object()}},
+        {"broken": Raw(b"}")},
+        {"two": Raw(b'1},{"messages":2')},
+    ],
+    ids=["NaN", "infinity", "object", "object inside", "broken JSON inside", "two in one"],
 )
-def test_one_bad_value_refuses_a_large_push_whole(q: Session, bad: Any) -> None:
+def test_one_bad_value_refuses_a_push_whole(q: Session, others: list[Any], bad: Any) -> None:
     q.configure("q")
     with pytest.raises(InvalidArgument):
-        q.push("q", [*VALUES, bad])
+        q.push("q", [*others, bad])
     assert q.queue_stats("q").messages == 0
+
+
+def test_json_inside_a_value_is_pushed_as_it_is(q: Session) -> None:
+    q.push("q", [*VALUES, {"inside": Raw(b"[1,  2]")}])
+    assert q.pop("q", batch=N + 1)[-1].raw == b'{"inside":[1,  2]}'
 
 
 def test_whole_numbers_of_any_size_are_pushed_with_others(q: Session) -> None:
