@@ -16,11 +16,11 @@ from random import Random
 
 import apsw
 import pytest
-from power import Disk, DiskFile, DiskVFS
+from power import Disk, DiskFile, DiskVFS, PowerCut
 
 from ackflow import Message, Session, VirtualClock
 from ackflow.broker.broker import Broker
-from ackflow.errors import AckflowError
+from ackflow.errors import AckflowError, OutcomeUnknown
 from ackflow.store.sqlite import MayLose, SqliteStore
 
 NAME = "queue.db"
@@ -243,13 +243,14 @@ class Campaign:
     def _open(self) -> Session:
         path = str(self._vfs.disk.folder / NAME)
         disk = self._vfs.disk
-        store = SqliteStore(
-            path,
-            self._clock,
-            self._may_lose,
-            vfs=self._vfs.name,
-            sync=lambda: DiskFile(disk, disk.files[f"{path}-wal"]).xSync(0),
-        )
+
+        def sync() -> None:
+            try:
+                DiskFile(disk, disk.files[f"{path}-wal"]).xSync(0)
+            except PowerCut:
+                raise OutcomeUnknown() from None
+
+        store = SqliteStore(path, self._clock, self._may_lose, vfs=self._vfs.name, sync=sync)
         with_an_end(store)
         session = Session(Broker(store, self._clock, upkeep=False))
         if not session.queues():

@@ -1,14 +1,23 @@
 """Which verbs sync the log, and what becomes of them when the disk or a signal says no."""
 
+import asyncio
 import errno
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import ackflow
+import ackflow.aio
+from ackflow import codec
+from ackflow.broker.pop import PopRequest
+from ackflow.broker.push import PushRequest
 from ackflow.errors import OutcomeUnknown
+from ackflow.onloop import OnLoop
 from ackflow.store import syncing
 from ackflow.store.levels import MayLose
 
@@ -42,8 +51,8 @@ def fail() -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
+class Alarm(Exception):
+    """What the handler of a signal may raise as well as a KeyboardInterrupt."""
 
 
 def test_a_push_is_synced_once_and_a_pop_and_an_ack_are_not(tmp_path: Path, syncs: Syncs) -> None:
@@ -77,41 +86,149 @@ def test_a_disk_that_does_not_confirm_is_told_as_an_unknown_outcome(
         assert [m.data for m in q.pop("q", batch=10)] == ["maybe", "sure"]
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, Alarm])
 def test_an_interrupt_during_a_sync_comes_after_it_and_pushes_once(
-    tmp_path: Path, syncs: Syncs
+    tmp_path: Path, syncs: Syncs, interrupt: type[BaseException]
 ) -> None:
+    def raised() -> None:
+        raise interrupt
+
     with open_in(tmp_path) as q:
-        syncs.then = interrupt
-        with pytest.raises(KeyboardInterrupt):
+        syncs.then = raised
+        with pytest.raises(interrupt):
             q.push("q", "once")
         assert syncs.count == 1
         assert [m.data for m in q.pop("q", batch=10)] == ["once"]
 
 
+def meanwhile(syncs: Syncs, q: ackflow.Session, *calls: Callable[[], object]) -> list[Exception]:
+    """Start calls in threads of their own while one push is synced; answers with their errors."""
+    errors = list[Exception]()
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+
+    def start() -> None:
+        for thread in threads:
+            thread.start()
+        give_up = time.monotonic() + 10
+        while sum(thread.is_alive() for thread in threads) > len(q._broker.writer._held):
+            assert time.monotonic() < give_up, "a call neither ended nor waits for the next sync"
+            time.sleep(0.001)
+
+    syncs.then = start
+    q.push("q", "first")
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    return errors
+
+
+def test_a_pop_and_an_ack_do_not_wait_for_a_sync(tmp_path: Path, syncs: Syncs) -> None:
+    with open_in(tmp_path) as q:
+        q.push("q", "old")
+
+        def work() -> None:
+            q.ack(q.pop("q"))
+            assert syncs.count == 1, "the second sync has not ended"
+
+        assert meanwhile(syncs, q, work) == []
+        assert q.group_stats("q").counts.done == 1
+        assert syncs.count == 2
+
+
+def test_who_comes_during_a_sync_shares_the_next_one(tmp_path: Path, syncs: Syncs) -> None:
+    with open_in(tmp_path) as q:
+        assert meanwhile(syncs, q, *[partial(q.push, "q", n) for n in range(8)]) == []
+        assert syncs.count == 2
+        assert len(q.pop("q", batch=10)) == 9
+
+
+def test_one_that_leads_and_needs_no_sync_leaves_it_to_one_that_does(
+    tmp_path: Path, syncs: Syncs
+) -> None:
+    with open_in(tmp_path) as q, ThreadPoolExecutor(2) as pool:
+        q.push("q", "old")
+        writer = q._broker.writer
+        ended = threading.Event()
+        syncs.then = lambda: assert_in_time(ended)
+        with writer.exclusively():
+            popped = pool.submit(q.pop, "q")
+            wait_until(lambda: len(writer._jobs) == 1)
+            pushed = pool.submit(q.push, "q", "new")
+            wait_until(lambda: len(writer._jobs) == 2)
+        assert [m.data for m in popped.result(10)] == ["old"]
+        assert not pushed.done()
+        ended.set()
+        assert len(pushed.result(10)) == 1
+
+
 def test_an_unknown_outcome_is_told_to_all_who_wait_and_nothing_is_pushed_twice(
     tmp_path: Path, syncs: Syncs
 ) -> None:
-    with open_in(tmp_path) as q:
-        held, told = threading.Event(), list[str]()
-
-        def push(n: int) -> None:
-            try:
-                q.push("q", n)
-            except OutcomeUnknown as error:
-                told.append(error.code)
-
-        others = [threading.Thread(target=push, args=(n,)) for n in range(1, 5)]
-
-        def hold() -> None:
-            for other in others:
-                other.start()
-            while len(q._broker.writer._jobs) < 4:
-                held.wait(0.001)
+    with open_in(tmp_path) as q, ThreadPoolExecutor(4) as pool:
+        writer = q._broker.writer
+        with writer.exclusively():
+            pushed = [pool.submit(q.push, "q", n) for n in range(4)]
+            wait_until(lambda: len(writer._jobs) == 4)
             syncs.then = fail
+        assert [type(push.exception(10)) for push in pushed] == [OutcomeUnknown] * 4
+        assert sorted(m.data for m in q.pop("q", batch=10)) == [0, 1, 2, 3]
 
-        syncs.then = hold
-        q.push("q", 0)
-        for other in others:
-            other.join()
-        assert told == ["outcome_unknown"] * 4
-        assert sorted(m.data for m in q.pop("q", batch=10)) == [0, 1, 2, 3, 4]
+
+def test_an_asyncio_session_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -> None:
+    async def work() -> None:
+        q = await ackflow.aio.connect(tmp_path / "a.db", upkeep=False)
+        await q.push("q", ["a", "b"])
+        ended = threading.Event()
+        syncs.then = lambda: assert_in_time(ended)
+        pushing = asyncio.create_task(q.push("q", "c"))
+        while syncs.then is not None:
+            await asyncio.sleep(0)
+        await q.ack(await q.pop("q"))
+        assert not pushing.done()
+        ended.set()
+        await pushing
+        await q.close()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_a_server_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -> None:
+    def push(n: int) -> PushRequest:
+        return codec.request("q", n, partition="p", priority=0, delay=None, key=None)[0]
+
+    async def work(q: ackflow.Session) -> None:
+        on_loop = OnLoop(q._broker)
+        ended = threading.Event()
+        syncs.then = lambda: assert_in_time(ended)
+        pushing = on_loop.push(push(1))
+        while syncs.then is not None:
+            await asyncio.sleep(0)
+        following = [on_loop.push(push(n)) for n in range(2, 9)]
+        handout = await on_loop.pop(PopRequest("q", "g", "c"))
+        assert [run.hi - run.lo for run in handout.runs] == [1]
+        assert not pushing.done()
+        ended.set()
+        await asyncio.gather(pushing, *following)
+        assert syncs.count == 2
+
+    with open_in(tmp_path) as q:
+        asyncio.run(asyncio.wait_for(work(q), 20))
+        assert len(q.pop("q", batch=10)) == 8
+
+
+def assert_in_time(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)

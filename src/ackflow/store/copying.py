@@ -13,6 +13,7 @@ import apsw
 # to be copied out of the reserve when the disk is full.
 SOON_PAGES = 800
 NOW_PAGES = 1_000
+LONG_PAGES = 2_000
 
 
 class Copying:
@@ -52,7 +53,18 @@ class Copying:
         """
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if empty else apsw.SQLITE_CHECKPOINT_PASSIVE
         with self._lock, contextlib.suppress(apsw.Error):
-            db.wal_checkpoint(mode=mode)
+            pages, _ = db.wal_checkpoint(mode=mode)
+            if pages > LONG_PAGES:
+                self._copy_alone(db)
+
+    def _copy_alone(self, db: apsw.Connection) -> None:
+        """Others write faster than the log is copied: keep them out meanwhile."""
+        with contextlib.closing(self._open()) as other:
+            db.execute("begin immediate")
+            try:
+                other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                db.execute("rollback")
 
     def close(self) -> None:
         self._closing = True

@@ -75,6 +75,7 @@ class PostgresStore:
         self._place = Place(url)
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None
+        self.sync: None = None  # a commit that asks for it is on the server's disk
         self._synced, self._plain = chosen(LEVELS, may_lose)
         self._lock_key = _lock_key(self._place.schema)
         self._statements = statements()

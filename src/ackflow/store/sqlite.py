@@ -91,7 +91,7 @@ class SqliteStore:
             self.id = self._store_id()
             self._db.pragma("synchronous", level)
         self._log = Log(self._db.filename_wal) if by_hand and not self._single else None
-        self._sync = self._log.sync if self._log else sync if by_hand else None
+        self.sync = self._log.sync if self._log else sync if by_hand else None
         self._writing = self._tx(self._execute, self._cache)
         if not self._single:
             self._full = not self._ballast.restore()
@@ -118,14 +118,6 @@ class SqliteStore:
             except apsw.Error as error:
                 with translated(self.path):
                     raise error
-        if synced and self._sync is not None:
-            try:
-                self._sync()
-            except Exception:
-                raise
-            except BaseException as signal:  # what is committed is done, whoever interrupts
-                self._sync()
-                self.interrupted = signal
         return touched
 
     def read(self, body: Callable[[Tx], T]) -> T:

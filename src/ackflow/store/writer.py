@@ -1,9 +1,14 @@
 """Group commit: whoever holds the writer runs every verb that waits at that moment, commits once,
-and answers them all. Nobody waits for a timer."""
+and answers them all. Nobody waits for a timer.
 
+Where a commit is not on disk yet, verbs that need it there share the next sync; others neither wait
+for one nor for those who do.
+"""
+
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,6 +16,7 @@ from ..errors import AckflowError, OutcomeUnknown, StorageFailed
 from .tally import Tally
 from .tx import Tx
 
+AIDES = 2  # one may sync while the other goes on
 Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
 
 
@@ -18,7 +24,8 @@ class Job:
     """One verb on its way through the writer, and its answer."""
 
     __slots__ = (
-        "answer", "answered", "args", "done", "error", "leads", "merge", "synced", "turn", "verb",
+        "answer", "answered", "args", "done", "duty", "error", "gone", "leads", "merge", "synced",
+        "turn", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -35,19 +42,30 @@ class Job:
         self.merge = merge
         self.done = False
         self.leads = False
+        self.gone = False  # its thread does not wait for it any more
+        self.duty: list[Job] = []  # what its thread is to sync, itself included
         self.turn: threading.Lock | None = None  # held while it waits for another thread
         self.answered = answered  # called when it is done, if no thread waits for it
         self.answer: Any = None
         self.error: BaseException | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it was done and is to be on disk before it is answered."""
+        return self.synced and self.error is None
+
 
 class Writes(Protocol):
     """What the writer needs of a store: run a body in one transaction, committed on return.
 
-    `interrupted` is what a signal handler raised once the commit was done.
+    `interrupted` is what a signal handler raised once the commit was done. `sync` brings what is
+    committed to the disk; without it a commit that asks for it is there.
     """
 
     interrupted: BaseException | None
+
+    @property
+    def sync(self) -> Callable[[], None] | None: ...
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]: ...
 
@@ -68,8 +86,11 @@ class Writer:
         self._door = threading.Lock()
         self._busy = False
         self._turn = threading.Lock()
+        self._held: list[Job] = []  # they wait for the end of a sync, to share the next one
+        self._syncing = False
+        self._disk = threading.Lock()  # taken while something committed has to be synced
         self._called = threading.Semaphore(0)
-        self._aide: threading.Thread | None = None
+        self._aides: list[threading.Thread] = []
         self._closing = False
         self.commits = 0
         self.verbs = 0
@@ -83,19 +104,21 @@ class Writer:
         job = Job(verb, args, synced, merge)
         try:
             with self._door:
-                self._jobs.append(job)
-                if self._busy:
+                if not self._enter(job):
                     job.turn = threading.Lock()
                     job.turn.acquire()
-                else:
-                    self._busy = job.leads = True
             if job.turn is not None:
                 job.turn.acquire()
         except BaseException:
             self._withdraw(job)
+            if job.duty:
+                self._sync(job.duty)
             raise
-        if not job.done:
-            self._lead()
+        if job.duty:
+            self._sync(job.duty)
+            self._raise_interrupt()
+        elif not job.done:
+            self._lead(job)
         if job.error is not None:
             raise job.error
         return job.answer
@@ -113,24 +136,33 @@ class Writer:
         neither block nor raise."""
         job = Job(verb, args, synced, merge, answered)
         with self._door:
-            self._jobs.append(job)
-            job.leads = not self._busy
-            self._busy = True
-        if job.leads:
+            leads = self._enter(job)
+        if leads:
             self._call_aide()
 
     def close(self) -> None:
-        """End the thread that runs submitted verbs, once those are done."""
+        """End the threads that run submitted verbs, once those are done."""
         self._closing = True
-        if self._aide is not None and self._aide is not threading.current_thread():
-            self._called.release()
-            self._aide.join()
+        self._called.release(AIDES)
+        for aide in self._aides:
+            if aide is not threading.current_thread():
+                aide.join()
+
+    def _enter(self, job: Job) -> bool:
+        """Queue a verb, behind the door; answers whether it leads."""
+        if self._syncing and job.synced:
+            self._held.append(job)
+            return False
+        self._jobs.append(job)
+        job.leads, self._busy = not self._busy, True
+        return job.leads
 
     def _call_aide(self) -> None:
-        """Let the writer's own thread lead, for a verb that brought no thread."""
-        if self._aide is None:
-            self._aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
-            self._aide.start()
+        """Let a thread of the writer's own lead, for a verb that brought none."""
+        if len(self._aides) < AIDES:
+            aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
+            self._aides.append(aide)
+            aide.start()
         self._called.release()
 
     def _assist(self) -> None:
@@ -139,28 +171,94 @@ class Writer:
             with self._door:
                 waiting = bool(self._jobs)
             if waiting:
-                self._lead()
+                self._lead(None)
             elif self._closing:
                 return
 
-    def _lead(self) -> None:
+    def _lead(self, own: Job | None) -> None:
         """Run all that wait, then let go those that are done and the next one that leads."""
         group: list[Job] = []
+        duty: list[Job] = []
         try:
             with self._turn:
-                self._run_waiting(group)
+                try:
+                    self._run_waiting(group)
+                finally:
+                    if self._store.sync is not None:
+                        duty = [job for job in group if job.waits]
+                    if duty:
+                        self._disk.acquire()
         finally:
             with self._door:
+                if duty:
+                    self._begin_sync()
                 following = self._choose()
+            try:
+                if following is not None:
+                    self._pass_on(following)
+                self._let_go([job for job in group if not job.waits] if duty else group)
+            finally:
+                if duty and not self._hand_over(own, duty):
+                    self._sync(duty)
+        self._raise_interrupt()
+
+    def _begin_sync(self) -> None:
+        """Behind the door: from now on who needs a sync waits for the end of this one."""
+        self._syncing = True
+        self._held += [job for job in self._jobs if job.synced]
+        self._jobs = deque(job for job in self._jobs if not job.synced)
+
+    def _hand_over(self, own: Job | None, duty: list[Job]) -> bool:
+        """Leave a sync to a thread that has to wait for it anyway, if the leader has not."""
+        if own is None or own.waits:
+            return False
+        with self._door:
+            for job in duty:
+                if job.turn is not None and not job.gone:
+                    job.duty = duty
+                    job.turn.release()
+                    return True
+        return False
+
+    def _sync(self, duty: list[Job]) -> None:
+        """Bring what was committed to the disk, then let go those who waited for it."""
+        try:
+            self._sync_now()
+        except AckflowError as error:
+            for job in duty:
+                job.error = error
+        finally:
+            self._disk.release()
+            with self._door:
+                self._syncing = False
+                self._jobs += self._held
+                self._held.clear()
+                following = None if self._busy else self._choose()
             if following is not None:
                 self._pass_on(following)
-            for job in group:
-                if job.turn is not None:
-                    job.turn.release()
-                elif job.answered is not None:
-                    job.answered(job)
-        interrupted, self._store.interrupted = self._store.interrupted, None
-        if interrupted is not None:
+            self._let_go([job for job in duty if not job.duty])
+
+    def _sync_now(self) -> None:
+        assert self._store.sync is not None
+        while True:
+            try:
+                return self._store.sync()
+            except AckflowError:
+                raise
+            except BaseException as signal:  # what is committed is done, whoever interrupts
+                self._store.interrupted = signal
+
+    def _let_go(self, group: list[Job]) -> None:
+        for job in group:
+            if job.turn is not None:
+                job.turn.release()
+            elif job.answered is not None:
+                job.answered(job)
+
+    def _raise_interrupt(self) -> None:
+        interrupted = self._store.interrupted
+        if interrupted is not None and threading.current_thread() is threading.main_thread():
+            self._store.interrupted = None
             raise interrupted
 
     def _pass_on(self, job: Job) -> None:
@@ -181,15 +279,20 @@ class Writer:
         """A thread was interrupted while it waited: its verb is not run, unless it already is."""
         following = None
         with self._door:
-            if job in self._jobs:
+            job.gone = True
+            if job in self._held:
+                self._held.remove(job)
+            elif job in self._jobs:
                 self._jobs.remove(job)
                 following = self._choose() if job.leads else None
         if following is not None:
             self._pass_on(following)
 
-    def exclusively(self) -> threading.Lock:
-        """The lock that keeps every verb out, for work on the writing connection itself."""
-        return self._turn
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keep every verb out, for work on the writing connection itself."""
+        with self._turn, self._disk:
+            yield
 
     def _run_waiting(self, group: list[Job]) -> None:
         """Run everything that waits, and gather it in `group` as it becomes done."""
