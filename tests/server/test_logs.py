@@ -11,6 +11,7 @@ import pytest
 from ackflow.server.logs import JsonFormatter, TextFormatter
 from ackflow.server.observe import Observer, Watching
 
+from ..client.waiting import until
 from .conftest import Process
 
 Start = Callable[..., Process]
@@ -87,7 +88,7 @@ def test_a_slow_request_is_logged(
     served.app.observer = Observer(Watching(slow_seconds=0.0))
     with caplog.at_level(logging.INFO, "ackflow.server"):
         http.get("/livez")
-    assert "GET /livez 200" in caplog.text
+        until(lambda: "GET /livez 200" in caplog.text)  # it is written once the answer is sent
 
 
 def record(message: str, **more: Any) -> logging.LogRecord:
