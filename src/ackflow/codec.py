@@ -73,8 +73,9 @@ def request(
     kinds = set(map(type, items))
     places = None
     if kinds <= _PLAIN or not any(issubclass(kind, _SPECIAL) for kind in kinds):
-        many = whole and key is None and MANY <= len(items) <= MAX_SEGMENT_COUNT
-        chunks = _whole(queue, items, partition, priority, delay) if many else []
+        chunks = []
+        if MANY <= len(items) <= MAX_SEGMENT_COUNT:
+            chunks = _many(queue, items, partition, priority, delay, whole and key is None)
         chunks = chunks or _plain(queue, items, partition, priority, delay)
     else:
         chunks, places = _mixed(queue, items, partition, priority, delay)
@@ -126,28 +127,28 @@ def encode(value: object) -> bytes:
     return raw
 
 
-def _whole(
-    queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
+def _many(
+    queue: str,
+    items: Sequence[object],
+    partition: str,
+    priority: int,
+    delay: float | None,
+    whole: bool,
 ) -> list[Chunk]:
     """One chunk of many values, encoded in one go; none if they need a closer look."""
     try:
         data = _encode(items)
-        if len(data) > MAX_SEGMENT_BYTES or len(forms.items_of(data)) != len(items):
-            return []
+        encoded = forms.items_of(data)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return []
+    if len(data) > MAX_SEGMENT_BYTES or len(encoded) != len(items):
         return []
     if b"null" in data:
         _refuse_nan(items)
-    return [Chunk(queue, partition, priority, delay, array("i"), data, whole=len(items))]
-
-
-def separate(request: PushRequest) -> PushRequest:
-    """The request with offsets in all of its chunks, as it is sent."""
-    for chunk in request.chunks:
-        if chunk.whole:
-            ends, chunk.data = joined(forms.items_of(chunk.data))
-            chunk.ends, chunk.whole = array("i", ends), 0
-    return request
+    if whole:
+        return [Chunk(queue, partition, priority, delay, array("i"), data, whole=len(items))]
+    ends, data = joined(encoded)
+    return [Chunk(queue, partition, priority, delay, array("i", ends), data)]
 
 
 def _plain(

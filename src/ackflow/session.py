@@ -121,10 +121,11 @@ class Session(Helping):
         A list or tuple is many messages, anything else is one; an `Item` brings settings of its
         own. A repeat with the same `key` adds nothing and answers with the first receipt.
         """
-        request, places = codec.request(
-            queue, data, partition=partition, priority=priority, delay=delay, key=key, whole=True
-        )
         broker = self.broker
+        request, places = codec.request(
+            queue, data, partition=partition, priority=priority, delay=delay, key=key,
+            whole=broker.whole,
+        )  # fmt: skip
         return Receipt(broker.store.id, broker.push(request), places)
 
     def stage(

@@ -58,9 +58,13 @@ class Identified(Protocol):
 
 
 class Verbs(Protocol):
-    """What a session needs of a broker, here or at the other end of a wire."""
+    """What a session needs of a broker, here or at the other end of a wire.
+
+    `whole`: it takes many messages as the one JSON array they were encoded to.
+    """
 
     clock: Clock
+    whole: bool
 
     @property
     def store(self) -> Identified: ...
@@ -83,6 +87,7 @@ class Broker:
     def __init__(self, store: Store, clock: Clock, upkeep: bool = True) -> None:
         self.store: Store = store
         self.clock = clock
+        self.whole = True
         self.waiting = Waiting()
         self.writer = Writer(store, push, self.waiting.ring)
         self.telling = self.writer.told = Telling()

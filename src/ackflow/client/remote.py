@@ -13,7 +13,7 @@ from ..broker.pop import PopRequest
 from ..broker.push import Answer, PushRequest
 from ..broker.transact import TransactionRequest
 from ..clock import Clock, SystemClock
-from ..codec import digest_of, separate
+from ..codec import digest_of
 from ..errors import InvalidArgument, SessionClosed
 from ..ids import new_token
 from ..model import Upkeep
@@ -58,6 +58,7 @@ class RemoteBroker:
     def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
         self.transport = transport
         self.clock = clock or SystemClock()
+        self.whole = False
         self.store = RemoteStore(transport)
         self._closed = False
 
@@ -73,7 +74,6 @@ class RemoteBroker:
 
     def push(self, request: PushRequest) -> Answer:
         self.check_open()
-        request = separate(request)
         if request.key is None:
             # A key of its own lets the push be repeated when its answer was lost.
             digest = digest_of(request.chunks)
