@@ -23,6 +23,7 @@ T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 MANY = 256  # messages that are worth a segment of their own
 _encode = msgspec.json.Encoder().encode
+UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _check = msgspec.json.Decoder(msgspec.Raw).decode  # for a Raw inside a value, written as it is
 
 
@@ -139,7 +140,7 @@ def _many(
     try:
         data = _encode(items)
         encoded = forms.items_of(data)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+    except UNWRITABLE:
         return []
     if len(data) > MAX_SEGMENT_BYTES or len(encoded) != len(items):
         return []
@@ -158,7 +159,7 @@ def _plain(
     try:
         parts = list(map(_encode, items))
         deque(map(_check, parts), 0)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+    except UNWRITABLE:
         parts = [encode(item) for item in items]
     chunks = []
     for some in _split(parts):

@@ -3,13 +3,13 @@
 import asyncio
 import errno
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.client.waiting import until
 
 import ackflow
 import ackflow.aio
@@ -116,10 +116,8 @@ def meanwhile(syncs: Syncs, q: ackflow.Session, *calls: Callable[[], object]) ->
     def start() -> None:
         for thread in threads:
             thread.start()
-        give_up = time.monotonic() + 10
-        while sum(thread.is_alive() for thread in threads) > len(q._broker.writer._held):
-            assert time.monotonic() < give_up, "a call neither ended nor waits for the next sync"
-            time.sleep(0.001)
+        held = q._broker.writer._held  # each call has ended, or waits for the next sync
+        until(lambda: sum(thread.is_alive() for thread in threads) <= len(held))
 
     syncs.then = start
     q.push("q", "first")
@@ -159,9 +157,9 @@ def test_one_that_leads_and_needs_no_sync_leaves_it_to_one_that_does(
         syncs.then = lambda: assert_in_time(ended)
         with writer.exclusively():
             popped = pool.submit(q.pop, "q")
-            wait_until(lambda: len(writer._jobs) == 1)
+            until(lambda: len(writer._jobs) == 1)
             pushed = pool.submit(q.push, "q", "new")
-            wait_until(lambda: len(writer._jobs) == 2)
+            until(lambda: len(writer._jobs) == 2)
         assert [m.data for m in popped.result(10)] == ["old"]
         assert not pushed.done()
         ended.set()
@@ -175,7 +173,7 @@ def test_an_unknown_outcome_is_told_to_all_who_wait_and_nothing_is_pushed_twice(
         writer = q._broker.writer
         with writer.exclusively():
             pushed = [pool.submit(q.push, "q", n) for n in range(4)]
-            wait_until(lambda: len(writer._jobs) == 4)
+            until(lambda: len(writer._jobs) == 4)
             syncs.then = fail
         assert [type(push.exception(10)) for push in pushed] == [OutcomeUnknown] * 4
         assert sorted(m.data for m in q.pop("q", batch=10)) == [0, 1, 2, 3]
@@ -225,10 +223,3 @@ def test_a_server_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -
 
 def assert_in_time(event: threading.Event) -> None:
     assert event.wait(10)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.001)

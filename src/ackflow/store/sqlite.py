@@ -27,13 +27,14 @@ from ..errors import (
     StorageFull,
 )
 from . import migrate
+from .asking import Execute
 from .ballast import Ballast
 from .cache import Cache
 from .copying import NOW_PAGES, Copying
 from .forms import Row
 from .levels import MayLose, chosen
 from .syncing import Log
-from .tx import Execute, Tx
+from .tx import Tx
 
 T = TypeVar("T")
 

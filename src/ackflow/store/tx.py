@@ -6,56 +6,48 @@ and its own file of statements.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from random import Random
 from typing import Any
 
 from msgspec import msgpack
 
-from .. import ids, policy, ranges
+from .. import policy, ranges
 from ..policy import GroupOptions, QueueOptions
 from ..ranges import Ranges
+from .asking import Execute
 from .cache import Cache
 from .forms import (
     Row,
-    claim_columns,
-    claim_key,
     cursor_columns,
     dead_columns,
-    lease_columns,
-    to_claim,
     to_dead,
-    to_lease,
     to_queue,
     to_segment,
     unpack_body,
 )
+from .holds import Holds
 from .rows import (
     Body,
-    Claim,
     Cursor,
     DeadRow,
     Group,
     Lane,
-    Lease,
     Packed,
     Partition,
     Queue,
     Rest,
     Segment,
     Stage,
-    tell_acks,
 )
 from .tally import Tally
 
 NO_BODY = (None, None, None)
-Execute = Callable[[str, Sequence[Any]], list[Row]]
 
 _rest = msgpack.Decoder(Rest).decode
 _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
 
 
-class Tx:
+class Tx(Holds):
     """A transaction in progress; `now` decides every expiry in it."""
 
     def __init__(
@@ -71,17 +63,12 @@ class Tx:
         now: int,
         full: bool = False,
     ) -> None:
-        self._execute = execute
-        self._write = write
-        self._sql = statements
+        super().__init__(execute, write, statements, insert, cache)
         self._savepoint = savepoint
-        self._insert = insert
-        self.cache = cache
         self.store = store
         self.touched: set[str] = set()
         self._changed: dict[tuple[int, int], Cursor] = {}
         self._counted: dict[tuple[int, int], Cursor] = {}
-        self._random = Random()  # its own: a program may seed the one of the module
         self.tally = Tally()
         self.begin(now, full)
 
@@ -93,25 +80,6 @@ class Tx:
         self._changed.clear()
         self._counted.clear()
         self.tally.clear()
-
-    def all(self, name: str, *args: Any) -> list[Row]:
-        return self._execute(self._sql[name], args)
-
-    def one(self, name: str, *args: Any) -> Row | None:
-        rows = self._execute(self._sql[name], args)
-        return rows[0] if rows else None
-
-    def value(self, name: str, *args: Any) -> Any:
-        rows = self._execute(self._sql[name], args)
-        return rows[0][0] if rows else None
-
-    def insert(self, name: str, *args: Any) -> int:
-        """Add a row; answers with its id."""
-        return self._insert(self._sql[name], args)
-
-    def run(self, name: str, *args: Any) -> None:
-        """Run a statement that answers with no rows."""
-        self._write(self._sql[name], args)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -454,142 +422,6 @@ class Tx:
             self.run("block_leased", group.id)
         self.cache.cursors.clear()
         self.cache.alone.clear()
-
-    # claims
-
-    def add_claim(self, claim: Claim) -> None:
-        self.cache.note_claim(claim)
-        claim.id = self._random.getrandbits(62)
-        columns = claim_columns(claim)
-        self.run("add_claim", claim.lane, claim.grp, claim.id, *columns)
-        claim.stored = columns[-1]
-
-    def save_claim(self, claim: Claim) -> None:
-        self.cache.forget_lease(claim.lease)
-        self.cache.note_claim(claim)
-        columns = claim_columns(claim)
-        self.run("save_claim", *claim_key(claim), *columns)
-        claim.stored = columns[-1]
-
-    def shrink_claim(self, claim: Claim, lost: int) -> None:
-        """Save a claim that has lost some messages and is otherwise as it was."""
-        held = claim.ranges
-        packed = None if len(held) == 2 else ranges.pack(held)
-        self.cache.forget_lease(claim.lease)
-        self.run("shrink_claim", *claim_key(claim), held[0], held[-1], lost, packed, claim.acked_at)
-
-    def drop_claim(self, claim: Claim) -> None:
-        self.cache.forget_lease(claim.lease)
-        self.run("drop_claim", *claim_key(claim))
-
-    def hold_claim(self, claim: Claim) -> None:
-        """Take a leased claim out of the window of its group."""
-        self.cache.forget_lease(claim.lease)
-        self.run("hold_claim", *claim_key(claim))
-
-    def claims_of_lease(self, lease: Lease) -> list[Claim]:
-        self.cache.forget_lease(lease.id)
-        return [
-            to_claim(row)
-            for part in lease.parts
-            for row in self.all("claims_of_lease", part.lane, lease.grp, lease.id)
-        ]
-
-    def move_claims(self, lease: Lease) -> None:
-        """Let the claims of a lease end when it does."""
-        for part in lease.parts:
-            self.run("move_claims", part.lane, lease.grp, lease.id, lease.expires_at)
-
-    def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
-        if (lane, grp) in self.cache.nothing_due:
-            return []
-        found = [to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
-        if not found:
-            self.cache.nothing_due.add((lane, grp))
-        return found
-
-    def wake_due(self, grp: int) -> set[int]:
-        """Make every waiting claim due whose time has come; answers with their lanes."""
-        lanes = {row[0] for row in self.all("wake_due", grp, self.now)}
-        for lane in lanes:
-            self.cache.nothing_due.discard((lane, grp))
-        return lanes
-
-    def next_time(self, grp: int) -> int | None:
-        """When the next lease of a group ends or its next waiting message is due."""
-        found = self.value("next_time", grp)
-        self.cache.next_times[grp] = found if found is not None else 1 << 62
-        return None if found is None else int(found)
-
-    def claims_in(self, lane: int, grp: int, first: int, stop: int) -> list[Claim]:
-        """Claims that may hold a sequence of [first, stop)."""
-        return [to_claim(row) for row in self.all("claims_in", lane, grp, first, stop)]
-
-    def claims_of_lane(self, lane: int) -> list[Claim]:
-        return [to_claim(row) for row in self.all("claims_of_lane", lane)]
-
-    # leases
-
-    def next_lease(self) -> int:
-        """The id that the next lease gets."""
-        if self.cache.last_lease is None:
-            self.cache.last_lease = self.value("last_lease") or 0
-        return self.cache.last_lease + 1
-
-    def new_token(self) -> int:
-        """A token for the next lease."""
-        return ids.new_token(self.next_lease())
-
-    def lease_row(self, token: int) -> Row | None:
-        """The row of a lease; where it lies is told by a token that was made here."""
-        last = self.next_lease() - 1
-        nearest = last - (last - token) % ids.TOKEN_SPAN
-        first = 1 if nearest <= ids.TOKEN_SPAN else self.value("first_lease") or last
-        for id in range(nearest, first - 1, -ids.TOKEN_SPAN):
-            if row := self.one("lease_with_token", id, token):
-                return row
-        return self.one("lease_by_token", token)
-
-    def lease(self, token: int) -> Lease | None:
-        row = self.lease_row(token)
-        return self._complete(to_lease(row)) if row else None
-
-    def _complete(self, lease: Lease) -> Lease:
-        if lease.ended_at is None:
-            tell_acks(lease, self.claims_of_lease(lease))
-        return lease
-
-    def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
-        """A lease and the claims it still has; the caller owns both and may `keep` them again."""
-        found = self.cache.leases.get(token)
-        if found is not None:
-            self.cache.forget_lease(found[0].id)
-            return found
-        lease = self.lease(token)
-        if lease is None:
-            return None
-        return lease, self.claims_of_lease(lease) if lease.ended_at is None else []
-
-    def lease_by_id(self, id: int) -> Lease | None:
-        self.cache.forget_lease(id)
-        row = self.one("lease_by_id", id)
-        return self._complete(to_lease(row)) if row else None
-
-    def leases_over(self, grp: int, lane: int, sequence: int) -> list[Lease]:
-        rows = self.all("leases_over", grp, lane, sequence)
-        return [self._complete(to_lease(row)) for row in rows]
-
-    def add_lease(self, lease: Lease) -> int:
-        lease.id = self.next_lease()
-        self.run("add_lease", *lease_columns(lease))
-        self.cache.last_lease = lease.id
-        return lease.id
-
-    def save_lease(self, lease: Lease) -> None:
-        self.cache.forget_lease(lease.id)
-        fates = [(f.verb, f.at, f.lane, ranges.pack(f.ranges)) for f in lease.fates]
-        self.run("save_lease", lease.id, lease.expires_at, lease.ended_at,
-                 _encode(fates) if fates else None)  # fmt: skip
 
     # dead letters and stages
 

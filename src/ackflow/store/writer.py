@@ -7,6 +7,7 @@ for one nor for those who do.
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -90,8 +91,8 @@ class Writer:
         self._syncing = False
         self._disk = threading.Lock()  # taken while something committed has to be synced
         self._called = threading.Semaphore(0)
+        self._summons = 0  # calls that no aide has answered
         self._aides: list[threading.Thread] = []
-        self._closing = False
         self.commits = 0
         self.verbs = 0
         self.told: Callable[[Tally], None] | None = None
@@ -142,7 +143,6 @@ class Writer:
 
     def close(self) -> None:
         """End the threads that run submitted verbs, once those are done."""
-        self._closing = True
         self._called.release(AIDES)
         for aide in self._aides:
             if aide is not threading.current_thread():
@@ -159,20 +159,27 @@ class Writer:
 
     def _call_aide(self) -> None:
         """Let a thread of the writer's own lead, for a verb that brought none."""
-        if len(self._aides) < AIDES:
-            aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
-            self._aides.append(aide)
-            aide.start()
+        with self._door:
+            self._summons += 1
+            if len(self._aides) < AIDES:
+                aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
+                self._aides.append(aide)
+                aide.start()
         self._called.release()
 
     def _assist(self) -> None:
         while True:
             self._called.acquire()
             with self._door:
-                waiting = bool(self._jobs)
-            if waiting:
+                summoned = self._summons > 0
+                self._summons -= summoned
+                waiting = bool(self._jobs or self._held)
+            if summoned:
                 self._lead(None)
-            elif self._closing:
+            elif waiting:  # the writer closes: who leads may still summon an aide
+                time.sleep(0.001)
+                self._called.release()
+            else:
                 return
 
     def _lead(self, own: Job | None) -> None:

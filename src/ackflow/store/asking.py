@@ -1,0 +1,48 @@
+"""Asking a database by the names of statements; a store supplies their words and runs them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .cache import Cache
+from .forms import Row
+
+Execute = Callable[[str, Sequence[Any]], list[Row]]
+
+
+class Asking:
+    """Runs the named statements of a store."""
+
+    now: int
+
+    def __init__(
+        self,
+        execute: Execute,
+        write: Callable[[str, Sequence[Any]], object],
+        statements: dict[str, str],
+        insert: Callable[[str, Sequence[Any]], int],
+        cache: Cache,
+    ) -> None:
+        self._execute = execute
+        self._write = write
+        self._sql = statements
+        self._insert = insert
+        self.cache = cache
+
+    def all(self, name: str, *args: Any) -> list[Row]:
+        return self._execute(self._sql[name], args)
+
+    def one(self, name: str, *args: Any) -> Row | None:
+        rows = self._execute(self._sql[name], args)
+        return rows[0] if rows else None
+
+    def value(self, name: str, *args: Any) -> Any:
+        rows = self._execute(self._sql[name], args)
+        return rows[0][0] if rows else None
+
+    def insert(self, name: str, *args: Any) -> int:
+        """Add a row; answers with its id."""
+        return self._insert(self._sql[name], args)
+
+    def run(self, name: str, *args: Any) -> None:
+        """Run a statement that answers with no rows."""
+        self._write(self._sql[name], args)
