@@ -28,6 +28,7 @@ S = TypeVar("S", bound=Struct)
 POSTGRES = ("postgresql://", "postgres://")
 
 
+_NUMBER = (int, float)
 _good: set[str] = set()
 
 
@@ -102,7 +103,7 @@ def batch(value: object) -> int:
 
 
 def seconds(value: object, what: str, least: float = 0.0) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, _NUMBER) and not isinstance(value, bool):
         number = float(value)
         if math.isfinite(number) and least <= number <= 1e10:
             return number

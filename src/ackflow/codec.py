@@ -42,13 +42,14 @@ class Item(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] | None = None
 
 
+_LISTS = (list, tuple)
 _PLAIN = {dict, list, str, int, float, bool, type(None)}
 _SPECIAL = (Item, bytes, bytearray, memoryview, msgspec.Raw)
 
 
 def items_of(data: object) -> Sequence[object]:
     """A list or tuple is many messages, anything else is one."""
-    return data if isinstance(data, list | tuple) else [data]
+    return data if isinstance(data, _LISTS) else [data]
 
 
 def request(

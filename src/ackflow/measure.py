@@ -44,7 +44,7 @@ class AckMeter:
 
     def measure(self, messages: int) -> "Measured":
         """Around one call; one that raises settled nothing."""
-        return Measured(self, messages)
+        return Measured(self, messages, messages, 0, time.perf_counter())
 
     def count(self, successful: int, failed: int, took: float) -> None:
         with self._lock:
@@ -69,18 +69,16 @@ class AckMeter:
             )
 
 
-class Measured:
+class Measured(Struct):
     """One call that is being measured: it says what became of its messages."""
 
-    __slots__ = ("_messages", "_meter", "_started", "refused", "successful")
-
-    def __init__(self, meter: AckMeter, messages: int) -> None:
-        self._meter = meter
-        self._messages = self.successful = messages
-        self.refused = 0
+    _meter: AckMeter
+    _messages: int
+    successful: int
+    refused: int
+    _started: float
 
     def __enter__(self) -> "Measured":
-        self._started = time.perf_counter()
         return self
 
     def __exit__(

@@ -191,6 +191,19 @@ def test_what_was_stored_is_there_after_opening_again(tmp_path: Path) -> None:
         assert q.message("orders", id).data == {"n": 1}
 
 
+SCHEMA_9 = """
+drop view claims;
+alter table claim_rows rename to claims;
+drop index cursors_that_keep;
+alter table cursors drop column keeps;
+alter table cursors drop column kept;
+alter table cursors drop column kept_lo;
+alter table cursors drop column kept_hi;
+alter table cursors drop column kept_at;
+alter table cursors drop column kept_since;
+pragma user_version = 9;
+"""
+
 SCHEMA_4 = """
 alter table claims rename to new_claims;
 drop index claims_by_time;
@@ -237,7 +250,7 @@ def test_what_was_leased_or_waiting_in_schema_4_is_so_afterwards(tmp_path: Path)
         batch[2].nack("now")
         batch[3].ack()
     with closing(apsw.Connection(str(path))) as db:
-        db.execute(SCHEMA_4)
+        db.execute(SCHEMA_9 + SCHEMA_4)
     with ackflow.connect(path, clock=clock, upkeep=False) as q:
         assert [m.data[0] for m in q.pop("orders", batch=9, auto_ack=True)] == ["2", "4", "5"]
         random = ids.token_text(ids.parse_token(str(batch.token)) + 1)  # it told nothing of its id
@@ -245,3 +258,17 @@ def test_what_was_leased_or_waiting_in_schema_4_is_so_afterwards(tmp_path: Path)
         clock.advance(30)
         (late,) = q.pop("orders", batch=9)
         assert (late.data[0], late.failures) == ("1", 1)
+
+
+def test_what_was_leased_in_schema_9_is_so_afterwards(tmp_path: Path) -> None:
+    clock, path = VirtualClock(), tmp_path / "a.db"
+    with ackflow.connect(path, clock=clock, upkeep=False) as q:
+        q.push("orders", [1, 2, 3])
+        q.pop("orders", batch=1)[0].nack("no")
+        batch = q.pop("orders", batch=1)  # what came back has a row, now as then
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(SCHEMA_9)
+    with ackflow.connect(path, clock=clock, upkeep=False) as q:
+        q.ack(q.pop("orders", batch=2))
+        assert q.ack(batch).settled == 1
+        assert q.group_stats("orders").counts.done == 3

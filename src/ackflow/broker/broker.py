@@ -96,6 +96,7 @@ class Broker:
         self._turn_until = 0
         self._keeping = threading.Lock()
         self._closed = threading.Event()
+        self._open = True
         self._thread: threading.Thread | None = None
         if upkeep:
             self._thread = threading.Thread(
@@ -176,6 +177,7 @@ class Broker:
         """Stop upkeep and waiting pops, and close the database. Closing twice does nothing."""
         if self._closed.is_set():
             return
+        self._open = False
         self._closed.set()
         self.waiting.some.set()
         self.waiting.ring()
@@ -187,7 +189,7 @@ class Broker:
 
     def check_open(self) -> None:
         """Refuse work once the broker is closed."""
-        if self._closed.is_set():
+        if not self._open:
             raise SessionClosed()
 
     def _look_after(self) -> None:

@@ -117,7 +117,10 @@ def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
     queue = tx.queue(chunk.queue)
     if queue is None or queue.options.max_size is not None:
         return None
-    segment = _append_chunk(tx, chunk, chunk.ends, chunk.data, None)
+    lane = lane_for(tx, queue, chunk.partition, chunk.priority)
+    due = not_before(tx, queue, chunk.delay)
+    ends = chunk.ends.tobytes()
+    segment = append(tx, queue, lane, ends, chunk.data, None, whole=chunk.whole, not_before=due)
     return [[Placed(segment.lane, segment.first, segment.stop)]]
 
 

@@ -41,7 +41,8 @@ def straight(tx: Tx, queue: Queue, group: Group, want: int) -> Part | None:
     assert home is not None
     run = Run(
         id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
-        tx.body(segment), 1, 0, False, number, lane.head - stop,
+        tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number,
+        lane.head - stop,
     )  # fmt: skip
     taken = Taken([first, stop], [], segment.created_at, 1, 0, False, None)
     return Part(lane, cursor, [taken], taken.ranges, number, [run])

@@ -85,7 +85,7 @@ class Cache:
         for one in kept:
             if one is segment:
                 return
-        kept.append(segment)
+        kept.appendleft(segment)  # most often asked for is the last one
 
     def segment(self, lane: int, sequence: int) -> Segment | None:
         """The segment that holds a sequence, if it was read or written lately."""

@@ -6,14 +6,14 @@ from typing import Any
 from msgspec import msgpack
 
 from .. import ids, ranges
-from .asking import Asking
+from .cursors import Cursors
 from .forms import Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
-from .rows import Claim, Lease, tell_acks
+from .rows import LEASED, Claim, Cursor, Lease, tell_acks
 
 _encode = msgpack.Encoder().encode
 
 
-class Holds(Asking):
+class Holds(Cursors):
     """The part of a transaction that is about claims and leases."""
 
     def __init__(self, *args: Any) -> None:
@@ -24,20 +24,45 @@ class Holds(Asking):
 
     def add_claim(self, claim: Claim) -> None:
         self.cache.note_claim(claim)
-        claim.id = self._random.getrandbits(62)
+        cursor = self.cursor(claim.lane, claim.grp) if _is_plain(claim) else None
+        if cursor is not None and self.may_keep(cursor):
+            self.keep(cursor, claim)
+            claim.stored = cursor.kept
+        else:
+            self._add_row(claim)
+
+    def _add_row(self, claim: Claim) -> None:
+        claim.id = self._random.getrandbits(62) | 1
         columns = claim_columns(claim)
         self.run("add_claim", claim.lane, claim.grp, claim.id, *columns)
         claim.stored = columns[-1]
 
+    def _take_out(self, claim: Claim) -> None:
+        """Give a claim that lies in its cursor a row, as it is now."""
+        self.keep(self._keeper(claim), None)
+        self._add_row(claim)
+
+    def _keeper(self, claim: Claim) -> Cursor:
+        cursor = self.cursor(claim.lane, claim.grp)
+        assert cursor is not None
+        assert cursor.kept == claim.stored, "a claim that does not lie in its cursor"
+        return cursor
+
     def save_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
         self.cache.note_claim(claim)
+        if not claim.id:
+            self._take_out(claim)
+            return
         columns = claim_columns(claim)
         self.run("save_claim", *claim_key(claim), *columns)
         claim.stored = columns[-1]
 
     def shrink_claim(self, claim: Claim, lost: int) -> None:
         """Save a claim that has lost some messages and is otherwise as it was."""
+        if not claim.id:
+            self._take_out(claim)
+            lost = 0
         held = claim.ranges
         packed = None if len(held) == 2 else ranges.pack(held)
         self.cache.forget_lease(claim.lease)
@@ -45,11 +70,16 @@ class Holds(Asking):
 
     def drop_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
-        self.run("drop_claim", *claim_key(claim))
+        if claim.id:
+            self.run("drop_claim", *claim_key(claim))
+        else:
+            self.keep(self._keeper(claim), None)
 
     def hold_claim(self, claim: Claim) -> None:
         """Take a leased claim out of the window of its group."""
         self.cache.forget_lease(claim.lease)
+        if not claim.id:
+            self._take_out(claim)
         self.run("hold_claim", *claim_key(claim))
 
     def claims_of_lease(self, lease: Lease) -> list[Claim]:
@@ -63,7 +93,11 @@ class Holds(Asking):
     def move_claims(self, lease: Lease) -> None:
         """Let the claims of a lease end when it does."""
         for part in lease.parts:
-            self.run("move_claims", part.lane, lease.grp, lease.id, lease.expires_at)
+            moved = part.lane, lease.grp, lease.id, lease.expires_at
+            self.run("move_claims", *moved)
+            cursor = self.cursor(part.lane, lease.grp)
+            if cursor is not None and cursor.kept == lease.id:
+                self.run("move_kept", *moved)
 
     def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
         if (lane, grp) in self.cache.nothing_due:
@@ -155,3 +189,15 @@ class Holds(Asking):
         fates = [(f.verb, f.at, f.lane, ranges.pack(f.ranges)) for f in lease.fates]
         self.run("save_lease", lease.id, lease.expires_at, lease.ended_at,
                  _encode(fates) if fates else None)  # fmt: skip
+
+
+def _is_plain(claim: Claim) -> bool:
+    """Whether a claim is of new messages without holes, under a lease: the rest of it is known."""
+    return (
+        claim.state == LEASED
+        and claim.deliveries == 1
+        and not claim.failures
+        and not claim.redelivered
+        and claim.error is None
+        and len(claim.ranges) == 2
+    )

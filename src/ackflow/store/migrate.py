@@ -19,11 +19,15 @@ def shipped(dialect: str) -> list[Migration]:
 
 
 def statements(dialect: str) -> dict[str, str]:
-    """The named statements of a dialect: those of all, and those it words in its own way."""
+    """The named statements of a dialect: those of all, and those it words in its own way.
+
+    Each is one line: they are found by their text at every call, the faster the shorter it is.
+    """
     folder = resources.files(__package__) / "sql"
     files = folder / "statements.sql", folder / dialect / "statements.sql"
     blocks = [block for file in files for block in file.read_text().split("-- name: ")[1:]]
-    return {name.strip(): sql.strip() for name, _, sql in (b.partition("\n") for b in blocks)}
+    named = (block.partition("\n") for block in blocks)
+    return {name.strip(): " ".join(sql.split()) for name, _, sql in named}
 
 
 def check(db: apsw.Connection, migrations: Sequence[Migration]) -> None:

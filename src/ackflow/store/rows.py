@@ -133,7 +133,10 @@ class Group(Struct):
 
 
 class Cursor(Struct):
-    """How far a group is in a lane, and what became of everything before that."""
+    """How far a group is in a lane, and what became of everything before that.
+
+    `keeps`: a claim may lie in it; `kept`: the lease of the one that does.
+    """
 
     lane: int
     grp: int
@@ -155,6 +158,8 @@ class Cursor(Struct):
     last_seq: int | None = None
     last_created: int | None = None
     last_at: int | None = None
+    keeps: bool = False
+    kept: int = 0
 
 
 class Claim(Struct):
@@ -162,7 +167,7 @@ class Claim(Struct):
 
     `redelivered` is RETURNED when they came back themselves, and COPIED when they are copies of
     messages that did, and have not been handed out yet. `stored` is the lease it lies under in the
-    table, which may be the one before.
+    table, which may be the one before; one without an id lies in its cursor.
     """
 
     id: int

@@ -173,27 +173,27 @@ class SqliteStore:
         self._readers.clear()
 
     def _transact(self, body: Callable[[Tx], None]) -> set[str]:
-        if self._db.in_transaction:
+        db, tx, write = self._db, self._writing, self._write
+        if db.in_transaction:
             # A signal was handled where nothing could be cleaned up: do it now.
             self._cache.clear()
             self._execute("rollback", ())
         committing = False
         try:
-            self._write("begin immediate")
-            if self._db.data_version() != self._version:  # another connection has written
+            write("begin immediate")
+            if db.data_version() != self._version:  # another connection has written
                 self._cache.clear()
             self._cache.shrink()
-            tx = self._writing
             tx.begin(self.clock.now(), self._full)
             body(tx)
             tx.flush()
             committing = True
-            self._write("commit")
-            self._version = self._db.data_version()
+            write("commit")
+            self._version = db.data_version()
             if not self._single:
-                self._copying.look(self._db)
+                self._copying.look(db)
         except BaseException as error:
-            if committing and not isinstance(error, apsw.Error) and not self._db.in_transaction:
+            if committing and not isinstance(error, apsw.Error) and not db.in_transaction:
                 # A signal was handled while the commit returned: it is done all the same.
                 self.interrupted = error
                 return tx.touched

@@ -46,9 +46,10 @@ class Tally:
         self.counts[key] = self.counts.get(key, 0) + n
 
     def clear(self) -> None:
-        self.counts.clear()
-        self.acked.clear()
-        self.died.clear()
+        if self.counts or self.acked or self.died:
+            self.counts.clear()
+            self.acked.clear()
+            self.died.clear()
 
     def write(self, run: Callable[..., Any]) -> None:
         """Add what was counted to the table."""

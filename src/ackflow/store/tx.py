@@ -17,7 +17,6 @@ from .asking import Execute
 from .cache import Cache
 from .forms import (
     Row,
-    cursor_columns,
     dead_columns,
     to_dead,
     to_queue,
@@ -27,7 +26,6 @@ from .forms import (
 from .holds import Holds
 from .rows import (
     Body,
-    Cursor,
     DeadRow,
     Group,
     Lane,
@@ -38,7 +36,6 @@ from .rows import (
     Segment,
     Stage,
 )
-from .tally import Tally
 
 NO_BODY = (None, None, None)
 
@@ -67,9 +64,6 @@ class Tx(Holds):
         self._savepoint = savepoint
         self.store = store
         self.touched: set[str] = set()
-        self._changed: dict[tuple[int, int], Cursor] = {}
-        self._counted: dict[tuple[int, int], Cursor] = {}
-        self.tally = Tally()
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
@@ -77,8 +71,8 @@ class Tx(Holds):
         self.now = now
         self.full = full
         self.touched = set()
-        self._changed.clear()
-        self._counted.clear()
+        if self._changed or self._counted:
+            self.forget()
         self.tally.clear()
 
     @contextmanager
@@ -91,8 +85,7 @@ class Tx(Holds):
                 yield
                 self.flush()
         except BaseException:
-            self._changed.clear()
-            self._counted.clear()
+            self.forget()
             self.tally.back_to(mark)
             raise
 
@@ -289,7 +282,7 @@ class Tx(Holds):
         self.cache.forget_body(segment.lane, segment.first)
         self.cache.segments.pop(segment.lane, None)
 
-    # groups and cursors
+    # groups
 
     def group(self, queue: int, name: str) -> Group | None:
         return self._group((queue, name), "group_named", queue, name)
@@ -333,95 +326,6 @@ class Tx(Holds):
         if found is None:
             found = self.cache.group_ids[queue] = [row[0] for row in self.all("groups_of", queue)]
         return found
-
-    def cursor(self, lane: int, grp: int) -> Cursor | None:
-        found = self.cache.cursors.get((lane, grp))
-        if found is None and (row := self.one("cursor", lane, grp)):
-            found = self._cached_cursor(row)
-        return found
-
-    def _cached_cursor(self, row: Row) -> Cursor:
-        found = self.cache.cursors.get(row[:2])
-        if found is None:
-            found = self.cache.cursors[row[0], row[1]] = Cursor(*row)
-        return found
-
-    def cursors_of_lane(self, lane: int) -> list[Cursor]:
-        self.flush()
-        return [self._cached_cursor(row) for row in self.all("cursors_of_lane", lane)]
-
-    def cursors_of_group(self, grp: int) -> list[Cursor]:
-        self.flush()
-        return [self._cached_cursor(row) for row in self.all("cursors_of_group", grp)]
-
-    def add_cursor(self, cursor: Cursor) -> None:
-        c = cursor
-        self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
-                 c.skipped, c.hidden)  # fmt: skip
-        self.cache.cursors[c.lane, c.grp] = cursor
-        self.cache.alone.pop(c.grp, None)
-
-    def changed(self, cursor: Cursor) -> None:
-        """Note a changed cursor; it is written before anything could read it from the table."""
-        self._changed[cursor.lane, cursor.grp] = cursor
-
-    def counted(self, cursor: Cursor) -> None:
-        """Note a cursor that has as much work and the same turn as before: no index is touched."""
-        self._counted[cursor.lane, cursor.grp] = cursor
-
-    def flush(self) -> None:
-        if self.tally.counts:
-            self.tally.write(self.run)
-        for key, c in self._counted.items():
-            if key not in self._changed:
-                self.run("save_counts", *cursor_columns(c))
-        self._counted.clear()
-        for c in self._changed.values():
-            self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
-            self.cache.alone.pop(c.grp, None)
-        self._changed.clear()
-
-    def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
-        """The lane to serve next: lowest priority number, then served longest ago.
-
-        Answers also whether it is the only one of the group with work.
-        """
-        only = self.only_lane(grp)
-        if partition is not None:
-            lane = self.value("next_work_in", grp, partition)
-            return (None if lane is None else self.cursor(lane, grp)), False
-        if only is not None:
-            return self.cursor(only, grp), True
-        found = self.all("next_work", grp)
-        if not found:
-            return None, False
-        if len(found) == 1:
-            self.cache.alone[grp] = found[0][0]
-        return self.cursor(found[0][0], grp), len(found) == 1
-
-    def only_lane(self, grp: int) -> int | None:
-        """The one lane of a group with work, if it is known that there is just one."""
-        if self._changed:  # the index knows nothing of what is only counted
-            self.flush()
-        return self.cache.alone.get(grp)
-
-    def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
-        self.flush()
-        self.cache.alone.pop(grp, None)
-        self.run("block_partition", grp, partition, blocked)
-        for (lane,) in self.all("cursors_in", grp, partition):
-            cursor = self.cache.cursors.get((lane, grp))
-            if cursor is not None:
-                cursor.blocked = blocked
-
-    def reblock(self, group: Group) -> None:
-        """Make the blocks of a group agree with its ordering and its live leases."""
-        self.flush()
-        self.run("block_none", group.id)
-        if group.rules.ordering == "ordered":
-            self.run("block_leased", group.id)
-        self.cache.cursors.clear()
-        self.cache.alone.clear()
 
     # dead letters and stages
 

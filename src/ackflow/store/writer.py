@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from ..errors import AckflowError, OutcomeUnknown, StorageFailed
 from .tally import Tally
 from .tx import Tx
@@ -21,34 +23,21 @@ AIDES = 2  # one may sync while the other goes on
 Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
 
 
-class Job:
+class Job(Struct, eq=False):
     """One verb on its way through the writer, and its answer."""
 
-    __slots__ = (
-        "answer", "answered", "args", "done", "duty", "error", "gone", "leads", "merge", "synced",
-        "turn", "verb",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        verb: Verb,
-        args: tuple[Any, ...],
-        synced: bool,
-        merge: Any = None,
-        answered: "Callable[[Job], None] | None" = None,
-    ) -> None:
-        self.verb = verb
-        self.args = args
-        self.synced = synced
-        self.merge = merge
-        self.done = False
-        self.leads = False
-        self.gone = False  # its thread does not wait for it any more
-        self.duty: list[Job] = []  # what its thread is to sync, itself included
-        self.turn: threading.Lock | None = None  # held while it waits for another thread
-        self.answered = answered  # called when it is done, if no thread waits for it
-        self.answer: Any = None
-        self.error: BaseException | None = None
+    verb: Verb
+    args: tuple[Any, ...]
+    synced: bool
+    merge: Any = None
+    answered: "Callable[[Job], None] | None" = None  # called when done, if no thread waits for it
+    done: bool = False
+    leads: bool = False
+    gone: bool = False  # its thread does not wait for it any more
+    duty: "list[Job] | None" = None  # what its thread is to sync, itself included
+    turn: "threading.Lock | None" = None  # held while it waits for another thread
+    answer: Any = None
+    error: BaseException | None = None
 
     @property
     def waits(self) -> bool:
@@ -105,10 +94,15 @@ class Writer:
         job = Job(verb, args, synced, merge)
         try:
             with self._door:
-                if not self._enter(job):
+                alone = not (self._busy or self._turn.locked() or (synced and self._syncing))
+                if alone:
+                    self._busy = job.leads = True
+                elif not self._enter(job):
                     job.turn = threading.Lock()
                     job.turn.acquire()
-            if job.turn is not None:
+            if alone:
+                self._alone(job)
+            elif job.turn is not None:
                 job.turn.acquire()
         except BaseException:
             self._withdraw(job)
@@ -117,9 +111,10 @@ class Writer:
             raise
         if job.duty:
             self._sync(job.duty)
-            self._raise_interrupt()
         elif not job.done:
             self._lead(job)
+        if self._store.interrupted is not None:
+            self._raise_interrupt()
         if job.error is not None:
             raise job.error
         return job.answer
@@ -156,6 +151,31 @@ class Writer:
         self._jobs.append(job)
         job.leads, self._busy = not self._busy, True
         return job.leads
+
+    def _alone(self, job: Job) -> None:
+        """Lead where nobody else waits: what `_lead` does, in fewer steps."""
+        with self._turn:
+            self._commit_one(job)
+            job.done = True
+            if job.synced and job.error is None and self._store.sync is not None:
+                job.duty = [job]  # first: who is interrupted after the next step still syncs
+                self._disk.acquire()
+        self._resign(job)
+        duty, job.duty = job.duty, None
+        if duty is not None:
+            self._sync(duty)
+
+    def _resign(self, job: Job) -> None:
+        """Let another lead, or nobody; whom a signal kept from it may do it again."""
+        following = None
+        with self._door:
+            if job.duty is not None:
+                self._begin_sync()
+            job.leads = self._busy = False
+            if self._jobs:
+                following = self._choose()
+        if following is not None:
+            self._pass_on(following)
 
     def _call_aide(self) -> None:
         """Let a thread of the writer's own lead, for a verb that brought none."""
@@ -212,8 +232,9 @@ class Writer:
     def _begin_sync(self) -> None:
         """Behind the door: from now on who needs a sync waits for the end of this one."""
         self._syncing = True
-        self._held += [job for job in self._jobs if job.synced]
-        self._jobs = deque(job for job in self._jobs if not job.synced)
+        if self._jobs:
+            self._held += [job for job in self._jobs if job.synced]
+            self._jobs = deque(job for job in self._jobs if not job.synced)
 
     def _hand_over(self, own: Job | None, duty: list[Job]) -> bool:
         """Leave a sync to a thread that has to wait for it anyway, if the leader has not."""
@@ -238,9 +259,10 @@ class Writer:
             self._disk.release()
             with self._door:
                 self._syncing = False
-                self._jobs += self._held
-                self._held.clear()
-                following = None if self._busy else self._choose()
+                if self._held:
+                    self._jobs += self._held
+                    self._held.clear()
+                following = None if self._busy or not self._jobs else self._choose()
             if following is not None:
                 self._pass_on(following)
             self._let_go([job for job in duty if not job.duty])
@@ -284,16 +306,16 @@ class Writer:
 
     def _withdraw(self, job: Job) -> None:
         """A thread was interrupted while it waited: its verb is not run, unless it already is."""
-        following = None
         with self._door:
             job.gone = True
             if job in self._held:
                 self._held.remove(job)
             elif job in self._jobs:
                 self._jobs.remove(job)
-                following = self._choose() if job.leads else None
-        if following is not None:
-            self._pass_on(following)
+            elif job.turn is not None:
+                return  # it is run, and who does so resigns
+        if job.leads:
+            self._resign(job)
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -330,10 +352,18 @@ class Writer:
                 job.error = error
 
     def _commit(self, group: list[Job]) -> None:
-        synced = group[0].synced if len(group) == 1 else any(job.synced for job in group)
-        touched = self._store.transact(partial(self._run, group), synced)
+        synced = any(job.synced for job in group)
+        self._tell(self._store.transact(partial(self._run, group), synced), len(group))
+
+    def _commit_one(self, job: Job) -> None:
+        try:
+            self._tell(self._store.transact(partial(self._run_one, job), job.synced), 1)
+        except BaseException as error:
+            job.error = error
+
+    def _tell(self, touched: set[str], verbs: int) -> None:
         self.commits += 1
-        self.verbs += len(group)
+        self.verbs += verbs
         tally = self._tally
         if self.told is not None and (tally.acked or tally.died):
             self.told(tally)
@@ -341,25 +371,35 @@ class Writer:
             self._committed(touched)
 
     def _run(self, group: list[Job], tx: Tx) -> None:
-        self._tally = tx.tally
         index = 0
         while index < len(group):
             job = group[index]
             index += 1
             if job.merge is None:
-                try:
-                    job.answer = job.verb(tx, *job.args)
-                except StorageFailed:
-                    raise  # no refusal: it may come after the first write
-                except AckflowError as refusal:
-                    job.error = refusal
+                self._run_one(job, tx)
                 continue
             run = [job]
             while index < len(group) and group[index].merge is not None:
                 run.append(group[index])
                 index += 1
-            for one, answer in zip(run, self._merged(tx, [j.merge for j in run]), strict=True):
-                if isinstance(answer, AckflowError):
-                    one.error = answer
-                else:
-                    one.answer = answer
+            self._run_merged(run, tx)
+
+    def _run_merged(self, run: list[Job], tx: Tx) -> None:
+        self._tally = tx.tally
+        for job, answer in zip(run, self._merged(tx, [job.merge for job in run]), strict=True):
+            if isinstance(answer, AckflowError):
+                job.error = answer
+            else:
+                job.answer = answer
+
+    def _run_one(self, job: Job, tx: Tx) -> None:
+        if job.merge is not None:
+            self._run_merged([job], tx)
+            return
+        self._tally = tx.tally
+        try:
+            job.answer = job.verb(tx, *job.args)
+        except StorageFailed:
+            raise  # no refusal: it may come after the first write
+        except AckflowError as refusal:
+            job.error = refusal

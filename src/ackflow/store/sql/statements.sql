@@ -178,11 +178,17 @@ update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
 delete from groups where id = ?1
 
 -- name: cursor
-select * from cursors where lane = ?1 and grp = ?2
+select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
+    done, dead, skipped, purged, expired, hidden, last_seq, last_created, last_at, keeps, kept
+from cursors where lane = ?1 and grp = ?2
 -- name: cursors_of_lane
-select * from cursors where lane = ?1
+select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
+    done, dead, skipped, purged, expired, hidden, last_seq, last_created, last_at, keeps, kept
+from cursors where lane = ?1
 -- name: cursors_of_group
-select * from cursors where grp = ?1
+select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
+    done, dead, skipped, purged, expired, hidden, last_seq, last_created, last_at, keeps, kept
+from cursors where grp = ?1
 -- name: add_cursor
 insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden)
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
@@ -196,6 +202,17 @@ update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done =
     skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
     last_at = ?15
 where lane = ?1 and grp = ?2
+-- name: save_kept
+update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
+    last_at = ?15, kept = ?16, kept_lo = ?17, kept_hi = ?18, kept_at = ?19, kept_since = ?20
+where lane = ?1 and grp = ?2
+-- name: move_kept
+update cursors set kept_at = ?4 where lane = ?1 and grp = ?2 and kept = ?3
+-- name: keeper
+select lane from cursors where grp = ?1 and keeps = 1
+-- name: let_keep
+update cursors set keeps = ?3 where lane = ?1 and grp = ?2
 -- name: next_work
 select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
 order by priority, served, lane limit 2
@@ -218,6 +235,9 @@ where l.queue = ?1 and c.next < l.head
 update cursors set blocked = ?3 where grp = ?1 and partition = ?2
 -- name: cursors_in
 select lane from cursors where grp = ?1 and partition = ?2
+-- name: partition_leased
+select 1 from cursors k where k.grp = ?1 and k.partition = ?2 and (k.kept > 0 or exists
+    (select 1 from claim_rows c where c.lane = k.lane and c.grp = k.grp and c.lease > 0)) limit 1
 -- name: block_none
 update cursors set blocked = 0 where grp = ?1 and blocked = 1
 -- name: block_leased
@@ -236,25 +256,25 @@ group by l.id having min(c.next) > l.base order by l.id limit ?2
 select lane from cursors where grp = ?1 and ready = 1 and lane > ?2 order by lane limit ?3
 
 -- name: add_claim
-insert into claims (lane, grp, id, lo, hi, n, ranges, state, at, since, deliveries, failures,
+insert into claim_rows (lane, grp, id, lo, hi, n, ranges, state, at, since, deliveries, failures,
     redelivered, error, lease)
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
 -- name: save_claim
-update claims set lo = ?5, hi = ?6, n = ?7, ranges = ?8, state = ?9, at = ?10, since = ?11,
+update claim_rows set lo = ?5, hi = ?6, n = ?7, ranges = ?8, state = ?9, at = ?10, since = ?11,
     deliveries = ?12, failures = ?13, redelivered = ?14, error = ?15, lease = ?16,
     held = case when cast(?9 as bigint) = 0 then held else 0 end
 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: shrink_claim
-update claims set lo = ?5, hi = ?6, n = n - ?7, ranges = ?8, acked_at = ?9
+update claim_rows set lo = ?5, hi = ?6, n = n - ?7, ranges = ?8, acked_at = ?9
 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: drop_claim
-delete from claims where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+delete from claim_rows where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: claims_of_lease
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease, acked_at from claims where lane = ?1 and grp = ?2 and lease = ?3
 -- name: due_claims
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and grp = ?2 and state = 2 and lease = 0
+    lease, acked_at from claim_rows where lane = ?1 and grp = ?2 and state = 2 and lease = 0
 order by lo limit ?3
 -- name: claims_in
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
@@ -266,9 +286,9 @@ select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, re
 -- name: claims_of_queue
 select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
 -- name: lowest_unheld
-select min(lo) from claims where lane = ?1 and lease = 0
+select min(lo) from claim_rows where lane = ?1 and lease = 0
 -- name: first_returned
-select min(lo) from claims where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
+select min(lo) from claim_rows where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
     and lease = 0
 -- name: lowest_claim
 select min(lo) from (select lo from claims where lane = ?1
@@ -277,17 +297,20 @@ select min(lo) from (select lo from claims where lane = ?1
 select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
 -- name: over_or_due
 select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2),
-    exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
+    exists (select 1 from claim_rows where grp = ?1 and state = 1 and at <= ?2)
 -- name: wake_due
-update claims set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
+update claim_rows set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
 -- name: next_time
 select min(at) from (
-    select min(at) as at from claims where grp = ?1 and state = 0
-    union all select min(at) from claims where grp = ?1 and state = 1) as times
+    select min(at) as at from claim_rows where grp = ?1 and state = 0
+    union all select min(at) from claim_rows where grp = ?1 and state = 1
+    union all select kept_at from cursors where grp = ?1 and keeps = 1 and kept > 0) as times
 -- name: leased_count
 select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0 and held = 0
 -- name: lock_end
-select max(at) from claims where grp = ?1 and state = 0
+select max(at) from (
+    select max(at) as at from claim_rows where grp = ?1 and state = 0
+    union all select kept_at from cursors where grp = ?1 and keeps = 1 and kept > 0) as times
 -- name: claim_counts
 select lane, case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n), min(lo)
 from claims where grp = ?1 group by lane, now_state
@@ -298,12 +321,13 @@ where c.grp = ?1 and c.state = 0 and c.at > ?2 and l.acquired_at >= ?3
 select distinct lease from claims where grp = ?1 and state = 0 and at > ?2 limit ?3
 -- name: groups_with_expired
 select g.id from groups g where exists
-    (select 1 from claims c where c.grp = g.id and c.state = 0 and c.at <= ?1)
-    or exists (select 1 from claims c where c.grp = g.id and c.state = 1 and c.at <= ?1)
+    (select 1 from claim_rows c where c.grp = g.id and c.state = 0 and c.at <= ?1)
+    or exists (select 1 from claim_rows c where c.grp = g.id and c.state = 1 and c.at <= ?1)
+    or exists (select 1 from cursors k where k.grp = g.id and k.keeps = 1 and k.kept_at <= ?1)
 -- name: drop_claims_of_group
-delete from claims where grp = ?1
+delete from claim_rows where grp = ?1
 -- name: drop_claims_of_lane
-delete from claims where lane = ?1
+delete from claim_rows where lane = ?1
 
 -- name: first_lease
 select min(id) from leases
@@ -333,7 +357,7 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 -- name: save_lease
 update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
 -- name: move_claims
-update claims set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
+update claim_rows set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
 -- name: leases_after
 select id, grp, acquired_at, ended_at from leases where id > ?1
     and not exists (select 1 from hand_parts p where p.token = leases.token)
@@ -503,7 +527,7 @@ delete from readers where id = ?1
 -- name: group_has_work
 select exists (select 1 from cursors where grp = ?1 and ready = 1 and blocked = 0)
     or exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2)
-    or exists (select 1 from claims where grp = ?1 and state = 1 and at <= ?2)
+    or exists (select 1 from claim_rows where grp = ?1 and state = 1 and at <= ?2)
 
 -- name: hands_between
 select reader, number, epoch, query, batch, run, done from hands where reader = ?1 and number > ?2 and number <= ?3
@@ -533,6 +557,6 @@ delete from hand_parts where reader = ?1 and number = ?2 and lane = ?3 and token
 -- name: drop_hand_parts
 delete from hand_parts where reader = ?1 and number = ?2
 -- name: hold_claim
-update claims set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+update claim_rows set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: unheld_claims
 select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0

@@ -1,8 +1,5 @@
 -- What is worded for SQLite alone.
 
--- name: partition_leased
-select 1 from cursors k cross join claims c on c.lane = k.lane and c.grp = k.grp and c.lease > 0
-where k.grp = ?1 and k.partition = ?2 limit 1
 -- name: get_txids
 select t.txid, t.lane, t.seq, t.at from json_each(?2) j
 cross join txids t on t.partition = ?1 and t.txid = j.value

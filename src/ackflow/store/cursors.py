@@ -1,0 +1,146 @@
+"""Cursors, as primitives over named SQL statements; what they changed is written late, and once."""
+
+from typing import Any
+
+from .asking import Asking
+from .forms import Row, cursor_columns
+from .rows import Claim, Cursor, Group
+from .tally import Tally
+
+_NOTHING = 0, None, None, None, None
+
+
+class Cursors(Asking):
+    """The part of a transaction that is about cursors, and about what it counts beside them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._changed: dict[tuple[int, int], Cursor] = {}
+        self._counted: dict[tuple[int, int], Cursor] = {}
+        self.tally = Tally()
+
+    def forget(self) -> None:
+        """Forget what was noted and is not written."""
+        self._changed.clear()
+        self._counted.clear()
+
+    def cursor(self, lane: int, grp: int) -> Cursor | None:
+        found = self.cache.cursors.get((lane, grp))
+        if found is None and (row := self.one("cursor", lane, grp)):
+            found = self._cached_cursor(row)
+        return found
+
+    def _cached_cursor(self, row: Row) -> Cursor:
+        found = self.cache.cursors.get(row[:2])
+        if found is None:
+            found = self.cache.cursors[row[0], row[1]] = Cursor(*row)
+        return found
+
+    def cursors_of_lane(self, lane: int) -> list[Cursor]:
+        self.flush()
+        return [self._cached_cursor(row) for row in self.all("cursors_of_lane", lane)]
+
+    def cursors_of_group(self, grp: int) -> list[Cursor]:
+        self.flush()
+        return [self._cached_cursor(row) for row in self.all("cursors_of_group", grp)]
+
+    def add_cursor(self, cursor: Cursor) -> None:
+        c = cursor
+        self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
+                 c.skipped, c.hidden)  # fmt: skip
+        self.cache.cursors[c.lane, c.grp] = cursor
+        self.cache.alone.pop(c.grp, None)
+
+    def changed(self, cursor: Cursor) -> None:
+        """Note a changed cursor; it is written before anything could read it from the table."""
+        self._changed[cursor.lane, cursor.grp] = cursor
+
+    def counted(self, cursor: Cursor) -> None:
+        """Note a cursor that has as much work and the same turn as before: no index is touched."""
+        self._counted[cursor.lane, cursor.grp] = cursor
+
+    def flush(self) -> None:
+        if self.tally.counts:
+            self.tally.write(self.run)
+        if self._counted:
+            for key, c in self._counted.items():
+                if key not in self._changed:
+                    self.run("save_counts", *cursor_columns(c))
+            self._counted.clear()
+        if self._changed:
+            for c in self._changed.values():
+                self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
+                self.cache.alone.pop(c.grp, None)
+            self._changed.clear()
+
+    def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
+        """The lane to serve next: lowest priority number, then served longest ago.
+
+        Answers also whether it is the only one of the group with work.
+        """
+        only = self.only_lane(grp)
+        if partition is not None:
+            lane = self.value("next_work_in", grp, partition)
+            return (None if lane is None else self.cursor(lane, grp)), False
+        if only is not None:
+            return self.cursor(only, grp), True
+        found = self.all("next_work", grp)
+        if not found:
+            return None, False
+        if len(found) == 1:
+            self.cache.alone[grp] = found[0][0]
+        return self.cursor(found[0][0], grp), len(found) == 1
+
+    def only_lane(self, grp: int) -> int | None:
+        """The one lane of a group with work, if it is known that there is just one."""
+        if self._changed:  # the index knows nothing of what is only counted
+            self.flush()
+        return self.cache.alone.get(grp)
+
+    def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
+        self.flush()
+        self.cache.alone.pop(grp, None)
+        self.run("block_partition", grp, partition, blocked)
+        for (lane,) in self.all("cursors_in", grp, partition):
+            cursor = self.cache.cursors.get((lane, grp))
+            if cursor is not None:
+                cursor.blocked = blocked
+
+    def reblock(self, group: Group) -> None:
+        """Make the blocks of a group agree with its ordering and its live leases."""
+        self.flush()
+        self.run("block_none", group.id)
+        if group.rules.ordering == "ordered":
+            self.run("block_leased", group.id)
+        self.cache.cursors.clear()
+        self.cache.alone.clear()
+
+    # one claim that lies in a cursor
+
+    def may_keep(self, cursor: Cursor) -> bool:
+        """Whether a claim may be laid into a cursor; the only lane with work may become the keeper."""
+        if cursor.kept:
+            return False
+        return cursor.keeps or (
+            self.cache.alone.get(cursor.grp) == cursor.lane and self._become_keeper(cursor)
+        )
+
+    def _become_keeper(self, cursor: Cursor) -> bool:
+        lane = self.value("keeper", cursor.grp)
+        if lane is not None:
+            before = self.cursor(lane, cursor.grp)
+            assert before is not None
+            if before.kept:
+                return False
+            before.keeps = False
+            self.run("let_keep", lane, cursor.grp, False)
+        cursor.keeps = True
+        self.run("let_keep", cursor.lane, cursor.grp, True)
+        return True
+
+    def keep(self, cursor: Cursor, claim: Claim | None) -> None:
+        """Lay a claim into a cursor, or take it out; what was counted before is written with it."""
+        self._counted.pop((cursor.lane, cursor.grp), None)
+        cursor.kept = (claim.lease or 0) if claim else 0
+        kept = (cursor.kept, *claim.ranges, claim.at, claim.since) if claim else _NOTHING
+        self.run("save_kept", *cursor_columns(cursor), *kept)
