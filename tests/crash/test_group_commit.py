@@ -18,6 +18,7 @@ from ackflow.errors import (
     InvalidArgument,
     KeyConflict,
     LeaseLost,
+    SessionClosed,
     StorageFailed,
     TransactionFailed,
 )
@@ -253,6 +254,22 @@ def test_the_same_key_twice_in_one_group_is_pushed_once(q: Session) -> None:
 def test_interrupts_of_the_main_thread_neither_stop_the_writer_nor_repeat_the_others(
     tmp_path: Path,
 ) -> None:
+    interrupt(tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(30))
+def test_interrupts_stop_nothing_on_a_busy_machine_either(tmp_path: Path, number: int) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        interrupt(tmp_path)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def interrupt(tmp_path: Path) -> None:
     """A push of the main thread that was interrupted may be stored or not; no other is doubtful."""
     script = Path(__file__).with_name("interrupted.py")
     ran = subprocess.run(
@@ -262,6 +279,14 @@ def test_interrupts_of_the_main_thread_neither_stop_the_writer_nor_repeat_the_ot
     interrupts, confirmed, own, stored = map(int, ran.stdout.split())
     assert interrupts > 20
     assert confirmed + own <= stored <= confirmed + own + interrupts
+
+
+def test_a_verb_that_comes_when_the_writer_has_closed_is_refused(q: Session) -> None:
+    """The main thread leaves its verb to a thread of the writer's own when another one leads."""
+    writer = writer_of(q)
+    writer.close()
+    with writer.exclusively(), pytest.raises(SessionClosed):
+        q.push("jobs", 1)
 
 
 def test_a_damaged_file_fails_the_pop_that_meets_it_and_changes_nothing(q: Session) -> None:

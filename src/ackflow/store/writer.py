@@ -3,6 +3,10 @@ and answers them all. Nobody waits for a timer.
 
 Where a commit is not on disk yet, verbs that need it there share the next sync; others neither wait
 for one nor for those who do.
+
+A signal handler that raises does so in the main thread: after a call, at the start of a function, or
+when a loop turns. So the main thread runs no verb but its own, and every step by which it leaves may
+be done again.
 """
 
 import contextlib
@@ -11,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from ..errors import AckflowError, OutcomeUnknown, StorageFailed
+from ..errors import AckflowError, OutcomeUnknown, SessionClosed, StorageFailed
 from .tally import Tally
 from .tx import Tx
 
@@ -34,6 +39,7 @@ class Job(Struct, eq=False):
     done: bool = False
     leads: bool = False
     gone: bool = False  # its thread does not wait for it any more
+    aided: bool = False  # led by a thread of the writer's own: its own does not, or it has none
     duty: "list[Job] | None" = None  # what its thread is to sync, itself included
     turn: "threading.Lock | None" = None  # held while it waits for another thread
     answer: Any = None
@@ -77,11 +83,11 @@ class Writer:
         self._busy = False
         self._turn = threading.Lock()
         self._held: list[Job] = []  # they wait for the end of a sync, to share the next one
-        self._syncing = False
+        self._syncing: list[Job] | None = None
         self._disk = threading.Lock()  # taken while something committed has to be synced
-        self._called = threading.Semaphore(0)
-        self._summons = 0  # calls that no aide has answered
+        self._summons: SimpleQueue[bool] = SimpleQueue()  # True: lead; False: end
         self._aides: list[threading.Thread] = []
+        self._closing = False
         self.commits = 0
         self.verbs = 0
         self.told: Callable[[Tally], None] | None = None
@@ -97,19 +103,22 @@ class Writer:
                 alone = not (self._busy or self._turn.locked() or (synced and self._syncing))
                 if alone:
                     self._busy = job.leads = True
-                elif not self._enter(job):
-                    job.turn = threading.Lock()
-                    job.turn.acquire()
+                else:
+                    job.aided = threading.current_thread() is threading.main_thread()
+                    self._enter(job)
             if alone:
                 self._alone(job)
             elif job.turn is not None:
                 job.turn.acquire()
         except BaseException:
-            self._withdraw(job)
-            if job.duty:
-                self._sync(job.duty)
+            while True:
+                try:
+                    self._withdraw(job)
+                    break
+                except BaseException:
+                    continue  # whoever interrupts again: others wait for it
             raise
-        if job.duty:
+        if job.duty is not None:
             self._sync(job.duty)
         elif not job.done:
             self._lead(job)
@@ -130,27 +139,48 @@ class Writer:
     ) -> None:
         """Run one verb without waiting for it; `answered` is called from another thread, and must
         neither block nor raise."""
-        job = Job(verb, args, synced, merge, answered)
+        job = Job(verb, args, synced, merge, answered, aided=True)
         with self._door:
-            leads = self._enter(job)
-        if leads:
-            self._call_aide()
+            self._enter(job)
 
     def close(self) -> None:
-        """End the threads that run submitted verbs, once those are done."""
-        self._called.release(AIDES)
+        """Refuse what comes, and end the writer's own threads once they have led for all others."""
+        with self._door:
+            self._closing = True
+        self._summons.put(False)
         for aide in self._aides:
             if aide is not threading.current_thread():
                 aide.join()
 
-    def _enter(self, job: Job) -> bool:
-        """Queue a verb, behind the door; answers whether it leads."""
-        if self._syncing and job.synced:
+    def _enter(self, job: Job) -> None:
+        """Behind the door: queue a verb, which leads if nobody does."""
+        if self._closing:
+            raise SessionClosed()
+        while job.aided and len(self._aides) < AIDES:
+            aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
+            aide.start()
+            self._aides.append(aide)
+        if job.answered is None and (job.aided or self._busy or (job.synced and self._syncing)):
+            job.turn = threading.Lock()
+            job.turn.acquire()
+        if job.synced and self._syncing:
             self._held.append(job)
-            return False
+            return
         self._jobs.append(job)
-        job.leads, self._busy = not self._busy, True
-        return job.leads
+        if not self._busy:
+            self._pass_on(None)
+
+    def _assist(self) -> None:
+        """Lead for verbs whose threads do not; each summons is for one time."""
+        while True:
+            if self._summons.get():
+                self._lead(None)
+                continue
+            self._summons.put(False)  # for the others: an interrupt may have left one unlisted
+            with self._door:
+                if not (self._jobs or self._held):
+                    return
+            time.sleep(0.001)  # the writer closes: who leads may still summon an aide
 
     def _alone(self, job: Job) -> None:
         """Lead where nobody else waits: what `_lead` does, in fewer steps."""
@@ -161,46 +191,15 @@ class Writer:
                 job.duty = [job]  # first: who is interrupted after the next step still syncs
                 self._disk.acquire()
         self._resign(job)
-        duty, job.duty = job.duty, None
-        if duty is not None:
-            self._sync(duty)
+        if job.duty is not None:
+            self._sync(job.duty)
+            job.duty = None
 
     def _resign(self, job: Job) -> None:
-        """Let another lead, or nobody; whom a signal kept from it may do it again."""
-        following = None
         with self._door:
             if job.duty is not None:
-                self._begin_sync()
-            job.leads = self._busy = False
-            if self._jobs:
-                following = self._choose()
-        if following is not None:
-            self._pass_on(following)
-
-    def _call_aide(self) -> None:
-        """Let a thread of the writer's own lead, for a verb that brought none."""
-        with self._door:
-            self._summons += 1
-            if len(self._aides) < AIDES:
-                aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
-                self._aides.append(aide)
-                aide.start()
-        self._called.release()
-
-    def _assist(self) -> None:
-        while True:
-            self._called.acquire()
-            with self._door:
-                summoned = self._summons > 0
-                self._summons -= summoned
-                waiting = bool(self._jobs or self._held)
-            if summoned:
-                self._lead(None)
-            elif waiting:  # the writer closes: who leads may still summon an aide
-                time.sleep(0.001)
-                self._called.release()
-            else:
-                return
+                self._begin_sync(job.duty)
+            self._pass_on(job)
 
     def _lead(self, own: Job | None) -> None:
         """Run all that wait, then let go those that are done and the next one that leads."""
@@ -218,23 +217,35 @@ class Writer:
         finally:
             with self._door:
                 if duty:
-                    self._begin_sync()
-                following = self._choose()
+                    self._begin_sync(duty)
+                self._pass_on(own)
             try:
-                if following is not None:
-                    self._pass_on(following)
                 self._let_go([job for job in group if not job.waits] if duty else group)
             finally:
                 if duty and not self._hand_over(own, duty):
                     self._sync(duty)
-        self._raise_interrupt()
 
-    def _begin_sync(self) -> None:
+    def _pass_on(self, job: Job | None) -> None:
+        """Behind the door: let the next one lead, if any waits, or the aide in its place."""
+        following = self._jobs[0] if self._jobs else None
+        # From here on no signal is handled before it is done.
+        if job is not None:
+            job.leads = False
+        self._busy = following is not None
+        if following is not None:
+            following.leads = True
+            if following.aided:
+                self._summons.put(True)
+            elif following.turn is not None:
+                following.turn.release()
+
+    def _begin_sync(self, duty: list[Job]) -> None:
         """Behind the door: from now on who needs a sync waits for the end of this one."""
-        self._syncing = True
+        self._syncing = duty
         if self._jobs:
-            self._held += [job for job in self._jobs if job.synced]
-            self._jobs = deque(job for job in self._jobs if not job.synced)
+            kept = [job for job in self._jobs if not job.synced]
+            held = [job for job in self._jobs if job.synced]
+            self._jobs, self._held = deque(kept), self._held + held
 
     def _hand_over(self, own: Job | None, duty: list[Job]) -> bool:
         """Leave a sync to a thread that has to wait for it anyway, if the leader has not."""
@@ -242,7 +253,7 @@ class Writer:
             return False
         with self._door:
             for job in duty:
-                if job.turn is not None and not job.gone:
+                if job.turn is not None and not job.gone and not job.aided:
                     job.duty = duty
                     job.turn.release()
                     return True
@@ -256,16 +267,15 @@ class Writer:
             for job in duty:
                 job.error = error
         finally:
-            self._disk.release()
             with self._door:
-                self._syncing = False
-                if self._held:
+                if self._syncing is duty:
                     self._jobs += self._held
-                    self._held.clear()
-                following = None if self._busy or not self._jobs else self._choose()
-            if following is not None:
-                self._pass_on(following)
-            self._let_go([job for job in duty if not job.duty])
+                    self._held = []
+                    self._syncing = None
+                    self._disk.release()
+                if not self._busy:
+                    self._pass_on(None)
+            self._let_go([job for job in duty if job.duty is None])
 
     def _sync_now(self) -> None:
         assert self._store.sync is not None
@@ -290,32 +300,19 @@ class Writer:
             self._store.interrupted = None
             raise interrupted
 
-    def _pass_on(self, job: Job) -> None:
-        """Let the one that leads next go on, or the aide in its place."""
-        if job.turn is not None:
-            job.turn.release()
-        elif job.answered is not None:
-            self._call_aide()
-
-    def _choose(self) -> Job | None:
-        following = self._jobs[0] if self._jobs else None
-        self._busy = following is not None
-        if following is not None:
-            following.leads = True
-        return following
-
     def _withdraw(self, job: Job) -> None:
-        """A thread was interrupted while it waited: its verb is not run, unless it already is."""
+        """A thread was interrupted: its verb is not run, unless it already is, and others go on."""
         with self._door:
             job.gone = True
             if job in self._held:
                 self._held.remove(job)
             elif job in self._jobs:
                 self._jobs.remove(job)
-            elif job.turn is not None:
-                return  # it is run, and who does so resigns
-        if job.leads:
+        if job.leads and not job.aided:
             self._resign(job)
+        if job.duty is not None:
+            self._sync(job.duty)
+            job.duty = None
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -328,6 +325,8 @@ class Writer:
         with self._door:
             group += self._jobs
             self._jobs.clear()
+        if not group:
+            return  # who was to be led has withdrawn
         try:
             self._commit(group)
         except BaseException as error:
