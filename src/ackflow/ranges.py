@@ -39,6 +39,12 @@ def contains(ranges: Ranges, number: int) -> bool:
     return bisect_right(ranges, number) & 1 == 1
 
 
+def covers(ranges: Ranges, first: int, stop: int) -> bool:
+    """Whether all of [first, stop) is in a set."""
+    after = bisect_right(ranges, first)
+    return after & 1 == 1 and stop <= ranges[after]
+
+
 def pairs(ranges: Ranges) -> Iterator[tuple[int, int]]:
     """Each range as (first, stop)."""
     return zip(ranges[::2], ranges[1::2], strict=True)

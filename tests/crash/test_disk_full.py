@@ -196,11 +196,12 @@ def test_a_disk_that_is_full_for_the_second_time_still_lets_messages_be_worked_o
     q: Session,
 ) -> None:
     for _ in range(3):
-        count = fill(q)
+        count = fill(q)  # not many where pushes are taken as soon as a little was trimmed
         assert count > 0
-        for number in range(300):
+        singly = min(300, count)
+        for number in range(singly):
             message = q.pop("jobs")[0]
             assert message.data["number"] == number
             message.ack()
-        assert drain(q) == list(range(300, count))
+        assert drain(q) == list(range(singly, count))
         assert eventually(lambda: takes_pushes(q))

@@ -53,6 +53,11 @@ def test_contains_is_membership(some: set[int], number: int) -> None:
     assert ranges.contains(ranges.of(some), number) == (number in some)
 
 
+@given(numbers, spans)
+def test_covers_is_that_a_range_is_a_part(some: set[int], span: tuple[int, int]) -> None:
+    assert ranges.covers(ranges.of(some), *span) == (set(range(*span)) <= some)
+
+
 @given(numbers)
 def test_numbers_come_in_order(some: set[int]) -> None:
     assert list(ranges.numbers(ranges.of(some))) == sorted(some)

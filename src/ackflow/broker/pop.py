@@ -19,7 +19,7 @@ from .maintenance import halted
 from .quiet import next_work, quiet_time
 from .read import read_lease
 from .settle import take_over
-from .straight import straight
+from .straight import lease_next
 from .take import take
 from .waiting import ANY_QUEUE, Kind
 
@@ -124,13 +124,16 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     refresh(tx, group)
     tx.cache.saw(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
+    wide = isinstance(request, WidePop)  # its queues take turns by when they were served
+    if room >= request.batch and not wide and lease_next(tx, queue, group, request, answer):
+        return answer
     partition = None
     if request.partition is not None:
         home = tx.partition(queue.id, request.partition)
         if home is None:
             return _empty(tx, group, answer)
         partition = home.id
-    parts = _gather(tx, queue, group, request, min(request.batch, room), partition)
+    parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide)
     if not parts:
         return _empty(tx, group, answer)
     if request.auto_ack or group.rules.policy == "none":
@@ -171,15 +174,16 @@ def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
 
 
 def _gather(
-    tx: Tx, queue: Queue, group: Group, request: PopRequest, want: int, partition: int | None
+    tx: Tx,
+    queue: Queue,
+    group: Group,
+    request: PopRequest,
+    want: int,
+    partition: int | None,
+    wide: bool,
 ) -> list[Part]:
     """Take from one lane after the other until there is enough or no lane has work."""
-    if partition is None and want > 0 and not isinstance(request, WidePop):
-        part = straight(tx, queue, group, want)
-        if part is not None:
-            return [part]
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
-    wide = isinstance(request, WidePop)  # its queues take turns by when they were served
     parts: list[Part] = []
     homes: set[int] = set()
     while want > 0:

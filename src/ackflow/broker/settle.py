@@ -3,13 +3,12 @@
 All of them are fenced by the token of the hand-out. What is refused changes nothing.
 """
 
-from bisect import bisect_right
 from typing import Literal
 
 from msgspec import Struct, field
 
 from .. import checks, ranges
-from ..clock import micros
+from ..clock import SECOND, micros
 from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
 from ..policy import Counting, Dead, Kind, after_nack, spent
 from ..ranges import Ranges
@@ -20,7 +19,6 @@ from ..store.rows import (
     Carry,
     Claim,
     Cursor,
-    Fate,
     Group,
     Lane,
     Lease,
@@ -96,11 +94,15 @@ class Outcome(Struct):
 
 def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; each answers for itself."""
-    settlement = opened(tx, token)
-    if settlement is None:
+    held = _held(tx, token)
+    if held is None:
         return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
-    if len(marks) == 1 and (outcome := settlement.ack_straight(marks[0])):
-        return [outcome]
+    group, lease, claims = held
+    if len(marks) == 1 and len(claims) == 1:
+        outcome = _ack_straight(tx, group, lease, claims[0], marks[0])
+        if outcome is not None:
+            return [outcome]
+    settlement = Settlement(tx, group, lease, claims)
     outcomes = [settlement.apply(mark) for mark in marks]
     settlement.finish()
     return outcomes
@@ -108,14 +110,80 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
 
 def opened(tx: Tx, token: int) -> "Settlement | None":
     """A lease to be settled; None when it is not known. The caller must `finish` it."""
+    held = _held(tx, token)
+    return None if held is None else Settlement(tx, *held)
+
+
+def _held(tx: Tx, token: int) -> tuple[Group, Lease, list[Claim]] | None:
+    """A lease with its group and what it still holds; None when it is not known."""
     held = tx.held(token)
     group = tx.group_by_id(held[0].grp) if held else None
     if held is None or group is None:
         return None
     lease, claims = held
-    if expire_if_over(tx, group, lease):
-        claims = []
-    return Settlement(tx, group, lease, claims)
+    return group, lease, [] if expire_if_over(tx, group, lease) else claims
+
+
+def _ack_straight(tx: Tx, group: Group, lease: Lease, claim: Claim, mark: Mark) -> Outcome | None:
+    """What most calls do, in fewer steps: ack all or a stretch of a lease that is one claim.
+
+    None when this is not such a call; the long way does the same for it, too.
+    """
+    verdict, asked, held = mark.verdict, mark.ranges, claim.ranges
+    cursor = tx.cursor(claim.lane, claim.grp)
+    if (
+        verdict.verb != "ack"
+        or verdict.rest
+        or verdict.yields
+        or group.rules.policy == "all"
+        or mark.lane not in (None, claim.lane)
+        or cursor is None
+    ):
+        return None
+    if asked is None or asked == held:
+        if held != [held[0], held[0] + lease.n] or claim.acked_at is not None or lease.fates:
+            return None
+        consume(tx, cursor, held)
+        tx.drop_claim(claim)
+        tx.end_acked(lease)
+        unblock(tx, group, {claim.lane})
+        n = lease.n
+    elif len(asked) != 2 or verdict.up_to or not ranges.covers(held, *asked):
+        return None
+    else:
+        n = asked[1] - asked[0]
+        _ack_part(tx, lease, claim, cursor, asked, n)
+    tx.tally.acked.append((group.id, tx.now - lease.acquired_at, n))
+    if _wakes(group):
+        _wake(tx, group)
+    return Outcome(settled=n)
+
+
+def _ack_part(tx: Tx, lease: Lease, claim: Claim, cursor: Cursor, part: Ranges, n: int) -> None:
+    """Acks are told by what is missing from the claim; the lease is written once a second."""
+    tells = claim.acked_at is not None and tx.now - claim.acked_at >= SECOND
+    if tells:
+        tell_acks(lease, [claim])
+    if tells or claim.acked_at is None:
+        claim.acked_at = tx.now
+    claim.ranges = ranges.remove(claim.ranges, *part)
+    consume(tx, cursor, part)
+    tx.shrink_claim(claim, n)
+    if tells:
+        tell_acks(lease, [claim])
+        tx.save_lease(lease)
+    tx.cache.keep_lease(lease, [claim])
+
+
+def _wakes(group: Group) -> bool:
+    """Whether settling may make room or order for those who wait."""
+    return group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
+
+
+def _wake(tx: Tx, group: Group) -> None:
+    queue = tx.queue_by_id(group.queue)
+    assert queue is not None
+    tx.touched.add(queue.name)
 
 
 def extend(tx: Tx, token: int, seconds: float | None) -> int:
@@ -152,66 +220,7 @@ class Settlement:
         self._freed: set[int] = set()
         self._acked = 0
         self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
-        self._wakes = group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
-
-    def ack_straight(self, mark: Mark) -> Outcome | None:
-        """What most calls do, in fewer steps: ack all or a stretch of a lease that is one claim.
-
-        None when this is not such a call; the long way does the same for it, too.
-        """
-        lease, claims, verdict = self.lease, self._claims, mark.verdict
-        if (
-            len(claims) != 1
-            or verdict.verb != "ack"
-            or verdict.rest
-            or verdict.yields
-            or self._group.rules.policy == "all"
-            or mark.lane not in (None, claims[0].lane)
-        ):
-            return None
-        held = claims[0].ranges
-        if mark.ranges is None or mark.ranges == held:
-            untouched = held == [held[0], held[0] + lease.n] and not lease.fates
-            return self._ack_whole(claims[0]) if untouched else None
-        if len(mark.ranges) == 2 and not verdict.up_to:
-            first, stop = mark.ranges
-            after = bisect_right(held, first)
-            if after & 1 and stop <= held[after]:
-                return self._ack_part(claims[0], mark.ranges)
-        return None
-
-    def _ack_whole(self, claim: Claim) -> Outcome | None:
-        tx, lease = self._tx, self.lease
-        cursor = tx.cursor(claim.lane, claim.grp)
-        if cursor is None or claim.acked_at is not None:
-            return None
-        consume(tx, cursor, claim.ranges)
-        tx.drop_claim(claim)
-        lease.fates.append(Fate("ack", tx.now, claim.lane, claim.ranges))
-        lease.ended_at = tx.now
-        tx.save_lease(lease)
-        unblock(tx, self._group, {claim.lane})
-        tx.tally.acked.append((self._group.id, tx.now - lease.acquired_at, lease.n))
-        self._wake()
-        return Outcome(settled=lease.n)
-
-    def _ack_part(self, claim: Claim, part: Ranges) -> Outcome | None:
-        tx, lease = self._tx, self.lease
-        cursor = tx.cursor(claim.lane, claim.grp)
-        if cursor is None:
-            return None
-        self._date(claim.lane)
-        claim.ranges = ranges.remove(claim.ranges, *part)
-        consume(tx, cursor, part)
-        n = part[1] - part[0]
-        tx.shrink_claim(claim, n)
-        if self._tell:
-            tell_acks(lease, self._claims)
-            tx.save_lease(lease)
-        tx.cache.keep_lease(lease, self._claims)
-        tx.tally.acked.append((self._group.id, tx.now - lease.acquired_at, n))
-        self._wake()
-        return Outcome(settled=n)
+        self._wakes = _wakes(group)
 
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
@@ -252,15 +261,8 @@ class Settlement:
                 tx.tally.acked.append((self._group.id, waited, self._acked))
         if lease.ended_at is None:
             tx.cache.keep_lease(lease, self._claims)
-        if self._changed:
-            self._wake()
-
-    def _wake(self) -> None:
-        """Let those who wait look again, where settling may have made room or order for them."""
-        if self._wakes:
-            queue = self._tx.queue_by_id(self._group.queue)
-            assert queue is not None
-            self._tx.touched.add(queue.name)
+        if self._changed and self._wakes:
+            _wake(tx, self._group)
 
     def _apply(
         self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
@@ -339,7 +341,7 @@ class Settlement:
         for claim in self._claims:
             if claim.lane == lane and claim.acked_at is not None:
                 first = min(first, claim.acked_at)
-        if now - first >= micros(1):
+        if now - first >= SECOND:
             tell_acks(self.lease, self._claims)
             self._tell, first = True, now
         for claim in self._claims:

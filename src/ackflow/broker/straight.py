@@ -3,27 +3,39 @@
 The long way, in `pop` and `take`, does the same for them; this one has fewer steps.
 """
 
-from ..store.rows import Group, Queue
+from typing import TYPE_CHECKING
+
+from ..clock import micros
+from ..policy import MAX_CLAIM
+from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
-from .handout import Part, Run, Taken
+from .handout import Handout, Run
+
+if TYPE_CHECKING:
+    from .pop import PopRequest
 
 
-def straight(tx: Tx, queue: Queue, group: Group, want: int) -> Part | None:
-    """Take `want` messages that nobody was given before; None when it is not as simple as that."""
-    id, options = tx.only_lane(group.id), queue.options
+def lease_next(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Handout) -> bool:
+    """Lease messages that nobody was given before; False when it is not as simple as that."""
+    id, options, rules = tx.only_lane(group.id), queue.options, group.rules
     if (
         id is None
-        or group.rules.ordering != "shared"
+        or rules.ordering != "shared"
+        or rules.policy == "none"
         or options.retention_seconds is not None
         or options.ttl_seconds is not None
         or options.max_wait_seconds is not None
         or options.window_seconds
+        or request.auto_ack
+        or request.partition is not None
+        or request.batch > MAX_CLAIM
     ):
-        return None
+        return False
     lane, cursor = tx.lane(id), tx.cursor(id, group.id)
     assert lane is not None
     assert cursor is not None
-    first, stop, number = cursor.next, cursor.next + want, cursor.delivered
+    first, number = cursor.next, cursor.delivered
+    stop = first + request.batch
     segment = tx.cache.segment(id, first)
     if (
         segment is None
@@ -33,16 +45,28 @@ def straight(tx: Tx, queue: Queue, group: Group, want: int) -> Part | None:
         or lane.gone
         or (id, group.id) not in tx.cache.nothing_due
     ):
-        return None
+        return False
     cursor.next = stop
-    cursor.delivered += want
-    tx.counted(cursor)
+    cursor.delivered += request.batch
     home = tx.partition_by_id(lane.partition)
     assert home is not None
-    run = Run(
-        id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
-        tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number,
-        lane.head - stop,
+    answer.token = tx.new_token() if request.token is None else request.token
+    answer.expires_at = tx.now + micros(request.lease_seconds or rules.lease_seconds)
+    lease = Lease(
+        0, answer.token, group.id, request.consumer, tx.now, answer.expires_at, None, request.batch,
+        [LeasePart(id, [first, stop], number)],
     )  # fmt: skip
-    taken = Taken([first, stop], [], segment.created_at, 1, 0, False, None)
-    return Part(lane, cursor, [taken], taken.ranges, number, [run])
+    claim = Claim(
+        0, group.id, id, [first, stop], LEASED, answer.expires_at, segment.created_at, 1, 0, False,
+        None, tx.add_lease(lease),
+    )  # fmt: skip
+    tx.counted(cursor)
+    tx.add_claim(claim)
+    tx.cache.keep_lease(lease, [claim])
+    answer.runs = [
+        Run(
+            id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
+            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, lane.head - stop,
+        )
+    ]  # fmt: skip
+    return True

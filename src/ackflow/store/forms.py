@@ -30,6 +30,7 @@ _fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
 _rest = msgpack.Decoder(Rest).decode
 _NONE = memoryview(b"")
+ALL_ACKED = b""  # the fates of a lease of which everything was acked when it ended
 
 items_of = json.Decoder(list[Raw]).decode
 _encode = msgpack.Encoder().encode
@@ -98,10 +99,16 @@ def to_lease(row: Row) -> Lease:
         parts = [LeasePart(lane, [lo, hi], number)]
     else:
         parts = [LeasePart(on, ranges.unpack(raw), number) for on, raw, number in _parts(packed)]
-    ended = []
-    for verb, at, on, raw in _fates(fates) if fates else ():
-        ended.append(Fate(verb, at, on, ranges.unpack(raw)))
-    return Lease(*[*columns, parts, ended])
+    lease = Lease(*[*columns, parts])
+    if fates == ALL_ACKED:
+        at = lease.ended_at
+        assert at is not None
+        lease.fates = [Fate("ack", at, part.lane, part.ranges) for part in parts]
+    elif fates is not None:
+        lease.fates = [
+            Fate(verb, at, on, ranges.unpack(raw)) for verb, at, on, raw in _fates(fates)
+        ]
+    return lease
 
 
 def lease_columns(lease: Lease) -> Row:

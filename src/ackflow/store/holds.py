@@ -7,7 +7,7 @@ from msgspec import msgpack
 
 from .. import ids, ranges
 from .cursors import Cursors
-from .forms import Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
+from .forms import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
 from .rows import LEASED, Claim, Cursor, Lease, tell_acks
 
 _encode = msgpack.Encoder().encode
@@ -183,6 +183,11 @@ class Holds(Cursors):
         self.run("add_lease", *lease_columns(lease))
         self.cache.last_lease = lease.id
         return lease.id
+
+    def end_acked(self, lease: Lease) -> None:
+        """End a lease of which everything was acked just now, in one go."""
+        self.cache.forget_lease(lease.id)
+        self.run("end_lease", lease.id, self.now, ALL_ACKED)
 
     def save_lease(self, lease: Lease) -> None:
         self.cache.forget_lease(lease.id)

@@ -93,7 +93,7 @@ class PostgresStore:
             self.id = _store_id(db)
             db.execute(FORGET)
 
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
+    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it never was.
 
         The exception is OutcomeUnknown: the server was lost while it committed, and stays away. The
@@ -101,10 +101,10 @@ class PostgresStore:
         """
         level = self._synced if synced else self._plain
         with self._alone, self._translated():
-            touched = self._patiently(lambda: self._transact(body, level))
-        if touched:
+            tx = self._patiently(lambda: self._transact(body, level))
+        if tx.touched:
             self._bell.ring()
-        return touched
+        return tx
 
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body on a snapshot of what is committed, beside the writer."""
@@ -142,7 +142,7 @@ class PostgresStore:
                 time.sleep(pause)
                 pause = min(pause + 0.05, 1.0)
 
-    def _transact(self, body: Callable[[Tx], None], level: str) -> set[str]:
+    def _transact(self, body: Callable[[Tx], None], level: str) -> Tx:
         channel = self._writing()
         try:
             tx = self._begin(channel, level)
@@ -167,7 +167,7 @@ class PostgresStore:
                 self.interrupted = error
         else:
             self._version = version
-        return tx.touched
+        return tx
 
     def _begin(self, channel: Channel, level: str) -> Tx:
         """Hold the writer's lock, and know what time it is."""

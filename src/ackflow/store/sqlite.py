@@ -100,7 +100,7 @@ class SqliteStore:
             self._file = _file(path)
             _opened.add(self)
 
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]:
+    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it never was."""
         if synced and (self._full or time.monotonic() > self._look_again):
             self._look_again = time.monotonic() + LOOK_SECONDS
@@ -109,17 +109,16 @@ class SqliteStore:
             self._full = not self._roomy()
         with self._alone:
             try:
-                touched = self._transact(body)
+                return self._transact(body)
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
                 self._copying.copy(self._db, empty=True)
                 with translated(self.path):
-                    touched = self._transact(body)
+                    return self._transact(body)
             except apsw.Error as error:
                 with translated(self.path):
                     raise error
-        return touched
 
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body on a snapshot of what is committed, beside the writer."""
@@ -172,7 +171,7 @@ class SqliteStore:
             db.close()
         self._readers.clear()
 
-    def _transact(self, body: Callable[[Tx], None]) -> set[str]:
+    def _transact(self, body: Callable[[Tx], None]) -> Tx:
         db, tx, write = self._db, self._writing, self._write
         if db.in_transaction:
             # A signal was handled where nothing could be cleaned up: do it now.
@@ -196,12 +195,12 @@ class SqliteStore:
             if committing and not isinstance(error, apsw.Error) and not db.in_transaction:
                 # A signal was handled while the commit returned: it is done all the same.
                 self.interrupted = error
-                return tx.touched
+                return tx
             self._cache.clear()
             with contextlib.suppress(apsw.Error):
                 self._execute("rollback", ())
             raise
-        return tx.touched
+        return tx
 
     def _tx(self, execute: Execute, cache: Cache) -> Tx:
         return Tx(

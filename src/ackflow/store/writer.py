@@ -63,7 +63,7 @@ class Writes(Protocol):
     @property
     def sync(self) -> Callable[[], None] | None: ...
 
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> set[str]: ...
+    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx: ...
 
 
 class Writer:
@@ -91,7 +91,6 @@ class Writer:
         self.commits = 0
         self.verbs = 0
         self.told: Callable[[Tally], None] | None = None
-        self._tally = Tally()
 
     def run(
         self, verb: Verb, args: tuple[Any, ...] = (), *, synced: bool, merge: Any = None
@@ -185,7 +184,10 @@ class Writer:
     def _alone(self, job: Job) -> None:
         """Lead where nobody else waits: what `_lead` does, in fewer steps."""
         with self._turn:
-            self._commit_one(job)
+            try:
+                self._tell(self._store.transact(partial(self._run_one, job), job.synced), 1)
+            except BaseException as error:
+                job.error = error
             job.done = True
             if job.synced and job.error is None and self._store.sync is not None:
                 job.duty = [job]  # first: who is interrupted after the next step still syncs
@@ -197,9 +199,14 @@ class Writer:
 
     def _resign(self, job: Job) -> None:
         with self._door:
+            if self._jobs:
+                if job.duty is not None:
+                    self._begin_sync(job.duty)
+                self._pass_on(job)
+                return
             if job.duty is not None:
-                self._begin_sync(job.duty)
-            self._pass_on(job)
+                self._syncing = job.duty
+            job.leads = self._busy = False
 
     def _lead(self, own: Job | None) -> None:
         """Run all that wait, then let go those that are done and the next one that leads."""
@@ -220,7 +227,9 @@ class Writer:
                     self._begin_sync(duty)
                 self._pass_on(own)
             try:
-                self._let_go([job for job in group if not job.waits] if duty else group)
+                for job in group:
+                    if not (duty and job.waits):
+                        self._let_go(job)
             finally:
                 if duty and not self._hand_over(own, duty):
                     self._sync(duty)
@@ -273,9 +282,11 @@ class Writer:
                     self._held = []
                     self._syncing = None
                     self._disk.release()
-                if not self._busy:
+                if self._jobs and not self._busy:
                     self._pass_on(None)
-            self._let_go([job for job in duty if job.duty is None])
+            for job in duty:
+                if job.duty is None:
+                    self._let_go(job)
 
     def _sync_now(self) -> None:
         assert self._store.sync is not None
@@ -287,12 +298,11 @@ class Writer:
             except BaseException as signal:  # what is committed is done, whoever interrupts
                 self._store.interrupted = signal
 
-    def _let_go(self, group: list[Job]) -> None:
-        for job in group:
-            if job.turn is not None:
-                job.turn.release()
-            elif job.answered is not None:
-                job.answered(job)
+    def _let_go(self, job: Job) -> None:
+        if job.turn is not None:
+            job.turn.release()
+        elif job.answered is not None:
+            job.answered(job)
 
     def _raise_interrupt(self) -> None:
         interrupted = self._store.interrupted
@@ -354,20 +364,14 @@ class Writer:
         synced = any(job.synced for job in group)
         self._tell(self._store.transact(partial(self._run, group), synced), len(group))
 
-    def _commit_one(self, job: Job) -> None:
-        try:
-            self._tell(self._store.transact(partial(self._run_one, job), job.synced), 1)
-        except BaseException as error:
-            job.error = error
-
-    def _tell(self, touched: set[str], verbs: int) -> None:
+    def _tell(self, tx: Tx, verbs: int) -> None:
+        """Tell what a transaction that is committed has done."""
         self.commits += 1
         self.verbs += verbs
-        tally = self._tally
-        if self.told is not None and (tally.acked or tally.died):
-            self.told(tally)
-        if touched:
-            self._committed(touched)
+        if self.told is not None and (tx.tally.acked or tx.tally.died):
+            self.told(tx.tally)
+        if tx.touched:
+            self._committed(tx.touched)
 
     def _run(self, group: list[Job], tx: Tx) -> None:
         index = 0
@@ -384,7 +388,6 @@ class Writer:
             self._run_merged(run, tx)
 
     def _run_merged(self, run: list[Job], tx: Tx) -> None:
-        self._tally = tx.tally
         for job, answer in zip(run, self._merged(tx, [job.merge for job in run]), strict=True):
             if isinstance(answer, AckflowError):
                 job.error = answer
@@ -395,7 +398,6 @@ class Writer:
         if job.merge is not None:
             self._run_merged([job], tx)
             return
-        self._tally = tx.tally
         try:
             job.answer = job.verb(tx, *job.args)
         except StorageFailed:

@@ -356,6 +356,8 @@ insert into leases (id, token, grp, consumer, acquired_at, expires_at, n, lane, 
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 -- name: save_lease
 update leases set expires_at = ?2, ended_at = ?3, fates = ?4 where id = ?1
+-- name: end_lease
+update leases set ended_at = ?2, fates = ?3 where id = ?1
 -- name: move_claims
 update claim_rows set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
 -- name: leases_after

@@ -1,6 +1,7 @@
 -- A claim like most, of new messages without holes under a lease, lies in the cursor that was moved
 -- past them: a hand-out and its settling each write two pages less. One cursor of a group may keep
 -- such a claim at a time, so that it is found without a look at the others.
+-- From here on empty fates of a lease say that everything was acked when it ended.
 
 alter table cursors add column keeps integer not null default 0;
 alter table cursors add column kept integer not null default 0;    -- the lease, 0: keeps nothing now
