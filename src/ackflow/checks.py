@@ -1,6 +1,5 @@
 """Bad input is refused here, with a sentence that names the right values, before anything is done."""
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -29,6 +28,7 @@ POSTGRES = ("postgresql://", "postgres://")
 
 
 _NUMBER = (int, float)
+_DIALECTS = tuple(DEFAULTS)
 _good: set[str] = set()
 
 
@@ -103,10 +103,8 @@ def batch(value: object) -> int:
 
 
 def seconds(value: object, what: str, least: float = 0.0) -> float:
-    if isinstance(value, _NUMBER) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and least <= number <= 1e10:
-            return number
+    if isinstance(value, _NUMBER) and not isinstance(value, bool) and least <= value <= 1e10:
+        return float(value)
     raise InvalidArgument(f"{what} is a number of seconds from {least:g} on, not {value!r}")
 
 
@@ -192,7 +190,7 @@ def one_of(value: object, what: str, allowed: tuple[str, ...]) -> Any:
 
 
 def dialect(value: object) -> Any:
-    return one_of(value, "dialect", tuple(DEFAULTS))
+    return one_of(value, "dialect", _DIALECTS)
 
 
 def _start(value: object) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 MANY = 256  # messages that are worth a segment of their own
 _encode = msgspec.json.Encoder().encode
+_NULL = re.compile(b"null")  # faster than `in` where it looks at much
 UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _check = msgspec.json.Decoder(msgspec.Raw).decode  # for a Raw inside a value, written as it is
 
@@ -145,7 +147,7 @@ def _many(
         return []
     if len(data) > MAX_SEGMENT_BYTES or len(encoded) != len(items):
         return []
-    if b"null" in data:
+    if _NULL.search(data):
         _refuse_nan(items)
     if whole:
         return [Chunk(queue, partition, priority, delay, array("i"), data, whole=len(items))]

@@ -216,8 +216,8 @@ class Batch(tuple[M, ...]):
 
     origin: Origin
     runs: list[Run]
-    why: str | None
-    retry_at: datetime | None
+    why: str | None = None
+    retry_at: datetime | None = None
 
     @classmethod
     def of(cls, session: Any, handout: Handout, message: type[M]) -> "Batch[M]":
@@ -231,8 +231,9 @@ class Batch(tuple[M, ...]):
         batch = cls(found)
         batch.origin = origin
         batch.runs = handout.runs
-        batch.why = handout.why
-        batch.retry_at = None if handout.retry_at is None else when(handout.retry_at)
+        if not found:
+            batch.why = handout.why
+            batch.retry_at = None if handout.retry_at is None else when(handout.retry_at)
         return batch
 
     def marks(self, verdict: Verdict) -> dict[int, list[Mark]]:

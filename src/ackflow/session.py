@@ -287,8 +287,11 @@ class Session(Helping):
         judged = [(m, v if isinstance(v, Verdict) else Verdict(v)) for m, v in verdicts]
         for _, verdict in judged:
             verdict.check()
+        synced = any(verdict.synced for _, verdict in judged)
         some = deliveries([message for message, _ in judged])
-        return self._patiently(some, lambda: self._settle_marks(marks_of(judged), atomic))
+        return self._patiently(
+            some, lambda: self._settle_marks(marks_of(judged), len(some), synced, atomic)
+        )
 
     def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
         """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
@@ -332,8 +335,8 @@ class Session(Helping):
         else:
             marks = marks_of((message, verdict) for message in some)
         if waits(self, some) is None:
-            return self._settle_marks(marks)
-        return self._patiently(some, lambda: self._settle_marks(marks))
+            return self._settle_marks(marks, len(some), verdict.synced)
+        return self._patiently(some, lambda: self._settle_marks(marks, len(some), verdict.synced))
 
     def _patiently(self, messages: Sequence[Delivery], call: Callable[[], R]) -> R:
         """Settle; what comes from a consume loop waits for a server that is away."""
@@ -345,15 +348,12 @@ class Session(Helping):
                 if pause is None or error.code not in PASSING or pause(AGAIN_SECONDS):
                     raise
 
-    def _settle_marks(self, marks: dict[int, list[Mark]], atomic: bool = False) -> Settled:
+    def _settle_marks(
+        self, marks: dict[int, list[Mark]], messages: int, synced: bool, atomic: bool = False
+    ) -> Settled:
         result = Settled()
         if not marks:
             return result
-        synced, messages = False, 0
-        for some in marks.values():
-            for mark in some:
-                synced = synced or mark.verdict.synced
-                messages += ranges.count(mark.ranges) if mark.ranges else 1
         broker = self.broker
         with self._acks.measure(messages) as call:
             for outcome in broker.do(settle.settle_many, synced, marks, atomic):
@@ -579,7 +579,7 @@ class Lease:
         for id in message_ids:
             place = ids.parse_message_id(id)
             marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
-        return self._session._settle_marks({self._token: marks})
+        return self._session._settle_marks({self._token: marks}, len(marks), verdict.synced)
 
 
 def _count(marks: Iterable[list[Mark]]) -> int:

@@ -151,8 +151,9 @@ class Broker:
                 self.waiting.pass_on(kind)
 
     def try_pop(self, request: PopRequest) -> Handout:
-        answer = self.do(pop, False, request)
-        if answer.runs:
+        self.check_open()
+        answer: Handout = self.writer.run(pop, (request,), synced=False)
+        if answer.runs and self.waiting.kinds:
             self.waiting.pass_on(request.kind)
         return answer
 

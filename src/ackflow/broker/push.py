@@ -121,7 +121,7 @@ def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
     due = not_before(tx, queue, chunk.delay)
     ends = chunk.ends.tobytes()
     segment = append(tx, queue, lane, ends, chunk.data, None, whole=chunk.whole, not_before=due)
-    return [[Placed(segment.lane, segment.first, segment.stop)]]
+    return [[Placed(lane.id, segment.first, lane.head)]]
 
 
 def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:

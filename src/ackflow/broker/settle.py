@@ -143,11 +143,10 @@ def _ack_straight(tx: Tx, group: Group, lease: Lease, claim: Claim, mark: Mark) 
     if asked is None or asked == held:
         if held != [held[0], held[0] + lease.n] or claim.acked_at is not None or lease.fates:
             return None
-        consume(tx, cursor, held)
-        tx.drop_claim(claim)
-        tx.end_acked(lease)
-        unblock(tx, group, {claim.lane})
         n = lease.n
+        consume(tx, cursor, held)
+        tx.end_acked(lease, claim, cursor)
+        unblock(tx, group, {claim.lane})
     elif len(asked) != 2 or verdict.up_to or not ranges.covers(held, *asked):
         return None
     else:
@@ -168,6 +167,7 @@ def _ack_part(tx: Tx, lease: Lease, claim: Claim, cursor: Cursor, part: Ranges, 
         claim.acked_at = tx.now
     claim.ranges = ranges.remove(claim.ranges, *part)
     consume(tx, cursor, part)
+    tx.counted(cursor)
     tx.shrink_claim(claim, n)
     if tells:
         tell_acks(lease, [claim])
@@ -472,6 +472,7 @@ class Settlement:
                 claim.ranges = ranges.difference(claim.ranges, part)
                 tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
                 consume(tx, cursor, part)
+                tx.counted(cursor)
                 settled += ranges.count(part)
         for id, part in others.items():
             other = tx.lease_by_id(id)
@@ -485,14 +486,13 @@ class Settlement:
 
 
 def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
-    """Count messages as done and remember the last of them."""
+    """Count messages as done and remember the last of them; the caller writes the cursor."""
     n = ranges.count(part)
     cursor.done += n
     cursor.consumed += n
     cursor.last_seq = part[-1] - 1
     cursor.last_created = tx.created_at(cursor.lane, cursor.last_seq)
     cursor.last_at = tx.now
-    tx.counted(cursor)
 
 
 _NOT_HERE = "the message is not part of this lease"

@@ -60,8 +60,7 @@ def lease_next(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer
         0, group.id, id, [first, stop], LEASED, answer.expires_at, segment.created_at, 1, 0, False,
         None, tx.add_lease(lease),
     )  # fmt: skip
-    tx.counted(cursor)
-    tx.add_claim(claim)
+    tx.add_plain_claim(claim, cursor)
     tx.cache.keep_lease(lease, [claim])
     answer.runs = [
         Run(

@@ -16,39 +16,39 @@ ANY_QUEUE = "\0"  # begins the name of a waiter that is not for one queue
 class Waiting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiters: dict[Kind, deque[Signal]] = {}
+        self.kinds: dict[Kind, deque[Signal]] = {}
         self.some = threading.Event()
 
     def enter(self, kind: Kind, signal: Signal) -> None:
         """Wait for work of a kind: (queue, group, partition or None for any)."""
         with self._lock:
-            self._waiters.setdefault(kind, deque()).append(signal)
+            self.kinds.setdefault(kind, deque()).append(signal)
             self.some.set()
 
     def leave(self, kind: Kind, signal: Signal) -> None:
         with self._lock:
-            waiters = self._waiters[kind]
+            waiters = self.kinds[kind]
             waiters.remove(signal)
             if not waiters:
-                del self._waiters[kind]
-            if not self._waiters:
+                del self.kinds[kind]
+            if not self.kinds:
                 self.some.clear()
 
     def ring(self, queues: set[str] | None = None) -> None:
         """Something may have come in these queues (None: in any)."""
-        if not self._waiters:
+        if not self.kinds:
             return
         with self._lock:
-            for kind, waiters in self._waiters.items():
+            for kind, waiters in self.kinds.items():
                 if queues is None or kind[0] in queues or kind[0].startswith(ANY_QUEUE):
                     waiters[0].ring()
 
     def pass_on(self, kind: Kind) -> None:
         """The waiter that was rung got something, or gave up: let the next one look."""
-        if kind not in self._waiters:
+        if kind not in self.kinds:
             return
         with self._lock:
-            for signal in self._waiters.get(kind, ()):
+            for signal in self.kinds.get(kind, ()):
                 if not signal.rung():
                     signal.ring()
                     return

@@ -13,11 +13,13 @@ MAX_LEASES = 1_000
 MAX_SEEN = 10_000
 SEGMENTS_KEPT = 4
 MAX_BODY_BYTES = 8 * 1024 * 1024
+BODY_COST = 800  # bytes that a body takes beside its payloads
 
 
 class Cache:
     def __init__(self) -> None:
         self.tick = 0
+        self.crowded = False  # it has more records than it should
         self.queues: dict[int, Queue] = {}
         self.queue_ids: dict[str, int] = {}
         self.partitions: dict[tuple[int, str] | int, Partition] = {}
@@ -58,14 +60,22 @@ class Cache:
         self._bodies.clear()
         self._bytes = 0
 
+    def keep_cursor(self, cursor: Cursor) -> None:
+        self.cursors[cursor.lane, cursor.grp] = cursor
+        self.crowded = self.crowded or len(self.cursors) > MAX_CURSORS
+
+    def keep_lane(self, lane: Lane) -> None:
+        self.lanes[lane.id] = self.lanes[lane.partition, lane.priority] = lane
+        self.crowded = self.crowded or len(self.lanes) > 2 * MAX_CURSORS
+
     def shrink(self) -> None:
-        """Forget the records when there are too many of them; called between transactions."""
-        if len(self.cursors) > MAX_CURSORS or len(self.lanes) > 2 * MAX_CURSORS:
-            self.cursors.clear()
-            self.segments.clear()
-            self.nothing_due.clear()
-            self.lanes.clear()
-            self.partitions.clear()
+        """Forget the records of lanes; called between transactions when it is crowded."""
+        self.crowded = False
+        self.cursors.clear()
+        self.segments.clear()
+        self.nothing_due.clear()
+        self.lanes.clear()
+        self.partitions.clear()
 
     def saw(self, grp: int, consumer: str, now: int) -> None:
         """Remember when a consumer last asked; what was long ago is forgotten now and then."""
@@ -78,14 +88,12 @@ class Cache:
             for name in old:
                 del seen[name]
 
-    def keep_segment(self, segment: Segment) -> None:
+    def keep_segment(self, segment: Segment, new: bool = False) -> None:
         kept = self.segments.get(segment.lane)
         if kept is None:
             kept = self.segments[segment.lane] = deque(maxlen=SEGMENTS_KEPT)
-        for one in kept:
-            if one is segment:
-                return
-        kept.appendleft(segment)  # most often asked for is the last one
+        if new or segment not in kept:
+            kept.appendleft(segment)  # most often asked for is the last one
 
     def segment(self, lane: int, sequence: int) -> Segment | None:
         """The segment that holds a sequence, if it was read or written lately."""
@@ -123,7 +131,7 @@ class Cache:
 
     def keep_body(self, lane: int, first: int, body: Body) -> None:
         """Keep the payloads of a segment; (lane, first) is never given to another one."""
-        size = len(body.data)
+        size = len(body.data) + BODY_COST
         if size > MAX_BODY_BYTES // 2 or (lane, first) in self._bodies:
             return
         self._bodies[lane, first] = body, size

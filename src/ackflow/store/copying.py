@@ -15,6 +15,8 @@ SOON_PAGES = 800
 NOW_PAGES = 1_000
 LONG_PAGES = 2_000
 
+_WRITTEN = apsw.SQLITE_DBSTATUS_CACHE_WRITE
+
 
 class Copying:
     """Copies the log of one file in a thread of its own, which the first long log starts.
@@ -37,12 +39,14 @@ class Copying:
 
         Its hook would tell the length of the log, but takes the interpreter's lock inside a commit.
         """
-        pages = db.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE)[0] - self._copied
+        pages = db.status(_WRITTEN)[0] - self._copied
+        if pages < SOON_PAGES:
+            return
         if pages >= NOW_PAGES:
             self.copy(db)
             self._copied += pages
             self._asked = False
-        elif pages >= SOON_PAGES and not self._asked:
+        elif not self._asked:
             self._asked = True
             self._call()
 

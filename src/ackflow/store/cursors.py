@@ -33,7 +33,8 @@ class Cursors(Asking):
     def _cached_cursor(self, row: Row) -> Cursor:
         found = self.cache.cursors.get(row[:2])
         if found is None:
-            found = self.cache.cursors[row[0], row[1]] = Cursor(*row)
+            found = Cursor(*row)
+            self.cache.keep_cursor(found)
         return found
 
     def cursors_of_lane(self, lane: int) -> list[Cursor]:
@@ -48,7 +49,7 @@ class Cursors(Asking):
         c = cursor
         self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
                  c.skipped, c.hidden)  # fmt: skip
-        self.cache.cursors[c.lane, c.grp] = cursor
+        self.cache.keep_cursor(cursor)
         self.cache.alone.pop(c.grp, None)
 
     def changed(self, cursor: Cursor) -> None:

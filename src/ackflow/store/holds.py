@@ -23,12 +23,21 @@ class Holds(Cursors):
     # claims
 
     def add_claim(self, claim: Claim) -> None:
-        self.cache.note_claim(claim)
         cursor = self.cursor(claim.lane, claim.grp) if _is_plain(claim) else None
-        if cursor is not None and self.may_keep(cursor):
+        if cursor is not None:
+            self.add_plain_claim(claim, cursor)
+        else:
+            self.cache.note_claim(claim)
+            self._add_row(claim)
+
+    def add_plain_claim(self, claim: Claim, cursor: Cursor) -> None:
+        """Add a claim of new messages without holes, and write the counts of its cursor."""
+        self.cache.note_claim(claim)
+        if self.may_keep(cursor):
             self.keep(cursor, claim)
             claim.stored = cursor.kept
         else:
+            self.counted(cursor)
             self._add_row(claim)
 
     def _add_row(self, claim: Claim) -> None:
@@ -184,9 +193,14 @@ class Holds(Cursors):
         self.cache.last_lease = lease.id
         return lease.id
 
-    def end_acked(self, lease: Lease) -> None:
-        """End a lease of which everything was acked just now, in one go."""
-        self.cache.forget_lease(lease.id)
+    def end_acked(self, lease: Lease, claim: Claim, cursor: Cursor) -> None:
+        """End a lease, as `held` gave it, whose only claim was all of it and was acked just now."""
+        if claim.id:
+            self.counted(cursor)
+            self.run("drop_claim", *claim_key(claim))
+        else:
+            assert cursor.kept == lease.id, "a claim that does not lie in its cursor"
+            self.keep(cursor, None)
         self.run("end_lease", lease.id, self.now, ALL_ACKED)
 
     def save_lease(self, lease: Lease) -> None:

@@ -178,7 +178,8 @@ class PostgresStore:
         if version != self._version:
             self._cache.clear()
             self._version = version
-        self._cache.shrink()
+        if self._cache.crowded:
+            self._cache.shrink()
         if isinstance(self.clock, ServerClock):
             self.clock.set(now)
         else:

@@ -182,7 +182,8 @@ class SqliteStore:
             write("begin immediate")
             if db.data_version() != self._version:  # another connection has written
                 self._cache.clear()
-            self._cache.shrink()
+            if self._cache.crowded:
+                self._cache.shrink()
             tx.begin(self.clock.now(), self._full)
             body(tx)
             tx.flush()

@@ -46,10 +46,9 @@ class Tally:
         self.counts[key] = self.counts.get(key, 0) + n
 
     def clear(self) -> None:
-        if self.counts or self.acked or self.died:
-            self.counts.clear()
-            self.acked.clear()
-            self.died.clear()
+        self.counts.clear()
+        self.acked.clear()
+        self.died.clear()
 
     def write(self, run: Callable[..., Any]) -> None:
         """Add what was counted to the table."""

@@ -70,10 +70,13 @@ class Tx(Holds):
         """Start anew: a store may use one record for all its transactions."""
         self.now = now
         self.full = full
-        self.touched = set()
+        if self.touched:
+            self.touched = set()
         if self._changed or self._counted:
             self.forget()
-        self.tally.clear()
+        tally = self.tally
+        if tally.acked or tally.died or tally.counts:
+            tally.clear()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -127,16 +130,19 @@ class Tx(Holds):
         self.run("save_queue", queue.id, queue.paused, _encode(queue.options))
 
     def partition(self, queue: int, name: str) -> Partition | None:
-        return self._partition((queue, name), "partition_named", queue, name)
+        found = self.cache.partitions.get((queue, name))
+        return self._read_partition("partition_named", queue, name) if found is None else found
 
     def partition_by_id(self, id: int) -> Partition | None:
-        return self._partition(id, "partition_by_id", id)
+        found = self.cache.partitions.get(id)
+        return self._read_partition("partition_by_id", id) if found is None else found
 
-    def _partition(self, key: Any, statement: str, *args: Any) -> Partition | None:
-        found = self.cache.partitions.get(key)
-        if found is None and (row := self.one(statement, *args)):
-            found = Partition(*row)
-            self._keep_partition(found)
+    def _read_partition(self, statement: str, *args: Any) -> Partition | None:
+        row = self.one(statement, *args)
+        if row is None:
+            return None
+        found = Partition(*row)
+        self._keep_partition(found)
         return found
 
     def add_partition(self, queue: int, name: str) -> Partition:
@@ -153,30 +159,29 @@ class Tx(Holds):
         return [Partition(*row) for row in self.all("partitions_of", queue, after, limit)]
 
     def lane(self, id: int) -> Lane | None:
-        return self._lane(id, "lane_by_id", id)
+        found = self.cache.lanes.get(id)
+        return self._read_lane("lane_by_id", id) if found is None else found
 
     def lane_of(self, partition: int, priority: int) -> Lane | None:
-        return self._lane((partition, priority), "lane_of", partition, priority)
+        found = self.cache.lanes.get((partition, priority))
+        return self._read_lane("lane_of", partition, priority) if found is None else found
 
-    def _lane(self, key: Any, statement: str, *args: Any) -> Lane | None:
-        found = self.cache.lanes.get(key)
-        if found is None and (row := self.one(statement, *args)):
-            found = self._cached_lane(row)
-        return found
+    def _read_lane(self, statement: str, *args: Any) -> Lane | None:
+        row = self.one(statement, *args)
+        return self._cached_lane(row) if row else None
 
     def _cached_lane(self, row: Row) -> Lane:
         lane = self.cache.lanes.get(row[0])
         if lane is None:
             *columns, gone = row
             lane = Lane(*[*columns, ranges.unpack(gone) if gone else []])
-            self.cache.lanes[lane.id] = lane
-            self.cache.lanes[lane.partition, lane.priority] = lane
+            self.cache.keep_lane(lane)
         return lane
 
     def add_lane(self, queue: int, partition: int, priority: int) -> Lane:
         id = self.insert("add_lane", queue, partition, priority)
-        lane = self.cache.lanes[id] = Lane(id, queue, partition, priority)
-        self.cache.lanes[partition, priority] = lane
+        lane = Lane(id, queue, partition, priority)
+        self.cache.keep_lane(lane)
         return lane
 
     def lanes(self, queue: int) -> list[Lane]:
@@ -212,7 +217,7 @@ class Tx(Holds):
         if s.not_before is not None or s.for_group is not None:
             lane.odd = lane.head
             self.run("note_odd", lane.id, lane.odd)
-        self.cache.keep_segment(segment)
+        self.cache.keep_segment(segment, new=True)
 
     def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
         """Headers from the one that holds the sequence on; the first may lie above it."""
@@ -285,16 +290,16 @@ class Tx(Holds):
     # groups
 
     def group(self, queue: int, name: str) -> Group | None:
-        return self._group((queue, name), "group_named", queue, name)
+        found = self.cache.groups.get((queue, name))
+        return self._read_group("group_named", queue, name) if found is None else found
 
     def group_by_id(self, id: int) -> Group | None:
-        return self._group(id, "group_by_id", id)
+        found = self.cache.groups.get(id)
+        return self._read_group("group_by_id", id) if found is None else found
 
-    def _group(self, key: Any, statement: str, *args: Any) -> Group | None:
-        found = self.cache.groups.get(key)
-        if found is None and (row := self.one(statement, *args)):
-            found = self._cached_group(row)
-        return found
+    def _read_group(self, statement: str, *args: Any) -> Group | None:
+        row = self.one(statement, *args)
+        return self._cached_group(row) if row else None
 
     def _cached_group(self, row: Row) -> Group:
         found = self.cache.groups.get(row[0])
