@@ -17,7 +17,7 @@ PARTITIONS = 10_000
 BUSY = "p0"
 DEPTH = Target(1.2, at_least=False)
 SPREAD = Target(1.5, at_least=False)
-PREFILL = 10_000
+PREFILL = 1_000
 
 Step = Callable[[], dict[str, float]]
 Sides = tuple[list[float], list[float]]

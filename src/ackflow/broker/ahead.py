@@ -8,8 +8,6 @@ from ..store.tx import Tx
 from .admin import find_partition, find_queue
 from .browse import view
 
-SEGMENTS_AT_ONCE = 32
-
 
 def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMessage]:
     """The next messages of a group, in the order of serving, whatever holds them back.
@@ -49,18 +47,15 @@ def _next_of(
         for sequence in range(first, stop)
     ]
     mine = None if group is None else group.id
-    while len(found) < want and start < lane.head:
-        segments = tx.segments_from(lane.id, start, SEGMENTS_AT_ONCE)
-        if not segments:
+    for segment in tx.segments_from(lane.id, start):
+        if len(found) >= want:
             break
-        for segment in segments:
-            if segment.for_group in (None, mine) and segment.due_at <= tx.now:
-                there = ranges.difference([max(start, segment.first), segment.stop], lane.gone)
-                found += [
-                    view(tx, queue, group, lane, segment, sequence)
-                    for sequence in ranges.numbers(ranges.lowest(there, want - len(found)))
-                ]
-            start = segment.stop
+        if segment.for_group in (None, mine) and segment.due_at <= tx.now:
+            there = ranges.difference([max(start, segment.first), segment.stop], lane.gone)
+            found += [
+                view(tx, queue, group, lane, segment, sequence)
+                for sequence in ranges.numbers(ranges.lowest(there, want - len(found)))
+            ]
     return found
 
 

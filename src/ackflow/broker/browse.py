@@ -12,8 +12,6 @@ from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .handout import is_binary, payload
 
-SEGMENTS_AT_ONCE = 32
-
 
 class BrowseRequest(Struct):
     """What to look for; `text` is bytes that the payload contains, `after` continues a page."""
@@ -41,17 +39,13 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
         if lane.id < at_lane:
             continue
         at = at if lane.id == at_lane else lane.base
-        while at < lane.head:
+        for segment in tx.segments_from(lane.id, at):
             if len(found) >= request.limit or (looked and time.monotonic() > deadline):
                 return Page(found, f"{lane.id}.{at}")
             looked = True
-            segments = tx.segments_from(lane.id, at, SEGMENTS_AT_ONCE)
-            if not segments:
-                break
-            for segment in segments:
-                at = _look(tx, request, queue, group, lane, segment, max(at, segment.first), found)
-                if len(found) >= request.limit or time.monotonic() > deadline:
-                    break
+            at = _look(tx, request, queue, group, lane, segment, max(at, segment.first), found)
+        if at < lane.head and len(found) >= request.limit:
+            return Page(found, f"{lane.id}.{at}")
     return Page(found)
 
 

@@ -4,6 +4,7 @@ Pop and settle call this before they look, so that nothing depends on when upkee
 """
 
 from collections.abc import Iterable
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from .. import ranges
@@ -148,11 +149,8 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     if age is None or lane.base >= lane.head:
         return 0
     limit_time = tx.now - micros(age)
-    old = []
-    for segment in tx.segments_from(lane.id, lane.base, limit):
-        if segment.created_at > limit_time:
-            break
-        old.append(segment)
+    some = islice(tx.segments_from(lane.id, lane.base), limit)
+    old = list(takewhile(lambda segment: segment.created_at <= limit_time, some))
     if not old:
         return 0
     claims = tx.claims_of_lane(lane.id)

@@ -37,7 +37,6 @@ from .settle import Mark, Verdict, extend, settle
 from .take import take
 
 LANES_AT_MOST = 1_000
-SEGMENTS_AT_ONCE = 256
 UNSETTLED = "the query neither settled nor held it"
 UNREADABLE = "the payload does not fit the schema of the query"
 
@@ -354,18 +353,13 @@ def _fitting(tx: Tx, lane: Lane, group: Group, cursor: Cursor, rows: int, size: 
     """About how many messages of a lane fit into `size` bytes, at least one, at most `rows`."""
     due = tx.due_claims(lane.id, group.id, 1)
     at, fit = (due[0].ranges[0] if due else cursor.next), 0
-    while fit < rows and size > 0:
-        segments = tx.segments_from(lane.id, at, SEGMENTS_AT_ONCE)
-        if not segments or segments[-1].stop <= at:
+    for segment in tx.segments_from(lane.id, at):
+        if size <= 0 or fit >= rows:
             break
-        for segment in segments:
-            there = segment.stop - max(at, segment.first)
-            each = max(1.0, segment.bytes / segment.count)
-            fit += min(there, int(size // each))
-            size -= int(there * each)
-            at = segment.stop
-            if size <= 0 or fit >= rows:
-                break
+        there = segment.stop - max(at, segment.first)
+        each = max(1.0, segment.bytes / segment.count)
+        fit += min(there, int(size // each))
+        size -= int(there * each)
     return max(1, min(rows, fit))
 
 

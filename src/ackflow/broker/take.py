@@ -1,5 +1,7 @@
 """Taking messages from one lane: what came back and is due before what is new, then by sequence."""
 
+from itertools import islice
+
 from .. import ranges
 from ..clock import micros
 from ..errors import StorageFailed
@@ -11,7 +13,7 @@ from .expire import drop_old
 from .handout import Taken, carried
 from .unread import drop_unread
 
-SEGMENTS_AT_ONCE = 256
+AT_ONCE = 256
 
 
 def take(
@@ -138,23 +140,13 @@ def _take_new(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
 ) -> list[Taken]:
     taken: list[Taken] = []
-    while want > 0 and cursor.next < lane.head:
-        before = cursor.next
-        for segment in _ahead(tx, lane, cursor, want):
-            # Deleted messages make a stretch shorter than it looks: the segment may need another.
-            while want > 0 and cursor.next < segment.stop:
-                want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
-        if cursor.next == before:
-            raise StorageFailed("the file is damaged: messages are missing; restore a backup")
-    return taken
-
-
-def _ahead(tx: Tx, lane: Lane, cursor: Cursor, want: int) -> list[Segment]:
-    """The next segments of a cursor, without a query while it is inside a large one."""
-    here = tx.cache.segment(lane.id, cursor.next)
-    if here is not None and here.stop - cursor.next >= want:
-        return [here]
-    return tx.segments_from(lane.id, cursor.next, min(want, SEGMENTS_AT_ONCE))
+    for segment in tx.segments_from(lane.id, cursor.next):
+        # Deleted messages make a stretch shorter than it looks: the segment may need another.
+        while want > 0 and cursor.next < segment.stop:
+            want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
+        if want <= 0 or cursor.next >= lane.head:
+            return taken
+    raise StorageFailed("the file is damaged: messages are missing; restore a backup")
 
 
 def _take_segment(
@@ -240,11 +232,9 @@ def overdue(tx: Tx, grp: int, lane_id: int) -> int:
     if not (group and lane and cursor and queue):
         return 0
     dead = cursor.dead
-    for claim in tx.due_claims(lane.id, group.id, SEGMENTS_AT_ONCE):
+    for claim in tx.due_claims(lane.id, group.id, AT_ONCE):
         _waited_too_long(tx, queue, group, lane, cursor, claim)
-    for segment in tx.segments_from(lane.id, cursor.next, SEGMENTS_AT_ONCE):
-        if segment.stop <= cursor.next:
-            continue
+    for segment in islice(tx.segments_from(lane.id, cursor.next), AT_ONCE):
         if segment.for_group in (None, grp) and not _too_old(tx, queue, segment):
             break
         _take_segment(tx, queue, group, lane, cursor, segment, 0, [])

@@ -1,5 +1,7 @@
 """Time to live: messages that somebody has still to read go when they are too old."""
 
+from itertools import islice
+
 from .. import ranges
 from ..clock import micros
 from ..ranges import Ranges
@@ -20,7 +22,7 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     cursors = tx.cursors_of_lane(lane.id)
     start = _first_unread(tx, lane, cursors)
     stop = start
-    for segment in tx.segments_from(lane.id, start, limit):
+    for segment in islice(tx.segments_from(lane.id, start), limit):
         if segment.created_at > tx.now - micros(age):
             break
         stop = segment.stop
@@ -83,7 +85,7 @@ def _unread(tx: Tx, lane: Lane, cursors: list[Cursor], start: int, stop: int) ->
 def _drop_gone(tx: Tx, queue: Queue, lane: Lane, limit: int) -> None:
     """Free the space of the first segments when nothing of them is left."""
     base = lane.base
-    for segment in tx.segments_from(lane.id, lane.base, limit):
+    for segment in islice(tx.segments_from(lane.id, lane.base), limit):
         if ranges.count(ranges.clip(lane.gone, segment.first, segment.stop)) < segment.count:
             break
         drop_segment(tx, queue, lane, segment)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from ..clock import SECOND, micros
@@ -127,7 +128,7 @@ def trim(tx: Tx, lane_id: int) -> int:
     limit = tx.now - micros(queue.options.keep_seconds)
     deadline = time.monotonic() + SLICE_SECONDS
     dropped, base = 0, lane.base
-    for segment in tx.segments_from(lane.id, lane.base, ROWS):
+    for segment in islice(tx.segments_from(lane.id, lane.base), ROWS):
         if segment.stop > low or segment.created_at > limit:
             break
         if dropped and time.monotonic() > deadline:

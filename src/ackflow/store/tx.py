@@ -38,6 +38,7 @@ from .rows import (
 )
 
 NO_BODY = (None, None, None)
+FIRST_STEP, LAST_STEP = 4, 256
 
 _rest = msgpack.Decoder(Rest).decode
 _group_options = msgpack.Decoder(GroupOptions).decode
@@ -219,26 +220,38 @@ class Tx(Holds):
             self.run("note_odd", lane.id, lane.odd)
         self.cache.keep_segment(segment, new=True)
 
-    def segments_from(self, lane: int, sequence: int, limit: int) -> list[Segment]:
-        """Headers from the one that holds the sequence on; the first may lie above it."""
-        return [to_segment(row) for row in self.all("segments_from", lane, sequence, limit)]
+    def segments_from(self, lane: int, sequence: int) -> Iterator[Segment]:
+        """Headers from the one that holds a sequence on; the first may lie above it.
+
+        They are read in steps that grow, so that whoever needs one does not read hundreds. What
+        was given may be dropped meanwhile.
+        """
+        first = self.cache.segment(lane, sequence)
+        if first is not None:
+            yield first
+            sequence = first.stop
+        step = FIRST_STEP
+        while True:
+            rows = self.all("segments_from", lane, sequence, step)
+            for row in rows:
+                segment = to_segment(row)
+                if segment.stop > sequence:
+                    sequence = segment.stop
+                    yield segment
+            if len(rows) < step:
+                return
+            step = min(4 * step, LAST_STEP)
 
     def segments_before(self, lane: int, sequence: int, limit: int) -> list[Segment]:
         return [to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
 
     def segments_over(self, lane: int, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
         """Each stored piece of the wanted ranges as (header, first, stop), in order."""
-        at = wanted[0] if wanted else 0
-        while wanted and at < wanted[-1]:
-            headers = self.segments_from(lane, at, 64)
-            if not headers or headers[-1].stop <= at:
+        for header in self.segments_from(lane, wanted[0]) if wanted else ():
+            for first, stop in ranges.pairs(ranges.clip(wanted, header.first, header.stop)):
+                yield header, first, stop
+            if header.stop >= wanted[-1]:
                 return
-            for header in headers:
-                for first, stop in ranges.pairs(ranges.clip(wanted, header.first, header.stop)):
-                    yield header, first, stop
-                at = header.stop
-                if at >= wanted[-1]:
-                    return
 
     def created_at(self, lane: int, sequence: int) -> int | None:
         segment = self.cache.segment(lane, sequence)

@@ -1,0 +1,140 @@
+"""What a verb costs does not grow with the batch, the depth of the queue or idle partitions.
+
+Counted are rows written and steps of SQLite's machine: no clock decides here.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ackflow
+from ackflow import Message, Session
+from ackflow.store import tx
+
+Verb = Callable[[Session], object]
+
+
+@pytest.fixture
+def q(tmp_path: Path) -> Iterator[Session]:
+    with opened(tmp_path / "a.db") as session:
+        yield session
+
+
+def opened(path: Path) -> Session:
+    session = ackflow.connect(path, upkeep=False)
+    session.configure("q", keep_seconds=0)
+    session.group("q", "g")
+    return session
+
+
+def rows(q: Session, verb: Verb) -> int:
+    """How many rows a verb writes."""
+    db = q._broker.store._db  # type: ignore[attr-defined]
+    before = db.total_changes()
+    verb(q)
+    return int(db.total_changes() - before)
+
+
+def steps(q: Session, verb: Verb) -> int:
+    """How many steps SQLite takes for a verb."""
+    count = 0
+
+    def step() -> bool:
+        nonlocal count
+        count += 1
+        return False
+
+    db = q._broker.store._db  # type: ignore[attr-defined]
+    db.set_progress_handler(step, 1)
+    verb(q)
+    db.set_progress_handler(None)
+    return count
+
+
+def push(n: int) -> Verb:
+    return lambda q: q.push("q", [f"{number:099}" for number in range(n)])
+
+
+def pop(n: int) -> Verb:
+    def verb(q: Session) -> None:
+        q.batch = q.pop("q", group="g", batch=n)  # type: ignore[attr-defined]
+        assert len(q.batch) == n  # type: ignore[attr-defined]
+
+    return verb
+
+
+def ack(q: Session) -> None:
+    q.ack(q.batch)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("verb", "most"), [("push", 2), ("pop", 2), ("ack", 2)])
+def test_a_verb_on_a_thousand_messages_writes_as_many_rows_as_on_ten(
+    q: Session, verb: str, most: int
+) -> None:
+    counted = []
+    push(1)(q)
+    pop(1)(q)
+    ack(q)
+    for n in (10, 1_000):
+        costs = {"push": rows(q, push(n)), "pop": rows(q, pop(n)), "ack": rows(q, ack)}
+        counted.append(costs[verb])
+    assert counted[0] == counted[1] <= most
+
+
+def test_an_ack_of_one_of_a_thousand_writes_two_rows(q: Session) -> None:
+    push(1_000)(q)
+    batch = q.pop("q", group="g", batch=1_000)
+    first: Message = batch[500]
+    first.ack()  # takes the claim out of its cursor, once
+    for message in (batch[3], batch[700], batch[999]):
+        assert rows(q, lambda _, m=message: m.ack()) == 2  # type: ignore[misc]
+
+
+def costs(q: Session) -> dict[str, int]:
+    """Steps of each verb, with as much pushed as is taken."""
+    found = {}
+    for n in (1, 100):
+        found[f"push {n}"] = steps(q, push(n))
+        found[f"pop {n}"] = steps(q, pop(n))
+        found[f"ack {n}"] = steps(q, ack)
+        found[f"trim {n}"] = steps(q, lambda q: q.upkeep())
+    return found
+
+
+def deep(path: Path, pushes: int) -> Session:
+    q = opened(path)
+    for _ in range(pushes):
+        push(100)(q)
+    return q
+
+
+def test_a_deep_queue_costs_no_more_steps_than_a_shallow_one(tmp_path: Path) -> None:
+    with deep(tmp_path / "shallow.db", 20) as shallow, deep(tmp_path / "deep.db", 2_000) as far:
+        costs(shallow), costs(far)
+        few, many = costs(shallow), costs(far)
+    assert {what: many[what] for what in few if many[what] > 1.05 * few[what]} == {}
+
+
+def test_the_test_of_deep_queues_sees_a_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tx, "FIRST_STEP", 256)
+    with deep(tmp_path / "shallow.db", 20) as shallow, deep(tmp_path / "deep.db", 500) as far:
+        costs(shallow), costs(far)
+        few, many = costs(shallow), costs(far)
+    assert many["trim 100"] > 2 * few["trim 100"]
+
+
+def test_a_thousand_idle_partitions_cost_no_more_steps_than_none(tmp_path: Path) -> None:
+    with opened(tmp_path / "one.db") as one, opened(tmp_path / "many.db") as many:
+        for n in range(1_000):
+            many.push("q", n, partition=f"p{n}")
+        while batch := many.pop("q", group="g", batch=1_000):
+            many.ack(batch)
+        found = []
+        for q in (one, many):
+            costs(q)
+            found.append(costs(q))
+    alone, beside = found
+    assert {what: beside[what] for what in alone if beside[what] > 1.05 * alone[what]} == {}
