@@ -2,13 +2,16 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
 import ackflow
+from ackflow.store import copying
 from ackflow.store.copying import LONG_PAGES, NOW_PAGES, Copying
 from ackflow.store.sqlite import PAGE_SIZE
 
@@ -49,31 +52,82 @@ def test_the_log_of_several_sessions_stays_short(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    written = 4 * 4 * NOW_PAGES  # at the least, and how long one waits for its turn is not ours
-    assert log_pages(path) < written
+    assert log_pages(path) < len(sessions) * 2 * LONG_PAGES
     for q in sessions:
         q.close()
 
 
-def test_a_long_log_is_copied_with_other_writers_kept_out(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.db")
-    kept_out = []
+class Watched(apsw.Connection):
+    """Notes whether others were kept out while it copied the log, or tried while another did."""
 
-    class Watched(apsw.Connection):
-        def wal_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-            with closing(apsw.Connection(path)) as third:
-                try:
-                    third.execute("begin immediate")
-                except apsw.BusyError:
-                    kept_out.append(True)
-            return super().wal_checkpoint(*args, **kwargs)
+    def __init__(self, path: str, busy: int = 0) -> None:
+        super().__init__(path)
+        self.pragma("journal_mode", "wal")  # has it look at the log, as the store's own does
+        self.path = path
+        self.busy = busy
 
-    with closing(apsw.Connection(path)) as db:
-        db.pragma("journal_mode", "wal")
-        db.wal_autocheckpoint(0)
-        db.execute("create table t (body)")
-        copying = Copying(lambda: Watched(path))
-        for pages, expected in ((10, []), (LONG_PAGES + 1, [True])):
-            db.execute("insert into t values (zeroblob(?))", (pages * PAGE_SIZE,))
-            copying.copy(db)
-            assert kept_out == expected
+    def wal_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        with closing(apsw.Connection(self.path)) as third:
+            try:
+                third.execute("begin immediate")
+                kept_out.append(False)
+            except apsw.BusyError:
+                kept_out.append(True)
+        self.busy -= 1
+        if self.busy >= 0:
+            raise apsw.BusyError("another copies")
+        return super().wal_checkpoint(*args, **kwargs)
+
+
+kept_out: list[bool] = []
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[apsw.Connection]:
+    kept_out.clear()
+    with closing(apsw.Connection(str(tmp_path / "a.db"))) as made:
+        made.pragma("journal_mode", "wal")
+        made.wal_autocheckpoint(0)
+        made.execute("create table t (body)")
+        yield made
+
+
+def fill(db: apsw.Connection, pages: int) -> None:
+    db.execute("insert into t values (zeroblob(?))", (pages * PAGE_SIZE,))
+
+
+def left(db: apsw.Connection) -> int:
+    """How many pages of the log are not copied."""
+    pages, copied = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    return pages - copied
+
+
+def test_a_long_log_is_copied_with_other_writers_kept_out(db: apsw.Connection) -> None:
+    copies = Copying(lambda: Watched(db.filename))
+    for pages, expected in ((10, []), (LONG_PAGES + 1, [True])):
+        fill(db, pages)
+        assert copies.copy(db)
+        assert kept_out == expected
+
+
+def test_another_that_copies_is_waited_for_with_the_writers_kept_out(db: apsw.Connection) -> None:
+    fill(db, LONG_PAGES + 1)
+    assert Copying(lambda: Watched(db.filename, busy=3)).copy(db, alone=True)
+    assert kept_out == [True] * 4
+    assert left(db) == 0
+
+
+def test_another_that_copies_for_ever_is_waited_for_once_and_not_at_every_commit(
+    db: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "ALONE_SECONDS", 0.01)
+    stuck = Copying(lambda: Watched(db.filename, busy=1 << 30))
+    fill(db, LONG_PAGES + 1)
+    stuck.look(db)
+    tried = len(kept_out)
+    assert tried > 1
+    assert not db.in_transaction
+    for _ in range(10):
+        fill(db, 1)
+        stuck.look(db)
+    assert len(kept_out) == tried

@@ -5,6 +5,7 @@ A checkpoint is two syncs and as many pages as the log has; a verb need not wait
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 
 import apsw
@@ -14,6 +15,7 @@ import apsw
 SOON_PAGES = 800
 NOW_PAGES = 1_000
 LONG_PAGES = 2_000
+ALONE_SECONDS = 1.0
 
 _WRITTEN = apsw.SQLITE_DBSTATUS_CACHE_WRITE
 
@@ -43,30 +45,42 @@ class Copying:
         if pages < SOON_PAGES:
             return
         if pages >= NOW_PAGES:
-            self.copy(db)
-            self._copied += pages
-            self._asked = False
+            alone = pages >= LONG_PAGES
+            if self.copy(db, alone=alone) or alone:  # whoever is in the way is not waited for again
+                self._copied += pages
+                self._asked = False
         elif not self._asked:
             self._asked = True
             self._call()
 
-    def copy(self, db: apsw.Connection, *, empty: bool = False) -> None:
+    def copy(self, db: apsw.Connection, *, alone: bool = False, empty: bool = False) -> bool:
         """Copy as much of the log as nobody reads and there is room for, after the thread has.
 
-        `empty`: wait for those who read, and give the room of the log back to the disk.
+        `alone`: keep all who write out meanwhile, as for a log that is long. `empty`: wait for
+        those who read, and give the room of the log back to the disk. False: another process is
+        at it, or it failed.
         """
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if empty else apsw.SQLITE_CHECKPOINT_PASSIVE
         with self._lock, contextlib.suppress(apsw.Error):
-            pages, _ = db.wal_checkpoint(mode=mode)
-            if pages > LONG_PAGES:
+            if alone or db.wal_checkpoint(mode=mode)[0] > LONG_PAGES:
                 self._copy_alone(db)
+            return True
+        return False
 
     def _copy_alone(self, db: apsw.Connection) -> None:
-        """Others write faster than the log is copied: keep them out meanwhile."""
+        """Others write faster than the log is copied: keep them out until it is."""
+        until = time.monotonic() + ALONE_SECONDS
         with contextlib.closing(self._open()) as other:
             db.execute("begin immediate")
             try:
-                other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                while True:
+                    try:
+                        other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                        return
+                    except apsw.BusyError:  # another copies, and has not much left to do now
+                        if time.monotonic() > until:
+                            raise
+                        time.sleep(0.001)
             finally:
                 db.execute("rollback")
 
