@@ -133,7 +133,8 @@ class LoopSignal(Signal):
 
     def ring(self) -> None:
         super().ring()
-        self._loop.call_soon_threadsafe(self._woken.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     def clear(self) -> None:
         super().clear()

@@ -8,6 +8,7 @@ import pytest
 
 from ackflow import Batch, Message, Session, VirtualClock
 from ackflow.errors import (
+    Gone,
     GroupNotFound,
     LeaseLost,
     NotFound,
@@ -339,6 +340,20 @@ def test_a_purge_removes_everything_and_counts_it(q: Session) -> None:
     assert list(q.pop("orders", group="g")) == []
     q.push("orders", 5)
     assert data(q.pop("orders", group="g", batch=9)) == [5]
+
+
+def test_what_was_purged_is_read_again_by_nobody(q: Session) -> None:
+    ids = q.push("orders", [1, 2, 3])
+    batch = q.pop("orders", batch=2)
+    assert batch.token is not None
+    q.purge("orders")
+    with pytest.raises(Gone):
+        q.read(batch.token)
+    with pytest.raises(Gone):
+        q.pop("orders", token=batch.token)
+    for id in ids:
+        with pytest.raises(NotFound):
+            q.message("orders", id)
 
 
 def test_a_purge_of_a_partition_leaves_the_others(q: Session) -> None:

@@ -289,6 +289,88 @@ def test_a_verb_that_comes_when_the_writer_has_closed_is_refused(q: Session) -> 
         q.push("jobs", 1)
 
 
+class Signal(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_signal_while_a_verb_is_handed_over_leaves_nothing_behind(
+    q: Session, monkeypatch: pytest.MonkeyPatch, synced: bool
+) -> None:
+    writer, passed = writer_of(q), Writer._pass_on
+
+    def raises(self: Writer, job: object) -> None:
+        monkeypatch.setattr(Writer, "_pass_on", passed)
+        raise Signal
+
+    monkeypatch.setattr(Writer, "_pass_on", raises)
+    ran: list[str] = []
+    with pytest.raises(Signal):
+        writer.submit(lambda _: ran.append("never"), synced=synced, answered=lambda _: None)
+    q.push("jobs", "after")
+    assert ran == []
+    assert [message.data for message in q.pop("jobs")] == ["after"]
+
+
+def test_the_main_thread_leads_itself_where_no_thread_can_be_started_any_more(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in what `atexit` runs, with some versions of Python."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "ackflow-writer":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer, free = writer_of(q), threading.Event()
+
+    def hold() -> None:
+        with writer.exclusively():
+            free.set()
+            wait_until(lambda: len(writer._jobs) == 1)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold)
+        assert free.wait(10)
+        assert len(q.push("jobs", 1)) == 1
+        holding.result(10)
+
+
+def test_a_commit_that_cannot_be_told_is_not_done_again(
+    q: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(queues: set[str]) -> None:
+        raise RuntimeError("nobody there")
+
+    monkeypatch.setattr(writer_of(q), "_committed", fail)
+    pushed = at_once(q, *(lambda n=n: q.push("jobs", n) for n in range(3)))
+    assert [len(push.result()) for push in pushed] == [1, 1, 1]
+    assert sorted(m.data for m in q.pop("jobs", batch=9)) == [0, 1, 2]
+    assert "could not be told" in caplog.text
+
+
+def test_a_refusal_is_forgotten_when_the_store_runs_the_verb_again(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when a disk was full or a server was lost before the commit."""
+    store = q._broker.store  # type: ignore[attr-defined]
+    transact, tries = store.transact, []
+
+    def twice(body: Callable[[Tx], None], synced: bool) -> Tx:
+        return transact(lambda tx: (body(tx), body(tx)), synced)  # type: ignore[no-any-return]
+
+    def verb(_: Tx) -> str:
+        tries.append(True)
+        if len(tries) == 1:
+            raise InvalidArgument("not yet")
+        return "done"
+
+    monkeypatch.setattr(store, "transact", twice)
+    assert q._broker.do(verb, False) == "done"
+
+
 def test_a_damaged_file_fails_the_pop_that_meets_it_and_changes_nothing(q: Session) -> None:
     q.push("jobs", [1, 2])
     q.pop("jobs")[0].nack("again")

@@ -166,6 +166,31 @@ def test_one_that_leads_and_needs_no_sync_leaves_it_to_one_that_does(
         assert len(pushed.result(10)) == 1
 
 
+def test_nobody_waits_for_the_sync_of_the_main_thread_either(tmp_path: Path, syncs: Syncs) -> None:
+    """It runs nothing for others, and so no sync either: a thread of the writer's own does."""
+    with open_in(tmp_path) as q, ThreadPoolExecutor(2) as pool:
+        q.push("q", "old")
+        writer = q._broker.writer
+        ended = threading.Event()
+        syncs.then = lambda: assert_in_time(ended)
+        queued = threading.Event()
+
+        def watch() -> list[object]:
+            with writer.exclusively():
+                popped = pool.submit(q.pop, "q")
+                until(lambda: len(writer._jobs) == 1)
+                queued.set()
+                until(lambda: len(writer._jobs) == 2)
+            found = [m.data for m in popped.result(10)]
+            ended.set()
+            return found
+
+        watching = pool.submit(watch)
+        assert queued.wait(10)
+        assert len(q.push("q", "new")) == 1
+        assert watching.result(10) == ["old"]
+
+
 def test_an_unknown_outcome_is_told_to_all_who_wait_and_nothing_is_pushed_twice(
     tmp_path: Path, syncs: Syncs
 ) -> None:

@@ -136,7 +136,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
         for cursor in tx.cursors_of_lane(lane.id):
             pass_over(tx, lane, cursor, lane.head, "purged")
             cursor.ready = False
-        _drop_messages(tx, lane)
+        tx.drop_segments(lane.id)
         tx.run("drop_txids_of_lane", lane.partition, lane.id)
         move_base(tx, lane, lane.head)
     for grp in tx.group_ids(queue.id):
@@ -155,7 +155,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
         _keep_counts(tx, group)
     tx.run("keep_pushed_of_queue", queue.id)
     for lane in tx.lanes(queue.id):
-        _drop_messages(tx, lane)
+        tx.drop_segments(lane.id)
         tx.run("drop_claims_of_lane", lane.id)
         tx.run("drop_cursors_of_lane", lane.id)
     for group in tx.groups(queue.id):
@@ -245,8 +245,3 @@ def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
     if partition is None:
         return tx.lanes(queue.id)
     return tx.lanes_in(find_partition(tx, queue, partition).id)
-
-
-def _drop_messages(tx: Tx, lane: Lane) -> None:
-    tx.run("drop_bodies_of_lane", lane.id)
-    tx.run("drop_segments_of_lane", lane.id)

@@ -96,7 +96,7 @@ class Broker:
         self._turn_until = 0
         self._keeping = threading.Lock()
         self._closed = threading.Event()
-        self._open = True
+        self._open = True  # as `_closed` says, in fewer steps for those who ask before each verb
         self._thread: threading.Thread | None = None
         if upkeep:
             self._thread = threading.Thread(

@@ -12,6 +12,7 @@ from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
 from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart, Queue
 from ..store.tx import Tx
+from . import straight
 from .expire import hidden_in, refresh
 from .handout import Handout, Part, Taken, runs_of
 from .lanes import group_for, queue_for
@@ -19,7 +20,6 @@ from .maintenance import halted
 from .quiet import next_work, quiet_time
 from .read import read_lease
 from .settle import take_over
-from .straight import lease_next
 from .take import take
 from .waiting import ANY_QUEUE, Kind
 
@@ -125,7 +125,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     tx.cache.saw(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
     wide = isinstance(request, WidePop)  # its queues take turns by when they were served
-    if room >= request.batch and not wide and lease_next(tx, queue, group, request, answer):
+    if room >= request.batch and not wide and straight.lease(tx, queue, group, request, answer):
         return answer
     partition = None
     if request.partition is not None:

@@ -159,12 +159,7 @@ def _ack_straight(tx: Tx, group: Group, lease: Lease, claim: Claim, mark: Mark) 
 
 
 def _ack_part(tx: Tx, lease: Lease, claim: Claim, cursor: Cursor, part: Ranges, n: int) -> None:
-    """Acks are told by what is missing from the claim; the lease is written once a second."""
-    tells = claim.acked_at is not None and tx.now - claim.acked_at >= SECOND
-    if tells:
-        tell_acks(lease, [claim])
-    if tells or claim.acked_at is None:
-        claim.acked_at = tx.now
+    tells = _date(tx, lease, [claim], claim.lane)
     claim.ranges = ranges.remove(claim.ranges, *part)
     consume(tx, cursor, part)
     tx.counted(cursor)
@@ -173,6 +168,25 @@ def _ack_part(tx: Tx, lease: Lease, claim: Claim, cursor: Cursor, part: Ranges, 
         tell_acks(lease, [claim])
         tx.save_lease(lease)
     tx.cache.keep_lease(lease, [claim])
+
+
+def _date(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
+    """Acks are told by what is missing from the claims of a lane, and since when.
+
+    Once a second the lease is written as well; then the answer is True.
+    """
+    first = tx.now
+    for claim in claims:
+        if claim.lane == lane and claim.acked_at is not None and claim.acked_at < first:
+            first = claim.acked_at
+    tells = tx.now - first >= SECOND
+    if tells:
+        tell_acks(lease, claims)
+        first = tx.now
+    for claim in claims:
+        if claim.lane == lane:
+            claim.acked_at = first
+    return tells
 
 
 def _wakes(group: Group) -> bool:
@@ -313,7 +327,7 @@ class Settlement:
         assert cursor is not None
         acks = verdict.verb == "ack"
         if acks:
-            self._date(lane)
+            self._tell = _date(self._tx, self.lease, self._claims, lane) or self._tell
         else:
             note(self.lease, verdict.verb, self._tx.now, lane, which)
             self._tell = True
@@ -334,19 +348,6 @@ class Settlement:
         if verdict.yields:
             self._yielding[lane] = max(which[-1], self._yielding.get(lane, 0))
         self._tx.counted(cursor)
-
-    def _date(self, lane: int) -> None:
-        """Acks are told by what is missing from the claims; a lease is written once a second."""
-        first = now = self._tx.now
-        for claim in self._claims:
-            if claim.lane == lane and claim.acked_at is not None:
-                first = min(first, claim.acked_at)
-        if now - first >= SECOND:
-            tell_acks(self.lease, self._claims)
-            self._tell, first = True, now
-        for claim in self._claims:
-            if claim.lane == lane:
-                claim.acked_at = first
 
     def _dispatch(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .pop import PopRequest
 
 
-def lease_next(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Handout) -> bool:
+def lease(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Handout) -> bool:
     """Lease messages that nobody was given before; False when it is not as simple as that."""
     id, options, rules = tx.only_lane(group.id), queue.options, group.rules
     if (
@@ -52,16 +52,16 @@ def lease_next(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer
     assert home is not None
     answer.token = tx.new_token() if request.token is None else request.token
     answer.expires_at = tx.now + micros(request.lease_seconds or rules.lease_seconds)
-    lease = Lease(
+    made = Lease(
         0, answer.token, group.id, request.consumer, tx.now, answer.expires_at, None, request.batch,
         [LeasePart(id, [first, stop], number)],
     )  # fmt: skip
     claim = Claim(
         0, group.id, id, [first, stop], LEASED, answer.expires_at, segment.created_at, 1, 0, False,
-        None, tx.add_lease(lease),
+        None, tx.add_lease(made),
     )  # fmt: skip
     tx.add_plain_claim(claim, cursor)
-    tx.cache.keep_lease(lease, [claim])
+    tx.cache.keep_lease(made, [claim])
     answer.runs = [
         Run(
             id, home.name, lane.priority, segment.first, first, stop, segment.created_at,

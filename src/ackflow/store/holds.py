@@ -168,7 +168,7 @@ class Holds(Cursors):
         return lease
 
     def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
-        """A lease and the claims it still has; the caller owns both and may `keep` them again."""
+        """A lease and the claims it still has; the caller owns both and may cache them again."""
         found = self.cache.leases.get(token)
         if found is not None:
             self.cache.forget_lease(found[0].id)

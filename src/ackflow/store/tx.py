@@ -267,12 +267,12 @@ class Tx(Holds):
         return [to_segment(row) for row in self.all("odd_segments", lane.id, sequence)]
 
     def body(self, segment: Segment) -> Body:
-        self.cache.keep_segment(segment)
         found = self.cache.body(segment.lane, segment.first)
         if found is None:
             found = unpack_body(self._packed(segment))
-            segment.small = None
             self.cache.keep_body(segment.lane, segment.first, found)
+        segment.small = None  # there is a cache for it, with a limit
+        self.cache.keep_segment(segment)
         return found
 
     def rest(self, segment: Segment) -> Rest | None:
@@ -299,6 +299,12 @@ class Tx(Holds):
             self.run("drop_body", segment.body)
         self.cache.forget_body(segment.lane, segment.first)
         self.cache.segments.pop(segment.lane, None)
+
+    def drop_segments(self, lane: int) -> None:
+        """Remove all that a lane has."""
+        self.run("drop_bodies_of_lane", lane)
+        self.run("drop_segments_of_lane", lane)
+        self.cache.segments.pop(lane, None)
 
     # groups
 

@@ -10,6 +10,7 @@ be done again.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from .tally import Tally
 from .tx import Tx
 
 AIDES = 2  # one may sync while the other goes on
+log = logging.getLogger("ackflow")
 Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
 
 
@@ -85,7 +87,7 @@ class Writer:
         self._held: list[Job] = []  # they wait for the end of a sync, to share the next one
         self._syncing: list[Job] | None = None
         self._disk = threading.Lock()  # taken while something committed has to be synced
-        self._summons: SimpleQueue[bool] = SimpleQueue()  # True: lead; False: end
+        self._summons: SimpleQueue[list[Job] | bool] = SimpleQueue()  # lead, sync these, or end
         self._aides: list[threading.Thread] = []
         self._closing = False
         self.commits = 0
@@ -110,12 +112,7 @@ class Writer:
             elif job.turn is not None:
                 job.turn.acquire()
         except BaseException:
-            while True:
-                try:
-                    self._withdraw(job)
-                    break
-                except BaseException:
-                    continue  # whoever interrupts again: others wait for it
+            self._leave(job)
             raise
         if job.duty is not None:
             self._sync(job.duty)
@@ -139,8 +136,12 @@ class Writer:
         """Run one verb without waiting for it; `answered` is called from another thread, and must
         neither block nor raise."""
         job = Job(verb, args, synced, merge, answered, aided=True)
-        with self._door:
-            self._enter(job)
+        try:
+            with self._door:
+                self._enter(job)
+        except BaseException:
+            self._leave(job)
+            raise
 
     def close(self) -> None:
         """Refuse what comes, and end the writer's own threads once they have led for all others."""
@@ -157,7 +158,13 @@ class Writer:
             raise SessionClosed()
         while job.aided and len(self._aides) < AIDES:
             aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
-            aide.start()
+            try:
+                aide.start()
+            except RuntimeError:  # the interpreter ends, and does without more threads
+                if job.answered is not None and not self._aides:
+                    raise
+                job.aided = bool(self._aides)
+                break
             self._aides.append(aide)
         if job.answered is None and (job.aided or self._busy or (job.synced and self._syncing)):
             job.turn = threading.Lock()
@@ -170,16 +177,19 @@ class Writer:
             self._pass_on(None)
 
     def _assist(self) -> None:
-        """Lead for verbs whose threads do not; each summons is for one time."""
+        """Lead, or sync, for verbs whose threads do not; each summons is for one time."""
         while True:
-            if self._summons.get():
+            summons = self._summons.get()
+            if summons is True:
                 self._lead(None)
-                continue
-            self._summons.put(False)  # for the others: an interrupt may have left one unlisted
-            with self._door:
-                if not (self._jobs or self._held):
-                    return
-            time.sleep(0.001)  # the writer closes: who leads may still summon an aide
+            elif summons:
+                self._sync(summons)
+            else:
+                self._summons.put(False)  # for the others: an interrupt may have left one unlisted
+                with self._door:
+                    if not (self._jobs or self._held or self._busy or self._syncing):
+                        return
+                time.sleep(0.001)  # the writer closes: who leads may still summon an aide
 
     def _alone(self, job: Job) -> None:
         """Lead where nobody else waits: what `_lead` does, in fewer steps."""
@@ -198,6 +208,7 @@ class Writer:
             job.duty = None
 
     def _resign(self, job: Job) -> None:
+        """Let another lead, or nobody."""
         with self._door:
             if self._jobs:
                 if job.duty is not None:
@@ -257,7 +268,8 @@ class Writer:
             self._jobs, self._held = deque(kept), self._held + held
 
     def _hand_over(self, own: Job | None, duty: list[Job]) -> bool:
-        """Leave a sync to a thread that has to wait for it anyway, if the leader has not."""
+        """Leave a sync to a thread that has to wait for it anyway, or to an aide, if the leader
+        has not."""
         if own is None or own.waits:
             return False
         with self._door:
@@ -266,6 +278,9 @@ class Writer:
                     job.duty = duty
                     job.turn.release()
                     return True
+            if self._aides:
+                self._summons.put(duty)
+                return True
         return False
 
     def _sync(self, duty: list[Job]) -> None:
@@ -309,6 +324,14 @@ class Writer:
         if interrupted is not None and threading.current_thread() is threading.main_thread():
             self._store.interrupted = None
             raise interrupted
+
+    def _leave(self, job: Job) -> None:
+        """Withdraw, whoever interrupts again: others may wait for it."""
+        while True:
+            try:
+                return self._withdraw(job)
+            except BaseException:
+                continue
 
     def _withdraw(self, job: Job) -> None:
         """A thread was interrupted: its verb is not run, unless it already is, and others go on."""
@@ -365,13 +388,16 @@ class Writer:
         self._tell(self._store.transact(partial(self._run, group), synced), len(group))
 
     def _tell(self, tx: Tx, verbs: int) -> None:
-        """Tell what a transaction that is committed has done."""
+        """Tell what a transaction that is committed has done; what goes wrong here undoes nothing."""
         self.commits += 1
         self.verbs += verbs
-        if self.told is not None and (tx.tally.acked or tx.tally.died):
-            self.told(tx.tally)
-        if tx.touched:
-            self._committed(tx.touched)
+        try:
+            if self.told is not None and (tx.tally.acked or tx.tally.died):
+                self.told(tx.tally)
+            if tx.touched:
+                self._committed(tx.touched)
+        except Exception:
+            log.exception("a commit could not be told to all who wait for it")
 
     def _run(self, group: list[Job], tx: Tx) -> None:
         index = 0
@@ -389,15 +415,14 @@ class Writer:
 
     def _run_merged(self, run: list[Job], tx: Tx) -> None:
         for job, answer in zip(run, self._merged(tx, [job.merge for job in run]), strict=True):
-            if isinstance(answer, AckflowError):
-                job.error = answer
-            else:
-                job.answer = answer
+            job.error = answer if isinstance(answer, AckflowError) else None
+            job.answer = answer
 
     def _run_one(self, job: Job, tx: Tx) -> None:
         if job.merge is not None:
             self._run_merged([job], tx)
             return
+        job.error = None  # a store may run it again
         try:
             job.answer = job.verb(tx, *job.args)
         except StorageFailed:
