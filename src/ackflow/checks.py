@@ -244,6 +244,7 @@ def place(value: object) -> str:
     path = os.fspath(value)
     if not isinstance(path, str) or not path.strip() or "\0" in path:
         raise InvalidArgument(f"a database is the path of a file or a URL, not {path!r}")
+    writable(path, "the path")
     scheme, colon, _ = path.partition("://")
     if colon and scheme.isalpha():
         raise InvalidArgument(

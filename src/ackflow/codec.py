@@ -176,29 +176,18 @@ def _plain(
 def _mixed(
     queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
 ) -> tuple[list[Chunk], list[list[int]]]:
-    """Chunks by lane, in the order of the push; one is over where the delay changes."""
-    lanes: dict[tuple[str, int], list[tuple[float | None, list[int]]]] = {}
+    """Chunks of items and plain values; what an item does not say follows the push call."""
     full = [item if isinstance(item, Item) else Item(data=item) for item in items]
-    for index, item in enumerate(full):
-        home = checks.name(item.partition, "partition") if item.partition is not None else partition
-        level = checks.priority(item.priority) if item.priority is not None else priority
-        late = checks.seconds(item.delay, "delay") if item.delay is not None else delay
-        runs = lanes.setdefault((home, level), [])
-        if not runs or runs[-1][0] != late:
-            runs.append((late, []))
-        runs[-1][1].append(index)
-    chunks, places = [], []
-    for (home, level), runs in lanes.items():
-        for late, indexes in runs:
-            start = 0
-            for some in _split([_payload(full[index].data) for index in indexes]):
-                mine = indexes[start : start + len(some)]
-                start += len(some)
-                ends = _ends(some)
-                rest = _rest([full[index] for index in mine])
-                chunks.append(Chunk(queue, home, level, late, ends, b"".join(some), rest))
-                places.append(mine)
-    return chunks, places
+    targets = [
+        (
+            queue,
+            partition if item.partition is None else checks.name(item.partition, "partition"),
+            priority if item.priority is None else checks.priority(item.priority),
+            delay if item.delay is None else checks.seconds(item.delay, "delay"),
+        )
+        for item in full
+    ]
+    return _chunks(full, targets, _payload, "native")
 
 
 def posted(
@@ -208,13 +197,38 @@ def posted(
 
     Their data is `msgspec.Raw` that a decoder has passed over already: it is not looked at again.
     """
+    targets = [
+        (
+            checks.name(queue, "queue"),
+            checks.name(
+                DEFAULT_PARTITION if item.partition is None else item.partition, "partition"
+            ),
+            0 if item.priority is None else checks.priority(item.priority),
+            None if item.delay is None else checks.seconds(item.delay, "delay"),
+        )
+        for queue, item in items
+    ]
+    chunks, places = _chunks([item for _, item in items], targets, bytes, dialect)
+    return PushRequest(chunks), places
+
+
+def _chunks(
+    items: Sequence[Item],
+    targets: Sequence[tuple[str, str, int, float | None]],
+    payload: Callable[[Any], bytes],
+    dialect: Dialect,
+) -> tuple[list[Chunk], list[list[int]]]:
+    """Chunks by lane, in the order of the push; one is over where the delay changes.
+
+    One that repeats the transaction id of another adds nothing, and goes where that one does.
+    """
     lanes: dict[tuple[str, str, int], list[tuple[float | None, list[int]]]] = {}
-    for index, (queue, item) in enumerate(items):
-        home = DEFAULT_PARTITION if item.partition is None else item.partition
-        level = 0 if item.priority is None else checks.priority(item.priority)
-        late = None if item.delay is None else checks.seconds(item.delay, "delay")
-        lane = checks.name(queue, "queue"), checks.name(home, "partition"), level
-        runs = lanes.setdefault(lane, [])
+    first: dict[tuple[str, str, str], int] = {}
+    for index, (queue, home, level, late) in enumerate(targets):
+        txid = items[index].transaction_id
+        if txid is not None:
+            level = first.setdefault((queue, home, checks.name(txid, "transaction_id")), level)
+        runs = lanes.setdefault((queue, home, level), [])
         if not runs or runs[-1][0] != late:
             runs.append((late, []))
         runs[-1][1].append(index)
@@ -222,14 +236,13 @@ def posted(
     for (queue, home, level), runs in lanes.items():
         for late, indexes in runs:
             start = 0
-            for some in _split([bytes(items[index][1].data) for index in indexes]):
+            for some in _split([payload(items[index].data) for index in indexes]):
                 mine = indexes[start : start + len(some)]
                 start += len(some)
-                ends = _ends(some)
-                rest = _rest([items[index][1] for index in mine])
-                chunks.append(Chunk(queue, home, level, late, ends, b"".join(some), rest, dialect))
+                data, rest = b"".join(some), _rest([items[index] for index in mine])
+                chunks.append(Chunk(queue, home, level, late, _ends(some), data, rest, dialect))
                 places.append(mine)
-    return PushRequest(chunks), places
+    return chunks, places
 
 
 def _payload(data: object) -> bytes:
@@ -240,7 +253,7 @@ def _rest(items: list[Item]) -> Rest | None:
     rest = Rest()
     for index, item in enumerate(items):
         if item.transaction_id is not None:
-            rest.txids[index] = checks.name(item.transaction_id, "transaction_id")
+            rest.txids[index] = item.transaction_id
         if item.headers:
             rest.headers[index] = checks.headers(item.headers)
     rest.binary = ranges.of(

@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeVar, overload
 import msgspec
 from msgspec import Struct
 
-from . import ids, ranges
+from . import checks, ids, ranges
 from .broker.handout import Handout, Run, is_binary, payload
 from .broker.push import Answer
-from .broker.settle import Mark, Outcome, Verdict
+from .broker.settle import VERBS, Mark, Outcome, Verdict
 from .errors import InvalidArgument
 from .model import Metadata, Sequences, when
 from .ranges import Ranges
@@ -342,6 +342,27 @@ def deliveries(messages: object) -> Sequence[Delivery]:
             "what is settled is a message or a list of messages as pop gives them"
         )
     return messages
+
+
+def judged(verdicts: object) -> list[tuple[Delivery, Verdict]]:
+    """Messages with a verdict each, checked; a verdict may be told by its verb alone."""
+    found = []
+    for pair in verdicts if isinstance(verdicts, Iterable) else [verdicts]:
+        if (
+            not isinstance(pair, tuple | list)
+            or len(pair) != 2
+            or not isinstance(pair[0], Delivery)
+        ):
+            raise InvalidArgument("what is settled are pairs of a message and its verdict")
+        found.append((pair[0], verdict_of(pair[1])))
+    return found
+
+
+def verdict_of(given: object) -> Verdict:
+    """A checked verdict, given as one or by its verb."""
+    if not isinstance(given, Verdict):
+        given = Verdict(checks.one_of(given, "verdict", VERBS))
+    return given.check()
 
 
 def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], Any] | None:

@@ -10,6 +10,7 @@ from .broker import ahead, browse, dead, inspect
 from .broker import why as whys
 from .broker.broker import Verbs
 from .clock import SECOND
+from .errors import InvalidArgument
 from .model import (
     DeadLetter,
     DeadSummary,
@@ -90,6 +91,8 @@ class Looking(ABC):
         """
         checks.whole(last, "last", 0, 10_000)
         checks.whole(limit, "limit", 1, 10_000)
+        if after is not None and not isinstance(after, dict):
+            raise InvalidArgument(f"after is the `after` of the news before, not {after!r}")
         return self._look(ahead.follow, queue, partition, after, last, limit)
 
     def browse(
@@ -165,11 +168,11 @@ class Looking(ABC):
         place = checks.page(after, 1)
         checks.whole(limit, "limit", 1, 10_000)
         checks.whole(offset, "offset", 0, 1 << 60)
-        return self.broker.look(dead.entries, which, limit, offset, place[0] if place else None)
+        return self._look(dead.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """How many died of what, most first; errors are taken together up to the first colon."""
-        return self.broker.look(dead.summary, queue, group)
+        return self._look(dead.summary, queue, group)
 
     def overdue_seconds(self) -> float:
         """For how long upkeep is behind: it takes back what is over, as every pop and look does."""

@@ -15,8 +15,19 @@ from .broker.pop import PopRequest
 from .broker.settle import Mark, Verb, Verdict
 from .broker.transact import Settles, transact
 from .clock import Clock, SystemClock
-from .delivery import Batch, Delivery, Message, Receipt, Settled, deliveries, marks_of, waits
-from .errors import PASSING, AckflowError, InvalidArgument, SessionForked
+from .delivery import (
+    Batch,
+    Delivery,
+    Message,
+    Receipt,
+    Refusal,
+    Settled,
+    deliveries,
+    judged,
+    marks_of,
+    waits,
+)
+from .errors import PASSING, AckflowError, InvalidArgument, NotFound, SessionForked
 from .helping import Helping
 from .looking import Time
 from .model import (
@@ -284,13 +295,11 @@ class Session(Helping):
 
         By default each stands for itself. `atomic`: one that is refused undoes all of them.
         """
-        judged = [(m, v if isinstance(v, Verdict) else Verdict(v)) for m, v in verdicts]
-        for _, verdict in judged:
-            verdict.check()
-        synced = any(verdict.synced for _, verdict in judged)
-        some = deliveries([message for message, _ in judged])
+        given = judged(verdicts)
+        synced = any(verdict.synced for _, verdict in given)
+        some = [message for message, _ in given]
         return self._patiently(
-            some, lambda: self._settle_marks(marks_of(judged), len(some), synced, atomic)
+            some, lambda: self._settle_marks(marks_of(given), len(some), synced, atomic)
         )
 
     def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
@@ -507,7 +516,7 @@ class Session(Helping):
 
     def backup(self, target: str | os.PathLike[str]) -> None:
         """Copy the database as it is at this moment to a new file, while it is in use."""
-        self.broker.store.backup(os.fspath(target))
+        self.broker.store.backup(checks.place(target))
 
     def close(self) -> None:
         """End the session; what was answered stays. Leases live on until they end.
@@ -576,10 +585,19 @@ class Lease:
     def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
         verdict.check()
         marks = [Mark(verdict)] if not message_ids else []
+        store, foreign = self._session.broker.store.id, []
         for id in message_ids:
             place = ids.parse_message_id(id)
-            marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
-        return self._session._settle_marks({self._token: marks}, len(marks), verdict.synced)
+            if place.store == store:
+                marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
+            else:
+                foreign.append(Refusal(id, NotFound.code, "the message is of another database"))
+        result = Settled()
+        if marks:
+            settled = {self._token: marks}
+            result = self._session._settle_marks(settled, len(marks), verdict.synced)
+        result.refused = result.refused + foreign
+        return result
 
 
 def _count(marks: Iterable[list[Mark]]) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from . import checks, codec
-from .broker.settle import Verdict
+from .broker.settle import Verb, Verdict
 from .broker.transact import (
     Deletes,
     Operation,
@@ -18,7 +18,7 @@ from .broker.transact import (
     TransactionRequest,
 )
 from .codec import encode
-from .delivery import Batch, Delivery, Receipt, deliveries, marks_of
+from .delivery import Batch, Delivery, Receipt, deliveries, marks_of, verdict_of
 from .errors import InvalidArgument
 from .policy import DEFAULT_PARTITION
 
@@ -47,10 +47,10 @@ class Operations:
     ) -> Self:
         return self.settle(messages, Verdict("reject", reason))
 
-    def settle(self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict) -> Self:
-        verdict.check()
+    def settle(self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict | Verb) -> Self:
+        judged = verdict_of(verdict)
         some = deliveries(messages)
-        for token, marks in marks_of((message, verdict) for message in some).items():
+        for token, marks in marks_of((message, judged) for message in some).items():
             self._operations.append(Settles(token, marks))
         return self
 

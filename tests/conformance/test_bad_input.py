@@ -475,6 +475,12 @@ OTHERS: dict[str, Call] = {
     "ack of nothing": lambda s: s.q.ack(None),
     "ack of an id in a transaction": lambda s: s.q.transaction().ack(s.message.id),
     "settle of an id": lambda s: s.q.settle([(s.message.id, "ack")]),
+    "settle of nothing": lambda s: s.q.settle(None),
+    "settle without a verdict": lambda s: s.q.settle([s.message]),
+    "settle of a number": lambda s: s.q.settle([1]),
+    "settle with a number": lambda s: s.q.settle([(s.message, 1)]),
+    "unknown verb in a transaction": lambda s: s.q.transaction().settle(s.message, "explode"),
+    "follow after a number": lambda s: s.q.follow("orders", after=5),
     "extend of an id": lambda s: s.q.extend([s.message.id]),
     "search for a number": lambda s: s.q.search("orders", 5),
     "search for half a letter": lambda s: s.q.search("orders", SURROGATE),
@@ -499,7 +505,14 @@ def test_a_bad_part_of_a_transaction_is_refused_when_it_is_added(s: Scene) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"may_lose": "some"}, {"consumer": ""}, {"consumer": "a\nb"}, {"consumer": 5}]
+    "options",
+    [
+        {"may_lose": "some"},
+        {"may_lose": []},
+        {"consumer": ""},
+        {"consumer": "a\nb"},
+        {"consumer": 5},
+    ],
 )
 def test_a_session_that_is_refused_leaves_no_file(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
@@ -523,7 +536,8 @@ def test_a_closed_session_says_so(q: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["", "  ", None, 5, b"bytes.db", "postgresql://host/db?schema=A", "ftp://x"]
+    "place",
+    ["", "  ", None, 5, b"bytes.db", "postgresql://host/db?schema=A", "ftp://x", SURROGATE],
 )
 def test_what_is_no_database_is_refused_and_leaves_nothing(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

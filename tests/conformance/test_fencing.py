@@ -332,6 +332,18 @@ def test_both_written_forms_of_a_token_are_the_same_lease(q: Session) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
+def test_a_message_of_another_database_is_not_part_of_a_lease(q: Session, verb: str) -> None:
+    batch = take(q)
+    assert batch.token is not None
+    place = ids.parse_message_id(batch[0].id)
+    foreign = ids.message_id(place.store ^ 1, place.lane, place.sequence)
+    answer = getattr(q.lease(batch.token), verb)(foreign)
+    assert [(part.message_id, part.code) for part in answer.refused] == [(foreign, "not_found")]
+    assert answer.settled == 0
+    assert counts(q) == {"leased": 1}
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_token_that_never_was_says_so(q: Session, verb: str) -> None:
     batch = take(q)
     stranger = q.lease(ids.token_text(ids.new_token()))

@@ -392,3 +392,24 @@ def test_a_copy_keeps_the_transaction_id_of_its_original(q: Session) -> None:
     assert [m.transaction_id for m in copies] == [m.transaction_id for m in originals]
     assert [m.transaction_id for m in copies] == ["t", originals[1].id]
     assert q.push("orders", [item("t")]).duplicates == [0]
+
+
+def test_of_two_with_one_id_the_first_of_a_push_counts_whatever_their_priorities(
+    q: Session,
+) -> None:
+    receipt = q.push(
+        "orders",
+        [
+            Item(data="x", priority=0),
+            item("t", "first", priority=1),
+            item("t", "later", priority=0),
+        ],
+    )
+    assert receipt.duplicates == [2]
+    assert [q.message("orders", id).data for id in receipt] == ["x", "first", "first"]
+
+
+def test_one_id_in_two_partitions_is_two_messages(q: Session) -> None:
+    receipt = q.push("orders", [item("t", 1, partition="a"), item("t", 2, partition="b")])
+    assert receipt.duplicates == []
+    assert sorted(stored(q)) == [1, 2]

@@ -420,3 +420,28 @@ def test_an_option_given_alone_leaves_the_others(q: Session) -> None:
     options = q.configure("orders", ttl_seconds=None)
     assert (options.max_size, options.ttl_seconds) == (5, None)
     assert (options.window_seconds, options.priority) == (3, 1)
+
+
+def test_a_deleted_message_behind_one_that_grew_too_old_is_passed_by_nobody_too_early(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.configure("orders", ttl_seconds=5)
+    q.group("orders", "g")
+    q.push("orders", "old")
+    clock.advance(4)
+    (id,) = q.push("orders", "deleted")
+    q.delete_message("orders", id)
+    keep(q, clock, 2)
+    assert list(q.pop("orders", group="g")) == []
+    q.push("orders", "new")
+    assert [m.data for m in q.pop("orders", group="g", batch=9)] == ["new"]
+    counts = q.group_stats("orders", "g").counts
+    assert (counts.expired, counts.purged, counts.leased, counts.pushed) == (1, 1, 1, 3)
+
+
+def test_a_repeat_within_a_push_needs_no_room(q: Session) -> None:
+    q.configure("orders", max_size=2)
+    q.push("orders", 1)
+    items = [Item(data=n, transaction_id="same", delay=n) for n in range(3)]
+    assert q.push("orders", items).duplicates == [1, 2]
+    assert stored(q) == [1, 0]

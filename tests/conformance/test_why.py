@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ackflow import Session, VirtualClock, ids
+from ackflow.broker import maintenance
 from ackflow.model import Why
 
 START = 1_700_000_000.0
@@ -441,3 +442,39 @@ def test_each_group_has_its_own_answer(q: Session) -> None:
     q.group("orders", "c")
     states = [q.why("orders", id, group=group).state for group in "abcd"]
     assert states == ["acked", "leased", "ready", "no_group"]
+
+
+def test_what_its_partition_is_too_busy_for_is_held_back(q: Session, clock: VirtualClock) -> None:
+    q.configure("orders", window_seconds=60)
+    q.group("orders", "g")
+    (id,) = q.push("orders", 1)
+    clock.advance(50)
+    q.push("orders", 2)
+    answer = why(q, id)
+    assert (answer.state, answer.until) == ("held_back", at(110))
+    assert "quiet for 60 s" in answer.sentence
+    clock.advance(60)
+    assert why(q, id).state == "ready"
+
+
+@pytest.mark.parametrize("open_session", ["memory", "file", "postgres"], indirect=True)
+def test_maintenance_holds_back_as_a_pause_does(q: Session) -> None:
+    q.group("orders", "g")
+    (id,) = q.push("orders", 1)
+    q.broker.do(maintenance.switch, True, pops=True)
+    assert why(q, id).state == "paused"
+    assert "everywhere" in why(q, id).sentence
+
+
+@pytest.mark.parametrize(
+    ("option", "state"),
+    [("max_wait_seconds", "dead"), ("retention_seconds", "expired"), ("ttl_seconds", "expired")],
+)
+def test_what_no_pop_would_hand_out_any_more_is_not_called_ready(
+    q: Session, clock: VirtualClock, option: str, state: str
+) -> None:
+    q.configure("orders", **{option: 10})
+    q.group("orders", "g")
+    (id,) = q.push("orders", 1)
+    clock.advance(20)
+    assert why(q, id).state == state

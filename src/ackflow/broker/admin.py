@@ -9,7 +9,16 @@ from ..ranges import Ranges
 from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.sealing import check_key
 from ..store.tx import Tx
-from .expire import Ended, end_leases, held_by, hidden_in, move_base, pass_over
+from .expire import (
+    Ended,
+    end_leases,
+    held_by,
+    hidden_in,
+    move_base,
+    pass_over,
+    refresh,
+    remember,
+)
 from .hands import forget_readers_of_group
 from .lanes import group_for, queue_for, sequence_at
 
@@ -42,6 +51,7 @@ def configure(
     if changes.get("encrypted"):
         check_key()
     queue = queue_for(tx, name, dialect)
+    _refresh_all(tx, queue)
     tx.cache.room.pop(queue.id, None)
     queue.options = structs.replace(queue.options, **changes)
     tx.save_queue(queue)
@@ -59,6 +69,7 @@ def configure_group(
     found = tx.group(queue.id, name)
     if found is None:
         return group_for(tx, queue, name, dialect or "native", GroupOptions(**changes))  # type: ignore[arg-type]
+    refresh(tx, found)
     changes = {k: v for k, v in changes.items() if k != "start"}
     found.options = structs.replace(found.options, **changes)
     found.dialect = dialect or found.dialect
@@ -93,6 +104,7 @@ def seek(
     """Move a group to the start, the end, a time or a sequence; every claim it had there ends."""
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
+    refresh(tx, group)
     lanes = _lanes(tx, queue, partition)
     for lane in lanes:
         cursor = tx.cursor(lane.id, group.id)
@@ -118,8 +130,9 @@ def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> 
     old = cursor.next
     pass_over(tx, lane, cursor, max(old, target), "skipped")
     if target < old:
+        remember(tx, group.id, lane.id, [target, old], "sought back")
         cursor.done = cursor.dead = cursor.purged = cursor.expired = 0
-        cursor.hidden = ranges.count(hidden_in(tx, lane, group.id, 0, target))
+        cursor.hidden -= ranges.count(hidden_in(tx, lane, group.id, target, old))
         cursor.skipped = target - cursor.hidden
         cursor.next = target
         tx.run("uncount_dead", group.id, lane.id, 0)
@@ -130,12 +143,14 @@ def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> 
 def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     """Remove every message of a queue or partition; dead letters stay."""
     queue = find_queue(tx, queue_name)
+    _refresh_all(tx, queue)
     removed = 0
     for lane in _lanes(tx, queue, partition):
         removed += int(tx.all("lane_totals", lane.id)[0][1]) - ranges.count(lane.gone)
         for cursor in tx.cursors_of_lane(lane.id):
             pass_over(tx, lane, cursor, lane.head, "purged")
             cursor.ready = False
+            tx.changed(cursor)
         tx.drop_segments(lane.id)
         tx.run("drop_txids_of_lane", lane.partition, lane.id)
         move_base(tx, lane, lane.head)
@@ -211,6 +226,7 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     one = [place.sequence, place.sequence + 1]
     if ranges.contains(lane.gone, place.sequence):
         return False
+    _refresh_all(tx, queue)
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)
@@ -237,8 +253,15 @@ def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
         claim.ranges = ranges.difference(claim.ranges, one)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         cursor.purged += 1
+        cursor.ready = True  # it may have held back what follows it
         tx.changed(cursor)
         end_leases(tx, lane.id, ended, "deleted")
+
+
+def _refresh_all(tx: Tx, queue: Queue) -> None:
+    """A lease that is over ends by the rules it had, before anything is taken away or changed."""
+    for group in tx.groups(queue.id):
+        refresh(tx, group)
 
 
 def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:

@@ -172,7 +172,9 @@ class Broker:
     def catch_up(self) -> None:
         """Take back leases that are over and wake what is due, before it is looked at."""
         self.check_open()
-        Keeper(self.read, self.write).expire()
+        keeper = Keeper(self.read, self.write)
+        while keeper.expire():
+            pass
 
     def close(self) -> None:
         """Stop upkeep and waiting pops, and close the database. Closing twice does nothing."""

@@ -1,10 +1,11 @@
 """Copies of stored messages: requeue and redrive put them at the end of a lane."""
 
 from array import array
-
-from msgspec import Struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from .. import ids, ranges
+from ..policy import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ..ranges import Ranges
 from ..store.rows import Carry, Group, Lane, Rest
 from ..store.tx import Tx
@@ -12,48 +13,68 @@ from .handout import payload, rest_of
 from .push import append, not_before
 
 
-class Copies(Struct):
-    """Messages being gathered into one new body."""
+class Copy(NamedTuple):
+    """A message on its way to the end of a lane; it keeps the transaction id it was known by."""
 
-    ends: "array[int]"
-    data: list[bytes]
-    rest: Rest
-
-    def add(self, payload: bytes, own: Rest | None, txid: str) -> None:
-        """Add one message; it keeps the transaction id it was known by."""
-        at = len(self.ends)
-        self.data.append(payload)
-        self.ends.append((self.ends[-1] if at else 0) + len(payload))
-        self.rest.txids[at] = own.txids.get(0, txid) if own else txid
-        if own and own.headers:
-            self.rest.headers[at] = own.headers[0]
-        if own and own.binary:
-            self.rest.binary = ranges.add(self.rest.binary, at, at + 1)
-
-
-def no_copies() -> Copies:
-    return Copies(array("i"), [], Rest())
+    payload: bytes
+    own: Rest | None
+    txid: str
 
 
 def copy(tx: Tx, group: Group, lane: Lane, which: Ranges, delay: float, carry: Carry) -> None:
     """Append copies of messages to their own lane, for one group alone."""
-    copies = no_copies()
-    for segment, first, stop in tx.segments_over(lane.id, which):
-        body = tx.body(segment)
-        for sequence in range(first, stop):
-            index = sequence - segment.first
-            txid = ids.message_id(tx.store, lane.id, sequence)
-            copies.add(payload(body, index), rest_of(body, index), txid)
+    copies = (
+        Copy(
+            payload(body, index), rest_of(body, index),
+            ids.message_id(tx.store, lane.id, segment.first + index),
+        )
+        for segment, first, stop in tx.segments_over(lane.id, which)
+        for body in [tx.body(segment)]
+        for index in range(first - segment.first, stop - segment.first)
+    )  # fmt: skip
     append_copies(tx, lane, copies, delay, group.id, carry)
 
 
 def append_copies(
-    tx: Tx, lane: Lane, copies: Copies, delay: float, for_group: int | None, carry: Carry | None
+    tx: Tx,
+    lane: Lane,
+    copies: Iterable[Copy],
+    delay: float,
+    for_group: int | None,
+    carry: Carry | None,
 ) -> None:
+    """Append copies in as many segments as they need."""
     queue = tx.queue_by_id(lane.queue)
     assert queue is not None
     tx.cache.room.pop(queue.id, None)
-    if for_group is not None:
-        tx.tally.add(-queue.id, "copies", len(copies.ends))
-    append(tx, queue, lane, copies.ends.tobytes(), b"".join(copies.data), copies.rest,
-           not_before=not_before(tx, queue, delay), for_group=for_group, carry=carry)  # fmt: skip
+    due = not_before(tx, queue, delay)
+    for part in _parts(copies):
+        if for_group is not None:
+            tx.tally.add(-queue.id, "copies", len(part))
+        ends, data, rest = _body(part)
+        append(tx, queue, lane, ends, data, rest, not_before=due, for_group=for_group, carry=carry)
+
+
+def _parts(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
+    """Copies in runs that fit a segment."""
+    part: list[Copy] = []
+    room = MAX_SEGMENT_BYTES
+    for one in copies:
+        if part and (len(one.payload) > room or len(part) >= MAX_SEGMENT_COUNT):
+            yield part
+            part, room = [], MAX_SEGMENT_BYTES
+        part.append(one)
+        room -= len(one.payload)
+    if part:
+        yield part
+
+
+def _body(part: list[Copy]) -> tuple[bytes, bytes, Rest]:
+    ends, rest = array("i"), Rest()
+    for at, one in enumerate(part):
+        ends.append((ends[-1] if at else 0) + len(one.payload))
+        rest.txids[at] = one.own.txids.get(0, one.txid) if one.own else one.txid
+        if one.own and one.own.headers:
+            rest.headers[at] = one.own.headers[0]
+    rest.binary = ranges.of(at for at, one in enumerate(part) if one.own and one.own.binary)
+    return ends.tobytes(), b"".join([one.payload for one in part]), rest

@@ -10,11 +10,12 @@ from ..model import DeadLetter, DeadSummary, Page, when
 from ..store.rows import Carry, DeadRow, Lane, Queue, Rest
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
-from .copy import append_copies, no_copies
+from .copy import Copy, append_copies
 from .expire import remember
 from .lanes import lane_for, queue_for
 
 SLICE = 500
+SLICE_BYTES = 8 * 1024 * 1024
 
 
 class DeadFilter(Struct):
@@ -59,11 +60,25 @@ def rows(
 
 
 def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
-    """The first to be sent or thrown away: so order is kept, and what dies meanwhile comes last."""
-    if which.ids is not None:
-        return rows(tx, which, limit)
+    """The first to be sent or thrown away: so order is kept, and what dies meanwhile comes last.
+
+    Fewer than `limit` when they are large, but one at least.
+    """
     queue = find_queue(tx, which.queue)
-    return tx.dead("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
+    numbers = which.ids
+    if numbers is None:
+        asked = tx.all("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
+        numbers = [row[0] for row in asked]
+    found: list[DeadRow] = []
+    room = SLICE_BYTES
+    for number in numbers:
+        if len(found) >= limit or room <= 0:
+            break
+        for row in tx.dead("dead_by_id", number):
+            if row.queue == queue.id:
+                found.append(row)
+                room -= len(row.payload)
+    return found
 
 
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
@@ -114,11 +129,11 @@ def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
 
 
 def _send(tx: Tx, letters: list[DeadRow], to: str | None) -> None:
-    copies = no_copies()
     for row in letters:
-        txid = ids.message_id(tx.store, row.lane, row.seq)
-        copies.add(row.payload, row.rest, txid)
         _forget(tx, row, "done")
+    copies = [
+        Copy(row.payload, row.rest, ids.message_id(tx.store, row.lane, row.seq)) for row in letters
+    ]
     home = tx.lane(letters[0].lane)
     assert home is not None, "dead letters go with their queue"
     if to is None:

@@ -155,7 +155,8 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
         return 0
     claims = tx.claims_of_lane(lane.id)
     for cursor in tx.cursors_of_lane(lane.id):
-        pass_over(tx, lane, cursor, old[-1].stop, "expired", leased=False)
+        if pass_over(tx, lane, cursor, old[-1].stop, "expired", leased=False):
+            tx.touched.add(queue.name)
     # What a consumer holds goes only when its lease is over.
     held = min((c.ranges[0] for c in claims if c.state == LEASED), default=lane.head)
     old = [segment for segment in old if segment.stop <= held]
@@ -169,11 +170,11 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
 
 def pass_over(
     tx: Tx, lane: Lane, cursor: Cursor, stop: int, counter: str, leased: bool = True
-) -> None:
+) -> int:
     """Move a cursor to `stop` and end its claims below that, counted as skipped, purged, expired.
 
     The tokens of leases that held some of it answer LeaseLost from then on, unless `leased` is
-    False: then what is leased is left alone.
+    False: then what is leased is left alone. Answers with how many messages were passed.
     """
     ended: dict[int, Ended] = {}
     over: ranges.Ranges = []
@@ -190,6 +191,7 @@ def pass_over(
             over = ranges.union(over, below)
         claim.ranges = ranges.difference(claim.ranges, below)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+        cursor.ready = True  # it may have held back what follows it
     if cursor.next < stop:
         hidden = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
         there = ranges.difference([cursor.next, stop], hidden)
@@ -204,6 +206,7 @@ def pass_over(
     end_leases(tx, lane.id, ended.values(), counter)
     if over:
         remember(tx, cursor.grp, lane.id, over, "retention" if counter == "expired" else counter)
+    return passed
 
 
 def remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:

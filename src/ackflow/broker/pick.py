@@ -73,7 +73,10 @@ def retry(tx: Tx, partition: int, txid: str) -> int:
     which = DeadFilter(place.queue.name, ids=[row.id for row in letters(tx, place)])
     if not which.ids:
         raise NotFound("the message is no dead letter")
-    return redrive(tx, which, None, len(which.ids))
+    sent = 0
+    while n := redrive(tx, which, None):
+        sent += n
+    return sent
 
 
 def _found(tx: Tx, partition: int, txid: str) -> Located:

@@ -136,12 +136,15 @@ def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
     try:
         make_room(tx, wanted, lambda: _flush_all(tx, joined))
     except QueueFull:
-        known = False
+        known, here = 0, set[tuple[str, str, str]]()
         for chunk in chunks:
             if chunk.queue in wanted and chunk.rest is not None:
-                n = len(_duplicates(tx, chunk, chunk.rest))
-                wanted[chunk.queue] -= n
-                known = known or n > 0
+                names = {i: (chunk.queue, chunk.partition, t) for i, t in chunk.rest.txids.items()}
+                again = {i for i, name in names.items() if name in here}
+                again.update(_duplicates(tx, chunk, chunk.rest))
+                here.update(names.values())
+                wanted[chunk.queue] -= len(again)
+                known += len(again)
         if not known:
             raise
         make_room(tx, wanted)

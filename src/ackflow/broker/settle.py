@@ -27,7 +27,7 @@ from ..store.rows import (
 from ..store.tx import Tx
 from .bury import bury
 from .copy import copy
-from .expire import expire_if_over, make_ready, note, unblock
+from .expire import expire_if_over, make_ready, note, refresh, remember, unblock
 
 Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
 VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
@@ -377,15 +377,15 @@ class Settlement:
     def _nack(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
     ) -> int:
-        failures = claim.failures + 1
+        failures, reason = claim.failures + 1, verdict.reason or claim.error
         cursor.failed += ranges.count(part)
         fate = after_nack(
             self._group.rules, claim.deliveries, failures, self._tx.now, verdict.delay,
             verdict.counting,
         )  # fmt: skip
         if isinstance(fate, Dead):
-            return self._bury(lane, cursor, claim, part, fate.kind, verdict.reason, failures)
-        self._again(claim, part, fate.at, claim.deliveries, failures, verdict.reason)
+            return self._bury(lane, cursor, claim, part, fate.kind, reason, failures, reason)
+        self._again(claim, part, fate.at, claim.deliveries, failures, reason)
         return 0
 
     def _again(
@@ -402,11 +402,11 @@ class Settlement:
 
     def _bury(
         self, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges, kind: Kind,
-        reason: str | None, failures: int,
+        reason: str | None, failures: int, error: str | None = None,
     ) -> int:  # fmt: skip
         return bury(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
                     deliveries=claim.deliveries, failures=failures, at=self._tx.now,
-                    consumer=self.lease.consumer, error=claim.error)  # fmt: skip
+                    consumer=self.lease.consumer, error=error or claim.error)  # fmt: skip
 
     def _requeue(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
@@ -460,6 +460,7 @@ class Settlement:
     def _ack_for_all(self, lane: int, stop: int) -> int:
         """Policy all: whoever holds an earlier message of the lane, it is done."""
         tx, settled = self._tx, 0
+        refresh(tx, self._group)  # what others held too long is not theirs to be settled
         cursor = tx.cursor(lane, self._group.id)
         assert cursor is not None
         others: dict[int, Ranges] = {}
@@ -473,7 +474,9 @@ class Settlement:
                 claim.ranges = ranges.difference(claim.ranges, part)
                 tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
                 consume(tx, cursor, part)
-                tx.counted(cursor)
+                cursor.ready = True  # it may have held back what follows it
+                tx.changed(cursor)
+                remember(tx, self._group.id, lane, part, "ack")
                 settled += ranges.count(part)
         for id, part in others.items():
             other = tx.lease_by_id(id)

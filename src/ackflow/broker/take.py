@@ -46,7 +46,7 @@ def take(
         if some.redelivered:
             tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
     served = tx.tick() if n and turn else cursor.served  # one that gave nothing keeps its turn
-    if ready == cursor.ready and served == cursor.served:
+    if n and ready == cursor.ready and served == cursor.served:
         tx.counted(cursor)
     else:
         cursor.ready, cursor.served = ready, served

@@ -32,7 +32,8 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     for cursor in cursors:
         pass_over(tx, lane, cursor, stop, "expired", leased=False)
     lane.gone = ranges.union(lane.gone, unread)
-    _drop_gone(tx, queue, lane, limit)
+    _drop_gone(tx, queue, lane, stop)
+    tx.touched.add(queue.name)
     return ranges.count(unread)
 
 
@@ -82,11 +83,15 @@ def _unread(tx: Tx, lane: Lane, cursors: list[Cursor], start: int, stop: int) ->
     return ranges.difference(ranges.difference(unread, held), lane.gone)
 
 
-def _drop_gone(tx: Tx, queue: Queue, lane: Lane, limit: int) -> None:
-    """Free the space of the first segments when nothing of them is left."""
+def _drop_gone(tx: Tx, queue: Queue, lane: Lane, stop: int) -> None:
+    """Free the space of the first segments, which all cursors have passed, if nothing of them is
+    left."""
     base = lane.base
-    for segment in islice(tx.segments_from(lane.id, lane.base), limit):
-        if ranges.count(ranges.clip(lane.gone, segment.first, segment.stop)) < segment.count:
+    for segment in tx.segments_from(lane.id, lane.base):
+        if (
+            segment.stop > stop
+            or ranges.count(ranges.clip(lane.gone, segment.first, segment.stop)) < segment.count
+        ):
             break
         drop_segment(tx, queue, lane, segment)
         base = segment.stop

@@ -3,13 +3,16 @@
 from typing import Any
 
 from .. import checks, ids, ranges
-from ..clock import SECOND
+from ..clock import SECOND, micros
 from ..model import Why, when
 from ..policy import QUEUE_MODE
 from ..store.rows import DUE, LEASED, Claim, Cursor, Group, Lane, Lease, Queue
 from ..store.tx import Tx
-from .expire import hidden_in, refresh
+from .expire import drop_old, hidden_in, refresh
 from .inspect import unseen
+from .maintenance import halted
+from .take import overdue
+from .unread import drop_unread
 
 # What ended a message, as its state and in words; other fates brought it back.
 _ENDS = {
@@ -42,6 +45,7 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
         return Why(f"Nobody asked yet: queue {queue_name!r} has no group {group_name!r}; "
                    "it is created by its first pop.", "no_group", **base)  # fmt: skip
     refresh(tx, group)
+    _drop_overdue(tx, queue, group, lane)
     cursor = tx.cursor(lane.id, group.id)
     assert cursor is not None
     return _Case(tx, queue, group, lane, cursor, place.sequence, base).answer()
@@ -135,6 +139,8 @@ class _Case:
         if self.queue.paused or self.group.paused:
             what = "queue" if self.queue.paused else "group"
             return self.say("paused", f"Held back: the {what} is paused.", **fields)
+        if halted(self.tx):
+            return self.say("paused", "Held back: handing out is paused everywhere.", **fields)
         held = self.held_back()
         if held is not None:
             return self.say("held_back", held[0], behind=held[1], until=held[2], **fields)
@@ -145,7 +151,15 @@ class _Case:
         return self.say("ready", f"Ready at position {position} of its lane.", **fields)
 
     def held_back(self) -> tuple[str, str | None, Any] | None:
-        ordering = self.group.rules.ordering
+        ordering, window = self.group.rules.ordering, self.queue.options.window_seconds
+        if window:
+            quiet = max(lane.last_at for lane in self.tx.lanes_in(self.lane.partition))
+            quiet += micros(window)
+            if quiet > self.tx.now:
+                sentence = (
+                    f"Held back until its partition was quiet for {window:g} s, at the earliest"
+                )
+                return f"{sentence} at {_time(quiet)}.", None, when(quiet)
         if ordering == "shared":
             return None
         end = self.tx.value("lock_end", self.group.id)
@@ -205,5 +219,17 @@ class _Case:
                         until=when(history))  # fmt: skip
 
 
-def _time(micros: int) -> str:
-    return when(micros).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
+    """What no pop would hand out any more is not ready, whether or not upkeep has run."""
+    options = queue.options
+    while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
+        pass
+    while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
+        pass
+    if options.max_wait_seconds is not None:
+        while overdue(tx, group.id, lane.id):
+            pass
+
+
+def _time(at: int) -> str:
+    return when(at).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")

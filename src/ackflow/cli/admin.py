@@ -13,7 +13,7 @@ from ..policy import GroupOptions, QueueOptions
 from . import inputs, output
 from .inputs import Group, GroupName, Partition, Queue, group_option
 from .output import group_name, many
-from .shell import Link, Refused, Yes, command, confirm
+from .shell import Link, Yes, command, confirm
 
 PANEL = "Administration"
 
@@ -207,14 +207,6 @@ def backup(
     ],
 ) -> None:
     """Copy the database as it is at this moment to a new file, also while it is in use."""
-    if os.path.exists(target):
-        raise Refused(f"{target} is there already; a backup is a new file")
-    part = f"{target}.part"
-    try:
-        link.session.backup(part)
-        os.replace(part, target)
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
+    link.session.backup(target)
     bytes = os.path.getsize(target)
     link.out.record({"file": target, "bytes": bytes}, f"copied to {target} ({output.size(bytes)})")

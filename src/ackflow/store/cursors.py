@@ -108,11 +108,12 @@ class Cursors(Asking):
                 cursor.blocked = blocked
 
     def reblock(self, group: Group) -> None:
-        """Make the blocks of a group agree with its ordering and its live leases."""
+        """Make the blocks and marks of a group agree with its ordering and what it has."""
         self.flush()
         self.run("block_none", group.id)
         if group.rules.ordering == "ordered":
             self.run("block_leased", group.id)
+        self.run("mark_ready", group.id)
         self.cache.cursors.clear()
         self.cache.alone.clear()
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 def chosen(levels: Mapping[MayLose, T], may_lose: MayLose) -> T:
     """What a mode means to a store; another mode than there is is refused."""
-    if may_lose not in levels:
-        modes = ", ".join(get_args(MayLose))
-        raise InvalidArgument(f"may_lose is one of {modes}, not {may_lose!r}")
+    modes = get_args(MayLose)
+    if may_lose not in modes:
+        raise InvalidArgument(f"may_lose is one of {', '.join(modes)}, not {may_lose!r}")
     return levels[may_lose]

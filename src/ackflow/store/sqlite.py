@@ -155,12 +155,22 @@ class SqliteStore:
         return bool(pages * PAGE_SIZE >= ROOM_INSIDE)
 
     def backup(self, target: str) -> None:
-        """Copy the database, as it is at one moment, to a new file."""
-        with translated(target):
-            copy = apsw.Connection(target)
-            with self._open_source() as source, copy.backup("main", source, "main") as backup:
+        """Copy the database, as it is at one moment, to a new file, which is there when it is whole."""
+        part = f"{target}.part"
+        if os.path.exists(target):
+            raise StorageFailed(f"{target} is there already; a backup is a new file")
+        try:
+            with (
+                translated(target),
+                contextlib.closing(apsw.Connection(part)) as copy,
+                self._open_source() as source,
+                copy.backup("main", source, "main") as backup,
+            ):
                 backup.step()
-            copy.close()
+            os.replace(part, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(part)
 
     def close(self) -> None:
         _opened.discard(self)

@@ -213,6 +213,11 @@ update cursors set kept_at = ?4 where lane = ?1 and grp = ?2 and kept = ?3
 select lane from cursors where grp = ?1 and keeps = 1
 -- name: let_keep
 update cursors set keeps = ?3 where lane = ?1 and grp = ?2
+-- name: mark_ready
+update cursors set ready = 1 where grp = ?1 and ready = 0 and (
+    next < (select head from lanes where id = cursors.lane)
+    or exists (select 1 from claim_rows c
+        where c.lane = cursors.lane and c.grp = cursors.grp and c.lease = 0 and c.state = 2))
 -- name: next_work
 select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
 order by priority, served, lane limit 2
@@ -396,7 +401,7 @@ select * from dead where queue = ?1 and id < ?2
   and (instr(reason, ?8) > 0 or ?8 is null)
 order by id desc limit ?9 offset ?10
 -- name: dead_oldest
-select * from dead where queue = ?1
+select id from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
