@@ -532,3 +532,31 @@ def test_a_batch_may_be_settled_in_any_order(q: Session, order: list[int]) -> No
         batch[index].ack()
     assert counts(q) == {"done": 3}
     assert q.leases("q") == []
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_copies_of_messages_with_different_counters_follow_each_other_by_sequence(
+    q: Session, turn: int
+) -> None:
+    """They lie in several claims; which is stored first is a matter of chance."""
+    q.push("orders", list(range(6)))
+    batch = q.pop("orders", batch=6)
+    batch[1].nack()
+    batch[4].nack()
+    batch[5].nack()
+    q.release([batch[0], batch[2], batch[3]])
+    q.requeue(q.pop("orders", batch=6))
+    assert [m.data for m in q.pop("orders", batch=6)] == list(range(6))
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_the_last_one_consumed_is_the_last_of_a_batch_whatever_its_counters(
+    q: Session, turn: int
+) -> None:
+    q.push("orders", list(range(4)))
+    batch = q.pop("orders", batch=4)
+    batch[1].nack()
+    q.release([batch[0], batch[2], batch[3]])
+    q.ack(q.pop("orders", batch=4))
+    (progress,) = q.progress("orders")
+    assert progress.last_id == batch[3].id

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from .changing import ChangingMachine
 from .machine import BrokerMachine
 from .shared import FileMachine, PostgresMachine
 
@@ -48,6 +49,11 @@ def test_two_sessions_on_one_file_do_what_the_model_says() -> None:
 
 
 @pytest.mark.timeout(900)
+def test_groups_whose_rules_change_do_what_the_model_says() -> None:
+    run_state_machine_as_test(ChangingMachine, settings=QUICK)
+
+
+@pytest.mark.timeout(900)
 def test_two_brokers_on_one_postgres_do_what_the_model_says(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,3 +80,9 @@ def test_many_more_sequences_do_what_the_model_says_in_memory() -> None:
 @pytest.mark.timeout(7200)
 def test_many_more_sequences_in_two_sessions_do_what_the_model_says() -> None:
     run_state_machine_as_test(FileMachine, settings=LONG)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_many_more_sequences_with_changing_rules_do_what_the_model_says() -> None:
+    run_state_machine_as_test(ChangingMachine, settings=LONG)

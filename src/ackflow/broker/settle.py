@@ -331,6 +331,7 @@ class Settlement:
         else:
             note(self.lease, verdict.verb, self._tx.now, lane, which)
             self._tell = True
+        taken: list[tuple[Claim, Ranges]] = []
         for claim in self._claims:
             part = ranges.intersection(claim.ranges, which) if claim.lane == lane else []
             if part:
@@ -342,9 +343,11 @@ class Settlement:
                 self._changed[claim.id] = claim
                 self._lost[claim.id] = self._lost.get(claim.id, 0) + n
                 self._freed.add(lane)
-                if dead := self._dispatch(verdict, row, cursor, claim, part):
-                    outcome.dead += dead
-                    outcome.buried.append((lane, part))
+                taken.append((claim, part))
+        for claim, part in _in_order(taken):
+            if dead := self._dispatch(verdict, row, cursor, claim, part):
+                outcome.dead += dead
+                outcome.buried.append((lane, part))
         if verdict.yields:
             self._yielding[lane] = max(which[-1], self._yielding.get(lane, 0))
         self._tx.counted(cursor)
@@ -487,6 +490,21 @@ class Settlement:
             theirs.finish()
             settled += outcome.settled
         return settled
+
+
+def _in_order(taken: list[tuple[Claim, Ranges]]) -> list[tuple[Claim, Ranges]]:
+    """Parts of claims, cut where others lie between: their copies and letters go by sequence."""
+    if len(taken) <= 1:
+        return taken
+    pieces = sorted((pair, i) for i, (_, part) in enumerate(taken) for pair in ranges.pairs(part))
+    result: list[tuple[Claim, Ranges]] = []
+    for pair, i in pieces:
+        claim = taken[i][0]
+        if result and result[-1][0] is claim:
+            result[-1][1].extend(pair)
+        else:
+            result.append((claim, list(pair)))
+    return result
 
 
 def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
