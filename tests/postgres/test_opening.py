@@ -73,6 +73,19 @@ def test_a_newer_schema_is_refused_with_both_numbers(other_schema: str, postgres
         ackflow.connect(other_schema)
 
 
+def test_a_broker_says_so_when_a_newer_version_migrates_its_schema(
+    other_schema: str, postgres_url: str
+) -> None:
+    with ackflow.connect(other_schema, upkeep=False) as q:
+        q.push("q", 1)
+        with psycopg.connect(postgres_url, autocommit=True) as db:
+            db.execute("update other.meta set value = '999' where key = 'schema'")
+            db.execute("update other.writes set n = n + 1")
+        for _ in range(2):
+            with pytest.raises(SchemaTooNew, match=r"999.*upgrade Ackflow"):
+                q.push("q", 2)
+
+
 @pytest.mark.parametrize(
     "url",
     [

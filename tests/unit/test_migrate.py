@@ -124,6 +124,19 @@ def test_connecting_to_a_newer_database_is_refused(tmp_path: Path) -> None:
         ackflow.connect(path, upkeep=False)
 
 
+def test_a_session_says_so_when_a_newer_version_migrates_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with ackflow.connect(path, upkeep=False) as q:
+        q.push("q", 1)
+        db = apsw.Connection(str(path))
+        db.pragma("user_version", 999)
+        db.close()
+        for call in (lambda: q.push("q", 2), lambda: q.pop("q"), lambda: q.browse("q")):
+            for _ in range(2):
+                with pytest.raises(SchemaTooNew, match=r"schema 999.*upgrade Ackflow"):
+                    call()
+
+
 def test_connecting_to_another_programs_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "theirs.db"
     foreign(path)

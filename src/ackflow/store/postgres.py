@@ -46,7 +46,8 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
 }
 BEGIN = "select set_config('synchronous_commit', $1, true), pg_advisory_xact_lock($2)"
 # Asked when the lock is held, so that the answer is of now and knows every earlier transaction.
-LOOK = "select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint from writes"
+LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+    (select value from meta where key = 'schema') from writes"""
 WROTE = """with mine as (insert into brokers values ($2, $1)
     on conflict (id) do update set n = excluded.n, at = now()) update writes set n = $1"""
 FORGET = "delete from brokers where at < now() - interval '1 day'"
@@ -89,7 +90,7 @@ class PostgresStore:
         self._closed = False
         self._bell = Bell(self._place.open, f"ackflow_{self._place.schema}")
         with self._translated(), contextlib.closing(self._place.open()) as db:
-            _migrate(db, self._place.schema, self._lock_key)
+            self._schema = _migrate(db, self._place.schema, self._lock_key)
             self.id = _store_id(db)
             db.execute(FORGET)
 
@@ -173,11 +174,12 @@ class PostgresStore:
         """Hold the writer's lock, and know what time it is."""
         channel.write("begin")
         channel.write(BEGIN, (level, self._lock_key))
-        version, now = channel.execute(LOOK)[0]
+        version, now, schema = channel.execute(LOOK)[0]
         channel.wrote = False
         if version != self._version:
             self._cache.clear()
             self._version = version
+            migrate.refuse_newer(int(schema), self._schema)
         if self._cache.crowded:
             self._cache.shrink()
         if isinstance(self.clock, ServerClock):
@@ -274,8 +276,11 @@ class PostgresStore:
             raise StorageFailed(f"the database {where} failed: {_first_line(error)}") from error
 
 
-def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: int) -> None:
-    """Bring a schema to the newest version, in one transaction, beside others that do the same."""
+def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: int) -> int:
+    """Bring a schema to the newest version, in one transaction, beside others that do the same.
+
+    Answers with its number.
+    """
     shipped = migrate.shipped("postgres")
     newest = shipped[-1][0]
     with db.transaction():
@@ -290,7 +295,7 @@ def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: in
             version = int(str(row[0])) if row else 0
         migrate.refuse_newer(version, newest)
         if version == newest:
-            return
+            return newest
         if not names:
             db.execute(f"create schema if not exists {schema}".encode())
         for number, sql in shipped:
@@ -298,6 +303,7 @@ def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: in
                 db.execute(sql.encode())
         put = "insert into meta values ('schema', %s) on conflict (key) do update set value = %s"
         db.execute(put, (str(newest), str(newest)))
+    return newest
 
 
 def _store_id(db: "psycopg.Connection[tuple[object, ...]]") -> int:

@@ -130,6 +130,7 @@ class SqliteStore:
             execute = _executor(db)
             execute("begin", ())
             try:
+                self._refuse_newer(db)
                 return body(self._tx(execute, Cache()))
             finally:
                 execute("commit", ())
@@ -192,6 +193,7 @@ class SqliteStore:
             write("begin immediate")
             if db.data_version() != self._version:  # another connection has written
                 self._cache.clear()
+                self._refuse_newer(db)
             if self._cache.crowded:
                 self._cache.shrink()
             tx.begin(self.clock.now(), self._full)
@@ -212,6 +214,10 @@ class SqliteStore:
                 self._execute("rollback", ())
             raise
         return tx
+
+    def _refuse_newer(self, db: apsw.Connection) -> None:
+        """A newer Ackflow may have migrated the file while it was open here."""
+        migrate.refuse_newer(int(db.pragma("user_version")), self._schema)
 
     def _tx(self, execute: Execute, cache: Cache) -> Tx:
         return Tx(
@@ -245,6 +251,7 @@ class SqliteStore:
     def _first_open(self) -> apsw.Connection:
         """Open the file and bring it to the newest schema, beside others that do the same."""
         migrations = migrate.shipped("sqlite")
+        self._schema = migrations[-1][0]
         again = _patience()
         tries = 0
         while True:
