@@ -74,10 +74,20 @@ def test_the_dead_letters_are_those_there_are(
 
 
 @noticed
+@pytest.mark.parametrize(
+    ("max_deliver", "expected", "state"),
+    [(1, {"done": 1, "dead": 1}, "dead"), (None, {"done": 2}, "acked")],
+    ids=["its message is dead", "its message was given back"],
+)
 def test_an_ack_of_policy_all_does_not_settle_for_a_holder_who_was_too_slow(
-    q: Session, clock: VirtualClock, noticed: bool
+    q: Session,
+    clock: VirtualClock,
+    noticed: bool,
+    max_deliver: int | None,
+    expected: dict[str, int],
+    state: str,
 ) -> None:
-    q.group("orders", "g", policy="all", max_deliver=1)
+    q.group("orders", "g", policy="all", max_deliver=max_deliver)
     q.push("orders", [1, 2])
     (slow,) = q.pop("orders", group="g", lease_seconds=10)
     (quick,) = q.pop("orders", group="g")
@@ -87,25 +97,8 @@ def test_an_ack_of_policy_all_does_not_settle_for_a_holder_who_was_too_slow(
     quick.ack()
     with pytest.raises(LeaseExpired):
         slow.ack()
-    assert counts(q) == {"done": 1, "dead": 1}
-
-
-@noticed
-def test_an_ack_of_policy_all_settles_what_a_slow_holder_gave_back(
-    q: Session, clock: VirtualClock, noticed: bool
-) -> None:
-    q.group("orders", "g", policy="all")
-    q.push("orders", [1, 2])
-    (slow,) = q.pop("orders", group="g", lease_seconds=10)
-    (quick,) = q.pop("orders", group="g")
-    clock.advance(20)
-    if noticed:
-        q.upkeep()
-    quick.ack()
-    with pytest.raises(LeaseExpired):
-        slow.ack()
-    assert counts(q) == {"done": 2}
-    assert q.why("orders", slow.id, group="g").state == "acked"
+    assert counts(q) == expected
+    assert q.why("orders", slow.id, group="g").state == state
 
 
 def test_however_many_leases_are_over_the_first_look_tells_it(
