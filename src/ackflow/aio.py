@@ -26,6 +26,7 @@ from .deadletters import Alert
 from .delivery import Batch, Delivery, Receipt, waits
 from .errors import PASSING, AckflowError, InvalidArgument, SessionClosed, SessionForked
 from .fluent import FluentQueue
+from .lease import Lease as PlainLease
 from .measure import AckStats
 from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect, QueueOptions
@@ -175,9 +176,9 @@ class Transaction(Operations):
 
 
 class Lease:
-    """A lease known by its token alone; the verbs of `ackflow.session.Lease`, awaitable."""
+    """A lease known by its token alone; the verbs of `ackflow.lease.Lease`, awaitable."""
 
-    def __init__(self, owner: "Session", lease: session.Lease) -> None:
+    def __init__(self, owner: "Session", lease: PlainLease) -> None:
         self._owner = owner
         self._lease = lease
 

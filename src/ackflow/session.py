@@ -20,21 +20,17 @@ from .delivery import (
     Delivery,
     Message,
     Receipt,
-    Refusal,
     Settled,
     deliveries,
     judged,
     marks_of,
     waits,
 )
-from .errors import PASSING, AckflowError, InvalidArgument, NotFound, SessionForked
+from .errors import PASSING, AckflowError, InvalidArgument, SessionForked
 from .helping import Helping
+from .lease import Lease
 from .looking import Time
-from .model import (
-    GroupStats,
-    Upkeep,
-    when,
-)
+from .model import GroupStats, Upkeep, when
 from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptions
 from .store.levels import MayLose
 from .store.sqlite import SqliteStore
@@ -256,7 +252,7 @@ class Session(Helping):
     def read_again(self, token: str) -> Handout:
         return self.broker.do(read.read, False, ids.parse_token(token))
 
-    def lease(self, token: str) -> "Lease":
+    def lease(self, token: str) -> Lease:
         """A lease by its token alone, to settle messages of it from anywhere."""
         return Lease(self, ids.parse_token(token))
 
@@ -299,7 +295,7 @@ class Session(Helping):
         synced = any(verdict.synced for _, verdict in given)
         some = [message for message, _ in given]
         return self._patiently(
-            some, lambda: self._settle_marks(marks_of(given), len(some), synced, atomic)
+            some, lambda: self.settle_marks(marks_of(given), len(some), synced, atomic)
         )
 
     def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
@@ -344,8 +340,8 @@ class Session(Helping):
         else:
             marks = marks_of((message, verdict) for message in some)
         if waits(self, some) is None:
-            return self._settle_marks(marks, len(some), verdict.synced)
-        return self._patiently(some, lambda: self._settle_marks(marks, len(some), verdict.synced))
+            return self.settle_marks(marks, len(some), verdict.synced)
+        return self._patiently(some, lambda: self.settle_marks(marks, len(some), verdict.synced))
 
     def _patiently(self, messages: Sequence[Delivery], call: Callable[[], R]) -> R:
         """Settle; what comes from a consume loop waits for a server that is away."""
@@ -357,9 +353,10 @@ class Session(Helping):
                 if pause is None or error.code not in PASSING or pause(AGAIN_SECONDS):
                     raise
 
-    def _settle_marks(
+    def settle_marks(
         self, marks: dict[int, list[Mark]], messages: int, synced: bool, atomic: bool = False
     ) -> Settled:
+        """Settle what the marks name under each token."""
         result = Settled()
         if not marks:
             return result
@@ -546,58 +543,6 @@ class Session(Helping):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Lease:
-    """A lease known by its token alone. Without ids a verb means every message of it still held."""
-
-    def __init__(self, session: Session, token: int) -> None:
-        self._session = session
-        self._token = token
-
-    def ack(self, *message_ids: str, confirm: bool = False) -> Settled:
-        return self._settle(message_ids, Verdict("ack", confirm=confirm))
-
-    def nack(
-        self, *message_ids: str, reason: str | None = None, delay: float | None = None
-    ) -> Settled:
-        return self._settle(message_ids, Verdict("nack", reason, delay))
-
-    def release(self, *message_ids: str) -> Settled:
-        return self._settle(message_ids, Verdict("release"))
-
-    def requeue(self, *message_ids: str, delay: float | None = None) -> Settled:
-        return self._settle(message_ids, Verdict("requeue", delay=delay))
-
-    def reject(self, *message_ids: str, reason: str | None = None) -> Settled:
-        return self._settle(message_ids, Verdict("reject", reason))
-
-    def dead_letter(self, *message_ids: str, reason: str | None = None) -> Settled:
-        return self._settle(message_ids, Verdict("dead_letter", reason))
-
-    def extend(self, seconds: float | None = None) -> datetime:
-        given = None if seconds is None else checks.positive(seconds, "seconds")
-        return when(self._session.broker.do(settle.extend, False, self._token, given))
-
-    def read(self) -> Batch[Message]:
-        return self._session.read(ids.token_text(self._token))
-
-    def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
-        verdict.check()
-        marks = [Mark(verdict)] if not message_ids else []
-        store, foreign = self._session.broker.store.id, []
-        for id in message_ids:
-            place = ids.parse_message_id(id)
-            if place.store == store:
-                marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
-            else:
-                foreign.append(Refusal(id, NotFound.code, "the message is of another database"))
-        result = Settled()
-        if marks:
-            settled = {self._token: marks}
-            result = self._session._settle_marks(settled, len(marks), verdict.synced)
-        result.refused = result.refused + foreign
-        return result
 
 
 def _count(marks: Iterable[list[Mark]]) -> int:

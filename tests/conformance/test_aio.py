@@ -21,7 +21,7 @@ import ackflow
 from ackflow import Batch, Message, VirtualClock, aio
 from ackflow.broker.broker import Broker
 from ackflow.broker.handout import Handout
-from ackflow.session import Lease
+from ackflow.lease import Lease
 from ackflow.transaction import Transaction
 
 
@@ -80,8 +80,8 @@ class Awaited:
     def lease(self, token: str) -> Lease:
         return Lease(self, self._session.sync.lease(token)._token)  # type: ignore[arg-type]
 
-    def _settle_marks(self, *args: Any) -> Any:
-        settle = partial(self._session.sync._settle_marks, *args)
+    def settle_marks(self, *args: Any) -> Any:
+        settle = partial(self._session.sync.settle_marks, *args)
         return self._loop.run(self._awaited(settle))
 
     async def _awaited(self, call: Callable[[], Any]) -> Any:

@@ -1,7 +1,19 @@
-"""The layout is the architecture: imports point one way."""
+"""The layout is the architecture: imports point one way, and files stay small enough to read."""
+
+from pathlib import Path
 
 from importlinter.cli import lint_imports
+
+MOST_LINES = 600
+ROOT = Path(__file__).parents[2]
 
 
 def test_imports_point_one_way() -> None:
     assert lint_imports(no_cache=True) == 0
+
+
+def test_every_file_can_be_read_in_one_sitting() -> None:
+    files = [file for place in ("src", "tests", "bench") for file in (ROOT / place).rglob("*.py")]
+    assert len(files) > 100
+    lines = {str(file.relative_to(ROOT)): file.read_text().count("\n") for file in files}
+    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}

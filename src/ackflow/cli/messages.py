@@ -11,8 +11,8 @@ import typer
 from ..codec import Item
 from ..delivery import Batch, Message, Receipt, Settled
 from ..errors import InvalidArgument
+from ..lease import Lease
 from ..policy import DEFAULT_PARTITION, MAX_BATCH, MAX_PRIORITY, QUEUE_MODE
-from ..session import Lease
 from . import feeding, output
 from .feeding import BadLine, Feed
 from .inputs import Group, Partition, Queue, duration

@@ -1,0 +1,76 @@
+"""A lease by its token, for who did not pop it: another process, a command, a later day."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from . import checks, ids
+from .broker import settle
+from .broker.broker import Verbs
+from .broker.settle import Mark, Verdict
+from .delivery import Batch, Message, Refusal, Settled
+from .errors import NotFound
+from .model import when
+
+
+class Holder(Protocol):
+    """What a lease asks of its session."""
+
+    @property
+    def broker(self) -> Verbs: ...
+    def read(self, token: str) -> Batch[Message]: ...
+    def settle_marks(
+        self, marks: dict[int, list[Mark]], messages: int, synced: bool
+    ) -> Settled: ...
+
+
+class Lease:
+    """A lease known by its token alone. Without ids a verb means every message of it still held."""
+
+    def __init__(self, session: Holder, token: int) -> None:
+        self._session = session
+        self._token = token
+
+    def ack(self, *message_ids: str, confirm: bool = False) -> Settled:
+        return self._settle(message_ids, Verdict("ack", confirm=confirm))
+
+    def nack(
+        self, *message_ids: str, reason: str | None = None, delay: float | None = None
+    ) -> Settled:
+        return self._settle(message_ids, Verdict("nack", reason, delay))
+
+    def release(self, *message_ids: str) -> Settled:
+        return self._settle(message_ids, Verdict("release"))
+
+    def requeue(self, *message_ids: str, delay: float | None = None) -> Settled:
+        return self._settle(message_ids, Verdict("requeue", delay=delay))
+
+    def reject(self, *message_ids: str, reason: str | None = None) -> Settled:
+        return self._settle(message_ids, Verdict("reject", reason))
+
+    def dead_letter(self, *message_ids: str, reason: str | None = None) -> Settled:
+        return self._settle(message_ids, Verdict("dead_letter", reason))
+
+    def extend(self, seconds: float | None = None) -> datetime:
+        given = None if seconds is None else checks.positive(seconds, "seconds")
+        return when(self._session.broker.do(settle.extend, False, self._token, given))
+
+    def read(self) -> Batch[Message]:
+        return self._session.read(ids.token_text(self._token))
+
+    def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
+        verdict.check()
+        marks = [Mark(verdict)] if not message_ids else []
+        store, foreign = self._session.broker.store.id, []
+        for id in message_ids:
+            place = ids.parse_message_id(id)
+            if place.store == store:
+                marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
+            else:
+                foreign.append(Refusal(id, NotFound.code, "the message is of another database"))
+        result = Settled()
+        if marks:
+            settled = {self._token: marks}
+            result = self._session.settle_marks(settled, len(marks), verdict.synced)
+        result.refused = result.refused + foreign
+        return result
