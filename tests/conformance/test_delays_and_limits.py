@@ -474,6 +474,60 @@ def test_behind_what_waited_too_long_the_waiting_still_come_before_the_new(
     assert pop_data(q, batch=1) == ["due"]
 
 
+def delayed(q: Session, clock: VirtualClock) -> None:
+    q.push("q", "before", delay=100)
+
+
+def delayed_and_due(q: Session, clock: VirtualClock) -> None:
+    q.push("q", "before", delay=58)
+
+
+def requeued(q: Session, clock: VirtualClock) -> None:
+    q.push("q", "before")
+    pop(q)[0].requeue()
+
+
+def redriven(q: Session, clock: VirtualClock) -> None:
+    q.push("q", "before")
+    pop(q)[0].reject("no")
+    q.redrive("q")
+
+
+@pytest.mark.parametrize("before", [delayed, delayed_and_due, requeued, redriven])
+@pytest.mark.parametrize("notices", ["upkeep", "why", "pop"])
+def test_what_waited_too_long_dies_behind_what_may_still_come(
+    q: Session, clock: VirtualClock, before: Callable[[Session, VirtualClock], None], notices: str
+) -> None:
+    q.configure("q", max_wait_seconds=5)
+    q.group("q", "g")
+    before(q, clock)
+    (id,) = q.push("q", "too late")
+    clock.advance(60)
+    if notices == "upkeep":
+        assert q.upkeep().max_wait == 1
+        assert q.upkeep().max_wait == 0
+    elif notices == "pop":
+        assert pop_data(q, batch=9) == ([] if before is delayed else ["before"])
+        q.release([m for lease in q.leases("q") for m in q.read(lease.token)])
+    assert q.why("q", id, group="g").state == "dead"
+    assert only_dead(q).data == "too late"
+    clock.advance(1 if before is not delayed else 41)
+    assert pop_data(q) == ["before"]
+
+
+def test_upkeep_buries_all_that_waited_too_long_however_much_and_in_however_many_partitions(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.configure("q", max_wait_seconds=5)
+    q.group("q", "g")
+    for number in range(300):
+        q.push("q", number, delay=3 if number % 2 else None)
+    q.push("q", [Item(data=0, partition=f"p{number}") for number in range(40)])
+    clock.advance(60)
+    assert q.upkeep().max_wait == 340
+    assert counts(q) == {"dead": 340}
+
+
 # delays of pushes
 
 

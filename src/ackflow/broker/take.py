@@ -6,7 +6,7 @@ from .. import ranges
 from ..clock import micros
 from ..errors import StorageFailed
 from ..ranges import Ranges
-from ..store.rows import COPIED, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
+from ..store.rows import COPIED, DUE, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .bury import bury
 from .expire import drop_old
@@ -166,13 +166,7 @@ def _take_segment(
         cursor.next = segment.stop
         return 0
     if segment.due_at > tx.now or _too_old(tx, queue, segment):
-        there = _present(lane, cursor, first, segment.stop)
-        cursor.next = segment.stop
-        if there and segment.due_at > tx.now:
-            _postpone(tx, group, segment, there)
-        elif there:
-            limit = queue.options.max_wait_seconds or 0
-            bury_waited(tx, group, lane, cursor, there, segment.due_at + micros(limit), limit)
+        _pass_by(tx, queue, group, lane, cursor, segment)
         return 0
     stop = min(segment.stop, first + want)
     there = _present(lane, cursor, first, stop)
@@ -180,6 +174,21 @@ def _take_segment(
     if there:
         _add(taken, segment, there)
     return ranges.count(there)
+
+
+def _pass_by(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
+) -> None:
+    """Move a cursor past a segment of which nothing is handed out now."""
+    there = _present(lane, cursor, max(cursor.next, segment.first), segment.stop)
+    cursor.next = segment.stop
+    if not there:
+        return
+    if _too_old(tx, queue, segment):
+        limit = queue.options.max_wait_seconds or 0
+        bury_waited(tx, group, lane, cursor, there, segment.due_at + micros(limit), limit)
+    else:
+        _set_aside(tx, group, segment, there)
 
 
 def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
@@ -200,11 +209,12 @@ def _present(lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
     return there
 
 
-def _postpone(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
-    """A segment not yet due becomes a waiting claim, so that the cursor can pass it."""
+def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
+    """What is not handed out now becomes a claim, waiting or due, so that the cursor can pass it."""
     start = carried(segment)
+    state, at = (WAITING, segment.not_before) if segment.due_at > tx.now else (DUE, None)
     tx.add_claim(
-        Claim(0, group.id, segment.lane, there, WAITING, segment.not_before, segment.due_at,
+        Claim(0, group.id, segment.lane, there, state, at, segment.due_at,
               start.deliveries, start.failures, COPIED if start.redelivered else 0, start.error,
               None)
     )  # fmt: skip
@@ -225,18 +235,42 @@ def _add(taken: list[Taken], segment: Segment, there: Ranges) -> None:
         taken.append(Taken(there, pieces, segment.due_at, *counters))
 
 
-def overdue(tx: Tx, grp: int, lane_id: int) -> int:
-    """Dead-letter the messages at a cursor that waited too long; answers with how many."""
+def overdue(tx: Tx, grp: int, lane_id: int) -> tuple[int, bool]:
+    """Dead-letter the messages of a lane that waited too long; answers with how many, and whether
+    there may be more.
+
+    What was pushed so long ago is all looked at, as one that came later may be older than a delayed
+    one or a copy: those are set aside.
+    """
     group, lane, cursor = tx.group_by_id(grp), tx.lane(lane_id), tx.cursor(lane_id, grp)
     queue = tx.queue_by_id(lane.queue) if lane else None
-    if not (group and lane and cursor and queue):
-        return 0
-    dead = cursor.dead
+    if not (group and lane and cursor and queue) or queue.options.max_wait_seconds is None:
+        return 0, False
+    dead, looked = cursor.dead, 0
     for claim in tx.due_claims(lane.id, group.id, AT_ONCE):
-        _waited_too_long(tx, queue, group, lane, cursor, claim)
-    for segment in islice(tx.segments_from(lane.id, cursor.next), AT_ONCE):
-        if segment.for_group in (None, grp) and not _too_old(tx, queue, segment):
+        looked += _waited_too_long(tx, queue, group, lane, cursor, claim)
+    before = tx.now - micros(queue.options.max_wait_seconds)
+    for segment in islice(tx.segments_from(lane.id, cursor.next), AT_ONCE - looked):
+        if segment.created_at > before:
             break
-        _take_segment(tx, queue, group, lane, cursor, segment, 0, [])
-    tx.changed(cursor)
-    return cursor.dead - dead
+        looked += 1
+        if segment.for_group in (None, grp):
+            _pass_by(tx, queue, group, lane, cursor, segment)
+        else:
+            _take_segment(tx, queue, group, lane, cursor, segment, 0, [])
+    if looked:
+        cursor.ready = True  # what was set aside is still to be handed out
+        tx.changed(cursor)
+    return cursor.dead - dead, looked >= AT_ONCE
+
+
+def may_be_overdue(tx: Tx, queue: Queue, grp: int, lane: int) -> bool:
+    """Whether it is worth a write to look for what waited too long in a lane."""
+    cursor, limit = tx.cursor(lane, grp), micros(queue.options.max_wait_seconds or 0)
+    if cursor is None:
+        return False
+    created = tx.created_at(lane, cursor.next)
+    if created is not None and created + limit <= tx.now:
+        return True
+    due = tx.due_claims(lane, grp, AT_ONCE)
+    return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)

@@ -19,7 +19,7 @@ from ..store.tx import Tx
 from .expire import drop_old, drop_segment, move_base, refresh
 from .hands import forget_readers
 from .stage import drop_old_stages
-from .take import overdue
+from .take import may_be_overdue, overdue
 from .traces import TRACE_SECONDS, forget_old
 from .unread import drop_unread, old_lanes
 
@@ -62,15 +62,15 @@ class Keeper:
     def expire(self) -> int:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
-        return sum(self._do(partial(_refresh, id=id)) for id in groups)
+        return sum(self._do(partial(_refresh, id=id), 0) for id in groups)
 
-    def _do(self, duty: Callable[[Tx], int]) -> int:
+    def _do(self, duty: Callable[[Tx], T], nothing: T) -> T:
         """Do one piece of a duty; what needs a key that is not given must not hold up the rest."""
         try:
             return self._write(duty)
         except PayloadSealed as error:
             log.warning("upkeep left something out: %s", error)
-            return 0
+            return nothing
 
     def _drop_old(self) -> int:
         """Remove what is older than its queue's retention."""
@@ -78,7 +78,7 @@ class Keeper:
         for queue in self._read(Tx.queues):
             if (queue.options.retention_seconds, queue.options.ttl_seconds) != (None, None):
                 for lane in self._read(partial(old_lanes, queue=queue)):
-                    while n := self._do(partial(_drop, queue=queue.id, lane=lane)):
+                    while n := self._do(partial(_drop, queue=queue.id, lane=lane), 0):
                         dropped += n
         return dropped
 
@@ -88,7 +88,10 @@ class Keeper:
         for queue in self._read(Tx.queues):
             if queue.options.max_wait_seconds is not None:
                 for group, lane in self._read(partial(_waiting_lanes, queue=queue)):
-                    buried += self._do(partial(overdue, grp=group, lane_id=lane))
+                    more = True
+                    while more:
+                        n, more = self._do(partial(overdue, grp=group, lane_id=lane), (0, False))
+                        buried += n
         return buried
 
     def _trim(self) -> int:
@@ -96,7 +99,7 @@ class Keeper:
         self._trimmed_to, lanes = self._read(partial(_lanes_to_trim, start=self._trimmed_to))
         dropped = 0
         for lane in lanes:
-            while n := self._do(partial(trim, lane_id=lane)):
+            while n := self._do(partial(trim, lane_id=lane), 0):
                 dropped += n
         return dropped
 
@@ -166,10 +169,12 @@ def _drop_leases(tx: Tx, old: list[int]) -> None:
 
 
 def _waiting_lanes(tx: Tx, queue: Queue) -> list[tuple[int, int]]:
+    """Groups and lanes in which something may have waited too long."""
     return [
-        (group.id, row[0])
+        (group.id, lane)
         for group in tx.groups(queue.id)
-        for row in tx.all("ready_lanes", group.id, 0, LANES)
+        for (lane,) in tx.all("ready_lanes", group.id)
+        if may_be_overdue(tx, queue, group.id, lane)
     ]
 
 

@@ -227,7 +227,7 @@ def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
     while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
         pass
     if options.max_wait_seconds is not None:
-        while overdue(tx, group.id, lane.id):
+        while overdue(tx, group.id, lane.id)[1]:
             pass
 
 

@@ -258,7 +258,7 @@ select min(next) from cursors where lane = ?1
 select l.id from lane_rows l join cursors c on c.lane = l.id where l.id > ?1
 group by l.id having min(c.next) > l.base order by l.id limit ?2
 -- name: ready_lanes
-select lane from cursors where grp = ?1 and ready = 1 and lane > ?2 order by lane limit ?3
+select lane from cursors where grp = ?1 and ready = 1 order by lane
 
 -- name: add_claim
 insert into claim_rows (lane, grp, id, lo, hi, n, ranges, state, at, since, deliveries, failures,
