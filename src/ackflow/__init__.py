@@ -8,6 +8,10 @@ for message in q.pop("orders", group="billing", batch=100, wait=20):
     message.ack()
 """
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from . import errors, model
 from .broker.settle import Verdict
 from .clock import VirtualClock
@@ -17,6 +21,9 @@ from .errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost
 from .policy import DEFAULTS, GroupOptions, QueueOptions
 from .session import Session, connect
 from .transaction import Transaction
+
+if TYPE_CHECKING:
+    from . import aio
 
 __version__ = "0.1.0"
 
@@ -38,7 +45,15 @@ __all__ = [
     "Transaction",
     "Verdict",
     "VirtualClock",
+    "aio",
     "connect",
     "errors",
     "model",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`ackflow.aio` is loaded when it is first used: a program without asyncio does without it."""
+    if name == "aio":
+        return import_module(".aio", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

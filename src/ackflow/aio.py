@@ -24,14 +24,14 @@ from .consume import Plan
 from .consume_aio import Consumer
 from .deadletters import Alert
 from .delivery import Batch, Delivery, Receipt, waits
-from .errors import PASSING, AckflowError, InvalidArgument, SessionClosed, SessionForked
+from .errors import PASSING, AckflowError, SessionClosed, SessionForked
 from .fluent import FluentQueue
 from .lease import Lease as PlainLease
 from .measure import AckStats
 from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect, QueueOptions
 from .store.levels import MayLose
-from .transaction import COMMITTED, Committed, Operations
+from .transaction import Committed, Operations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -153,12 +153,9 @@ class Transaction(Operations):
     def __init__(self, owner: "Session", key: str | None) -> None:
         super().__init__(key)
         self._owner = owner
-        self.committed: Committed | None = None
 
     async def commit(self) -> Committed:
         """Do everything gathered, in one database transaction; a second commit is refused."""
-        if self.committed is not None:
-            raise InvalidArgument(COMMITTED)
         self.committed = await self._owner.commit(self)
         return self.committed
 
@@ -181,6 +178,10 @@ class Lease:
     def __init__(self, owner: "Session", lease: PlainLease) -> None:
         self._owner = owner
         self._lease = lease
+
+    async def read(self) -> Batch[Message]:
+        """The messages of the lease again, all of them, settled meanwhile or not."""
+        return await self._owner.read(self._lease.token)
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         method = getattr(self._lease, name)
@@ -326,7 +327,7 @@ class Session:
         token: str | None = None,
         dialect: Dialect = "native",
     ) -> Batch[Message]:
-        """Lease up to `batch` messages, waiting up to `wait` seconds for the first.
+        """Lease messages as `ackflow.Session.pop` does.
 
         A pop that is cancelled while it waits leaves nothing leased; one that is cancelled while it
         is being answered releases what it was given.

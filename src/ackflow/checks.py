@@ -10,15 +10,17 @@ import msgspec
 from msgspec import Struct
 
 from .clock import micros
-from .errors import InvalidArgument, UnknownOption
+from .errors import InvalidArgument, PayloadTooLarge, UnknownOption
 from .policy import (
     DEFAULTS,
     MAX_BATCH,
+    MAX_HEADERS,
     MAX_NAME,
     MAX_PRIORITY,
     MIN_HISTORY,
     AckPolicy,
     GroupOptions,
+    Kind,
     Ordering,
     QueueOptions,
 )
@@ -48,8 +50,10 @@ def name(value: object, what: str) -> str:
 
 
 def text(value: object, what: str) -> str | None:
-    if value is None:
-        return None
+    return None if value is None else some_text(value, what)
+
+
+def some_text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
     return writable(value, what)
@@ -138,6 +142,11 @@ def headers(value: object) -> dict[str, str]:
             raise InvalidArgument(f"header {key!r} and its value must be text")
         writable(key, "a header")
         writable(item, "a header's value")
+    size = sum(len(key) + len(item) for key, item in value.items())
+    if size > MAX_HEADERS:
+        raise PayloadTooLarge(
+            f"the headers of a message have {size:,} characters, at most {MAX_HEADERS:,} are allowed"
+        )
     return dict(value)
 
 
@@ -149,7 +158,7 @@ def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if key in _RULES:
             checked[key] = _RULES[key](value, key)
         elif key in ("namespace", "task"):
-            checked[key] = text(value, key) or ""
+            checked[key] = name(value, key) if value else text(value, key) or ""
         elif key == "history_seconds":
             checked[key] = seconds(value, key, MIN_HISTORY)
         elif value is None and key in _ENDLESS:
@@ -159,7 +168,7 @@ def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "priority":
             checked[key] = whole(value, key, -1_000_000, 1_000_000)
         elif key == "encrypted":
-            checked[key] = _flag(value, key)
+            checked[key] = flag(value, key)
         else:
             checked[key] = seconds(value, key)
     return checked
@@ -189,6 +198,10 @@ def one_of(value: object, what: str, allowed: tuple[str, ...]) -> Any:
     return value
 
 
+def kind(value: object) -> Any:
+    return None if value is None else one_of(value, "kind", get_args(Kind))
+
+
 def dialect(value: object) -> Any:
     return one_of(value, "dialect", _DIALECTS)
 
@@ -206,7 +219,7 @@ def _limit(value: object, what: str) -> int | None:
     return whole(value, what, 1, 1_000_000_000)
 
 
-def _flag(value: object, what: str) -> bool:
+def flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgument(f"{what} is True or False, not {value!r}")
     return value

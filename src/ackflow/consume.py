@@ -211,7 +211,9 @@ class Consumer:
         for what in ("handler", "on_success", "on_error"):
             if inspect.iscoroutinefunction(getattr(plan, what)):
                 raise InvalidArgument(f"{what} is awaited; use ackflow.aio.connect for that")
-        self._stop = stop or threading.Event()
+        if stop is not None and not isinstance(stop, threading.Event):
+            raise InvalidArgument(f"stop is a threading.Event, not {stop!r}")
+        self._stop = threading.Event() if stop is None else stop
         self._wait = min(plan.wait, LOCAL_WAIT) if isinstance(session.broker, Broker) else plan.wait
         self._lifeline = Lifeline(plan, lambda: session.broker, session.group_stats)
         self._lock = threading.Lock()

@@ -10,7 +10,14 @@ from typing import Any, Protocol, Self
 from .broker.pop import PopRequest
 from .consume import IDLE_SECONDS, PAUSES, Asking, Counted, Lifeline, Plan, text_of
 from .delivery import Batch, Delivery, Settled
-from .errors import PASSING, AckflowError, AlreadySettled, LeaseLost, SessionClosed
+from .errors import (
+    PASSING,
+    AckflowError,
+    AlreadySettled,
+    InvalidArgument,
+    LeaseLost,
+    SessionClosed,
+)
 from .session import Session
 
 log = logging.getLogger("ackflow")
@@ -41,7 +48,9 @@ class Consumer:
     ) -> None:
         self._session = session
         self._plan = plan.check()
-        self._stop = stop or asyncio.Event()
+        if stop is not None and not isinstance(stop, asyncio.Event):
+            raise InvalidArgument(f"stop is an asyncio.Event, not {stop!r}")
+        self._stop = asyncio.Event() if stop is None else stop
         self._loop = asyncio.get_running_loop()
         self._lifeline = Lifeline(
             plan,

@@ -12,7 +12,7 @@ from . import checks
 from .clock import SECOND
 from .codec import Item, in_parts
 from .delivery import Receipt
-from .errors import AckflowError, NotFound
+from .errors import AckflowError, InvalidArgument, NotFound
 from .model import DeadLetter, DeadSummary, Page, StoredMessage
 from .policy import MAX_NAME
 
@@ -120,6 +120,8 @@ class Alert:
     ) -> None:
         self._session = session
         self._queue = checks.name(queue, "queue")
+        if not callable(call):
+            raise InvalidArgument(f"call is a function of queue and depth, not {call!r}")
         self._call = call
         self._above = checks.whole(above, "above", 0, 1 << 60)
         self._every = checks.positive(every, "every")

@@ -107,7 +107,7 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def redelivered(self) -> bool:
-        """Whether somebody was given it before."""
+        """Whether it was given out before, and came back; a seek back begins anew."""
         return bool(self._share.run.redelivered)
 
     @property

@@ -31,6 +31,10 @@ class Lease:
         self._session = session
         self._token = token
 
+    @property
+    def token(self) -> str:
+        return ids.token_text(self._token)
+
     def ack(self, *message_ids: str, confirm: bool = False) -> Settled:
         return self._settle(message_ids, Verdict("ack", confirm=confirm))
 
@@ -56,7 +60,7 @@ class Lease:
         return when(self._session.broker.do(settle.extend, False, self._token, given))
 
     def read(self) -> Batch[Message]:
-        return self._session.read(ids.token_text(self._token))
+        return self._session.read(self.token)
 
     def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
         verdict.check()

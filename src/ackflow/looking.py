@@ -57,13 +57,14 @@ class Looking(ABC):
         return self.broker.look(inspect.partitions, queue, 0, -1)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
-        """The live leases of a queue or group: who holds what until when."""
+        """The live leases of a queue or group: who holds what until when. Not more than the first
+        thousand of each group."""
         return self._look(inspect.leases, queue, group)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
-        """How far a group is, partition by partition."""
+        """How far a group is, partition by partition. Not more than a thousand leases are looked at."""
         return self._look(inspect.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
@@ -91,7 +92,10 @@ class Looking(ABC):
         """
         checks.whole(last, "last", 0, 10_000)
         checks.whole(limit, "limit", 1, 10_000)
-        if after is not None and not isinstance(after, dict):
+        if after is not None and not (
+            isinstance(after, dict)
+            and all(isinstance(n, int) for pair in after.items() for n in pair)
+        ):
             raise InvalidArgument(f"after is the `after` of the news before, not {after!r}")
         return self._look(ahead.follow, queue, partition, after, last, limit)
 
@@ -126,7 +130,7 @@ class Looking(ABC):
         """Stored messages whose payload contains a text. Ends after `limit` or `seconds`; as long
         as `next` is given there may be more, also when nothing was found so far."""
         if not isinstance(text, bytes):
-            text = (checks.text(text, "text") or "").encode()
+            text = checks.some_text(text, "text").encode()
         return self._browse(queue, text, partition, group, since, until, limit, seconds, after)
 
     def _browse(
@@ -160,7 +164,7 @@ class Looking(ABC):
         after: str | None = None,
         ids: Iterable[int] | None = None,
     ) -> Page[DeadLetter]:
-        """Dead letters of a queue, newest first, or those with the given ids.
+        """Dead letters of a queue, newest first: all, or those that fit everything given.
 
         `after` is the `next` of the page before.
         """
@@ -194,6 +198,6 @@ class Looking(ABC):
         error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
     ) -> dead.DeadFilter:  # fmt: skip
         return dead.DeadFilter(
-            queue, group, partition, checks.text(kind, "kind"), checks.time_or_none(since, "since"),
+            queue, group, partition, checks.kind(kind), checks.time_or_none(since, "since"),
             checks.time_or_none(until, "until"), checks.text(error, "error"), None if given is None else checks.numbers(given, "ids"),
         )  # fmt: skip

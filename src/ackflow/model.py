@@ -184,7 +184,7 @@ class LeaseStats(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """How far a group is in a partition, and the leases it has there."""
+    """How far a group is in a partition, and the leases it has there: what they hold of it."""
 
     queue: str
     partition: str
@@ -199,7 +199,10 @@ class Progress(Struct, frozen=True):
 
 
 class Value(Struct, frozen=True):
-    """A small keyed value; `version` grows by one with every change."""
+    """A small keyed value; `version` grows by one with every change.
+
+    It begins at 1, or above the versions of all that were ever deleted: it never comes again.
+    """
 
     key: str
     data: Any

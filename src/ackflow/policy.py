@@ -20,6 +20,7 @@ QUEUE_MODE = "__QUEUE_MODE__"
 DEFAULT_PARTITION = "Default"
 
 MAX_PAYLOAD = 16 * 1024 * 1024
+MAX_HEADERS = 1024 * 1024  # of one message
 MAX_SEGMENT_BYTES = 4 * 1024 * 1024
 MAX_SEGMENT_COUNT = 10_000
 SMALL_BYTES = 800  # payloads up to this lie in the header of their segment, a few to a page

@@ -31,7 +31,7 @@ from .helping import Helping
 from .lease import Lease
 from .looking import Time
 from .model import GroupStats, Upkeep, when
-from .policy import DEFAULT_PARTITION, DEFAULTS, QUEUE_MODE, Dialect, QueueOptions
+from .policy import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
 from .store.levels import MayLose
 from .store.sqlite import SqliteStore
 from .transaction import Committed, Operations, Transaction
@@ -160,7 +160,8 @@ class Session(Helping):
     ) -> int:
         """Publish these stages and drop all others of the batch, with `also` in one commit.
 
-        Answers with the number of messages published; a batch published before is left alone.
+        Answers with the number of messages published, without those whose transaction id was known;
+        a batch published before is left alone.
         """
         if also is not None and not isinstance(also, Operations):
             raise InvalidArgument("also is a transaction that is not committed yet")
@@ -174,9 +175,9 @@ class Session(Helping):
             checks.names(stages, "stages"),
             request,
         )
-        if isinstance(also, Transaction):
+        if also is not None:
             also.committed = Committed([], [])
-        return sum(place.stop - place.first for run in answer for place in run)
+        return sum(p.stop - p.first for run in answer for p in run if not p.duplicate)
 
     # consuming
 
@@ -195,11 +196,13 @@ class Session(Helping):
         token: str | None = None,
         dialect: Dialect = "native",
     ) -> Batch[Message]:
-        """Lease up to `batch` messages, waiting up to `wait` seconds for the first.
+        """Lease up to `batch` messages (None: as the group says, mostly 1), waiting up to `wait`
+        seconds for the first.
 
-        `auto_ack` hands them out as done. `partition` asks for one partition, `partitions` limits
-        how many the batch may come from. A `token` of the caller's makes a repeated pop answer with
-        the same lease. `dialect` decides the defaults of a group that is new.
+        `auto_ack` hands them out as done. `partition` asks for one partition, `partitions` says how
+        many the batch may come from at most: 64 if it is not given, or one in an ordered group. A
+        `token` of the caller's makes a repeated pop answer with the same messages, also when their
+        lease is over by then. `dialect` decides the defaults of a group that is new.
         """
         request = self.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
@@ -232,11 +235,11 @@ class Session(Helping):
             queue=checks.name(queue, "queue"),
             group=checks.name(group, "group"),
             consumer=self.consumer if consumer is None else checks.name(consumer, "consumer"),
-            batch=checks.batch(DEFAULTS[dialect].batch if batch is None else batch),
+            batch=0 if batch is None else checks.batch(batch),
             lease_seconds=None
             if lease_seconds is None
             else checks.positive(lease_seconds, "lease_seconds"),
-            auto_ack=bool(auto_ack),
+            auto_ack=checks.flag(auto_ack, "auto_ack"),
             partition=None if partition is None else checks.name(partition, "partition"),
             partitions=None
             if partitions is None
@@ -246,7 +249,10 @@ class Session(Helping):
         )
 
     def read(self, token: str) -> Batch[Message]:
-        """The messages of a lease again, all of them, settled meanwhile or not."""
+        """The messages of a lease again, all of them, settled meanwhile or not.
+
+        The counters of what is settled are forgotten: it comes as delivered once, and redelivered.
+        """
         return Batch.of(self, self.read_again(token), Message)
 
     def read_again(self, token: str) -> Handout:
@@ -469,7 +475,7 @@ class Session(Helping):
     ) -> int:
         """Send dead letters back to their lane for their group, or to another queue for all.
 
-        All of the queue's that match, or those with the given ids; answers with how many.
+        All of the queue's that fit everything given; answers with how many.
         """
         if to is not None:
             checks.name(to, "to")
@@ -492,7 +498,7 @@ class Session(Helping):
         since: Time | None = None,
         until: Time | None = None,
     ) -> int:
-        """Throw dead letters away: all that match, or those with the given ids."""
+        """Throw dead letters away: all of the queue's that fit everything given."""
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         return self._slices(lambda n: self.broker.do(dead.purge_dead, True, which, n), which, None)
 
@@ -513,7 +519,10 @@ class Session(Helping):
 
     def backup(self, target: str | os.PathLike[str]) -> None:
         """Copy the database as it is at this moment to a new file, while it is in use."""
-        self.broker.store.backup(checks.place(target))
+        place = checks.place(target)
+        if place == ":memory:":
+            raise InvalidArgument("a backup is a new file, and :memory: is none")
+        self.broker.store.backup(place)
 
     def close(self) -> None:
         """End the session; what was answered stays. Leases live on until they end.

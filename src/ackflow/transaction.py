@@ -26,12 +26,24 @@ MAX_VALUE = 1024 * 1024
 COMMITTED = "the transaction is committed already; begin a new one"
 
 
+class Committed(msgspec.Struct):
+    """What a transaction did, operation by operation."""
+
+    results: list[Result]
+    receipts: list[Receipt]
+
+    @property
+    def settled(self) -> int:
+        return sum(result.settled for result in self.results)
+
+
 class Operations:
     """The operations of one transaction, gathered in order. Nothing is done before the commit."""
 
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else checks.name(key, "key")
         self._operations: list[Operation] = []
+        self.committed: Committed | None = None
         self.places: dict[int, list[list[int]] | None] = {}
 
     def ack(self, messages: Delivery | list[Any] | Batch[Any]) -> Self:
@@ -51,7 +63,7 @@ class Operations:
         judged = verdict_of(verdict)
         some = deliveries(messages)
         for token, marks in marks_of((message, judged) for message in some).items():
-            self._operations.append(Settles(token, marks))
+            self.add(Settles(token, marks))
         return self
 
     def push(
@@ -66,8 +78,8 @@ class Operations:
         request, places = codec.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
-        self.places[len(self._operations)] = places
-        self._operations.append(Pushes(request))
+        self.add(Pushes(request))
+        self.places[len(self._operations) - 1] = places
         return self
 
     def queue(self, name: str) -> "PushTo[Self]":
@@ -80,19 +92,24 @@ class Operations:
         raw = encode(value)
         if len(raw) > MAX_VALUE:
             raise InvalidArgument(f"a value has at most {MAX_VALUE:,} bytes, this one {len(raw):,}")
-        self._operations.append(Puts(checks.name(key, "key"), raw, _expected(expect)))
-        return self
+        return self.add(Puts(checks.name(key, "key"), raw, _expected(expect)))
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
-        self._operations.append(Deletes(checks.name(key, "key"), _expected(expect)))
-        return self
+        return self.add(Deletes(checks.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
-        """Add an operation in the broker's own words."""
+        """Add an operation in the broker's own words; refused once it is committed."""
+        self.check_open()
         self._operations.append(operation)
         return self
 
+    def check_open(self) -> None:
+        """Refuse what comes after the commit: it would be lost, or done twice."""
+        if self.committed is not None:
+            raise InvalidArgument(COMMITTED)
+
     def request(self) -> TransactionRequest:
+        self.check_open()
         if self._key is None:
             return TransactionRequest(self._operations)
         digest = hashlib.blake2b(digest_size=16)
@@ -132,17 +149,6 @@ class PushTo(Generic[T]):
         return self._transaction.push(self._queue, data, **self._chosen)
 
 
-class Committed(msgspec.Struct):
-    """What a transaction did, operation by operation."""
-
-    results: list[Result]
-    receipts: list[Receipt]
-
-    @property
-    def settled(self) -> int:
-        return sum(result.settled for result in self.results)
-
-
 class Commits(Protocol):
     """What a transaction needs of its session."""
 
@@ -155,12 +161,9 @@ class Transaction(Operations):
     def __init__(self, session: Commits, key: str | None) -> None:
         super().__init__(key)
         self._session = session
-        self.committed: Committed | None = None
 
     def commit(self) -> Committed:
         """Do everything gathered, in one database transaction; a second commit is refused."""
-        if self.committed is not None:
-            raise InvalidArgument(COMMITTED)
         self.committed = self._session.commit(self)
         return self.committed
 

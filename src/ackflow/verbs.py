@@ -101,7 +101,8 @@ def check_pop(request: PopRequest) -> None:
     checks.name(request.queue, "queue")
     checks.name(request.group, "group")
     checks.name(request.consumer, "consumer")
-    checks.batch(request.batch)
+    if request.batch != 0:
+        checks.batch(request.batch)
     checks.dialect(request.dialect)
     if request.lease_seconds is not None:
         checks.positive(request.lease_seconds, "lease_seconds")

@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -166,9 +168,42 @@ def test_a_transaction_is_an_asynchronous_context(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_what_is_published_with_a_stage_is_not_committed_again_by_its_block(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db", upkeep=False) as q:
+            stage = await q.stage("job", 1, "out", 1)
+            async with q.transaction() as also:
+                also.push("log", "once")
+                await q.publish("job", 1, [stage], also)
+            assert (await q.queue_stats("log")).messages == 1
+
+    asyncio.run(story())
+
+
+def test_a_lease_by_its_token_gives_messages_that_can_be_awaited(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db", upkeep=False) as q:
+            await q.push("in", 1)
+            token = (await q.pop("in")).token
+            assert token is not None
+            (message,) = await q.lease(token).read()
+            await message.ack()
+            assert (await q.group_stats("in")).counts.done == 1
+
+    asyncio.run(story())
+
+
+def test_asyncio_is_there_without_an_import_of_its_own() -> None:
+    code = "import ackflow; print(ackflow.aio.connect.__module__)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "ackflow.aio\n"
+
+
 def test_every_method_of_a_session_is_there() -> None:
     from ackflow import Session
 
     plain = {name for name in dir(Session) if not name.startswith("_")}
-    helpers = {"broker", "pop_request", "read_again", "release_all", "forked"}
+    helpers = {"broker", "pop_request", "read_again", "release_all", "settle_marks", "forked"}
     assert plain - helpers <= {name for name in dir(aio.Session) if not name.startswith("_")}

@@ -247,6 +247,11 @@ def test_a_payload_over_16_mib_is_refused_with_all_that_came_with_it(
     refused(s, lambda s: s.q.stage("job", 1, "out", data), PayloadTooLarge)
 
 
+def test_headers_over_a_mib_are_refused_with_all_that_came_with_it(s: Scene) -> None:
+    large = Item(data=1, headers={"a": "x" * MIB})
+    refused(s, lambda s: s.q.push("orders", [1, large]), PayloadTooLarge)
+
+
 def test_a_payload_of_16_mib_is_taken(q: Session) -> None:
     q.push("orders", b"x" * (16 * MIB))
     assert q.queue_stats("orders").bytes == 16 * MIB
@@ -482,6 +487,16 @@ OTHERS: dict[str, Call] = {
     "unknown verb in a transaction": lambda s: s.q.transaction().settle(s.message, "explode"),
     "follow after a number": lambda s: s.q.follow("orders", after=5),
     "extend of an id": lambda s: s.q.extend([s.message.id]),
+    "follow after texts": lambda s: s.q.follow("orders", after={1: "x"}),
+    "search for nothing": lambda s: s.q.search("orders", None),
+    "a kind of death there is not": lambda s: s.q.dead_letters("orders", kind="typo"),
+    "redrive of a kind there is not": lambda s: s.q.redrive("orders", kind="typo"),
+    "auto_ack as a word": lambda s: s.q.pop("orders", group="g", auto_ack="no"),
+    "up_to as a word": lambda s: s.message.ack(up_to="no"),
+    "confirm as a number": lambda s: s.q.ack(s.batch, confirm=1),
+    "rest as a word": lambda s: s.message.nack(rest="yes"),
+    "namespace of two lines": lambda s: s.q.configure("orders", namespace="a\nb"),
+    "backup into memory": lambda s: s.q.backup(":memory:"),
     "search for a number": lambda s: s.q.search("orders", 5),
     "search for half a letter": lambda s: s.q.search("orders", SURROGATE),
     "prefix of values": lambda s: s.q.values(5),

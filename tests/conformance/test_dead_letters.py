@@ -349,7 +349,7 @@ def test_redrive_keeps_the_order_of_more_than_one_slice(q: Session) -> None:
 def test_dead_letters_are_read_by_their_ids(many: Session) -> None:
     ids = letter_ids(many)
     page = many.dead_letters("orders", ids=[ids["b"], 999_999, ids["e"]])
-    assert [letter.data for letter in page.items] == ["b", "e"]
+    assert [letter.data for letter in page.items] == ["e", "b"]
     assert (page.total, page.next) == (2, None)
 
 
@@ -432,3 +432,44 @@ def test_purging_a_dead_letter_from_before_a_seek_changes_no_count(q: Session) -
     q.purge_dead("orders")
     counts = q.group_stats("orders", "g").counts
     assert (counts.ready, counts.dead, counts.purged, counts.pushed) == (1, 0, 0, 1)
+
+
+def test_ids_and_filters_given_together_must_both_fit(q: Session) -> None:
+    ids = []
+    for group, verb in [("g", "reject"), ("h", "dead_letter")]:
+        q.push("orders", group)
+        q.group("orders", group)
+        for message in q.pop("orders", group=group, batch=9):
+            getattr(message, verb)("no")
+    ids = [letter.id for letter in q.dead_letters("orders").items]
+    assert q.purge_dead("orders", ids=ids, group="g", kind="failed") == 0
+    assert q.redrive("orders", ids=ids, error="yes") == 0
+    assert {d.group for d in q.dead_letters("orders", ids=ids, kind="rejected").items} == {"g"}
+    assert q.purge_dead("orders", ids=ids, kind="rejected") == 1
+    with pytest.raises(NotFound):
+        q.purge_dead("orders", ids=ids, group="nobody")
+
+
+def test_dead_letters_named_by_their_ids_come_page_by_page(q: Session) -> None:
+    q.push("orders", list(range(5)))
+    q.reject(q.pop("orders", batch=5), "no")
+    ids = [letter.id for letter in q.dead_letters("orders").items]
+    found, after = [], None
+    for _ in range(3):
+        page = q.dead_letters("orders", ids=ids[1:], limit=2, after=after)
+        assert page.total == 4
+        found += [letter.id for letter in page.items]
+        after = page.next
+        if after is None:
+            break
+    assert (found, after) == (ids[1:], None)
+    assert [d.id for d in q.dead_letters("orders", ids=ids, offset=4).items] == ids[4:]
+
+
+def test_the_last_error_before_the_reason_is_looked_through_too(q: Session) -> None:
+    q.push("orders", 1)
+    q.pop("orders")[0].nack("timeout: bank")
+    q.pop("orders")[0].reject("gave up")
+    for error in ("bank", "gave"):
+        assert [d.error for d in q.dead_letters("orders", error=error).items] == ["timeout: bank"]
+    assert q.dead_letters("orders", error="shop").items == []

@@ -92,6 +92,16 @@ def test_a_message_may_be_delivered_as_often_as_the_table_says(
 
 
 @pytest.mark.parametrize("dialect", TABLE)
+def test_a_pop_that_names_no_batch_gets_as_many_as_its_group_says(
+    q: Session, dialect: Dialect
+) -> None:
+    q.push("q", list(range(20)))
+    q.group("q", "g", dialect=dialect)
+    assert len(q.pop("q", group="g")) == TABLE[dialect][5]
+    assert len(q.pop("q", group="new", dialect=dialect)) == TABLE[dialect][5]
+
+
+@pytest.mark.parametrize("dialect", TABLE)
 def test_as_much_may_be_leased_at_once_as_the_table_says(q: Session, dialect: Dialect) -> None:
     for partition in ("a", "b"):
         q.push("q", list(range(1_500)), partition=partition)

@@ -477,3 +477,34 @@ def test_counts_add_up_to_pushed_after_every_operation(
     for step in STEPS[: last + 1]:
         step(walk)
     walk.check()
+
+
+def test_progress_tells_of_a_lease_only_what_lies_in_the_partition(q: Session) -> None:
+    q.push("orders", ["a", "b"], partition="eu")
+    q.push("orders", "x", partition="us")
+    q.push("orders", "y", partition="asia")
+    batch = q.pop("orders", group="g", batch=9)
+    q.ack([m for m in batch if m.data in ("a", "x")])
+    found = {
+        p.partition: [(lease.batch, lease.acked, lease.held) for lease in p.leases]
+        for p in q.progress("orders", "g")
+    }
+    assert found == {"eu": [(2, 1, 1)], "us": [], "asia": [(1, 0, 1)]}
+    assert [p.partition for p in q.progress("orders", "g", "eu")] == ["eu"]
+    with pytest.raises(NotFound):
+        q.progress("orders", "g", "nowhere")
+
+
+def test_browsing_ends_at_its_time_also_where_lanes_are_empty(q: Session) -> None:
+    q.push("orders", [Item(data=n, partition=f"p{n}") for n in range(500)])
+    q.purge("orders")
+    q.push("orders", "last", partition="p499")
+    found, after, pages = [], None, 0
+    while True:
+        page = q.browse("orders", seconds=0, after=after)
+        found += [m.data for m in page.items]
+        pages += 1
+        if (after := page.next) is None:
+            break
+    assert found == ["last"]
+    assert pages > 100

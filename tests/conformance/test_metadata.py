@@ -1,8 +1,12 @@
 """What a message tells of itself: payload byte for byte, headers, ids, sequences and counts."""
 
 from collections.abc import Callable
-from datetime import UTC, timedelta
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -10,6 +14,16 @@ import pytest
 from ackflow import Batch, Item, Message, Session, VirtualClock, ids
 from ackflow.errors import InvalidArgument
 from ackflow.model import when
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
 
 
 def pop(q: Session, n: int = 100, **options: Any) -> Batch[Message]:
@@ -104,6 +118,28 @@ RAWS = [
     b"null",
     b"[]",
 ]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ((1, 2), [1, 2]),
+        ({3}, [3]),
+        ({1: "a"}, {"1": "a"}),
+        (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "2026-01-02T03:04:05Z"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (Decimal("1.50"), "1.50"),
+        (Color.RED, "red"),
+        (Point(1, 2), {"x": 1, "y": 2}),
+        (b"\x00", "AA=="),
+    ],
+)
+def test_what_json_has_no_form_for_is_written_in_the_form_nearest_to_it(
+    q: Session, value: object, written: object
+) -> None:
+    q.push("q", {"in": value})
+    assert q.pop("q")[0].data == {"in": written}
 
 
 @pytest.mark.parametrize("raw", RAWS, ids=repr)

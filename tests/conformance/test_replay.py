@@ -220,3 +220,12 @@ def test_a_token_is_never_given_to_a_second_lease(q: Session, clock: VirtualCloc
     assert [m.id for m in again] == [m.id for m in first]
     assert q.ack(again).settled == 0
     assert [m.deliveries for m in q.pop("orders", batch=9)] == [2, 1]
+
+
+def test_a_lease_read_again_tells_how_many_messages_of_its_group_are_to_come(q: Session) -> None:
+    ids = list(q.push("orders", list(range(5))))
+    (message,) = q.pop("orders", group="g")
+    q.delete_message("orders", ids[2])
+    q.pop("orders", group="other")[0].requeue()
+    (again,) = q.read(message.token)
+    assert again.metadata.num_pending == 3

@@ -394,3 +394,36 @@ def test_upkeep_tells_how_many_leases_ran_out(q: Session, clock: VirtualClock) -
     clock.advance(300)
     assert q.upkeep().leases_expired == 3
     assert q.upkeep().leases_expired == 0
+
+
+@pytest.mark.parametrize("option", ["retention_seconds", "ttl_seconds"])
+@pytest.mark.parametrize(("held", "behind"), [(1, 150), (100, 1), (1, 0)])
+@pytest.mark.parametrize("upkeep", [True, False])
+def test_what_is_too_old_is_not_handed_out_whatever_others_hold_before_it(
+    q: Session, clock: VirtualClock, option: str, held: int, behind: int, upkeep: bool
+) -> None:
+    q.configure("orders", **{option: 10})
+    q.group("orders", "other")
+    for number in range(held + behind):
+        q.push("orders", number)
+    assert len(q.pop("orders", group="slow", batch=held)) == held
+    clock.advance(20)
+    if upkeep:
+        q.upkeep()
+    assert not q.pop("orders", group="slow", batch=1000)
+    assert not q.pop("orders", group="other", batch=1000)
+    counts = q.group_stats("orders", "slow").counts
+    assert (counts.leased, counts.expired) == (held, behind)
+    assert q.group_stats("orders", "other").counts.expired == held + behind
+
+
+@pytest.mark.parametrize("option", ["retention_seconds", "ttl_seconds"])
+def test_upkeep_tells_how_many_messages_grew_too_old(
+    q: Session, clock: VirtualClock, option: str
+) -> None:
+    q.configure("orders", **{option: 10})
+    q.group("orders", "g")
+    deleted, *_ = q.push("orders", list(range(5)))
+    q.delete_message("orders", deleted)
+    clock.advance(20)
+    assert q.upkeep().expired == 4

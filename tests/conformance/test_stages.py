@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ackflow import Item, Session, VirtualClock
-from ackflow.errors import QueueNotFound, StageMissing, TransactionFailed
+from ackflow.errors import InvalidArgument, QueueNotFound, StageMissing, TransactionFailed
 
 DAY = 24 * 3600.0
 
@@ -202,6 +202,23 @@ def test_publishing_and_acking_are_one_commit(q: Session) -> None:
     assert stored(q) == ["result"]
     assert q.group_stats("in").counts.done == 2
     assert q.value("offset") is not None
+
+
+def test_what_is_published_with_a_stage_is_not_committed_again(q: Session) -> None:
+    with q.transaction() as also:
+        also.push("log", "once")
+        q.publish("job", 1, [q.stage("job", 1, "out", 1)], also)
+    assert stored(q, "log") == ["once"]
+    with pytest.raises(InvalidArgument, match="committed already"):
+        q.publish("job", 2, [q.stage("job", 2, "out", 2)], also)
+    assert (stored(q), stored(q, "log")) == ([1], ["once"])
+
+
+def test_a_known_transaction_id_does_not_count_as_published(q: Session) -> None:
+    q.push("out", Item(data="first", transaction_id="t"))
+    again = [Item(data="again", transaction_id="t"), Item(data="new", transaction_id="u")]
+    assert q.publish("job", 1, [q.stage("job", 1, "out", again)]) == 1
+    assert stored(q) == ["first", "new"]
 
 
 def test_an_ack_no_longer_held_undoes_the_publishing(q: Session, clock: VirtualClock) -> None:

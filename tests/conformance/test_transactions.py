@@ -101,6 +101,16 @@ def test_a_second_commit_is_refused(q: Session) -> None:
     assert stored(q, "out") == [1]
 
 
+@pytest.mark.parametrize("verb", ["push", "put", "delete"])
+def test_what_comes_after_the_commit_is_refused_and_not_lost(q: Session, verb: str) -> None:
+    args = {"push": ("out", 2), "put": ("k", 2), "delete": ("k",)}[verb]
+    t = q.transaction().push("out", 1)
+    t.commit()
+    with pytest.raises(InvalidArgument, match="committed already"):
+        getattr(t, verb)(*args)
+    assert stored(q, "out") == [1]
+
+
 def test_every_verb_may_be_part_of_a_transaction(q: Session, clock: VirtualClock) -> None:
     ack, nack, reject, release, requeue, dead = leased(q, *range(6))
     with q.transaction() as t:
@@ -460,3 +470,20 @@ def test_without_atomic_each_message_answers_for_itself(q: Session) -> None:
     answer = q.settle([(a, "ack"), (b, "nack"), (c, "ack")])
     assert answer.settled == 2
     assert [(r.message_id, r.code) for r in answer.refused] == [(b.id, "already_settled")]
+
+
+def test_a_version_never_comes_again_when_its_value_was_deleted(q: Session) -> None:
+    for n in range(3):
+        q.transaction().put("k", n).commit()
+    known = q.value("k")
+    assert known is not None
+    assert known.version == 3
+    q.transaction().delete("k").commit()
+    q.transaction().put("k", "new", expect=0).commit()
+    for stale in range(1, 4):
+        with pytest.raises(TransactionFailed) as refused:
+            q.transaction().put("k", "stale", expect=stale).commit()
+        assert refused.value.details["code"] == VersionConflict.code
+    found = q.value("k")
+    assert found is not None
+    assert (found.data, found.version) == ("new", 4)

@@ -478,3 +478,55 @@ def test_what_no_pop_would_hand_out_any_more_is_not_called_ready(
     (id,) = q.push("orders", 1)
     clock.advance(20)
     assert why(q, id).state == state
+
+
+def begins_new(q: Session, clock: VirtualClock) -> None:
+    q.group("orders", "g", start="new")
+
+
+def begins_at_a_time(q: Session, clock: VirtualClock) -> None:
+    q.group("orders", "g", start=START + 5)
+
+
+@pytest.mark.parametrize("begin", [begins_new, begins_at_a_time])
+def test_what_lies_before_the_start_of_a_group_was_skipped(
+    q: Session, clock: VirtualClock, begin: Callable[[Session, VirtualClock], None]
+) -> None:
+    old, _ = q.push("orders", ["a", "b"])
+    clock.advance(10)
+    begin(q, clock)
+    (new,) = q.push("orders", "c")
+    q.pop("orders", group="g")[0].ack()
+    clock.advance(1000)
+    q.upkeep()
+    answer = why(q, old)
+    assert (answer.state, answer.until) == ("skipped", None)
+    assert "begins after it" in answer.sentence
+    assert why(q, new).state == "done"
+    q.seek("orders", "g", to="start")
+    assert why(q, old).state == "ready"
+    q.ack(q.pop("orders", group="g", batch=9))
+    clock.advance(1000)
+    q.upkeep()
+    assert why(q, old).state == "done"
+
+
+def test_what_was_handed_out_without_a_lease_is_done_and_no_time_is_made_up(q: Session) -> None:
+    (id,) = q.push("orders", 1)
+    q.pop("orders", group="g", auto_ack=True)
+    answer = why(q, id)
+    assert (answer.state, answer.until) == ("done", None)
+    assert answer.sentence == "Done: handed out without a lease."
+
+
+def test_a_lease_that_ran_out_after_a_failure_is_what_it_waits_after(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("orders", "g", backoff=[10])
+    (id,) = q.push("orders", 1)
+    q.pop("orders", group="g")[0].nack("declined", delay=0)
+    q.pop("orders", group="g", lease_seconds=5)
+    clock.advance(6)
+    answer = why(q, id)
+    assert (answer.state, answer.failures, answer.error) == ("waiting", 1, "declined")
+    assert answer.sentence.endswith("after its lease ran out.")

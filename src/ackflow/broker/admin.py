@@ -18,9 +18,10 @@ from .expire import (
     pass_over,
     refresh,
     remember,
+    sequence_at,
 )
 from .hands import forget_readers_of_group
-from .lanes import group_for, queue_for, sequence_at
+from .lanes import group_for, queue_for
 
 
 def find_queue(tx: Tx, name: str) -> Queue:

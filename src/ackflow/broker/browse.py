@@ -1,6 +1,7 @@
 """Looking at messages without touching them: bounded by a limit and a time, resumable."""
 
 import time
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -11,6 +12,8 @@ from ..store.rows import DUE, LEASED, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .handout import is_binary, payload
+
+LANES_AT_ONCE = 200
 
 
 class BrowseRequest(Struct):
@@ -35,14 +38,14 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     at_lane, at = request.after or (0, 0)
     found: list[StoredMessage] = []
     looked = False
-    for lane in _lanes(tx, queue, request.partition):
-        if lane.id < at_lane:
-            continue
+    for lane in _lanes(tx, queue, request.partition, at_lane):
         at = at if lane.id == at_lane else lane.base
+        if looked and time.monotonic() > deadline:
+            return Page(found, f"{lane.id}.{at}")
+        looked, start = True, at
         for segment in tx.segments_from(lane.id, at):
-            if len(found) >= request.limit or (looked and time.monotonic() > deadline):
+            if len(found) >= request.limit or (at > start and time.monotonic() > deadline):
                 return Page(found, f"{lane.id}.{at}")
-            looked = True
             at = _look(tx, request, queue, group, lane, segment, max(at, segment.first), found)
         if at < lane.head and len(found) >= request.limit:
             return Page(found, f"{lane.id}.{at}")
@@ -128,8 +131,13 @@ def view(
     )
 
 
-def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
-    if partition is None:
-        return tx.lanes(queue.id)
-    home = find_partition(tx, queue, partition)
-    return sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)
+def _lanes(tx: Tx, queue: Queue, partition: str | None, start: int) -> Iterator[Lane]:
+    """The lanes with messages from one on, in order; not more are read than are asked for."""
+    if partition is not None:
+        home = find_partition(tx, queue, partition)
+        some = sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)
+        yield from (lane for lane in some if lane.id >= start)
+        return
+    while some := tx.lanes_after(queue.id, start, LANES_AT_ONCE):
+        yield from some
+        start = some[-1].id + 1

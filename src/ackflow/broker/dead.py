@@ -19,7 +19,10 @@ SLICE_BYTES = 8 * 1024 * 1024
 
 
 class DeadFilter(Struct):
-    """Which dead letters of a queue are meant; times are of death."""
+    """Which dead letters of a queue are meant: those that fit everything given; times are of death.
+
+    `error` is a part of the reason it died for, or of the last error it failed with.
+    """
 
     queue: str
     group: str | None = None
@@ -44,7 +47,7 @@ def entries(
 def count(tx: Tx, which: DeadFilter) -> int:
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        return len(rows(tx, which, len(which.ids)))
+        return len(_named(tx, queue, which))
     return int(tx.value("dead_count", queue.id, *_columns(tx, queue, which)))
 
 
@@ -52,11 +55,18 @@ def rows(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
 ) -> list[DeadRow]:
     queue = find_queue(tx, which.queue)
-    if which.ids is not None:
-        found = [row for id in which.ids for row in tx.dead("dead_by_id", id)]
-        return [row for row in found if row.queue == queue.id][:limit]
     top = before if before is not None else 1 << 62
-    return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
+    if which.ids is None:
+        return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
+    named = [id for id in reversed(_named(tx, queue, which)) if id < top]
+    return [row for id in named[offset : offset + limit] for row in tx.dead("dead_by_id", id)]
+
+
+def _named(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
+    """The ids given whose dead letters fit the rest of the filter, oldest first."""
+    columns = _columns(tx, queue, which)
+    fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
+    return [id for id in fits if id is not None]
 
 
 def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
@@ -65,8 +75,9 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
     Fewer than `limit` when they are large, but one at least.
     """
     queue = find_queue(tx, which.queue)
-    numbers = which.ids
-    if numbers is None:
+    if which.ids is not None:
+        numbers = _named(tx, queue, which)
+    else:
         asked = tx.all("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
         numbers = [row[0] for row in asked]
     found: list[DeadRow] = []
@@ -75,9 +86,8 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
         if len(found) >= limit or room <= 0:
             break
         for row in tx.dead("dead_by_id", number):
-            if row.queue == queue.id:
-                found.append(row)
-                room -= len(row.payload)
+            found.append(row)
+            room -= len(row.payload)
     return found
 
 

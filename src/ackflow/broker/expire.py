@@ -4,7 +4,7 @@ Pop and settle call this before they look, so that nothing depends on when upkee
 """
 
 from collections.abc import Iterable
-from itertools import islice, takewhile
+from itertools import islice
 from typing import NamedTuple
 
 from .. import ranges
@@ -143,29 +143,58 @@ def hidden_in(tx: Tx, lane: Lane, grp: int, first: int, stop: int) -> ranges.Ran
     return hidden
 
 
+def to_come(tx: Tx, lane: Lane, grp: int, start: int) -> int:
+    """How many messages of a lane there are for a group from a sequence on."""
+    if start >= lane.head:
+        return 0
+    there = ranges.difference([start, lane.head], hidden_in(tx, lane, grp, start, lane.head))
+    return ranges.count(ranges.difference(there, lane.gone) if lane.gone else there)
+
+
 def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
-    """Remove up to `limit` segments older than the queue's retention, read or not."""
+    """Remove up to `limit` segments older than the queue's retention, read or not; answers with the
+    number of messages."""
     age = queue.options.retention_seconds
     if age is None or lane.base >= lane.head:
         return 0
-    limit_time = tx.now - micros(age)
-    some = islice(tx.segments_from(lane.id, lane.base), limit)
-    old = list(takewhile(lambda segment: segment.created_at <= limit_time, some))
-    if not old:
+    before = tx.now - micros(age)
+    created = tx.created_at(lane.id, lane.base)
+    if created is None or created > before:
         return 0
     claims = tx.claims_of_lane(lane.id)
-    for cursor in tx.cursors_of_lane(lane.id):
-        if pass_over(tx, lane, cursor, old[-1].stop, "expired", leased=False):
-            tx.touched.add(queue.name)
+    pass_all(tx, queue, lane, claims, sequence_at(tx, lane, before + 1))
     # What a consumer holds goes only when its lease is over.
     held = min((c.ranges[0] for c in claims if c.state == LEASED), default=lane.head)
-    old = [segment for segment in old if segment.stop <= held]
-    if not old:
-        return 0
-    for segment in old:
+    dropped, base = 0, lane.base
+    for segment in islice(tx.segments_from(lane.id, lane.base), limit):
+        if segment.created_at > before or segment.stop > held:
+            break
+        deleted = ranges.clip(lane.gone, segment.first, segment.stop)
         drop_segment(tx, queue, lane, segment)
-    move_base(tx, lane, old[-1].stop)
-    return len(old)
+        dropped += segment.count - ranges.count(deleted)
+        base = segment.stop
+    if base > lane.base:
+        move_base(tx, lane, base)
+    return dropped
+
+
+def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
+    """The first sequence pushed at or after a time."""
+    found = tx.value("segment_since", lane.id, time)
+    return lane.head if found is None else int(found)
+
+
+def pass_all(tx: Tx, queue: Queue, lane: Lane, claims: list[Claim], stop: int) -> int:
+    """Let every group pass what is too old, but for what is held; answers with how many it was for
+    all of them together."""
+    waiting = {c.grp for c in claims if c.state != LEASED and c.ranges[0] < stop}
+    passed = 0
+    for cursor in tx.cursors_of_lane(lane.id):
+        if cursor.next < stop or cursor.grp in waiting:
+            passed += pass_over(tx, lane, cursor, stop, "expired", leased=False)
+    if passed:
+        tx.touched.add(queue.name)
+    return passed
 
 
 def pass_over(

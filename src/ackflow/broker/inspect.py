@@ -1,5 +1,7 @@
 """Statistics: every number is counted from rows at the moment of asking."""
 
+from collections.abc import Container
+
 import msgspec
 
 from .. import ids, ranges
@@ -17,7 +19,7 @@ from ..model import (
 )
 from ..store.rows import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ..store.tx import Tx
-from .admin import find_group, find_queue
+from .admin import find_group, find_partition, find_queue
 from .expire import hidden_in
 
 LEASES_AT_MOST = 1_000
@@ -136,17 +138,22 @@ def leases(tx: Tx, queue_name: str, name: str | None) -> list[LeaseStats]:
     """The live leases of a queue, or of one group; at most a thousand a group."""
     queue = find_queue(tx, queue_name)
     groups = tx.groups(queue.id) if name is None else [find_group(tx, queue, name)]
-    found = []
-    for group in groups:
-        for (id,) in tx.all("live_leases", group.id, tx.now, LEASES_AT_MOST):
-            lease = tx.lease_by_id(id)
-            assert lease is not None
-            found.append(lease_stats(tx, queue, group, lease))
+    found = [lease_stats(tx, queue, g, lease) for g in groups for lease in _live(tx, g)]
     return sorted(found, key=lambda lease: lease.acquired_at)
 
 
-def lease_stats(tx: Tx, queue: Queue, group: Group, lease: Lease) -> LeaseStats:
-    homes = {lane.partition for part in lease.parts if (lane := tx.lane(part.lane))}
+def _live(tx: Tx, group: Group) -> list[Lease]:
+    live = tx.all("live_leases", group.id, tx.now, LEASES_AT_MOST)
+    return [lease for (id,) in live if (lease := tx.lease_by_id(id)) is not None]
+
+
+def lease_stats(
+    tx: Tx, queue: Queue, group: Group, lease: Lease, lanes: Container[int] | None = None
+) -> LeaseStats:
+    """A lease, or what it has in some lanes."""
+    parts = [part for part in lease.parts if lanes is None or part.lane in lanes]
+    mine = {part.lane for part in parts}
+    homes = {lane.partition for part in parts if (lane := tx.lane(part.lane))}
     names = sorted(home.name for id in homes if (home := tx.partition_by_id(id)))
     return LeaseStats(
         token=ids.token_text(lease.token),
@@ -155,9 +162,11 @@ def lease_stats(tx: Tx, queue: Queue, group: Group, lease: Lease) -> LeaseStats:
         consumer=lease.consumer,
         acquired_at=when(lease.acquired_at),
         expires_at=when(lease.expires_at),
-        batch=lease.n,
-        acked=sum(ranges.count(f.ranges) for f in lease.fates if f.verb == "ack"),
-        held=sum(ranges.count(c.ranges) for c in tx.claims_of_lease(lease)),
+        batch=sum(ranges.count(part.ranges) for part in parts),
+        acked=sum(
+            ranges.count(f.ranges) for f in lease.fates if f.verb == "ack" and f.lane in mine
+        ),
+        held=sum(ranges.count(c.ranges) for c in tx.claims_of_lease(lease) if c.lane in mine),
         partitions=names,
     )
 
@@ -166,7 +175,8 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
     """How far a group is in each partition."""
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
-    live = leases(tx, queue_name, name)
+    live = sorted(_live(tx, group), key=lambda lease: lease.acquired_at)
+    wanted = None if partition is None else find_partition(tx, queue, partition).id
     by_home: dict[int, list[Cursor]] = {}
     for cursor in tx.cursors_of_group(group.id):
         by_home.setdefault(cursor.partition, []).append(cursor)
@@ -174,8 +184,11 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
     for id, cursors in sorted(by_home.items()):
         home = tx.partition_by_id(id)
         assert home is not None
-        if partition not in (None, home.name):
+        if wanted not in (None, id):
             continue
+        lanes = {cursor.lane for cursor in cursors}
+        held = [lease_stats(tx, queue, group, lease, lanes) for lease in live
+                if any(part.lane in lanes for part in lease.parts)]  # fmt: skip
         counts, _ = count(tx, group, cursors)
         last = max(cursors, key=lambda c: c.last_at or 0)
         last_id = (
@@ -185,7 +198,7 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
             Progress(queue.name, home.name, group.name, last_id, when_or_none(last.last_created),
                      when_or_none(last.last_at), sum(c.consumed for c in cursors),
                      sum(c.failed for c in cursors), counts,
-                     [lease for lease in live if home.name in lease.partitions])
+                     [lease for lease in held if lease.held])
         )  # fmt: skip
     return result
 

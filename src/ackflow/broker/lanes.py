@@ -6,7 +6,7 @@ from .. import ranges
 from ..policy import Dialect, GroupOptions, born
 from ..store.rows import Cursor, Group, Lane, Queue
 from ..store.tx import Tx
-from .expire import hidden_in
+from .expire import hidden_in, sequence_at
 
 
 def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
@@ -73,12 +73,6 @@ def first_for(tx: Tx, group: Group, lane: Lane) -> int:
     if start == "all":
         return lane.base
     return sequence_at(tx, lane, start)
-
-
-def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
-    """The first sequence pushed at or after a time."""
-    found = tx.value("segment_since", lane.id, time)
-    return lane.head if found is None else int(found)
 
 
 def _ordered(tx: Tx, grp: int) -> bool:

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from .. import ranges
 from ..clock import micros
 from ..errors import InvalidArgument
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart, Queue
+from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
-from .expire import hidden_in, refresh
+from .expire import refresh, to_come
 from .handout import Handout, Part, Taken, runs_of
 from .lanes import group_for, queue_for
 from .maintenance import halted
@@ -31,12 +31,13 @@ class PopRequest(Struct):
 
     `live`: once that lease is over, a repeat gets nothing instead of what others may have by now.
     `start` says where a group that is new begins; without a group there is nothing to skip.
+    `batch` 0: as many as the rules of the group say.
     """
 
     queue: str
     group: str
     consumer: str
-    batch: int = 1
+    batch: int = 0
     lease_seconds: float | None = None
     auto_ack: bool = False
     partition: str | None = None
@@ -121,6 +122,8 @@ def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
 
 def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handout:
     answer = Handout(queue.name, group.name, tx.store)
+    if not request.batch:
+        request = structs.replace(request, batch=group.rules.batch)
     refresh(tx, group)
     tx.cache.saw(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
@@ -200,20 +203,11 @@ def _gather(
             continue
         homes.add(cursor.partition)
         everything = together(taken)
-        runs = runs_of(tx, lane, taken, everything, number, _pending(tx, group, lane, cursor))
+        left = to_come(tx, lane, group.id, cursor.next)
+        runs = runs_of(tx, lane, taken, everything, number, left)
         parts.append(Part(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
     return parts
-
-
-def _pending(tx: Tx, group: Group, lane: Lane, cursor: Cursor) -> int:
-    """How many messages of a lane the group has not looked at."""
-    if cursor.next == lane.head:
-        return 0
-    there = ranges.difference(
-        [cursor.next, lane.head], hidden_in(tx, lane, group.id, cursor.next, lane.head)
-    )
-    return ranges.count(ranges.difference(there, lane.gone) if lane.gone else there)
 
 
 def _settle_at_once(tx: Tx, parts: list[Part]) -> None:

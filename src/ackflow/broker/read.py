@@ -5,6 +5,7 @@ from ..errors import Gone, LeaseLost
 from ..ranges import Ranges
 from ..store.rows import Claim, Lease
 from ..store.tx import Tx
+from .expire import to_come
 from .handout import Handout, Taken, runs_of
 
 
@@ -28,7 +29,8 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
         if lane is None:
             raise Gone("the queue of the lease was deleted")
         shares = shares_of(tx, lane.id, part.ranges, claims)
-        runs = runs_of(tx, lane, shares, part.ranges, part.number, lane.head - part.ranges[-1])
+        left = to_come(tx, lane, group.id, part.ranges[-1])
+        runs = runs_of(tx, lane, shares, part.ranges, part.number, left)
         if sum(run.hi - run.lo for run in runs) != ranges.count(part.ranges):
             raise Gone("some messages of the lease are no longer stored")
         answer.runs += runs

@@ -59,6 +59,9 @@ class Verdict(Struct, frozen=True):
         checks.text(self.reason, "reason")
         if self.delay is not None:
             checks.seconds(self.delay, "delay")
+        checks.flag(self.rest, "rest")
+        checks.flag(self.up_to, "up_to")
+        checks.flag(self.confirm, "confirm")
         return self
 
 

@@ -6,7 +6,8 @@ from ..policy import Dialect, GroupOptions
 from ..store.rows import Group, Partition, Queue
 from ..store.tx import Tx
 from .admin import configure, delete_group, find_queue, seek_lane
-from .lanes import group_for, sequence_at
+from .expire import sequence_at
+from .lanes import group_for
 
 
 def declare(

@@ -17,6 +17,7 @@ from .push import Placed, PushRequest, push, recall, remember
 from .settle import Mark, settle
 
 T = TypeVar("T")
+LAST_DELETED = "last deleted version"
 
 
 class Settles(Struct, tag=True):
@@ -108,8 +109,7 @@ def _run(tx: Tx, operation: Operation) -> Result:
         case Puts():
             return Result(version=_put(tx, operation))
         case Deletes():
-            _check(tx, operation.key, operation.expect)
-            tx.run("drop_value", operation.key)
+            _delete(tx, operation)
             return Result()
 
 
@@ -126,9 +126,22 @@ def _settle(tx: Tx, operation: Settles) -> int:
 
 
 def _put(tx: Tx, operation: Puts) -> int:
-    version = _check(tx, operation.key, operation.expect) + 1
+    version = (_check(tx, operation.key, operation.expect) or _last_deleted(tx)) + 1
     tx.run("put_value", operation.key, operation.value, version, tx.now)
     return version
+
+
+def _delete(tx: Tx, operation: Deletes) -> None:
+    version = _check(tx, operation.key, operation.expect)
+    tx.run("drop_value", operation.key)
+    if version > _last_deleted(tx):
+        tx.run("put_meta", LAST_DELETED, str(version))
+
+
+def _last_deleted(tx: Tx) -> int:
+    """The highest version that was deleted: a value that is new begins above it, so that nobody
+    takes it for the one he knew."""
+    return int(tx.value("get_meta", LAST_DELETED) or 0)
 
 
 def _check(tx: Tx, key: str, expect: int | None) -> int:

@@ -5,16 +5,17 @@ from itertools import islice
 from .. import ranges
 from ..clock import micros
 from ..ranges import Ranges
-from ..store.rows import LEASED, Cursor, Lane, Queue
+from ..store.rows import LEASED, Claim, Cursor, Lane, Queue
 from ..store.tx import Tx
-from .expire import drop_segment, hidden_in, move_base, pass_over
+from .expire import drop_segment, hidden_in, move_base, pass_all
 
 
 def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     """Remove what is older than the queue's time to live and not settled by every group.
 
-    Looks through up to `limit` segments; answers with how many messages went. What every group has
-    settled stays as long as it is kept; what a consumer holds stays until its lease is over.
+    Looks through up to `limit` segments; answers with how many messages went, or were passed by
+    those who do not hold them. What every group has settled stays as long as it is kept; what a
+    consumer holds stays until its lease is over.
     """
     age = queue.options.ttl_seconds
     if age is None or lane.base >= lane.head:
@@ -26,15 +27,16 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
         if segment.created_at > tx.now - micros(age):
             break
         stop = segment.stop
-    unread = _unread(tx, lane, cursors, start, stop) if stop > start else []
-    if not unread:
+    if stop <= start:
         return 0
-    for cursor in cursors:
-        pass_over(tx, lane, cursor, stop, "expired", leased=False)
-    lane.gone = ranges.union(lane.gone, unread)
-    _drop_gone(tx, queue, lane, stop)
-    tx.touched.add(queue.name)
-    return ranges.count(unread)
+    claims = tx.claims_of_lane(lane.id)
+    unread = _unread(tx, lane, cursors, claims, start, stop)
+    passed = pass_all(tx, queue, lane, claims, stop)
+    if unread:
+        lane.gone = ranges.union(lane.gone, unread)
+        _drop_gone(tx, queue, lane, stop)
+        tx.touched.add(queue.name)
+    return ranges.count(unread) or passed
 
 
 def old_lanes(tx: Tx, queue: Queue) -> list[int]:
@@ -66,7 +68,9 @@ def _first_unread(tx: Tx, lane: Lane, cursors: list[Cursor]) -> int:
     return low if waiting is None else min(low, int(waiting))
 
 
-def _unread(tx: Tx, lane: Lane, cursors: list[Cursor], start: int, stop: int) -> Ranges:
+def _unread(
+    tx: Tx, lane: Lane, cursors: list[Cursor], claims: list[Claim], start: int, stop: int
+) -> Ranges:
     """What some group has still to read below `stop`, and nobody holds."""
     unread: Ranges = [] if cursors else [start, stop]
     held: Ranges = []
@@ -74,7 +78,7 @@ def _unread(tx: Tx, lane: Lane, cursors: list[Cursor], start: int, stop: int) ->
         if cursor.next < stop:
             copies = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
             unread = ranges.union(unread, ranges.difference([cursor.next, stop], copies))
-    for claim in tx.claims_of_lane(lane.id):
+    for claim in claims:
         below = ranges.clip(claim.ranges, 0, stop)
         if claim.state == LEASED:
             held = ranges.union(held, below)

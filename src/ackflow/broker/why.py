@@ -6,7 +6,7 @@ from .. import checks, ids, ranges
 from ..clock import SECOND, micros
 from ..model import Why, when
 from ..policy import QUEUE_MODE
-from ..store.rows import DUE, LEASED, Claim, Cursor, Group, Lane, Lease, Queue
+from ..store.rows import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ..store.tx import Tx
 from .expire import drop_old, hidden_in, refresh
 from .inspect import unseen
@@ -126,8 +126,9 @@ class _Case:
             return self.say(
                 "delayed", f"Delayed until {_time(claim.at)}.", until=when(claim.at), **counters
             )
+        last = self.last_fate()
         after = "after its lease ran out"
-        if claim.error or claim.failures:
+        if (claim.error or claim.failures) and (last is None or last[0].verb != "expired"):
             after = f"after {claim.error!r}" if claim.error else "after a failure without a reason"
         return self.say(
             "waiting", f"Waiting until {_time(claim.at)} {after}.", until=when(claim.at), **counters
@@ -197,12 +198,17 @@ class _Case:
         return "Held back: its partition is leased.", None, None
 
     def settled(self) -> Why:
-        """Over, as the newest lease or note over it tells while it is remembered."""
+        """Over, as is remembered of it."""
+        last = self.last_fate()
+        return self.forgotten() if last is None else self.over(last[0].verb, last[0].at, last[1])
+
+    def last_fate(self) -> tuple[Fate, Lease] | None:
+        """What the newest lease or note over it tells, while it is remembered."""
         for lease in self.tx.leases_over(self.group.id, self.lane.id, self.sequence):
             for fate in reversed(lease.fates):
                 if fate.lane == self.lane.id and ranges.contains(fate.ranges, self.sequence):
-                    return self.over(fate.verb, fate.at, lease)
-        return self.forgotten()
+                    return fate, lease
+        return None
 
     def over(self, verb: str, at: int, lease: Lease) -> Why:
         if verb not in _ENDS:
@@ -214,9 +220,24 @@ class _Case:
                         **(who if lease.consumer else {}))  # fmt: skip
 
     def forgotten(self) -> Why:
+        """Nothing is remembered of it: it was over long ago, never held, or never for this group."""
         history = self.tx.now - round(self.queue.options.history_seconds * SECOND)
-        return self.say("done", f"Done before {_time(history)}, or handed out without a lease.",
-                        until=when(history))  # fmt: skip
+        created = self.tx.created_at(self.lane.id, self.sequence)
+        if created is not None and self.before_the_group(created):
+            return self.say("skipped", "Skipped: the group begins after it.")
+        if created is not None and created > history:
+            return self.say("done", "Done: handed out without a lease.")
+        others = "or handed out without a lease"
+        if created is None:
+            others = "handed out without a lease, or gone before the group began"
+        return self.say("done", f"Done before {_time(history)}, {others}.", until=when(history))
+
+    def before_the_group(self, created: int) -> bool:
+        """Whether the group began after this message. What a group never read counts as skipped, and
+        lies before all that was skipped later."""
+        start = self.group.options.start
+        began = self.group.created_at if start == "new" else 0 if start == "all" else start
+        return created <= began and self.sequence < self.cursor.skipped + self.cursor.hidden
 
 
 def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:

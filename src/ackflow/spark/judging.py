@@ -24,7 +24,7 @@ from ..broker.settle import VERBS, Mark, Verdict
 from ..broker.transact import Settles
 from ..errors import InvalidArgument
 from ..ranges import Ranges
-from ..transaction import Operations
+from ..transaction import Committed, Operations
 from . import link
 from .chunks import check_columns
 from .options import SinkOptions, sink_options
@@ -97,7 +97,10 @@ def commit_batch(
     settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
     more = [] if also is None else also.request().operations
     request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds, more)
-    return link.session(options).broker.do(batches.commit_batch, True, request)
+    done = link.session(options).broker.do(batches.commit_batch, True, request)
+    if also is not None:
+        also.committed = Committed([], [])
+    return done
 
 
 def _staged(

@@ -170,17 +170,19 @@ class SqliteStore:
                 backup.step()
             os.replace(part, target)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(part)
+            for left in (part, f"{part}-journal"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(left)
 
     def close(self) -> None:
         _opened.discard(self)
         self._copying.close()
-        if self._log is not None:
-            self._log.close()
-        for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
-            db.close()
-        self._readers.clear()
+        with self._alone:
+            if self._log is not None:
+                self._log.close()
+            for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
+                db.close()
+            self._readers.clear()
 
     def _transact(self, body: Callable[[Tx], None]) -> Tx:
         db, tx, write = self._db, self._writing, self._write
@@ -329,7 +331,7 @@ def translated(path: str) -> Iterator[None]:
     """Turn the errors of SQLite into ours, with a sentence that says what to do."""
     try:
         yield
-    except apsw.ConnectionClosedError:
+    except (apsw.ConnectionClosedError, apsw.CursorClosedError):
         raise SessionClosed() from None  # it waited for its turn while another thread closed
     except apsw.FullError:
         raise StorageFull() from None

@@ -398,21 +398,27 @@ select * from dead where queue = ?1 and id < ?2
   and (grp = ?3 or ?3 is null) and (kind = ?4 or ?4 is null)
   and (lane in (select id from lanes where partition = ?5) or ?5 is null)
   and (died_at >= ?6 or ?6 is null) and (died_at < ?7 or ?7 is null)
-  and (instr(reason, ?8) > 0 or ?8 is null)
+  and (instr(reason, ?8) > 0 or instr(error, ?8) > 0 or ?8 is null)
 order by id desc limit ?9 offset ?10
 -- name: dead_oldest
 select id from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
-  and (instr(reason, ?7) > 0 or ?7 is null)
+  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or ?7 is null)
 order by id limit ?8
 -- name: dead_count
 select count(*) from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
-  and (instr(reason, ?7) > 0 or ?7 is null)
+  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or ?7 is null)
+-- name: dead_fits
+select id from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or ?7 is null) and id = ?8
 -- name: dead_summary
 select grp, kind, substr(reason, 1, instr(reason || ':', ':') - 1), count(*), min(died_at),
     max(died_at)
