@@ -4,6 +4,7 @@ The virtual clock tells when a pop has begun to wait, so nothing here sleeps; th
 real clock, because how soon a waiting pop wakes is the point.
 """
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 import ackflow
 from ackflow import Batch, Message, Session, VirtualClock
+from ackflow.broker.handout import Handout
+from ackflow.broker.pop import WidePop
 from ackflow.errors import SessionClosed
 
 LONG = 10.0
@@ -341,11 +344,50 @@ def test_an_extended_lease_keeps_a_waiting_pop_waiting(q: Session, clock: Watche
     assert waiter.data == ["a"]
 
 
-def test_closing_the_session_ends_a_waiting_pop(q: Session, clock: WatchedClock) -> None:
-    waiter = waiting(q, clock)
+def test_closing_the_session_ends_every_waiting_pop(q: Session, clock: WatchedClock) -> None:
+    waiters = [waiting(q, clock) for _ in range(3)]
     q.close()
-    with pytest.raises(SessionClosed):
-        _ = waiter.batch
+    for waiter in waiters:
+        with pytest.raises(SessionClosed):
+            _ = waiter.batch
+
+
+def test_a_pop_that_gives_up_tells_the_next_what_will_be_due(
+    q: Session, clock: WatchedClock
+) -> None:
+    q.push("q", "a")
+    (message,) = q.pop("q", group="g")
+    first = waiting(q, clock, wait=3)
+    second = waiting(q, clock)
+    message.nack(delay=5)
+    clock.somebody_waits()
+    clock.advance(3)
+    assert first.data == []
+    clock.somebody_waits()
+    clock.advance(2)
+    assert second.data == ["a"]
+
+
+def test_a_pop_that_may_not_have_what_came_does_not_stand_for_one_that_may() -> None:
+    clock = WatchedClock()
+    given: list[Handout] = []
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+
+        def pop(queue: str, wait: float) -> None:
+            request = WidePop("", "g", "c", namespace="ns", among=lambda name: name == queue)
+            with contextlib.suppress(SessionClosed):
+                given.append(q._broker.pop(request, wait))
+
+        for name in ("a", "b"):
+            q.configure(name, namespace="ns")
+        threads = [threading.Thread(target=pop, args=(name, 60), daemon=True) for name in "ab"]
+        for thread in threads:
+            thread.start()
+            clock.somebody_waits()
+        q.push("b", "here")
+        threads[1].join(LONG)
+        assert [answer.queue for answer in given] == ["b"]
+    threads[0].join(LONG)
 
 
 # the real clock

@@ -1,5 +1,6 @@
 """Verbs that wait at the same moment share one commit, and nothing else."""
 
+import logging
 import subprocess
 import sys
 import threading
@@ -19,9 +20,11 @@ from ackflow.errors import (
     KeyConflict,
     LeaseLost,
     SessionClosed,
+    StorageBusy,
     StorageFailed,
     TransactionFailed,
 )
+from ackflow.store import sqlite
 from ackflow.store.tx import Tx
 from ackflow.store.writer import Writer
 
@@ -384,3 +387,122 @@ def test_a_damaged_file_fails_the_pop_that_meets_it_and_changes_nothing(q: Sessi
     with pytest.raises(StorageFailed, match="damaged"):
         q.pop("jobs", batch=9)
     assert [m.data for m in q.pop("jobs", batch=2)] == [1, 2]
+
+
+def test_a_handler_that_logs_dead_letters_may_use_the_session(q: Session) -> None:
+    class Alert(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            q.push("alerts", record.getMessage())
+
+    handler, log = Alert(), logging.getLogger("ackflow.dead")
+    log.addHandler(handler)
+    try:
+        q.push("jobs", [1, 2])
+        thread = threading.Thread(target=lambda: q.reject(q.pop("jobs"), "bad"), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        q.pop("jobs")[0].reject("worse")
+    finally:
+        log.removeHandler(handler)
+    assert [m.data.rpartition(" ")[2] for m in q.pop("alerts", batch=9)] == ["bad", "worse"]
+
+
+def test_a_file_that_is_locked_keeps_a_group_no_longer_than_one(
+    q: Session, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.3)
+    other = apsw.Connection(str(path))
+    other.execute("begin immediate")
+    began = time.monotonic()
+    answers = at_once(q, *[lambda: q.push("jobs", 1) for _ in range(8)])
+    assert [type(answer.exception()) for answer in answers] == [StorageBusy] * 8
+    assert time.monotonic() - began < 8 * 0.3
+    other.execute("rollback")
+    other.close()
+    q.push("jobs", "now")
+    assert [m.data for m in q.pop("jobs", batch=99)] == ["now"]
+
+
+def test_what_was_done_is_answered_where_no_thread_can_be_started_any_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(path, upkeep=False) as q:
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        for _ in range(1_200):
+            q.push("jobs", "x" * 5_000)
+        assert q.queue_stats("jobs").messages == 1_200
+    assert not path.with_name(path.name + "-wal").exists()
+
+
+@pytest.mark.parametrize("place", [":memory:", "file"])
+def test_closing_from_many_threads_while_others_read_is_clean(path: Path, place: str) -> None:
+    for _ in range(20):
+        session = ackflow.connect(path if place == "file" else place, upkeep=False)
+        session.configure("jobs")
+        raised: list[BaseException] = []
+
+        def read(session: Session = session, raised: list[BaseException] = raised) -> None:
+            try:
+                while True:
+                    session.queues()
+            except SessionClosed:
+                pass
+            except BaseException as error:
+                raised.append(error)
+
+        def close(session: Session = session, raised: list[BaseException] = raised) -> None:
+            try:
+                session.close()
+            except BaseException as error:
+                raised.append(error)
+
+        threads = [threading.Thread(target=work) for work in (read, read, close, close)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert raised == []
+
+
+def test_a_close_that_was_interrupted_can_be_done_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ackflow.connect(path, upkeep=False)
+    session.push("jobs", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(session._broker.store, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.close()
+    session.close()
+    assert not path.with_name(path.name + "-wal").exists()
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_upkeep_outlives_an_error_while_it_looks_at_other_processes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(path) as session:
+        watch, failed = session._broker.store._watch, threading.Event()
+
+        class Failing:
+            def execute(self, sql: str) -> object:
+                failed.set()
+                raise apsw.BusyError("locked")
+
+            def close(self) -> None:
+                watch.close()
+
+        session._broker.store._watch = Failing()
+        waiting = threading.Thread(target=session.pop, args=("jobs",), kwargs={"wait": 0.2})
+        waiting.start()
+        assert failed.wait(10)
+        waiting.join()
+        assert session._broker._thread.is_alive()

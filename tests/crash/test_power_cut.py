@@ -18,6 +18,7 @@ import apsw
 import pytest
 from power import Disk, DiskFile, DiskVFS, PowerCut
 
+import ackflow
 from ackflow import Message, Session, VirtualClock
 from ackflow.broker.broker import Broker
 from ackflow.errors import AckflowError, OutcomeUnknown
@@ -354,6 +355,43 @@ def test_the_harness_notices_a_store_that_syncs_less_than_it_promises(
 ) -> None:
     campaign = Campaign(vfs, tmp_path, may_lose, promise, 0)
     assert any(re.search(found, problem) for _ in range(10) for problem in campaign.run(100).broken)
+
+
+class FailingSync:
+    """Syncs the log; when it fails, what was to be written is forgotten, as an operating system does:
+    the next sync has nothing to do and succeeds."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._log = disk.files, path + "-wal"
+        self.fails = False
+
+    def __call__(self) -> None:
+        files, name = self._log
+        if self.fails:
+            files[name].unsynced.clear()
+            raise OutcomeUnknown()
+        files[name].sync()
+
+
+def test_what_is_confirmed_after_a_sync_that_failed_outlives_a_power_cut(
+    vfs: DiskVFS, tmp_path: Path
+) -> None:
+    vfs.disk = Disk()
+    path, clock = str(vfs.disk.folder / NAME), VirtualClock()
+    sync = FailingSync(vfs.disk, path)
+    store = SqliteStore(path, clock, "acks", vfs=vfs.name, sync=sync)
+    session = Session(Broker(store, clock, upkeep=False))
+    session.push("jobs", "before")
+    sync.fails = True
+    with pytest.raises(OutcomeUnknown):
+        session.push("jobs", "maybe")
+    sync.fails = False
+    session.push("jobs", "sure")
+    for name, platter in vfs.disk.files.items():
+        (tmp_path / Path(name).name).write_bytes(platter.durable)
+    session.close()
+    with ackflow.connect(tmp_path / NAME, upkeep=False) as after:
+        assert {"before", "sure"} <= {m.data for m in after.pop("jobs", batch=9)}
 
 
 @pytest.mark.soak

@@ -90,12 +90,14 @@ class Broker:
         self.whole = True
         self.waiting = Waiting()
         self.writer = Writer(store, push, self.waiting.ring)
-        self.telling = self.writer.told = Telling()
+        self.telling = self.writer.telling = Telling()
         self._keeper = Keeper(self.read, self._keep)
         self._name = secrets.token_hex(8)
         self._turn_until = 0
         self._keeping = threading.Lock()
+        self._closing = threading.RLock()
         self._closed = threading.Event()
+        self._ended = False
         self._open = True  # as `_closed` says, in fewer steps for those who ask before each verb
         self._thread: threading.Thread | None = None
         if upkeep:
@@ -147,8 +149,7 @@ class Broker:
         finally:
             self.clock.unwatch(signal)
             self.waiting.leave(kind, signal)
-            if signal.rung():
-                self.waiting.pass_on(kind)
+            self.waiting.pass_on(kind)  # it may be the only one that knew of something due later
 
     def try_pop(self, request: PopRequest) -> Handout:
         self.check_open()
@@ -177,18 +178,21 @@ class Broker:
             pass
 
     def close(self) -> None:
-        """Stop upkeep and waiting pops, and close the database. Closing twice does nothing."""
-        if self._closed.is_set():
-            return
-        self._open = False
-        self._closed.set()
-        self.waiting.some.set()
-        self.waiting.ring()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self.writer.close()
-        with self.writer.exclusively():
-            self.store.close()
+        """Stop upkeep and waiting pops, and close the database. Closing twice does nothing, unless
+        the first time was interrupted."""
+        with self._closing:
+            if self._ended:
+                return
+            self._open = False
+            self._closed.set()
+            self.waiting.some.set()
+            self.waiting.ring_all()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join()
+            self.writer.close()
+            with self.writer.exclusively():
+                self.store.close()
+            self._ended = True
 
     def check_open(self) -> None:
         """Refuse work once the broker is closed."""

@@ -65,7 +65,9 @@ class WidePop(PopRequest, kw_only=True):
 
     @property
     def kind(self) -> Kind:
-        return f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}", self.group, self.partition
+        among = "" if self.among is None else str(id(self.among))  # one may not stand for another
+        parts = f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}{ANY_QUEUE}{among}"
+        return parts, self.group, self.partition
 
     def matches(self, queue: Queue) -> bool:
         return (

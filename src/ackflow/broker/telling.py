@@ -1,7 +1,9 @@
 """What this process tells of what happened: times to ack, and a log line for every dead letter."""
 
+import contextlib
 import logging
 from bisect import bisect_left
+from collections import deque
 
 from .. import ids, ranges
 from ..clock import SECOND
@@ -19,12 +21,16 @@ log.addHandler(logging.NullHandler())
 
 
 class Telling:
-    """Called by the writer after each commit; read by whoever asks."""
+    """Told by the writer after each commit; read by whoever asks.
+
+    What is to be logged waits until nobody holds the writer: a handler may use the session.
+    """
 
     def __init__(self) -> None:
         self._times: dict[int, list[int]] = {}
+        self.unsaid: deque[Died] = deque()
 
-    def __call__(self, tally: Tally) -> None:
+    def hear(self, tally: Tally) -> None:
         times = self._times
         for grp, micros, n in tally.acked:
             counts = times.get(grp)
@@ -32,8 +38,13 @@ class Telling:
                 counts = times[grp] = [0] * (_PLACES + 1)
             counts[bisect_left(_BOUNDS, micros)] += n
             counts[_PLACES] += micros * n
-        for died in tally.died:
-            tell(died)
+        self.unsaid += tally.died
+
+    def say(self) -> None:
+        """Log what was not yet."""
+        while self.unsaid:
+            with contextlib.suppress(IndexError):  # another thread said it
+                tell(self.unsaid.popleft())
 
     def times(self) -> dict[int, list[int]]:
         """By group: messages acked within each bound, and last the sum of their microseconds."""

@@ -1,7 +1,7 @@
 """Waiting pops and their wake-ups.
 
-A commit rings the first waiter of each kind; a waiter that gets something rings the next. So a
-push wakes as many waiters as there is work for, and one more.
+A commit rings the first waiter of each kind; a waiter that gets something, or gives up, rings the
+next. So a push wakes as many waiters as there is work for, and one more.
 """
 
 import threading
@@ -42,6 +42,13 @@ class Waiting:
             for kind, waiters in self.kinds.items():
                 if queues is None or kind[0] in queues or kind[0].startswith(ANY_QUEUE):
                     waiters[0].ring()
+
+    def ring_all(self) -> None:
+        """Nobody is to wait any longer."""
+        with self._lock:
+            for waiters in self.kinds.values():
+                for signal in waiters:
+                    signal.ring()
 
     def pass_on(self, kind: Kind) -> None:
         """The waiter that was rung got something, or gave up: let the next one look."""

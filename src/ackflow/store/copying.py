@@ -92,8 +92,12 @@ class Copying:
 
     def _call(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ackflow-log", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="ackflow-log", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter ends: the writer copies
+                return
+            self._thread = thread
         self._called.set()
 
     def _run(self) -> None:

@@ -20,6 +20,7 @@ from .. import ids
 from ..clock import Clock
 from ..errors import (
     NotADatabase,
+    OutcomeUnknown,
     SessionClosed,
     SessionForked,
     StorageBusy,
@@ -79,6 +80,7 @@ class SqliteStore:
         self._bare = False  # without the reserve: only room inside the file keeps pushes going
         self._look_again = 0.0
         self._alone = threading.RLock()
+        self._closed = False
         self._readers: list[apsw.Connection] = []
         self._ballast = Ballast(None if self._single else path + "-ballast")
         self._copying = Copying(self._open)
@@ -92,7 +94,9 @@ class SqliteStore:
             self.id = self._store_id()
             self._db.pragma("synchronous", level)
         self._log = Log(self._db.filename_wal) if by_hand and not self._single else None
-        self.sync = self._log.sync if self._log else sync if by_hand else None
+        self._sync_log = self._log.sync if self._log else sync if by_hand else None
+        self.sync = None if self._sync_log is None else self._sync
+        self._doubtful = False  # whether some of the log may be missing on the disk
         self._writing = self._tx(self._execute, self._cache)
         if not self._single:
             self._full = not self._ballast.restore()
@@ -100,8 +104,35 @@ class SqliteStore:
             self._file = _file(path)
             _opened.add(self)
 
+    def _sync(self) -> None:
+        assert self._sync_log is not None
+        try:
+            self._sync_log()
+        except OutcomeUnknown:
+            self._doubtful = True
+            raise
+
+    def _copy_doubtful(self) -> None:
+        """After a sync that failed another may succeed, though something is missing on the disk: what
+        comes behind it in the log would be lost with it. So all of the log is copied before anything
+        more is confirmed."""
+        try:
+            with self._alone:
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error as error:
+            raise StorageFailed(
+                f"the disk of {self.path} did not confirm what was written before, and nothing is "
+                f"taken until it does ({error}); see to the disk, and open the file again"
+            ) from error
+        self._doubtful = False
+
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
-        """Run a body in one transaction; on return it is committed, on error it never was."""
+        """Run a body in one transaction; on return it is committed, on error it never was.
+
+        `synced`: it is to be on disk before it is answered, and takes room that must be there.
+        """
+        if synced and self._doubtful:
+            self._copy_doubtful()
         if synced and (self._full or time.monotonic() > self._look_again):
             self._look_again = time.monotonic() + LOOK_SECONDS
             self.look_for_space()
@@ -134,13 +165,17 @@ class SqliteStore:
                 return body(self._tx(execute, Cache()))
             finally:
                 execute("commit", ())
-                self._readers.append(db)
+                if self._closed:
+                    db.close()
+                else:
+                    self._readers.append(db)
 
     def changed(self) -> int:
         """A number that changes when any other connection has committed."""
         if self._single:
             return 0
-        return cast(int, self._watch.execute("pragma data_version").get)
+        with translated(self.path):
+            return cast(int, self._watch.execute("pragma data_version").get)
 
     def look_for_space(self) -> None:
         """Take pushes only while the reserve is there, or can be made again.
@@ -152,7 +187,8 @@ class SqliteStore:
 
     def _roomy(self) -> bool:
         """Whether trimmed messages left enough room inside the file to go without the reserve."""
-        pages = self._execute("pragma freelist_count", ())[0][0]
+        with translated(self.path):
+            pages = self._execute("pragma freelist_count", ())[0][0]
         return bool(pages * PAGE_SIZE >= ROOM_INSIDE)
 
     def backup(self, target: str) -> None:
@@ -175,6 +211,7 @@ class SqliteStore:
                     os.remove(left)
 
     def close(self) -> None:
+        self._closed = True
         _opened.discard(self)
         self._copying.close()
         with self._alone:

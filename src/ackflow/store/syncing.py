@@ -27,4 +27,6 @@ class Log:
             ) from error
 
     def close(self) -> None:
-        os.close(self._handle)
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)

@@ -14,18 +14,26 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from ..errors import AckflowError, OutcomeUnknown, SessionClosed, StorageFailed
+from ..errors import (
+    AckflowError,
+    OutcomeUnknown,
+    SessionClosed,
+    StorageAway,
+    StorageBusy,
+    StorageFailed,
+)
 from .tally import Tally
 from .tx import Tx
 
 AIDES = 2  # one may sync while the other goes on
+NOBODYS = (OutcomeUnknown, StorageAway, StorageBusy)  # errors that no verb of a group has caused
 log = logging.getLogger("ackflow")
 Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
 
@@ -68,6 +76,15 @@ class Writes(Protocol):
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx: ...
 
 
+class Tells(Protocol):
+    """Who is told of what was committed, under the writer's lock, and speaks of it outside of it."""
+
+    @property
+    def unsaid(self) -> Collection[object]: ...
+    def hear(self, tally: Tally) -> None: ...
+    def say(self) -> None: ...
+
+
 class Writer:
     """Runs verbs in group transactions; `merged` runs neighbouring mergeable ones as one."""
 
@@ -92,12 +109,13 @@ class Writer:
         self._closing = False
         self.commits = 0
         self.verbs = 0
-        self.told: Callable[[Tally], None] | None = None
+        self.telling: Tells | None = None
 
     def run(
         self, verb: Verb, args: tuple[Any, ...] = (), *, synced: bool, merge: Any = None
     ) -> Any:
-        """Run one verb; the calling thread does the work of all that wait, or finds its own done."""
+        """Run one verb; the calling thread does the work of all that wait, or finds its own done.
+        The main thread does its own alone, or finds it done."""
         job = Job(verb, args, synced, merge)
         try:
             with self._door:
@@ -118,6 +136,8 @@ class Writer:
             self._sync(job.duty)
         elif not job.done:
             self._lead(job)
+        if self.telling is not None and self.telling.unsaid:
+            self.telling.say()
         if self._store.interrupted is not None:
             self._raise_interrupt()
         if job.error is not None:
@@ -182,6 +202,8 @@ class Writer:
             summons = self._summons.get()
             if summons is True:
                 self._lead(None)
+                if self.telling is not None and self.telling.unsaid:
+                    self.telling.say()
             elif summons:
                 self._sync(summons)
             else:
@@ -363,7 +385,7 @@ class Writer:
         try:
             self._commit(group)
         except BaseException as error:
-            if len(group) == 1 or isinstance(error, OutcomeUnknown):
+            if len(group) == 1 or isinstance(error, NOBODYS):
                 for job in group:
                     job.error = error
                 return
@@ -392,8 +414,8 @@ class Writer:
         self.commits += 1
         self.verbs += verbs
         try:
-            if self.told is not None and (tx.tally.acked or tx.tally.died):
-                self.told(tx.tally)
+            if self.telling is not None and (tx.tally.acked or tx.tally.died):
+                self.telling.hear(tx.tally)
             if tx.touched:
                 self._committed(tx.touched)
         except Exception:
