@@ -11,6 +11,7 @@ from ackflow import Message, Session, aio
 from ackflow.errors import AckflowError
 
 from ..server.conftest import Process
+from .waiting import until
 
 THREADS = 8
 Start = Callable[..., Process]
@@ -43,7 +44,7 @@ class Ledger:
         assert self.raised == []
         assert self.again == set(), "a handler was run for an acked message"
         assert self.pushed <= self.acked, "a push that returned was not delivered"
-        assert len(self.pushed) > 100
+        assert len(self.pushed) >= 300
 
 
 def pushing(q: Session, ledger: Ledger, name: str, stop: threading.Event) -> None:
@@ -62,14 +63,20 @@ def pushing(q: Session, ledger: Ledger, name: str, stop: threading.Event) -> Non
         time.sleep(0.005)
 
 
-def kill_twice(server: Process, pause: float = 2.0) -> None:
+def kill_twice(server: Process, ledger: Ledger) -> None:
+    """Kill it while pushes are answered, and leave when they are answered again."""
     for _ in range(2):
-        time.sleep(pause)
+        pushes_go_on(ledger)
         server.kill()
         assert server.process.stdout is not None
         server.process.stdout.close()
         server.start()
-    time.sleep(pause)
+    pushes_go_on(ledger)
+
+
+def pushes_go_on(ledger: Ledger) -> None:
+    wanted = len(ledger.pushed) + 100
+    until(lambda: len(ledger.pushed) >= wanted, 60.0)
 
 
 def drained(q: Session, ledger: Ledger) -> None:
@@ -100,8 +107,10 @@ def test_a_server_killed_twice_loses_nothing_for_eight_threads(start_process: St
         ]
         for thread in pushers:
             thread.start()
-        kill_twice(server)
-        stop.set()
+        try:
+            kill_twice(server, ledger)
+        finally:
+            stop.set()
         for thread in pushers:
             thread.join()
         drained(q, ledger)
@@ -140,8 +149,10 @@ def test_a_server_killed_twice_loses_nothing_for_tasks(start_process: Start) -> 
         async with await aio.connect(server.url) as q:
             consumer = q.consume("orders", handle, group="g", batch=20, concurrency=4)
             pushers = [asyncio.ensure_future(push(q, f"p{n}")) for n in range(4)]
-            await asyncio.to_thread(kill_twice, server, 1.0)
-            stop.set()
+            try:
+                await asyncio.to_thread(kill_twice, server, ledger)
+            finally:
+                stop.set()
             await asyncio.gather(*pushers)
             await asyncio.to_thread(drained, q.sync, ledger)
             await consumer.close()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 LONG = 20.0
 
 
-def until(true: Callable[[], object]) -> None:
+def until(true: Callable[[], object], seconds: float = LONG) -> None:
     """Wait until something is true; a test that waits too long fails here."""
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.005)
