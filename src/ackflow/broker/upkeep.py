@@ -10,10 +10,10 @@ from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from ..clock import SECOND, micros
+from ..clock import micros
 from ..errors import PayloadSealed
 from ..model import Upkeep
-from ..policy import MIN_HISTORY
+from ..policy import KEY_SECONDS, MIN_HISTORY, STAGE_SECONDS
 from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import drop_old, drop_segment, move_base, refresh
@@ -37,8 +37,7 @@ SLICE_SECONDS = 0.010
 ROWS = 500
 LANES = 2_000
 LEASES = 200
-KEY_AGE = 24 * 3600 * SECOND
-READER_AGE = 30 * KEY_AGE
+READER_SECONDS = 30 * 24 * 3600
 
 
 class Keeper:
@@ -211,14 +210,13 @@ def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
 
 
 def _anything_old(tx: Tx) -> bool:
-    age = tx.now - KEY_AGE
-    told = tx.now - micros(TRACE_SECONDS)
-    return bool(tx.value("any_old", age, tx.now, age, tx.now - READER_AGE, told))
+    ages = (KEY_SECONDS, 0, STAGE_SECONDS, READER_SECONDS, TRACE_SECONDS)
+    return bool(tx.value("any_old", *(tx.now - micros(age) for age in ages)))
 
 
 def _drop_old_rows(tx: Tx) -> int:
     dropped = drop_old_stages(tx, 10) + forget_old(tx, ROWS)
-    dropped += forget_readers(tx, tx.now - READER_AGE, 10)
-    dropped += len(tx.all("old_keys", tx.now - KEY_AGE, ROWS))
+    dropped += forget_readers(tx, tx.now - micros(READER_SECONDS), 10)
+    dropped += len(tx.all("old_keys", tx.now - micros(KEY_SECONDS), ROWS))
     dropped += len(tx.all("old_txids", tx.now, ROWS))
     return dropped

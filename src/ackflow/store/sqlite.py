@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 import apsw
@@ -97,7 +97,7 @@ class SqliteStore:
         self._sync_log = self._log.sync if self._log else sync if by_hand else None
         self.sync = None if self._sync_log is None else self._sync
         self._doubtful = False  # whether some of the log may be missing on the disk
-        self._writing = self._tx(self._execute, self._cache)
+        self._writing = self._tx(self._execute, self._cache, writes=True)
         if not self._single:
             self._full = not self._ballast.restore()
             self._watch = self._open()
@@ -258,14 +258,16 @@ class SqliteStore:
         """A newer Ackflow may have migrated the file while it was open here."""
         migrate.refuse_newer(int(db.pragma("user_version")), self._schema)
 
-    def _tx(self, execute: Execute, cache: Cache) -> Tx:
+    def _tx(self, execute: Execute, cache: Cache, *, writes: bool = False) -> Tx:
+        doing: tuple[Any, Any, Any] = self._write, self._savepoint, self._insert
+        write, savepoint, insert = doing if writes else (_refuse, _refuse, _refuse)
         return Tx(
             execute,
-            self._write,
+            write,
             self._statements,
             cache,
-            self._savepoint,
-            self._insert,
+            savepoint,
+            insert,
             store=self.id,
             now=self.clock.now(),
             full=self._full,
@@ -339,6 +341,10 @@ class SqliteStore:
         found = int(self._execute(sql["get_meta"], ("store",))[0][0])
         self._execute("commit", ())
         return found
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise AssertionError("who looks writes nothing")
 
 
 def _executor(db: apsw.Connection) -> Execute:
