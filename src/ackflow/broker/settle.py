@@ -59,9 +59,9 @@ class Verdict(Struct, frozen=True):
         checks.text(self.reason, "reason")
         if self.delay is not None:
             checks.seconds(self.delay, "delay")
-        checks.flag(self.rest, "rest")
-        checks.flag(self.up_to, "up_to")
-        checks.flag(self.confirm, "confirm")
+        for what, value in (("rest", self.rest), ("up_to", self.up_to), ("confirm", self.confirm)):
+            if value is not False:
+                checks.flag(value, what)
         return self
 
 
