@@ -530,3 +530,27 @@ def test_a_lease_that_ran_out_after_a_failure_is_what_it_waits_after(
     answer = why(q, id)
     assert (answer.state, answer.failures, answer.error) == ("waiting", 1, "declined")
     assert answer.sentence.endswith("after its lease ran out.")
+
+
+def test_what_grew_too_old_behind_what_is_kept_was_not_deleted_by_hand(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.configure("orders", ttl_seconds=10)
+    q.group("orders", "g")
+    _, old = q.push("orders", ["held", "old"])
+    q.pop("orders", group="g", lease_seconds=100)
+    clock.advance(20)
+    answer = why(q, old)
+    assert answer.state == "expired"
+    q.delete_message("orders", q.push("orders", "by hand")[0])
+    assert why(q, old).state == "expired"
+
+
+def test_a_deleted_copy_is_still_not_for_another_group(q: Session) -> None:
+    q.group("orders", "g")
+    q.push("orders", 1)
+    q.pop("orders", group="other")[0].requeue()
+    (copy,) = q.pop("orders", group="other")
+    assert why(q, copy.id).state == "hidden"
+    q.delete_message("orders", copy.id)
+    assert why(q, copy.id).state == "hidden"

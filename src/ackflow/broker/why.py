@@ -62,10 +62,10 @@ class _Case:
         self.cursor, self.sequence, self.base = cursor, sequence, base
 
     def answer(self) -> Why:
-        if ranges.contains(self.lane.gone, self.sequence):
-            return self.say("deleted", "Deleted: the message was removed by hand.")
         if hidden_in(self.tx, self.lane, self.group.id, self.sequence, self.sequence + 1):
             return self.say("hidden", "Not for this group: it is a copy made for another group.")
+        if ranges.contains(self.lane.gone, self.sequence):
+            return self.gone()
         if self.sequence >= self.cursor.next:
             return self.unseen()
         for claim in self.tx.claims_in(
@@ -197,6 +197,15 @@ class _Case:
                     )
         return "Held back: its partition is leased.", None, None
 
+    def gone(self) -> Why:
+        """It is no longer there for anybody, but for a time to live perhaps not by hand."""
+        last = self.last_fate()
+        if last is not None and last[0].verb == "retention":
+            return self.over(last[0].verb, last[0].at, last[1])
+        if self.queue.options.ttl_seconds is not None:
+            return self.say("deleted", "Gone: it was removed by hand, or grew too old.")
+        return self.say("deleted", "Deleted: the message was removed by hand.")
+
     def settled(self) -> Why:
         """Over, as is remembered of it."""
         last = self.last_fate()
@@ -229,7 +238,7 @@ class _Case:
             return self.say("done", "Done: handed out without a lease.")
         others = "or handed out without a lease"
         if created is None:
-            others = "handed out without a lease, or gone before the group began"
+            others = "handed out without a lease, gone before the group began, or never for it"
         return self.say("done", f"Done before {_time(history)}, {others}.", until=when(history))
 
     def before_the_group(self, created: int) -> bool:
