@@ -496,9 +496,9 @@ def test_progress_tells_of_a_lease_only_what_lies_in_the_partition(q: Session) -
 
 
 def test_browsing_ends_at_its_time_also_where_lanes_are_empty(q: Session) -> None:
-    q.push("orders", [Item(data=n, partition=f"p{n}") for n in range(500)])
+    q.push("orders", [Item(data=n, partition=f"p{n}") for n in range(60)])
     q.purge("orders")
-    q.push("orders", "last", partition="p499")
+    q.push("orders", "last", partition="p59")
     found, after, pages = [], None, 0
     while True:
         page = q.browse("orders", seconds=0, after=after)
@@ -507,4 +507,4 @@ def test_browsing_ends_at_its_time_also_where_lanes_are_empty(q: Session) -> Non
         if (after := page.next) is None:
             break
     assert found == ["last"]
-    assert pages > 100
+    assert pages >= 60

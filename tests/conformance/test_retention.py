@@ -397,7 +397,7 @@ def test_upkeep_tells_how_many_leases_ran_out(q: Session, clock: VirtualClock) -
 
 
 @pytest.mark.parametrize("option", ["retention_seconds", "ttl_seconds"])
-@pytest.mark.parametrize(("held", "behind"), [(1, 150), (100, 1), (1, 0)])
+@pytest.mark.parametrize(("held", "behind"), [(1, 120), (100, 1), (1, 0)])
 @pytest.mark.parametrize("upkeep", [True, False])
 def test_what_is_too_old_is_not_handed_out_whatever_others_hold_before_it(
     q: Session, clock: VirtualClock, option: str, held: int, behind: int, upkeep: bool
