@@ -225,7 +225,8 @@ class _Case:
         state, words = _ENDS[verb]
         who = {"consumer": lease.consumer, "token": ids.token_text(lease.token)}
         by = f" by {lease.consumer}" if lease.consumer else ""
-        return self.say(state, f"Done: {words} at {_time(at)}{by}.", at=when(at),
+        told = _time(at, "seconds")  # as exact as fates are
+        return self.say(state, f"Done: {words} at {told}{by}.", at=when(at),
                         **(who if lease.consumer else {}))  # fmt: skip
 
     def forgotten(self) -> Why:
@@ -261,5 +262,5 @@ def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
             pass
 
 
-def _time(at: int) -> str:
-    return when(at).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+def _time(at: int, exact: str = "milliseconds") -> str:
+    return when(at).isoformat(sep=" ", timespec=exact).replace("+00:00", "Z")
