@@ -132,7 +132,7 @@ def view(
 
 
 def _lanes(tx: Tx, queue: Queue, partition: str | None, start: int) -> Iterator[Lane]:
-    """The lanes with messages from one on, in order; not more are read than are asked for."""
+    """The lanes from one on, in order; not many more are read than are asked for."""
     if partition is not None:
         home = find_partition(tx, queue, partition)
         some = sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)

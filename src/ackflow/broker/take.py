@@ -160,14 +160,11 @@ def _take_segment(
     taken: list[Taken],
 ) -> int:
     """Look at the next segment of a cursor and move past what was taken or is not for it."""
-    first = max(cursor.next, segment.first)
-    if segment.for_group not in (None, group.id):
-        cursor.hidden += segment.stop - first
-        cursor.next = segment.stop
-        return 0
-    if segment.due_at > tx.now or _too_old(tx, queue, segment):
+    others = segment.for_group not in (None, group.id)
+    if others or segment.due_at > tx.now or _too_old(tx, queue, segment):
         _pass_by(tx, queue, group, lane, cursor, segment)
         return 0
+    first = max(cursor.next, segment.first)
     stop = min(segment.stop, first + want)
     there = _present(lane, cursor, first, stop)
     cursor.next = stop
@@ -180,8 +177,12 @@ def _pass_by(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
 ) -> None:
     """Move a cursor past a segment of which nothing is handed out now."""
-    there = _present(lane, cursor, max(cursor.next, segment.first), segment.stop)
+    first = max(cursor.next, segment.first)
     cursor.next = segment.stop
+    if segment.for_group not in (None, group.id):
+        cursor.hidden += segment.stop - first
+        return
+    there = _present(lane, cursor, first, segment.stop)
     if not there:
         return
     if _too_old(tx, queue, segment):
@@ -254,10 +255,7 @@ def overdue(tx: Tx, grp: int, lane_id: int) -> tuple[int, bool]:
         if segment.created_at > before:
             break
         looked += 1
-        if segment.for_group in (None, grp):
-            _pass_by(tx, queue, group, lane, cursor, segment)
-        else:
-            _take_segment(tx, queue, group, lane, cursor, segment, 0, [])
+        _pass_by(tx, queue, group, lane, cursor, segment)
     if looked:
         cursor.ready = True  # what was set aside is still to be handed out
         tx.changed(cursor)
