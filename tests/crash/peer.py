@@ -4,9 +4,11 @@ Usage: peer.py ROLE DATABASE [ARGUMENT...]. A line on standard output is one fac
 "ready" first and begins when a line comes on its standard input.
 """
 
+import itertools
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -117,13 +119,16 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 def keep(path: str) -> None:
-    """Do upkeep, and make work for it, until the end of the standard input."""
+    """Do upkeep until a second line comes, and make work that no pop would do by the way."""
     with ackflow.connect(path) as q:
         begin()
-        deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
+        told = threading.Thread(target=sys.stdin.readline, daemon=True)
+        told.start()
+        for n in itertools.count():
+            if not told.is_alive():
+                break
             q.push("jobs", "x")
-            q.pop("jobs", lease_seconds=0.01)
+            q.pop("jobs", group=f"{os.getpid()}.{n}", lease_seconds=0.01)
             time.sleep(0.02)
     say("done")
 

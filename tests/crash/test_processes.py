@@ -206,14 +206,15 @@ def test_of_three_processes_one_at_a_time_does_the_upkeep(start: Start, path: Pa
     go(*peers)
     seen: list[tuple[float, str, float]] = []
     with contextlib.closing(apsw.Connection(str(path))) as db:
-        while any(peer.process.poll() is None for peer in peers):
-            rows = db.execute("select value from meta where key = 'upkeep'").fetchall()
-            if rows:
-                holder, until = rows[0][0].split(" ")
+        while len(seen) < 200:
+            assert all(peer.process.poll() is None for peer in peers)
+            for (value,) in db.execute("select value from meta where key = 'upkeep'").fetchall():
+                holder, until = value.split(" ")
                 seen.append((time.time(), holder, int(until) / 1e6))
             time.sleep(0.01)
     for peer in peers:
+        peer.tell("stop")
+    for peer in peers:
         assert peer.finish() == ["done"]
-    assert seen
     for (_, holder, until), (at, successor, _) in itertools.pairwise(seen):
         assert successor == holder or at >= until
