@@ -22,8 +22,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long versions run only when they are asked for: pytest -m soak."""
+    """Long versions run only when they are asked for: pytest -m soak. What starts Spark runs in one
+    of several test processes: a session is dear, and two at once are slower than one by one."""
+    for item in items:
+        if item.path.parent.name in ("spark", "pipeline"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
     if "soak" not in (config.option.markexpr or ""):
         for item in items:
             if item.get_closest_marker("soak"):

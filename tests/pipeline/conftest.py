@@ -41,13 +41,6 @@ SHOP = Pipeline(
 ).check()  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what needs Spark on one of several test processes: a session is dear."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 class Bench:
     """The stages of a pipeline on one database; what one of them loses, the next one gets."""
 

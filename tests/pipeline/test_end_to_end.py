@@ -16,8 +16,7 @@ from ackflow.pipeline.stages import Settings
 
 from .expected import answers
 
-# Beside the tests that share a session of Spark: these start processes of their own.
-pytestmark = [pytest.mark.xdist_group("pipeline"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = ("worker", "router", "jvm", "aggregator", "finisher")

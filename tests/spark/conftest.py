@@ -32,13 +32,6 @@ def fast_session(master: str = "local[2,3]", **conf: str) -> SparkSession:
     return spark
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what needs Spark on one of several test processes: a session is dear."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     try:
