@@ -124,11 +124,10 @@ def keep(path: str) -> None:
         begin()
         told = threading.Thread(target=sys.stdin.readline, daemon=True)
         told.start()
-        for n in itertools.count():
-            if not told.is_alive():
-                break
+        numbers = itertools.count()
+        while told.is_alive():
             q.push("jobs", "x")
-            q.pop("jobs", group=f"{os.getpid()}.{n}", lease_seconds=0.01)
+            q.pop("jobs", group=f"{os.getpid()}.{next(numbers)}", lease_seconds=0.01)
             time.sleep(0.02)
     say("done")
 
