@@ -50,7 +50,7 @@ def _next_of(
     for segment in tx.segments_from(lane.id, start):
         if len(found) >= want:
             break
-        if segment.for_group in (None, mine) and segment.due_at <= tx.now:
+        if segment.for_group in (None, mine) and not segment.delayed(tx.now):
             there = ranges.difference([max(start, segment.first), segment.stop], lane.gone)
             found += [
                 view(tx, queue, group, lane, segment, sequence)

@@ -75,7 +75,7 @@ def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) 
         return "hidden"
     cursor = tx.cursor(lane.id, group.id)
     if cursor is None or sequence >= cursor.next:
-        return "waiting" if segment.due_at > tx.now else "ready"
+        return "waiting" if segment.delayed(tx.now) else "ready"
     for claim in tx.claims_in(lane.id, group.id, sequence, sequence + 1):
         if ranges.contains(claim.ranges, sequence):
             over = claim.state == DUE or (claim.at is not None and claim.at <= tx.now)

@@ -113,7 +113,7 @@ def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.
     there = ranges.difference([first, stop], hidden_in(tx, lane, grp, first, stop))
     delayed = 0
     for segment in tx.odd_segments(lane, first):
-        if segment.due_at > tx.now:
+        if segment.delayed(tx.now):
             part = ranges.intersection(there, [segment.first, segment.stop])
             delayed += ranges.count(ranges.difference(part, lane.gone))
     return there, delayed

@@ -161,7 +161,7 @@ def _take_segment(
 ) -> int:
     """Look at the next segment of a cursor and move past what was taken or is not for it."""
     others = segment.for_group not in (None, group.id)
-    if others or segment.due_at > tx.now or _too_old(tx, queue, segment):
+    if others or segment.delayed(tx.now) or _too_old(tx, queue, segment):
         _pass_by(tx, queue, group, lane, cursor, segment)
         return 0
     first = max(cursor.next, segment.first)
@@ -213,7 +213,7 @@ def _present(lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
 def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
     """What is not handed out now becomes a claim, waiting or due, so that the cursor can pass it."""
     start = carried(segment)
-    state, at = (WAITING, segment.not_before) if segment.due_at > tx.now else (DUE, None)
+    state, at = (WAITING, segment.not_before) if segment.delayed(tx.now) else (DUE, None)
     tx.add_claim(
         Claim(0, group.id, segment.lane, there, state, at, segment.due_at,
               start.deliveries, start.failures, COPIED if start.redelivered else 0, start.error,

@@ -91,7 +91,7 @@ class _Case:
         for segment, _, _ in self.tx.segments_over(
             self.lane.id, [self.sequence, self.sequence + 1]
         ):
-            if segment.due_at > self.tx.now:
+            if segment.delayed(self.tx.now):
                 return self.say("delayed", f"Delayed until {_time(segment.due_at)}.",
                                 until=when(segment.due_at), deliveries=0)  # fmt: skip
         there, delayed = unseen(self.tx, self.group.id, self.lane, self.cursor.next, self.sequence)

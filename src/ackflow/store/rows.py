@@ -79,7 +79,12 @@ class Segment(Struct):
 
     @property
     def due_at(self) -> int:
+        """The time from which its waiting is counted. Whether it is ready is told by `delayed`."""
         return self.created_at if self.not_before is None else self.not_before
+
+    def delayed(self, now: int) -> bool:
+        """Whether a delay that was asked for is not over: created_at may be ahead of the clock."""
+        return self.not_before is not None and self.not_before > now
 
 
 class Rest(Struct, omit_defaults=True):
