@@ -353,14 +353,6 @@ def test_a_failure_that_waits_holds_back_what_follows(q: Session, clock: Virtual
     assert [m.data for m in q.pop("orders", group="g", batch=9)] == [0, 1, 2]
 
 
-def test_a_dead_letter_yields_what_follows_too(q: Session) -> None:
-    q.configure("orders", retry_limit=1)
-    first, _, _ = ordered(q, 3)
-    fail(q, first)
-    assert [m.data for m in q.pop("orders", group="g", batch=9)] == [1, 2]
-    assert [letter.data for letter in q.dead_letters("orders").items] == [0]
-
-
 def test_a_failure_with_nothing_after_it_yields_nothing(q: Session) -> None:
     first, second = ordered(q, 2)
     fail(q, second)

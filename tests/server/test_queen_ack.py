@@ -84,6 +84,32 @@ def test_a_failure_may_wait(queen: Queen, clock: VirtualClock) -> None:
     assert data(queen.pop("q")) == [1]
 
 
+def test_an_empty_pop_leaves_the_rest_of_a_batch_with_its_holder(
+    queen: Queen, http: httpx.Client, clock: VirtualClock
+) -> None:
+    http.post("/api/v1/configure", json={"queue": "q", "options": {"retryDelay": 5000}})
+    queen.push("q", 1, 2, 3)
+    first, second, third = queen.pop("q", batch=3)
+    assert said(queen.ack(first, "failed")) == (True, "failed_retry")
+    assert queen.pop("q", batch=3) == []
+    assert said(queen.ack(third)) == (True, "acknowledged")
+    clock.advance(5)
+    assert data(queen.pop("q", batch=3)) == [1, 2]
+    assert said(queen.ack(second)) == (False, "invalid_lease")
+
+
+@pytest.mark.parametrize("status", ["failed", "dlq"])
+def test_a_dead_letter_leaves_the_rest_of_a_batch_with_its_holder(
+    queen: Queen, http: httpx.Client, status: str
+) -> None:
+    http.post("/api/v1/configure", json={"queue": "q", "options": {"retryLimit": 1}})
+    queen.push("q", 1, 2, 3)
+    first, second, third = queen.pop("q", batch=3)
+    assert queen.ack(first, status)["dlq"] is True
+    assert queen.pop("q", batch=3) == []
+    assert said(queen.ack(second)) == said(queen.ack(third)) == (True, "acknowledged")
+
+
 def test_a_retry_is_never_charged(queen: Queen) -> None:
     queen.push("q", 1)
     for _ in range(9):

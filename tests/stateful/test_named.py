@@ -8,6 +8,7 @@ import ackflow
 from ackflow import Session, VirtualClock, ids
 from ackflow.broker.named import Named, settle_named
 from ackflow.broker.settle import Verdict
+from ackflow.store.tx import Tx
 
 from .recount import Rows, check_rows
 
@@ -27,17 +28,44 @@ class Walk:
 
     def push(self) -> None:
         self.pushed += 1
-        partition = f"p{self.random.randrange(2)}"
-        self.q.push("jobs", self.pushed, partition=partition)
+        partition, priority = f"p{self.random.randrange(2)}", self.random.randrange(2)
+        self.q.push("jobs", self.pushed, partition=partition, priority=priority)
+
+    def leases(self) -> set[tuple[str, int]]:
+        """The live leases, by partition."""
+
+        def look(tx: Tx) -> set[tuple[str, int]]:
+            queue = tx.queue("jobs")
+            group = tx.group(queue.id, "g") if queue else None
+            assert group is not None
+            ids = [row[0] for row in tx.all("live_leases", group.id, tx.now, 100)]
+            leases = [lease for id in ids if (lease := tx.lease_by_id(id))]
+            homes = {
+                (claim.lane, lease.id) for lease in leases for claim in tx.claims_of_lease(lease)
+            }
+            lanes = {lane: tx.lane(lane) for lane, _ in homes}
+            names = {
+                lane: home.name
+                for lane, row in lanes.items()
+                if row and (home := tx.partition_by_id(row.partition))
+            }
+            return {(names[lane], lease) for lane, lease in homes}
+
+        return self.q.broker.look(look)
 
     def pop(self) -> None:
+        before = self.leases()
         batch = self.q.pop(
             "jobs", group="g", batch=self.random.randrange(1, 5), dialect="queen",
             partitions=self.random.randrange(1, 3), lease_seconds=30,
         )  # fmt: skip
-        for home in {message.partition for message in batch}:
-            mine = [message.sequence for message in batch if message.partition == home]
+        served = {message.partition for message in batch}
+        for home in served:
+            mine = [(m.priority, m.sequence) for m in batch if m.partition == home]
             assert mine == sorted(mine)
+            assert [name for name, _ in self.leases()].count(home) == 1
+        kept = {one for one in before if one[0] not in served}
+        assert kept <= self.leases(), "taken over by a pop that got nothing there"
         assert not self.done & {message.id for message in batch}, "handed out after its ack"
         self.held += batch
 

@@ -20,8 +20,11 @@ def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
     lane = tx.lane_of(home.id, priority)
     if lane is None:
         lane = tx.add_lane(queue.id, home.id, priority)
+        others = [one.id for one in tx.lanes_in(home.id) if one.id != lane.id]
         for grp in tx.group_ids(queue.id):
-            blocked = tx.value("partition_leased", grp, home.id) is not None and _ordered(tx, grp)
+            # As the lanes beside it are: one that yields is leased and yet not blocked.
+            beside = tx.cursor(others[0], grp) if others else None
+            blocked = beside is not None and beside.blocked
             tx.add_cursor(Cursor(lane.id, grp, home.id, priority, next=0, blocked=blocked))
     return lane
 
@@ -73,8 +76,3 @@ def first_for(tx: Tx, group: Group, lane: Lane) -> int:
     if start == "all":
         return lane.base
     return sequence_at(tx, lane, start)
-
-
-def _ordered(tx: Tx, grp: int) -> bool:
-    group = tx.group_by_id(grp)
-    return group is not None and group.rules.ordering == "ordered"

@@ -1,6 +1,7 @@
 """Pop: find the lanes with work, take a batch from them, hold it under one lease."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -10,7 +11,7 @@ from ..clock import micros
 from ..errors import InvalidArgument
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
+from ..store.rows import LEASED, Claim, Group, Lane, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
 from .expire import refresh, to_come
@@ -19,7 +20,7 @@ from .lanes import group_for, queue_for
 from .maintenance import halted
 from .quiet import next_work, quiet_time
 from .read import read_lease
-from .settle import take_over
+from .settle import leased_in, take_over
 from .take import take
 from .waiting import ANY_QUEUE, Kind
 
@@ -195,12 +196,12 @@ def _gather(
         cursor, alone = next_work(tx, queue, group, partition)
         if cursor is None or (cursor.partition not in homes and len(homes) >= most):
             break
-        if group.rules.ordering == "ordered":
-            take_over(tx, group, cursor.partition)
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered
-        taken = take(tx, queue, group, lane, cursor, want, turn=wide or not alone or bool(parts))
+        turn = wide or not alone or bool(parts)
+        some = partial(take, tx, queue, group, lane, cursor, want, turn=turn)
+        taken = take_in_order(tx, queue, group, lane, some)
         if not taken:
             continue
         homes.add(cursor.partition)
@@ -210,6 +211,38 @@ def _gather(
         parts.append(Part(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
     return parts
+
+
+def take_in_order(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[Taken]]
+) -> list[Taken]:
+    """Take from a lane, and take over what a yielding lease holds of its partition if that gives
+    something; if not, the rest of the batch stays with its holder."""
+    home = lane.partition
+    if group.rules.ordering != "ordered" or tx.value("partition_leased", group.id, home) is None:
+        return take()
+    first = _rest_comes_next(tx, queue, group, lane)
+    if first:
+        take_over(tx, group, home)
+    taken = take()
+    if taken and not first:
+        take_over(tx, group, home)
+    return taken
+
+
+def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
+    """Whether something that is held of this lane could be handed out once it is released."""
+    options = queue.options
+    held_at = tx.value("first_returned", lane.id, group.id)
+    stop = lane.head if held_at is None else int(held_at)
+    last = [
+        below[-1] - 1
+        for c in leased_in(tx, group, lane)
+        if (below := ranges.clip(c.ranges, 0, stop))
+    ]
+    created = tx.created_at(lane.id, max(last)) if last else None
+    ages = [age for age in (options.retention_seconds, options.ttl_seconds) if age is not None]
+    return created is not None and all(created > tx.now - micros(age) for age in ages)
 
 
 def _settle_at_once(tx: Tx, parts: list[Part]) -> None:

@@ -5,6 +5,8 @@ next number, and no number is given twice. Spark asks in epochs: each start of t
 reader's epoch, and whoever comes with an older one is refused.
 """
 
+from functools import partial
+
 from msgspec import Struct
 
 from .. import checks, ranges
@@ -29,7 +31,7 @@ from .hands import (
     put_reader,
 )
 from .lanes import group_for, queue_for
-from .pop import PopRequest, lease_parts, room_for, together
+from .pop import PopRequest, lease_parts, room_for, take_in_order, together
 from .quiet import next_work
 from .read import shares_of
 from .regain import consumer_of, regain, standing
@@ -341,12 +343,19 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered
-        taken = take(tx, queue, group, lane, cursor, _fitting(tx, lane, group, cursor, rows, size))
+        some = partial(_take, tx, queue, group, lane, cursor, rows, size)
+        taken = take_in_order(tx, queue, group, lane, some)
         if taken:
             parts[lane.id] = Part(lane, cursor, taken, together(taken), number, [])
             rows -= ranges.count(parts[lane.id].ranges)
             size -= _size_of(taken)
     return list(parts.values())
+
+
+def _take(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, rows: int, size: int
+) -> list[Taken]:
+    return take(tx, queue, group, lane, cursor, _fitting(tx, lane, group, cursor, rows, size))
 
 
 def _fitting(tx: Tx, lane: Lane, group: Group, cursor: Cursor, rows: int, size: int) -> int:

@@ -351,8 +351,8 @@ class Settlement:
             if dead := self._dispatch(verdict, row, cursor, claim, part):
                 outcome.dead += dead
                 outcome.buried.append((lane, part))
-        if verdict.yields:
-            self._yielding[lane] = max(which[-1], self._yielding.get(lane, 0))
+            elif verdict.yields:
+                self._yielding[lane] = max(part[-1], self._yielding.get(lane, 0))
         self._tx.counted(cursor)
 
     def _dispatch(
@@ -443,11 +443,12 @@ class Settlement:
                 self._end(release, part.lane, held, Outcome())
 
     def _yield(self) -> None:
-        """Let the next pop of an ordered group take over what follows a failed message.
+        """Let the next hand-out to an ordered group take over what follows a failed message.
 
         Until then its holder may settle it. A consumer that drops the rest of its batch after a
         failure need not wait for the lease to end, and one that goes on loses nothing it has done.
-        What comes before a failed message is not taken over, and so keeps the partition.
+        What comes before a failed message is not taken over, and so keeps the partition; so does
+        the rest of a batch after a failure that became a dead letter, for nothing comes again.
         """
         tx, grp = self._tx, self._group.id
         for lane, stop in self._yielding.items():
@@ -532,15 +533,13 @@ def refusal(fate: str) -> AckflowError:
 
 
 def take_over(tx: Tx, group: Group, partition: int) -> None:
-    """Release what yielding leases still hold of a partition, before something of it is taken."""
-    if tx.value("partition_leased", group.id, partition) is None:
-        return
+    """Release what yielding leases still hold of a partition, as something of it is handed out."""
     held: dict[int, list[Mark]] = {}
     for lane in tx.lanes_in(partition):
-        for claim in tx.claims_in(lane.id, group.id, 0, lane.head):
-            if claim.state == LEASED and claim.lease is not None:
-                mark = Mark(Verdict("release"), lane.id, claim.ranges)
-                held.setdefault(claim.lease, []).append(mark)
+        for claim in leased_in(tx, group, lane):
+            assert claim.lease is not None, "a leased claim without its lease"
+            mark = Mark(Verdict("release"), lane.id, claim.ranges)
+            held.setdefault(claim.lease, []).append(mark)
     for id, marks in held.items():
         lease = tx.lease_by_id(id)
         assert lease is not None, "a leased claim without its lease"
@@ -548,6 +547,11 @@ def take_over(tx: Tx, group: Group, partition: int) -> None:
         for mark in marks:
             settlement.apply(mark)
         settlement.finish()
+
+
+def leased_in(tx: Tx, group: Group, lane: Lane) -> list[Claim]:
+    """What a group holds of a lane under leases."""
+    return [c for c in tx.claims_in(lane.id, group.id, 0, lane.head) if c.state == LEASED]
 
 
 def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:
