@@ -80,7 +80,20 @@ def union(a: Ranges, b: Ranges) -> Ranges:
         return b
     if len(b) == 2:
         return add(a, b[0], b[1])
-    return _combine(a, b, lambda x, y: x or y)
+    if b and a[-1] < b[0]:
+        return a + b
+    return _combine(a, b, _UNION)
+
+
+def union_all(sets: Iterable[Ranges]) -> Ranges:
+    """The union of any number of sets, in one sort of their ranges."""
+    result: Ranges = []
+    for first, stop in sorted(pair for one in sets for pair in pairs(one)):
+        if not result or first > result[-1]:
+            result += (first, stop)
+        elif stop > result[-1]:
+            result[-1] = stop
+    return result
 
 
 def difference(a: Ranges, b: Ranges) -> Ranges:
@@ -88,7 +101,7 @@ def difference(a: Ranges, b: Ranges) -> Ranges:
         return [] if b else a
     if len(b) == 2:
         return remove(a, b[0], b[1])
-    return _combine(a, b, lambda x, y: x and not y)
+    return _combine(a, b, _DIFFERENCE)
 
 
 def intersection(a: Ranges, b: Ranges) -> Ranges:
@@ -98,7 +111,7 @@ def intersection(a: Ranges, b: Ranges) -> Ranges:
         return clip(a, b[0], b[1])
     if len(a) == 2:
         return clip(b, a[0], a[1])
-    return _combine(a, b, lambda x, y: x and y)
+    return _combine(a, b, _INTERSECTION)
 
 
 def lowest(ranges: Ranges, limit: int) -> Ranges:
@@ -123,15 +136,31 @@ def unpack(data: bytes) -> Ranges:
     return array(chr(data[0]), data[1:]).tolist()
 
 
-def _combine(a: Ranges, b: Ranges, keep) -> Ranges:  # type: ignore[no-untyped-def]
+# Whether a number is in the result, by whether it is in the first set and in the second.
+_Table = tuple[tuple[bool, bool], tuple[bool, bool]]
+_UNION: _Table = (False, True), (True, True)
+_DIFFERENCE: _Table = (False, False), (True, False)
+_INTERSECTION: _Table = (False, False), (False, True)
+_END = 1 << 62
+
+
+def _combine(a: Ranges, b: Ranges, table: _Table) -> Ranges:
+    """One pass over the boundaries of both sets; each ends with a boundary that is never reached."""
+    a, b = [*a, _END], [*b, _END]
     result: Ranges = []
     i = j = 0
+    x, y = a[0], b[0]
     inside = False
-    while i < len(a) or j < len(b):
-        at = min(a[i] if i < len(a) else b[j], b[j] if j < len(b) else a[i])
-        i += i < len(a) and a[i] == at
-        j += j < len(b) and b[j] == at
-        if bool(keep(i & 1, j & 1)) != inside:
+    while True:
+        at = x if x < y else y
+        if at == _END:
+            return result
+        if x == at:
+            i += 1
+            x = a[i]
+        if y == at:
+            j += 1
+            y = b[j]
+        if table[i & 1][j & 1] != inside:
             result.append(at)
             inside = not inside
-    return result

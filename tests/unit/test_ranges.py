@@ -133,3 +133,8 @@ def test_taking_one_message_out_of_a_thousand_leaves_four_numbers() -> None:
 
 def test_putting_it_back_closes_the_gap() -> None:
     assert ranges.add([0, 5, 6, 1000], 5, 6) == [0, 1000]
+
+
+@given(st.lists(numbers, max_size=5))
+def test_union_all_is_the_union_of_all_sets(some: list[set[int]]) -> None:
+    assert_is(ranges.union_all(map(ranges.of, some)), set().union(*some))

@@ -101,8 +101,8 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     if held is None:
         return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
     group, lease, claims = held
-    if len(marks) == 1 and len(claims) == 1:
-        outcome = _ack_straight(tx, group, lease, claims[0], marks[0])
+    if len(marks) == 1 and claims:
+        outcome = _ack_straight(tx, group, lease, claims, marks[0])
         if outcome is not None:
             return [outcome]
     settlement = Settlement(tx, group, lease, claims)
@@ -127,22 +127,22 @@ def _held(tx: Tx, token: int) -> tuple[Group, Lease, list[Claim]] | None:
     return group, lease, [] if expire_if_over(tx, group, lease) else claims
 
 
-def _ack_straight(tx: Tx, group: Group, lease: Lease, claim: Claim, mark: Mark) -> Outcome | None:
-    """What most calls do, in fewer steps: ack all or a stretch of a lease that is one claim.
+def _ack_straight(
+    tx: Tx, group: Group, lease: Lease, claims: list[Claim], mark: Mark
+) -> Outcome | None:
+    """What most calls do, in fewer steps: ack all of a lease that is one claim, or a stretch of one
+    claim.
 
     None when this is not such a call; the long way does the same for it, too.
     """
-    verdict, asked, held = mark.verdict, mark.ranges, claim.ranges
-    cursor = tx.cursor(claim.lane, claim.grp)
-    if (
-        verdict.verb != "ack"
-        or verdict.rest
-        or verdict.yields
-        or group.rules.policy == "all"
-        or mark.lane not in (None, claim.lane)
-        or cursor is None
-    ):
+    verdict, asked = mark.verdict, mark.ranges
+    if verdict.verb != "ack" or verdict.rest or verdict.yields or group.rules.policy == "all":
         return None
+    claim = claims[0] if len(claims) == 1 else _claim_with(claims, mark)
+    if claim is None or mark.lane not in (None, claim.lane):
+        return None
+    held, cursor = claim.ranges, tx.cursor(claim.lane, claim.grp)
+    assert cursor is not None
     if asked is None or asked == held:
         if held != [held[0], held[0] + lease.n] or claim.acked_at is not None or lease.fates:
             return None
@@ -154,23 +154,39 @@ def _ack_straight(tx: Tx, group: Group, lease: Lease, claim: Claim, mark: Mark) 
         return None
     else:
         n = asked[1] - asked[0]
-        _ack_part(tx, lease, claim, cursor, asked, n)
+        _ack_part(tx, lease, claims, claim, cursor, asked, n)
     tx.tally.acked.append((group.id, tx.now - lease.acquired_at, n))
     if _wakes(group):
         _wake(tx, group)
     return Outcome(settled=n)
 
 
-def _ack_part(tx: Tx, lease: Lease, claim: Claim, cursor: Cursor, part: Ranges, n: int) -> None:
-    tells = _date(tx, lease, [claim], claim.lane)
+def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
+    """Of the claims of a lease, the one that holds all that is asked for, and more."""
+    asked = mark.ranges
+    if asked is None or len(asked) != 2:
+        return None
+    first, stop = asked
+    for claim in claims:
+        if claim.lane == mark.lane and claim.ranges[0] <= first and stop <= claim.ranges[-1]:
+            held = claim.ranges
+            if held != asked and ranges.covers(held, first, stop):
+                return claim
+    return None
+
+
+def _ack_part(
+    tx: Tx, lease: Lease, claims: list[Claim], claim: Claim, cursor: Cursor, part: Ranges, n: int
+) -> None:
+    tells = _date(tx, lease, claims, claim.lane)
     claim.ranges = ranges.remove(claim.ranges, *part)
     consume(tx, cursor, part)
     tx.counted(cursor)
     tx.shrink_claim(claim, n)
     if tells:
-        tell_acks(lease, [claim])
+        tell_acks(lease, claims)
         tx.save_lease(lease)
-    tx.cache.keep_lease(lease, [claim])
+    tx.cache.keep_lease(lease, claims)
 
 
 def _date(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
@@ -285,11 +301,8 @@ class Settlement:
         self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
     ) -> None:
         """Apply a verdict to what is asked of one lane; `whole` asks for what is still held."""
-        held: Ranges = []
-        for claim in self._claims:
-            if claim.lane == lane:
-                held = ranges.union(held, claim.ranges)
         for_all = verdict.verb == "ack" and self._group.rules.policy == "all"
+        held = self._held(lane, asked, verdict.up_to or for_all)
         mine = ranges.intersection(held, asked)
         if len(mine) != len(asked) or mine != asked:
             self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome, whole)
@@ -303,6 +316,14 @@ class Settlement:
                 outcome.settled += self._ack_for_all(lane, mine[-1])
             if verdict.rest:
                 self._release_after(lane, mine[-1])
+
+    def _held(self, lane: int, asked: Ranges, before: bool) -> Ranges:
+        """What the claims that reach into `asked` hold of a lane; `before`: all of them below it too."""
+        if not asked:
+            return []
+        low, high = 0 if before else asked[0], asked[-1]
+        mine = [claim.ranges for claim in self._claims if claim.lane == lane and claim.ranges]
+        return ranges.union_all(held for held in mine if held[0] < high and held[-1] > low)
 
     def _account(
         self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome, whole: bool

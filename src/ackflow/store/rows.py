@@ -233,11 +233,11 @@ def tell_acks(lease: Lease, claims: list[Claim]) -> None:
     for part in lease.parts:
         acked = [c.acked_at for c in claims if c.lane == part.lane and c.acked_at is not None]
         if acked:
-            told = [(claim.lane, claim.ranges) for claim in claims]
-            told += [(fate.lane, fate.ranges) for fate in lease.fates]
-            missing = part.ranges
-            for lane, which in told:
-                missing = ranges.difference(missing, which) if lane == part.lane else missing
+            told = ranges.union_all(
+                [claim.ranges for claim in claims if claim.lane == part.lane]
+                + [fate.ranges for fate in lease.fates if fate.lane == part.lane]
+            )
+            missing = ranges.difference(part.ranges, told)
             if missing:
                 lease.fates.append(Fate("ack", max(acked), part.lane, missing))
 
