@@ -81,6 +81,12 @@ class OnLoop:
         self._readers.shutdown(wait=False)
 
     async def _try(self, request: PopRequest) -> Handout:
+        answer = await self._try_once(request)
+        while answer.again and not answer.runs:
+            answer = await self._try_once(request)
+        return answer
+
+    async def _try_once(self, request: PopRequest) -> Handout:
         running = self.do(pop, False, request)
         try:
             answer = await asyncio.shield(running)

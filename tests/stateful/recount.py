@@ -37,7 +37,7 @@ class Rows:
             r["id"]: (queues[r["queue"]], r["name"])
             for r in rows(tx, "select id, queue, name from groups")
         }
-        sql = "select id, queue, partition, priority, base, head, gone from lanes"
+        sql = "select id, queue, partition, priority, base, head, gone, copies from lanes"
         self.lanes = {r["id"]: r for r in rows(tx, sql)}
         self.keys = {
             id: LaneKey(queues[r["queue"]], homes[r["partition"]], r["priority"])
@@ -46,12 +46,12 @@ class Rows:
         self.cursors = rows(
             tx,
             "select lane, grp, next, blocked, partition, done, dead, skipped, purged, expired, "
-            "hidden from cursors",
+            "hidden, copies from cursors",
         )
         self.claims = rows(
             tx,
             "select id, grp, lane, lo, hi, n, ranges, state, at, deliveries, failures, "
-            "redelivered, lease from claims",
+            "redelivered, lease, held from claims",
         )
         for claim in self.claims:
             packed = claim["ranges"]
@@ -63,6 +63,11 @@ class Rows:
         }
         self.segments = rows(tx, "select lane, first, count, body, data, for_group from segments")
         self.bodies = {r["id"] for r in rows(tx, "select id from bodies")}
+        self.in_window = {
+            group.id: tx.in_window(group.id)
+            for id in self.groups
+            if (group := tx.group_by_id(id)) and group.rules.max_ack_pending is not None
+        }
         self.dead = rows(tx, "select grp, lane, counted from dead")
 
     def gone(self, lane: int) -> list[int]:
@@ -117,12 +122,27 @@ def check_rows(found: Rows) -> None:
             min(cursor[k] for k in ("done", "dead", "skipped", "purged", "expired", "hidden")) >= 0
         )
         assert lane["base"] <= cursor["next"] <= lane["head"]
+        assert lane["copies"] - cursor["copies"] == _hidden_ahead(found, cursor)
         assert not mine or (lane["base"] <= mine[0] and mine[-1] <= cursor["next"])
         assert not ranges.intersection(mine, found.gone(lane["id"])), "a deleted message is claimed"
         letters = [d for d in found.dead if (d["grp"], d["lane"]) == where and d["counted"]]
         assert cursor["dead"] == len(letters)
     assert not claimed, "claims without a cursor"
     _check_segments(found)
+    for grp, counted in found.in_window.items():
+        out = [c["n"] for c in found.claims if c["grp"] == grp and c["lease"] and not c["held"]]
+        assert counted == sum(out), f"group {grp} has {sum(out)} out, and {counted} were counted"
+
+
+def _hidden_ahead(found: Rows, cursor: dict[str, Any]) -> int:
+    """Copies for other groups at or behind the place of a cursor."""
+    return sum(
+        segment["first"] + segment["count"] - max(segment["first"], cursor["next"])
+        for segment in found.segments
+        if segment["lane"] == cursor["lane"]
+        and segment["for_group"] not in (None, cursor["grp"])
+        and segment["first"] + segment["count"] > cursor["next"]
+    )
 
 
 def _check_segments(found: Rows) -> None:
@@ -139,6 +159,7 @@ def _check_segments(found: Rows) -> None:
 def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:
     """Every claimed message stands as the model says; what the model has open is there."""
     late, seen = found.late(model.now), set()
+    first_due: dict[int, int] = {}
     for held in found.held():
         claim, state = held.claim, model.state(held.group, held.place)
         seen.add((held.group, held.place))
@@ -153,7 +174,14 @@ def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:
             assert claim["at"] == model.leases[str(state.token)].end
         else:
             assert state.kind == "open", f"{held} {state}"
-            assert state.due <= model.now if claim["state"] == DUE else state.due == claim["at"]
+            if claim["state"] == DUE:
+                assert state.due <= model.now
+            elif claim["redelivered"] == 1:
+                assert state.due == claim["at"]
+            else:  # delayed messages share a claim, which is looked at when the first is due
+                first_due[claim["id"]] = min(state.due, first_due.get(claim["id"], state.due))
+    waiting = {claim["id"]: claim["at"] for claim in found.claims}
+    assert all(waiting[id] == due for id, due in first_due.items()), "delayed for another time"
     for key, group in model.groups.items():
         nexts = found.nexts(key)
         for place, state in group.states.items():

@@ -204,7 +204,26 @@ def test_what_was_stored_is_there_after_opening_again(tmp_path: Path) -> None:
         assert q.message("orders", id).data == {"n": 1}
 
 
-SCHEMA_9 = """
+SCHEMA_10 = """
+drop index odd_segments;
+create index odd_segments on segments (lane, first)
+    where not_before is not null or for_group is not null;
+drop view lanes;
+alter table lane_rows drop column copies;
+alter table cursors drop column copies;
+create view lanes as
+select id, queue, partition, priority, base,
+    max(head, coalesce((select first + count from segments where lane = lane_rows.id
+        order by first desc limit 1), 0)) as head,
+    max(last_at, coalesce((select created_at from segments where lane = lane_rows.id
+        order by first desc limit 1), 0)) as last_at,
+    odd, gone
+from lane_rows;
+"""
+
+SCHEMA_9 = (
+    SCHEMA_10
+    + """
 drop view claims;
 alter table claim_rows rename to claims;
 drop index cursors_that_keep;
@@ -216,6 +235,7 @@ alter table cursors drop column kept_at;
 alter table cursors drop column kept_since;
 pragma user_version = 9;
 """
+)
 
 SCHEMA_4 = """
 alter table claims rename to new_claims;

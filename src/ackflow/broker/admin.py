@@ -17,6 +17,7 @@ from .expire import (
     move_base,
     pass_over,
     refresh,
+    refresh_stretch,
     remember,
     sequence_at,
 )
@@ -70,12 +71,15 @@ def configure_group(
     found = tx.group(queue.id, name)
     if found is None:
         return group_for(tx, queue, name, dialect or "native", GroupOptions(**changes))  # type: ignore[arg-type]
-    refresh(tx, found)
+    refresh(tx, found, whole=True)
     changes = {k: v for k, v in changes.items() if k != "start"}
     found.options = structs.replace(found.options, **changes)
     found.dialect = dialect or found.dialect
+    had_window = tx.has_window(found.id)
     found.rules = settings(found.dialect, queue.options, found.options)
     tx.save_group(found)
+    if not had_window and tx.has_window(found.id):
+        tx.count_window(found.id)
     tx.reblock(found)
     tx.touched.add(queue.name)
     return found
@@ -105,7 +109,7 @@ def seek(
     """Move a group to the start, the end, a time or a sequence; every claim it had there ends."""
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
-    refresh(tx, group)
+    refresh(tx, group, whole=True)
     lanes = _lanes(tx, queue, partition)
     for lane in lanes:
         cursor = tx.cursor(lane.id, group.id)
@@ -133,7 +137,7 @@ def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> 
     if target < old:
         remember(tx, group.id, lane.id, [target, old], "sought back")
         cursor.done = cursor.dead = cursor.purged = cursor.expired = 0
-        cursor.hidden -= ranges.count(hidden_in(tx, lane, group.id, target, old))
+        cursor.hide(-ranges.count(hidden_in(tx, lane, group.id, target, old)))
         cursor.skipped = target - cursor.hidden
         cursor.next = target
         tx.run("uncount_dead", group.id, lane.id, 0)
@@ -227,7 +231,8 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     one = [place.sequence, place.sequence + 1]
     if ranges.contains(lane.gone, place.sequence):
         return False
-    _refresh_all(tx, queue)
+    for group in tx.groups(queue.id):
+        refresh_stretch(tx, group, lane.id, *one)
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)
@@ -262,7 +267,7 @@ def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
 def _refresh_all(tx: Tx, queue: Queue) -> None:
     """A lease that is over ends by the rules it had, before anything is taken away or changed."""
     for group in tx.groups(queue.id):
-        refresh(tx, group)
+        refresh(tx, group, whole=True)
 
 
 def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:

@@ -154,6 +154,8 @@ class Broker:
     def try_pop(self, request: PopRequest) -> Handout:
         self.check_open()
         answer: Handout = self.writer.run(pop, (request,), synced=False)
+        while answer.again and not answer.runs:
+            answer = self.writer.run(pop, (request,), synced=False)
         if answer.runs and self.waiting.kinds:
             self.waiting.pass_on(request.kind)
         return answer

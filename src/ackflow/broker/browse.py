@@ -8,7 +8,7 @@ from msgspec import Struct
 from .. import ids, ranges
 from ..errors import NotFound
 from ..model import Page, StoredMessage, when
-from ..store.rows import DUE, LEASED, Group, Lane, Queue, Segment
+from ..store.rows import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .handout import is_binary, payload
@@ -79,6 +79,8 @@ def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) 
     for claim in tx.claims_in(lane.id, group.id, sequence, sequence + 1):
         if ranges.contains(claim.ranges, sequence):
             over = claim.state == DUE or (claim.at is not None and claim.at <= tx.now)
+            if claim.state == WAITING and not claim.returned:  # one claim of several delays
+                over = not segment.delayed(tx.now)
             return "ready" if over else "leased" if claim.state == LEASED else "waiting"
     letters = tx.dead("dead_of", group.id, lane.id, sequence)
     return "dead" if letters and letters[0].counted else "settled"

@@ -51,6 +51,10 @@ def append_copies(
     for part in _parts(copies):
         if for_group is not None:
             tx.tally.add(-queue.id, "copies", len(part))
+            cursor = tx.cursor(lane.id, for_group)
+            if cursor is not None:
+                cursor.copies += len(part)
+                tx.changed(cursor)
         ends, data, rest = _body(part)
         append(tx, queue, lane, ends, data, rest, not_before=due, for_group=for_group, carry=carry)
 

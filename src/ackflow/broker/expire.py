@@ -5,11 +5,14 @@ Pop and settle call this before they look, so that nothing depends on when upkee
 
 from collections.abc import Iterable
 from itertools import islice
+from time import monotonic
 from typing import NamedTuple
+
+from msgspec import structs
 
 from .. import ranges
 from ..clock import micros
-from ..policy import Dead, after_expiry
+from ..policy import MAX_CLAIM, Dead, after_expiry
 from ..store.rows import (
     DUE,
     LEASED,
@@ -28,29 +31,134 @@ from ..store.rows import (
 from ..store.tx import Tx
 from .bury import bury
 
+SLICE_SECONDS = 0.010
+LEASES_AT_ONCE = 200
+CLAIMS_AT_ONCE = 256
+DELAYED_RUN = 500  # delayed segments that are passed by a cursor as one claim
 
-def refresh(tx: Tx, group: Group, limit: int = -1) -> tuple[int, bool]:
+
+class Refreshed(NamedTuple):
+    """How many leases ended, whether anything changed, and whether there is more to do."""
+
+    ended: int = 0
+    changed: bool = False
+    more: bool = False
+
+
+class Slice:
+    """How much of what has come back is taken in one transaction: for a time, and then as long as
+    fewer messages came back than are wanted. A slice that is the whole never ends."""
+
+    def __init__(self, want: int, whole: bool) -> None:
+        self.whole = whole
+        self._want = want
+        self._until = monotonic() + SLICE_SECONDS
+
+    def at_most(self, limit: int) -> int:
+        return -1 if self.whole else max(limit, self._want)
+
+    def count(self, n: int) -> None:
+        self._want -= n
+
+    @property
+    def over(self) -> bool:
+        return not self.whole and self._want <= 0 and monotonic() > self._until
+
+
+def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refreshed:
     """End the leases of a group that are over, and wake what is due.
 
-    Answers with how many leases ended, and whether anything changed.
+    It stops after a slice: what is left counts as leased or waiting until the next one. `whole`:
+    all of it, for verbs that change the rules by which a lease ends.
     """
-    ended = 0
     if tx.now < tx.cache.next_times.get(group.id, 0):
-        return 0, False
+        return Refreshed()
     over, due = tx.all("over_or_due", group.id, tx.now)[0]
-    if over:
-        for id in dict.fromkeys(
-            row[0] for row in tx.all("expired_leases", group.id, tx.now, limit)
-        ):
-            ended += 1
-            lease = tx.lease_by_id(id)
-            assert lease is not None, "a leased claim without its lease"
-            expire(tx, group, lease)
+    some = Slice(min(want, MAX_CLAIM), whole)
+    ended, more = _end_over(tx, group, some) if over else (0, False)
     if due:
-        for lane in tx.wake_due(group.id):
-            make_ready(tx, lane, group.id)
+        more = _wake(tx, group, some) or more
     tx.next_time(group.id)
-    return ended, bool(over or due)
+    return Refreshed(ended, bool(over or due), more)
+
+
+def _end_over(tx: Tx, group: Group, some: Slice) -> tuple[int, bool]:
+    """End leases that are over; answers with how many, and whether there may be more."""
+    limit = some.at_most(LEASES_AT_ONCE)
+    leases = tx.leases_over(group.id, limit)
+    for ended, (id, n) in enumerate(leases.items()):
+        if some.over:
+            return ended, True
+        lease = tx.lease_by_id(id)
+        assert lease is not None, "a leased claim without its lease"
+        expire(tx, group, lease)
+        some.count(n)
+    return len(leases), len(leases) >= limit > 0
+
+
+def _wake(tx: Tx, group: Group, some: Slice) -> bool:
+    """Make due what waited until now; answers whether there may be more."""
+    limit = some.at_most(CLAIMS_AT_ONCE)
+    lanes = tx.wake_due(group.id, limit)
+    for lane in set(lanes):
+        make_ready(tx, lane, group.id)
+    some.count(len(lanes))
+    delayed = tx.delayed_due(group.id, limit)
+    for claim in delayed:
+        if some.over:
+            return True
+        some.count(1)
+        _wake_delayed(tx, group, claim)
+    return max(len(lanes), len(delayed)) >= limit > 0
+
+
+def _wake_delayed(tx: Tx, group: Group, claim: Claim) -> None:
+    """Make due those of a claim of delayed messages whose own time has come; the others wait on.
+
+    Waiting for a first delivery is counted from each one's own time, which matters only where it
+    is limited.
+    """
+    lane = tx.lane(claim.lane)
+    queue = tx.queue_by_id(group.queue)
+    assert lane is not None
+    assert queue is not None
+    segments = [
+        (odd, part)
+        for odd in tx.odd_segments(lane, claim.ranges[0], DELAYED_RUN)
+        if (part := ranges.clip(claim.ranges, odd.first, odd.stop))
+    ]
+    later = [(odd.not_before or 0, part) for odd, part in segments if odd.delayed(tx.now)]
+    due = ranges.difference(claim.ranges, ranges.union_all(part for _, part in later))
+    since: dict[int, list[ranges.Ranges]] = {claim.since: [due]}
+    if queue.options.max_wait_seconds is not None:
+        since = {}
+        for odd, part in segments:
+            if not odd.delayed(tx.now):
+                since.setdefault(odd.not_before or claim.since, []).append(part)
+    if later:
+        claim.ranges = ranges.union_all(part for _, part in later)
+        claim.at = claim.since = min(at for at, _ in later)
+        tx.save_claim(claim)
+    else:
+        tx.drop_claim(claim)
+    for began, parts in since.items():
+        some = ranges.union_all(parts)
+        if some:
+            tx.add_claim(structs.replace(claim, ranges=some, state=DUE, at=None, since=began))
+    make_ready(tx, claim.lane, group.id)
+
+
+def refresh_stretch(tx: Tx, group: Group, lane: int, first: int, stop: int) -> None:
+    """End the leases that are over and hold something of [first, stop) of a lane."""
+    over = {
+        claim.lease
+        for claim in tx.claims_in(lane, group.id, first, stop)
+        if claim.state == LEASED and claim.at is not None and claim.at <= tx.now
+    }
+    for id in over:
+        lease = tx.lease_by_id(id or 0)
+        assert lease is not None, "a leased claim without its lease"
+        expire(tx, group, lease)
 
 
 def expire(tx: Tx, group: Group, lease: Lease) -> None:
@@ -136,9 +244,11 @@ def move_base(tx: Tx, lane: Lane, base: int) -> None:
 def hidden_in(tx: Tx, lane: Lane, grp: int, first: int, stop: int) -> ranges.Ranges:
     """The part of [first, stop) that is made of copies for other groups."""
     hidden: ranges.Ranges = []
-    for segment in tx.odd_segments(lane, first):
-        if segment.for_group not in (None, grp):
-            part = ranges.clip([segment.first, segment.stop], first, stop)
+    for odd in tx.odd_segments(lane, first):
+        if odd.first >= stop:
+            break
+        if odd.for_group not in (None, grp):
+            part = ranges.clip([odd.first, odd.stop], first, stop)
             hidden = ranges.union(hidden, part) if part else hidden
     return hidden
 
@@ -149,6 +259,13 @@ def to_come(tx: Tx, lane: Lane, grp: int, start: int) -> int:
         return 0
     there = ranges.difference([start, lane.head], hidden_in(tx, lane, grp, start, lane.head))
     return ranges.count(ranges.difference(there, lane.gone) if lane.gone else there)
+
+
+def unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
+    """How many messages of a lane there are for a group from its cursor on."""
+    if lane.gone and lane.gone[-1] > cursor.next:
+        return to_come(tx, lane, cursor.grp, cursor.next)
+    return lane.head - cursor.next - (lane.copies - cursor.copies)
 
 
 def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
@@ -225,7 +342,7 @@ def pass_over(
         hidden = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
         there = ranges.difference([cursor.next, stop], hidden)
         deleted = ranges.count(ranges.intersection(there, lane.gone))
-        cursor.hidden += ranges.count(hidden)
+        cursor.hide(ranges.count(hidden))
         cursor.purged += deleted
         passed += ranges.count(there) - deleted
         over = ranges.union(over, there)

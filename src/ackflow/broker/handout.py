@@ -34,7 +34,10 @@ class Run(Struct):
 
 
 class Handout(Struct):
-    """The answer of a pop. Without runs, `why` and `retry_at` say what it is waiting for."""
+    """The answer of a pop. Without runs, `why` and `retry_at` say what it is waiting for.
+
+    `again`: a slice of work ended before the work did; a pop that got nothing is to be run again.
+    """
 
     queue: str
     group: str
@@ -44,6 +47,7 @@ class Handout(Struct):
     runs: list[Run] = []
     why: str | None = None
     retry_at: int | None = None
+    again: bool = False
 
 
 class Taken(Struct):

@@ -53,6 +53,7 @@ def group_for(
         for lane in tx.lanes(queue.id):
             start = first_for(tx, found, lane)
             hidden = ranges.count(hidden_in(tx, lane, found.id, 0, start))
+            ahead = ranges.count(hidden_in(tx, lane, found.id, start, lane.head))
             tx.add_cursor(
                 Cursor(
                     lane.id,
@@ -63,6 +64,7 @@ def group_for(
                     ready=start < lane.head,
                     skipped=start - hidden,
                     hidden=hidden,
+                    copies=lane.copies - ahead,
                 )
             )
     return found

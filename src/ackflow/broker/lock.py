@@ -80,7 +80,7 @@ def _known(tx: Tx, queue_name: str, name: str, token: int | None) -> int:
     lease = None if token is None else tx.lease(token)
     if lease is not None and lease.grp == group.id:
         return lease.token
-    if tx.value("lock_end", group.id) is not None:
+    if (tx.value("lock_end", group.id) or 0) > tx.now:
         raise WrongLock()
     raise LeaseExpired() if _ran_out(tx, group) else NoLock()
 

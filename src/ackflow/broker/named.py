@@ -21,7 +21,7 @@ from ..errors import (
 from ..policy import QUEUE_MODE
 from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
 from ..store.tx import Tx
-from .expire import hidden_in, make_ready, refresh
+from .expire import hidden_in, make_ready, refresh_stretch
 from .settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
 from .transact import Pushes, Result, run_all, run_push
 
@@ -213,7 +213,7 @@ def _settle_alone(tx: Tx, item: Named, partition: int, told: Told) -> None:
 
 
 def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: Told) -> None:
-    refresh(tx, group)
+    refresh_stretch(tx, group, lane.id, sequence, sequence + 1)
     claim = _claim_over(tx, group, lane, sequence)
     lease = tx.lease_by_id(claim.lease) if claim and claim.lease else None
     if lease is None:
@@ -225,7 +225,7 @@ def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: Told) -
 def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Verdict) -> Outcome:
     """Settle a message as it stands in a group: leased or come back, it is settled; never handed
     out, it is not found; done, an ack is a repeat and any other verb refused."""
-    refresh(tx, group)
+    refresh_stretch(tx, group, lane.id, sequence, sequence + 1)
     claim = _claim_over(tx, group, lane, sequence)
     if claim is None:
         return _settled_before(tx, group, lane, sequence, verdict)

@@ -11,20 +11,21 @@ from ..clock import micros
 from ..errors import InvalidArgument
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Group, Lane, Lease, LeasePart, Queue
+from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
-from .expire import refresh, to_come
+from .expire import refresh, unread
 from .handout import Handout, Part, Taken, runs_of
 from .lanes import group_for, queue_for
 from .maintenance import halted
 from .quiet import next_work, quiet_time
 from .read import read_lease
-from .settle import leased_in, take_over
 from .take import take
 from .waiting import ANY_QUEUE, Kind
+from .yielding import take_in_order
 
 LANES_AT_ONCE = 64
+IDLE_AT_ONCE = 256  # lanes that are looked at and have nothing
 
 
 class PopRequest(Struct):
@@ -108,7 +109,7 @@ def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
         if queue is None or not request.matches(queue):
             continue
         group = _group(tx, queue, request)
-        refresh(tx, group)
+        answer.again = refresh(tx, group, request.batch).more or answer.again
         cursor, _ = tx.next_work(group.id, None)
         if cursor is not None:
             found.append((-queue.options.priority, cursor.priority, cursor.served, queue, group))
@@ -118,6 +119,7 @@ def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
         tried = _pop_from(tx, queue, group, request)
         if tried.runs:
             return tried
+        answer.again = answer.again or tried.again
         if tried.retry_at is not None:
             answer.retry_at = min(tried.retry_at, answer.retry_at or tried.retry_at)
     return answer
@@ -127,7 +129,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     answer = Handout(queue.name, group.name, tx.store)
     if not request.batch:
         request = structs.replace(request, batch=group.rules.batch)
-    refresh(tx, group)
+    answer.again = refresh(tx, group, request.batch).more
     tx.cache.saw(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
     wide = isinstance(request, WidePop)  # its queues take turns by when they were served
@@ -139,7 +141,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
         if home is None:
             return _empty(tx, group, answer)
         partition = home.id
-    parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide)
+    parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide, answer)
     if not parts:
         return _empty(tx, group, answer)
     if request.auto_ack or group.rules.policy == "none":
@@ -167,13 +169,13 @@ def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
         return 0
     if group.rules.ordering == "exclusive":
         end = tx.value("lock_end", group.id)
-        if end is not None:
+        if end is not None and end > tx.now:
             answer.why, answer.retry_at = "locked", end
             return 0
     window = group.rules.max_ack_pending
     if window is None:
         return 1 << 40
-    room = window - int(tx.value("leased_count", group.id))
+    room = window - tx.in_window(group.id)
     if room <= 0:
         answer.why = "window"
     return max(0, room)
@@ -187,8 +189,10 @@ def _gather(
     want: int,
     partition: int | None,
     wide: bool,
+    answer: Handout,
 ) -> list[Part]:
     """Take from one lane after the other until there is enough or no lane has work."""
+    idle = 0
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
     parts: list[Part] = []
     homes: set[int] = set()
@@ -203,46 +207,18 @@ def _gather(
         some = partial(take, tx, queue, group, lane, cursor, want, turn=turn)
         taken = take_in_order(tx, queue, group, lane, some)
         if not taken:
+            idle += 1
+            if cursor.ready or idle >= IDLE_AT_ONCE:  # a slice ended before its work did
+                answer.again = True
+                break
             continue
         homes.add(cursor.partition)
         everything = together(taken)
-        left = to_come(tx, lane, group.id, cursor.next)
+        left = unread(tx, lane, cursor)
         runs = runs_of(tx, lane, taken, everything, number, left)
         parts.append(Part(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
     return parts
-
-
-def take_in_order(
-    tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[Taken]]
-) -> list[Taken]:
-    """Take from a lane, and take over what a yielding lease holds of its partition if that gives
-    something; if not, the rest of the batch stays with its holder."""
-    home = lane.partition
-    if group.rules.ordering != "ordered" or tx.value("partition_leased", group.id, home) is None:
-        return take()
-    first = _rest_comes_next(tx, queue, group, lane)
-    if first:
-        take_over(tx, group, home)
-    taken = take()
-    if taken and not first:
-        take_over(tx, group, home)
-    return taken
-
-
-def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
-    """Whether something that is held of this lane could be handed out once it is released."""
-    options = queue.options
-    held_at = tx.value("first_returned", lane.id, group.id)
-    stop = lane.head if held_at is None else int(held_at)
-    last = [
-        below[-1] - 1
-        for c in leased_in(tx, group, lane)
-        if (below := ranges.clip(c.ranges, 0, stop))
-    ]
-    created = tx.created_at(lane.id, max(last)) if last else None
-    ages = [age for age in (options.retention_seconds, options.ttl_seconds) if age is not None]
-    return created is not None and all(created > tx.now - micros(age) for age in ages)
 
 
 def _settle_at_once(tx: Tx, parts: list[Part]) -> None:

@@ -31,12 +31,13 @@ from .hands import (
     put_reader,
 )
 from .lanes import group_for, queue_for
-from .pop import PopRequest, lease_parts, room_for, take_in_order, together
+from .pop import PopRequest, lease_parts, room_for, together
 from .quiet import next_work
 from .read import shares_of
 from .regain import consumer_of, regain, standing
 from .settle import Mark, Verdict, extend, settle
 from .take import take
+from .yielding import take_in_order
 
 LANES_AT_MOST = 1_000
 UNSETTLED = "the query neither settled nor held it"
@@ -115,7 +116,7 @@ def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
     answered again instead of a new one, so that a repeated call does not lease twice.
     """
     reader, queue, group = current(tx, request.reader, request.epoch)
-    refresh(tx, group)
+    refresh(tx, group, request.rows)
     _settle_to(tx, reader, group, request.start, request.lease_seconds)
     again = _again(tx, reader, group, request)
     if again is not None:
@@ -349,6 +350,8 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
             parts[lane.id] = Part(lane, cursor, taken, together(taken), number, [])
             rows -= ranges.count(parts[lane.id].ranges)
             size -= _size_of(taken)
+        elif cursor.ready:  # a slice ended before its work did; Spark asks again
+            break
     return list(parts.values())
 
 

@@ -113,7 +113,7 @@ def _free(tx: Tx, group: Group, stand: Standing, known: dict[int, Claim]) -> Fre
 def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
     """Whether another live lease keeps an ordered or exclusive group from being served here."""
     if group.rules.ordering == "exclusive":
-        return tx.value("lock_end", group.id) is not None
+        return (tx.value("lock_end", group.id) or 0) > tx.now
     if group.rules.ordering == "ordered":
         return tx.value("partition_leased", group.id, lane.partition) is not None
     return False

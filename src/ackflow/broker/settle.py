@@ -27,7 +27,7 @@ from ..store.rows import (
 from ..store.tx import Tx
 from .bury import bury
 from .copy import copy
-from .expire import expire_if_over, make_ready, note, refresh, remember, unblock
+from .expire import expire_if_over, make_ready, note, refresh_stretch, remember, unblock
 
 Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
 VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
@@ -488,7 +488,8 @@ class Settlement:
     def _ack_for_all(self, lane: int, stop: int) -> int:
         """Policy all: whoever holds an earlier message of the lane, it is done."""
         tx, settled = self._tx, 0
-        refresh(tx, self._group)  # what others held too long is not theirs to be settled
+        # What others held too long is not theirs to be settled.
+        refresh_stretch(tx, self._group, lane, 0, stop)
         cursor = tx.cursor(lane, self._group.id)
         assert cursor is not None
         others: dict[int, Ranges] = {}
@@ -551,28 +552,6 @@ def refusal(fate: str) -> AckflowError:
     if fate in VERBS:
         return AlreadySettled(f"the delivery was already settled: {fate}")
     return LeaseLost(f"the lease was ended: the message was {fate}")
-
-
-def take_over(tx: Tx, group: Group, partition: int) -> None:
-    """Release what yielding leases still hold of a partition, as something of it is handed out."""
-    held: dict[int, list[Mark]] = {}
-    for lane in tx.lanes_in(partition):
-        for claim in leased_in(tx, group, lane):
-            assert claim.lease is not None, "a leased claim without its lease"
-            mark = Mark(Verdict("release"), lane.id, claim.ranges)
-            held.setdefault(claim.lease, []).append(mark)
-    for id, marks in held.items():
-        lease = tx.lease_by_id(id)
-        assert lease is not None, "a leased claim without its lease"
-        settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
-        for mark in marks:
-            settlement.apply(mark)
-        settlement.finish()
-
-
-def leased_in(tx: Tx, group: Group, lane: Lane) -> list[Claim]:
-    """What a group holds of a lane under leases."""
-    return [c for c in tx.claims_in(lane.id, group.id, 0, lane.head) if c.state == LEASED]
 
 
 def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:

@@ -9,6 +9,7 @@ from ..clock import micros
 from ..policy import MAX_CLAIM
 from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
+from .expire import unread
 from .handout import Handout, Run
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def lease(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Han
     if (
         segment is None
         or stop > segment.first + segment.count
-        or segment.carry is not None
-        or lane.odd > first
+        or segment.not_before is not None
+        or segment.for_group is not None
         or lane.gone
         or (id, group.id) not in tx.cache.nothing_due
     ):
@@ -65,7 +66,7 @@ def lease(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Han
     answer.runs = [
         Run(
             id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
-            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, lane.head - stop,
+            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, unread(tx, lane, cursor),
         )
     ]  # fmt: skip
     return True

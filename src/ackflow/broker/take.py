@@ -9,11 +9,14 @@ from ..ranges import Ranges
 from ..store.rows import COPIED, DUE, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .bury import bury
-from .expire import drop_old
+from .expire import DELAYED_RUN, drop_old
 from .handout import Taken, carried
 from .unread import drop_unread
 
 AT_ONCE = 256
+OLD_AT_ONCE, OLD_SLICES = 100, 4
+PASSED_AT_ONCE = 10_000  # delayed segments and copies for other groups, in runs
+PASSED_ALONE = 25  # as many of these as one segment costs that is passed by itself
 
 
 def take(
@@ -24,10 +27,16 @@ def take(
     `turn`: other lanes wait for theirs. A lane that is alone with work keeps the time it was last
     served, which saves a write; one that joins it then waits for one hand-out more at most.
     """
-    while queue.options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
-        pass
-    while queue.options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
-        pass
+    if queue.options.retention_seconds is not None:
+        drop_old(
+            tx, queue, lane, 100
+        )  # every group has passed what is too old; upkeep drops the rest
+    if queue.options.ttl_seconds is not None:
+        for _ in range(OLD_SLICES):
+            if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
+                break
+        else:
+            return []  # more of it is too old; the lane stays marked
     held_at = None
     if group.rules.ordering == "ordered":
         held_at = tx.value("first_returned", lane.id, group.id)
@@ -139,31 +148,80 @@ def bury_waited(
 def _take_new(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
 ) -> list[Taken]:
+    """Take what was never looked at; stops early when it would pass too much in one go."""
     taken: list[Taken] = []
-    for segment in tx.segments_from(lane.id, cursor.next):
-        # Deleted messages make a stretch shorter than it looks: the segment may need another.
-        while want > 0 and cursor.next < segment.stop:
-            want -= _take_segment(tx, queue, group, lane, cursor, segment, want, taken)
-        if want <= 0 or cursor.next >= lane.head:
-            return taken
-    raise StorageFailed("the file is damaged: messages are missing; restore a backup")
+    passed = 0
+    while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
+        before = passed
+        for segment in tx.segments_from(lane.id, cursor.next):
+            # Deleted messages make a stretch shorter than it looks: the segment may need another.
+            while want > 0 and cursor.next < segment.stop and passed == before:
+                if _passed_now(tx, queue, group, segment):
+                    passed += _pass_run(tx, queue, group, lane, cursor, segment)
+                else:
+                    want -= _take_segment(tx, lane, cursor, segment, want, taken)
+            if want <= 0 or cursor.next >= lane.head or passed > before:
+                break
+        else:
+            raise StorageFailed("the file is damaged: messages are missing; restore a backup")
+    return taken
+
+
+def _passed_now(tx: Tx, queue: Queue, group: Group, segment: Segment) -> bool:
+    """Whether nothing of a segment is handed out now."""
+    others = segment.for_group not in (None, group.id)
+    return others or segment.delayed(tx.now) or _too_old(tx, queue, segment)
+
+
+def _pass_run(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
+) -> int:
+    """Pass a segment, and those after it that are passed for the same reason, as one.
+
+    Answers with what it cost: a run costs little more than a single segment.
+    """
+    hides = segment.for_group not in (None, group.id)
+    if not hides and (segment.for_group is not None or not segment.delayed(tx.now)):
+        _pass_by(tx, queue, group, lane, cursor, segment)
+        return PASSED_ALONE
+    passed, stop, at = _run_from(tx, group, lane, segment, hides)
+    first, cursor.next = max(cursor.next, segment.first), stop
+    if hides:
+        cursor.hide(stop - first)
+    elif there := _present(lane, cursor, first, stop):
+        tx.add_claim(
+            Claim(0, group.id, lane.id, there, WAITING, at, at, 0, 0, 0, None, None)
+        )  # fmt: skip
+    return passed
+
+
+def _run_from(
+    tx: Tx, group: Group, lane: Lane, segment: Segment, hides: bool
+) -> tuple[int, int, int]:
+    """How many segments follow each other that are all copies for others, or all delayed; where
+    they end, and when the first of them is due."""
+    run = tx.one("odd_run", lane.id, segment.first, DELAYED_RUN, group.id)
+    assert run is not None
+    count, messages, stop, at, delayed, copies, own = run
+    alike = copies - own == count if hides else copies == 0 and delayed == count and at > tx.now
+    if alike and messages == stop - segment.first:
+        return count, stop, at or 0
+    passed, stop, at = 0, segment.first, segment.due_at
+    for odd in tx.odd_segments(lane, segment.first, DELAYED_RUN):
+        if hides:
+            alike = odd.for_group not in (None, group.id)
+        else:
+            alike = odd.for_group is None and odd.delayed(tx.now)
+        if odd.first != stop or not alike:
+            break
+        passed, stop, at = passed + 1, odd.stop, min(at, odd.not_before or at)
+    return passed, stop, at
 
 
 def _take_segment(
-    tx: Tx,
-    queue: Queue,
-    group: Group,
-    lane: Lane,
-    cursor: Cursor,
-    segment: Segment,
-    want: int,
-    taken: list[Taken],
+    tx: Tx, lane: Lane, cursor: Cursor, segment: Segment, want: int, taken: list[Taken]
 ) -> int:
-    """Look at the next segment of a cursor and move past what was taken or is not for it."""
-    others = segment.for_group not in (None, group.id)
-    if others or segment.delayed(tx.now) or _too_old(tx, queue, segment):
-        _pass_by(tx, queue, group, lane, cursor, segment)
-        return 0
+    """Take from the next segment of a cursor, and move the cursor past it."""
     first = max(cursor.next, segment.first)
     stop = min(segment.stop, first + want)
     there = _present(lane, cursor, first, stop)
@@ -180,7 +238,7 @@ def _pass_by(
     first = max(cursor.next, segment.first)
     cursor.next = segment.stop
     if segment.for_group not in (None, group.id):
-        cursor.hidden += segment.stop - first
+        cursor.hide(segment.stop - first)
         return
     there = _present(lane, cursor, first, segment.stop)
     if not there:

@@ -16,7 +16,7 @@ from ..model import Upkeep
 from ..policy import KEY_SECONDS, MIN_HISTORY, STAGE_SECONDS
 from ..store.rows import Queue
 from ..store.tx import Tx
-from .expire import drop_old, drop_segment, move_base, refresh
+from .expire import Refreshed, drop_old, drop_segment, move_base, refresh
 from .hands import forget_readers
 from .stage import drop_old_stages
 from .take import may_be_overdue, overdue
@@ -36,7 +36,6 @@ class Run(Protocol):
 SLICE_SECONDS = 0.010
 ROWS = 500
 LANES = 2_000
-LEASES = 200
 READER_SECONDS = 30 * 24 * 3600
 
 
@@ -61,7 +60,13 @@ class Keeper:
     def expire(self) -> int:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
-        return sum(self._do(partial(_refresh, id=id), 0) for id in groups)
+        ended = 0
+        for id in groups:
+            found = Refreshed(more=True)
+            while found.more:
+                found = self._do(partial(_refresh, id=id), Refreshed())
+                ended += found.ended
+        return ended
 
     def _do(self, duty: Callable[[Tx], T], nothing: T) -> T:
         """Do one piece of a duty; what needs a key that is not given must not hold up the rest."""
@@ -143,16 +148,16 @@ def trim(tx: Tx, lane_id: int) -> int:
     return dropped
 
 
-def _refresh(tx: Tx, id: int) -> int:
+def _refresh(tx: Tx, id: int) -> Refreshed:
     group = tx.group_by_id(id)
     if group is None:
-        return 0
-    ended, changed = refresh(tx, group, LEASES)
-    if changed:
+        return Refreshed()
+    found = refresh(tx, group)
+    if found.changed:
         queue = tx.queue_by_id(group.queue)
         assert queue is not None
         tx.touched.add(queue.name)
-    return ended
+    return found
 
 
 def _drop(tx: Tx, queue: int, lane: int) -> int:

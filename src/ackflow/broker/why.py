@@ -8,7 +8,7 @@ from ..model import Why, when
 from ..policy import QUEUE_MODE
 from ..store.rows import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ..store.tx import Tx
-from .expire import drop_old, hidden_in, refresh
+from .expire import drop_old, hidden_in, refresh, refresh_stretch
 from .inspect import unseen
 from .maintenance import halted
 from .take import overdue
@@ -45,6 +45,7 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
         return Why(f"Nobody asked yet: queue {queue_name!r} has no group {group_name!r}; "
                    "it is created by its first pop.", "no_group", **base)  # fmt: skip
     refresh(tx, group)
+    refresh_stretch(tx, group, lane.id, place.sequence, place.sequence + 1)
     _drop_overdue(tx, queue, group, lane)
     cursor = tx.cursor(lane.id, group.id)
     assert cursor is not None
@@ -87,13 +88,20 @@ class _Case:
     def say(self, state: str, sentence: str, **fields: Any) -> Why:
         return Why(sentence, state, **self.base, **fields)
 
-    def unseen(self) -> Why:
+    def delayed_until(self) -> int | None:
+        """When the message may first be handed out, if a delay was asked for and is not over."""
         for segment, _, _ in self.tx.segments_over(
             self.lane.id, [self.sequence, self.sequence + 1]
         ):
             if segment.delayed(self.tx.now):
-                return self.say("delayed", f"Delayed until {_time(segment.due_at)}.",
-                                until=when(segment.due_at), deliveries=0)  # fmt: skip
+                return segment.not_before
+        return None
+
+    def unseen(self) -> Why:
+        until = self.delayed_until()
+        if until is not None:
+            return self.say("delayed", f"Delayed until {_time(until)}.", until=when(until),
+                            deliveries=0)  # fmt: skip
         there, delayed = unseen(self.tx, self.group.id, self.lane, self.cursor.next, self.sequence)
         ahead = ranges.count(ranges.difference(there, self.lane.gone)) - delayed
         return self.ready(ahead + self.due_before(self.cursor.next) + 1, {"deliveries": 0})
@@ -123,8 +131,9 @@ class _Case:
             return self.ready(self.due_before(self.sequence) + 1, counters)
         assert claim.at is not None
         if not claim.returned:
+            until = self.delayed_until() or claim.at
             return self.say(
-                "delayed", f"Delayed until {_time(claim.at)}.", until=when(claim.at), **counters
+                "delayed", f"Delayed until {_time(until)}.", until=when(until), **counters
             )
         last = self.last_fate()
         after = "after its lease ran out"
@@ -146,7 +155,7 @@ class _Case:
         if held is not None:
             return self.say("held_back", held[0], behind=held[1], until=held[2], **fields)
         window = self.group.rules.max_ack_pending
-        if window is not None and self.tx.value("leased_count", self.group.id) >= window:
+        if window is not None and self.tx.in_window(self.group.id) >= window:
             return self.say("window_full", f"Held back: {window} messages are leased already, "
                             "as many as max_ack_pending allows.", **fields)  # fmt: skip
         return self.say("ready", f"Ready at position {position} of its lane.", **fields)
@@ -165,7 +174,7 @@ class _Case:
             return None
         end = self.tx.value("lock_end", self.group.id)
         if ordering == "exclusive":
-            if end is None:
+            if end is None or end <= self.tx.now:
                 return None
             return f"Held back: the queue is locked until {_time(end)}.", None, when(end)
         if self.cursor.blocked:
@@ -213,7 +222,7 @@ class _Case:
 
     def last_fate(self) -> tuple[Fate, Lease] | None:
         """What the newest lease or note over it tells, while it is remembered."""
-        for lease in self.tx.leases_over(self.group.id, self.lane.id, self.sequence):
+        for lease in self.tx.leases_of(self.group.id, self.lane.id, self.sequence):
             for fate in reversed(lease.fates):
                 if fate.lane == self.lane.id and ranges.contains(fate.ranges, self.sequence):
                     return fate, lease

@@ -33,6 +33,7 @@ class Cache:
         self.alone: dict[int, int] = {}  # by group, the one lane with work if there is just one
         self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
         self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
+        self.in_window: dict[int, int] = {}  # by group with a window, how many messages are in it
         self.last_lease: int | None = None  # the highest id given, once it was read
         self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
         self.seen: dict[int, dict[str, int]] = {}  # by group, consumers and their last pop; stays
@@ -54,6 +55,7 @@ class Cache:
         self.alone.clear()
         self.nothing_due.clear()
         self.room.clear()
+        self.in_window.clear()
         self.last_lease = None
         self.halted = None
         self._tokens.clear()

@@ -48,7 +48,7 @@ class Cursors(Asking):
     def add_cursor(self, cursor: Cursor) -> None:
         c = cursor
         self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
-                 c.skipped, c.hidden)  # fmt: skip
+                 c.skipped, c.hidden, c.copies)  # fmt: skip
         self.cache.keep_cursor(cursor)
         self.cache.alone.pop(c.grp, None)
 

@@ -66,9 +66,10 @@ def to_segment(row: Row) -> Segment:
 
 
 def to_claim(row: Row) -> Claim:
-    id, grp, lane, lo, hi, packed, *more, lease, acked_at = row
+    id, grp, lane, lo, hi, packed, *more, lease, acked_at, out = row
     held = [lo, hi] if packed is None else ranges.unpack(packed)
-    return Claim(*[id, grp, lane, held, *more, lease or None, acked_at, lease])
+    leased = ranges.count(held) if lease and not out else 0
+    return Claim(*[id, grp, lane, held, *more, lease or None, acked_at, lease, leased])
 
 
 def claim_key(claim: Claim) -> Row:
@@ -78,7 +79,7 @@ def claim_key(claim: Claim) -> Row:
 def cursor_columns(c: Cursor) -> Row:
     return (
         c.lane, c.grp, c.next, c.delivered, c.consumed, c.failed, c.done, c.dead, c.skipped,
-        c.purged, c.expired, c.hidden, c.last_seq, c.last_created, c.last_at,
+        c.purged, c.expired, c.hidden, c.copies, c.last_seq, c.last_created, c.last_at,
     )  # fmt: skip
 
 

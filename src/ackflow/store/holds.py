@@ -10,6 +10,10 @@ from .cursors import Cursors
 from .forms import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
 from .rows import LEASED, Claim, Cursor, Lease, tell_acks
 
+# Of the claims that come back at once, so many that did so first are put in order.
+CLAIMS_COMPARED = 2_000
+IN_WINDOW = "in_window"  # the tally of what counts against max_ack_pending
+
 _encode = msgpack.Encoder().encode
 
 
@@ -36,6 +40,7 @@ class Holds(Cursors):
         if self.may_keep(cursor):
             self.keep(cursor, claim)
             claim.stored = cursor.kept
+            self._count(claim, claim.ranges[1] - claim.ranges[0])
         else:
             self.counted(cursor)
             self._add_row(claim)
@@ -45,6 +50,33 @@ class Holds(Cursors):
         columns = claim_columns(claim)
         self.run("add_claim", claim.lane, claim.grp, claim.id, *columns)
         claim.stored = columns[-1]
+        self._count(claim, columns[2] if claim.state == LEASED else 0)
+
+    def _count(self, claim: Claim, n: int) -> None:
+        """Keep count of what a group with a window has out."""
+        if n != claim.counted:
+            if self.has_window(claim.grp):
+                self.tally.add(claim.grp, IN_WINDOW, n - claim.counted)
+                if claim.grp in self.cache.in_window:
+                    self.cache.in_window[claim.grp] += n - claim.counted
+            claim.counted = n
+
+    def has_window(self, grp: int) -> bool:
+        raise NotImplementedError
+
+    def in_window(self, grp: int) -> int:
+        """How many messages of a group with a window are leased, but for those that are held."""
+        found = self.cache.in_window.get(grp)
+        if found is None:
+            self.flush()
+            found = self.cache.in_window[grp] = int(self.value("tally", grp, IN_WINDOW) or 0)
+        return found
+
+    def count_window(self, grp: int) -> None:
+        """Count what a group has out that had no window before."""
+        self.flush()
+        self.run("put_tally", grp, IN_WINDOW, self.value("leased_count", grp))
+        self.cache.in_window.pop(grp, None)
 
     def _take_out(self, claim: Claim) -> None:
         """Give a claim that lies in its cursor a row, as it is now."""
@@ -66,6 +98,8 @@ class Holds(Cursors):
         columns = claim_columns(claim)
         self.run("save_claim", *claim_key(claim), *columns)
         claim.stored = columns[-1]
+        if claim.counted:
+            self._count(claim, columns[2] if claim.state == LEASED else 0)
 
     def shrink_claim(self, claim: Claim, lost: int) -> None:
         """Save a claim that has lost some messages and is otherwise as it was."""
@@ -76,9 +110,12 @@ class Holds(Cursors):
         packed = None if len(held) == 2 else ranges.pack(held)
         self.cache.forget_lease(claim.lease)
         self.run("shrink_claim", *claim_key(claim), held[0], held[-1], lost, packed, claim.acked_at)
+        if claim.counted:
+            self._count(claim, ranges.count(held))
 
     def drop_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
+        self._count(claim, 0)
         if claim.id:
             self.run("drop_claim", *claim_key(claim))
         else:
@@ -90,6 +127,7 @@ class Holds(Cursors):
         if not claim.id:
             self._take_out(claim)
         self.run("hold_claim", *claim_key(claim))
+        self._count(claim, 0)
 
     def claims_of_lease(self, lease: Lease) -> list[Claim]:
         self.cache.forget_lease(lease.id)
@@ -116,12 +154,28 @@ class Holds(Cursors):
             self.cache.nothing_due.add((lane, grp))
         return found
 
-    def wake_due(self, grp: int) -> set[int]:
-        """Make every waiting claim due whose time has come; answers with their lanes."""
-        lanes = {row[0] for row in self.all("wake_due", grp, self.now)}
+    def leases_over(self, grp: int, limit: int) -> dict[int, int]:
+        """Leases that are over, by what is to be served first, with how many messages they hold."""
+        among = -1 if limit < 0 else CLAIMS_COMPARED
+        found: dict[int, int] = {}
+        for lease, n in self.all("expired_leases", grp, self.now, among, limit):
+            found[lease] = found.get(lease, 0) + n
+        return found
+
+    def wake_due(self, grp: int, limit: int) -> list[int]:
+        """Make waiting claims due whose time has come, of those that came back, by what is to be
+        served first; answers with a lane for each."""
+        among = -1 if limit < 0 else CLAIMS_COMPARED
+        lanes = [row[0] for row in self.all("wake_due", grp, self.now, among, limit)]
         for lane in lanes:
             self.cache.nothing_due.discard((lane, grp))
         return lanes
+
+    def delayed_due(self, grp: int, limit: int) -> list[Claim]:
+        """Claims of delayed messages of which the first is due, by what is to be served first."""
+        among = -1 if limit < 0 else CLAIMS_COMPARED
+        rows = self.all("delayed_due", grp, self.now, among, limit)
+        return [to_claim(row) for row in rows]
 
     def next_time(self, grp: int) -> int | None:
         """When the next lease of a group ends or its next waiting message is due."""
@@ -183,8 +237,9 @@ class Holds(Cursors):
         row = self.one("lease_by_id", id)
         return self._complete(to_lease(row)) if row else None
 
-    def leases_over(self, grp: int, lane: int, sequence: int) -> list[Lease]:
-        rows = self.all("leases_over", grp, lane, sequence)
+    def leases_of(self, grp: int, lane: int, sequence: int) -> list[Lease]:
+        """Leases under which a message was handed out, the last first."""
+        rows = self.all("leases_of", grp, lane, sequence)
         return [self._complete(to_lease(row)) for row in rows]
 
     def add_lease(self, lease: Lease) -> int:
@@ -195,6 +250,7 @@ class Holds(Cursors):
 
     def end_acked(self, lease: Lease, claim: Claim, cursor: Cursor) -> None:
         """End a lease, as `held` gave it, whose only claim was all of it and was acked just now."""
+        self._count(claim, 0)
         if claim.id:
             self.counted(cursor)
             self.run("drop_claim", *claim_key(claim))

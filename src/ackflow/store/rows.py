@@ -2,6 +2,7 @@
 
 from array import array
 from itertools import accumulate
+from typing import NamedTuple
 
 from msgspec import Raw, Struct, field
 
@@ -39,6 +40,7 @@ class Lane(Struct):
     head: int = 0
     last_at: int = 0
     odd: int = 0
+    copies: int = 0
     gone: Ranges = []
 
 
@@ -84,6 +86,22 @@ class Segment(Struct):
 
     def delayed(self, now: int) -> bool:
         """Whether a delay that was asked for is not over: created_at may be ahead of the clock."""
+        return self.not_before is not None and self.not_before > now
+
+
+class Odd(NamedTuple):
+    """What is known of a delayed or group-only segment without reading its header."""
+
+    first: int
+    n: int
+    not_before: int | None
+    for_group: int | None
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.n
+
+    def delayed(self, now: int) -> bool:
         return self.not_before is not None and self.not_before > now
 
 
@@ -140,7 +158,9 @@ class Group(Struct):
 class Cursor(Struct):
     """How far a group is in a lane, and what became of everything before that.
 
-    `keeps`: a claim may lie in it; `kept`: the lease of the one that does.
+    `copies`: those of the lane that are the group's own or lie behind the cursor, so that the rest
+    of the lane's are hidden ahead of it. `keeps`: a claim may lie in it; `kept`: the lease of the
+    one that does.
     """
 
     lane: int
@@ -160,11 +180,17 @@ class Cursor(Struct):
     purged: int = 0
     expired: int = 0
     hidden: int = 0
+    copies: int = 0
     last_seq: int | None = None
     last_created: int | None = None
     last_at: int | None = None
     keeps: bool = False
     kept: int = 0
+
+    def hide(self, n: int) -> None:
+        """Pass copies that are for other groups; back over them when `n` is negative."""
+        self.hidden += n
+        self.copies += n
 
 
 class Claim(Struct):
@@ -172,7 +198,8 @@ class Claim(Struct):
 
     `redelivered` is RETURNED when they came back themselves, and COPIED when they are copies of
     messages that did, and have not been handed out yet. `stored` is the lease it lies under in the
-    table, which may be the one before; one without an id lies in its cursor.
+    table, which may be the one before; one without an id lies in its cursor. `counted` is how many
+    of them count against `max_ack_pending`.
     """
 
     id: int
@@ -189,6 +216,7 @@ class Claim(Struct):
     lease: int | None
     acked_at: int | None = None
     stored: int = 0
+    counted: int = 0
 
     @property
     def returned(self) -> bool:

@@ -29,6 +29,7 @@ from .rows import (
     DeadRow,
     Group,
     Lane,
+    Odd,
     Packed,
     Partition,
     Queue,
@@ -217,7 +218,8 @@ class Tx(Holds):
         lane.last_at = s.created_at
         if s.not_before is not None or s.for_group is not None:
             lane.odd = lane.head
-            self.run("note_odd", lane.id, lane.odd)
+            lane.copies += s.count if s.for_group is not None else 0
+            self.run("note_odd", lane.id, lane.odd, lane.copies)
         self.cache.keep_segment(segment, new=True)
 
     def segments_from(self, lane: int, sequence: int) -> Iterator[Segment]:
@@ -260,11 +262,11 @@ class Tx(Holds):
         found = self.value("created_at", lane, sequence)
         return None if found is None else int(found)
 
-    def odd_segments(self, lane: Lane, sequence: int) -> list[Segment]:
-        """Delayed and group-only segments from a sequence on."""
+    def odd_segments(self, lane: Lane, sequence: int, limit: int = -1) -> list[Odd]:
+        """Delayed and group-only segments from the one that holds a sequence on."""
         if sequence >= lane.odd:
             return []
-        return [to_segment(row) for row in self.all("odd_segments", lane.id, sequence)]
+        return [Odd._make(row) for row in self.all("odd_segments", lane.id, sequence, limit)]
 
     def body(self, segment: Segment) -> Body:
         found = self.cache.body(segment.lane, segment.first)
@@ -331,6 +333,10 @@ class Tx(Holds):
             found = Group(id, home, name, created_at, dialect, bool(paused), options, rules)
             self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found
         return found
+
+    def has_window(self, grp: int) -> bool:
+        group = self.group_by_id(grp)
+        return group is not None and group.rules.max_ack_pending is not None
 
     def groups(self, queue: int) -> list[Group]:
         return [self._cached_group(row) for row in self.all("groups_of", queue)]

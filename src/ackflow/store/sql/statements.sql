@@ -17,10 +17,14 @@ delete from tokens returning id
 
 -- name: add_tally
 insert into tallies values (?1, ?2, ?3) on conflict (grp, name) do update set n = tallies.n + excluded.n
+-- name: put_tally
+insert into tallies values (?1, ?2, ?3) on conflict (grp, name) do update set n = excluded.n
+-- name: tally
+select n from tallies where grp = ?1 and name = ?2
 -- name: tallies
 select grp, name, n from tallies
 -- name: keep_tallies_of_group
-insert into tallies select 0, name, n from tallies where grp = ?1
+insert into tallies select 0, name, n from tallies where grp = ?1 and name <> 'in_window'
 on conflict (grp, name) do update set n = tallies.n + excluded.n
 -- name: keep_counts_of_group
 insert into tallies
@@ -94,25 +98,25 @@ insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
 delete from partitions where queue = ?1
 
 -- name: lane_of
-select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes
 where partition = ?1 and priority = ?2
 -- name: lane_by_id
-select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where id = ?1
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes where id = ?1
 -- name: lanes_of_queue
-select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where queue = ?1
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes where queue = ?1
 order by id
 -- name: lanes_of_partition
-select id, queue, partition, priority, base, head, last_at, odd, gone from lanes where partition = ?1
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes where partition = ?1
 order by priority
 -- name: lanes_after
-select id, queue, partition, priority, base, head, last_at, odd, gone from lanes
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes
 where queue = ?1 and id >= ?2 order by id limit ?3
 -- name: add_lane
 insert into lane_rows (queue, partition, priority) values (?1, ?2, ?3)
 -- name: save_lane
 update lane_rows set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
 -- name: note_odd
-update lane_rows set odd = ?2 where id = ?1
+update lane_rows set odd = ?2, copies = ?3 where id = ?1
 -- name: drop_lanes
 delete from lane_rows where queue = ?1
 
@@ -150,9 +154,16 @@ select created_at from segments where lane = ?1 and first <= ?2 order by first d
 -- name: segment_since
 select first from segments where lane = ?1 and created_at >= ?2 order by first limit 1
 -- name: odd_segments
-select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
-where lane = ?1 and first + count > ?2 and (not_before is not null or for_group is not null)
-order by first
+select first, count, not_before, for_group from segments
+where lane = ?1 and (not_before is not null or for_group is not null)
+  and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
+order by first limit ?3
+-- name: odd_run
+select count(*), sum(count), max(first + count), min(not_before), count(not_before),
+    count(for_group), count(case when for_group = ?4 then 1 end)
+from (select first, count, not_before, for_group from segments
+    where lane = ?1 and (not_before is not null or for_group is not null) and first >= ?2
+    order by first limit ?3) as run
 -- name: lane_totals
 select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments where lane = ?1
 -- name: drop_segment
@@ -179,33 +190,38 @@ delete from groups where id = ?1
 
 -- name: cursor
 select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
-    done, dead, skipped, purged, expired, hidden, last_seq, last_created, last_at, keeps, kept
+    done, dead, skipped, purged, expired, hidden, copies, last_seq, last_created, last_at, keeps,
+    kept
 from cursors where lane = ?1 and grp = ?2
 -- name: cursors_of_lane
 select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
-    done, dead, skipped, purged, expired, hidden, last_seq, last_created, last_at, keeps, kept
+    done, dead, skipped, purged, expired, hidden, copies, last_seq, last_created, last_at, keeps,
+    kept
 from cursors where lane = ?1
 -- name: cursors_of_group
 select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
-    done, dead, skipped, purged, expired, hidden, last_seq, last_created, last_at, keeps, kept
+    done, dead, skipped, purged, expired, hidden, copies, last_seq, last_created, last_at, keeps,
+    kept
 from cursors where grp = ?1
 -- name: add_cursor
-insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden,
+    copies)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 -- name: save_cursor
 update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
-    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
-    last_at = ?15, served = ?16, ready = ?17, blocked = ?18
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, copies = ?13, last_seq = ?14,
+    last_created = ?15, last_at = ?16, served = ?17, ready = ?18, blocked = ?19
 where lane = ?1 and grp = ?2
 -- name: save_counts
 update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
-    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
-    last_at = ?15
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, copies = ?13, last_seq = ?14,
+    last_created = ?15, last_at = ?16
 where lane = ?1 and grp = ?2
 -- name: save_kept
 update cursors set next = ?3, delivered = ?4, consumed = ?5, failed = ?6, done = ?7, dead = ?8,
-    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, last_seq = ?13, last_created = ?14,
-    last_at = ?15, kept = ?16, kept_lo = ?17, kept_hi = ?18, kept_at = ?19, kept_since = ?20
+    skipped = ?9, purged = ?10, expired = ?11, hidden = ?12, copies = ?13, last_seq = ?14,
+    last_created = ?15, last_at = ?16, kept = ?17, kept_lo = ?18, kept_hi = ?19, kept_at = ?20,
+    kept_since = ?21
 where lane = ?1 and grp = ?2
 -- name: move_kept
 update cursors set kept_at = ?4 where lane = ?1 and grp = ?2 and kept = ?3
@@ -276,18 +292,18 @@ where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 delete from claim_rows where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: claims_of_lease
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and grp = ?2 and lease = ?3
+    lease, acked_at, held from claims where lane = ?1 and grp = ?2 and lease = ?3
 -- name: due_claims
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claim_rows where lane = ?1 and grp = ?2 and state = 2 and lease = 0
+    lease, acked_at, held from claim_rows where lane = ?1 and grp = ?2 and state = 2 and lease = 0
 order by lo limit ?3
 -- name: claims_in
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1 and grp = ?2 and lo < ?4 and hi > ?3
+    lease, acked_at, held from claims where lane = ?1 and grp = ?2 and lo < ?4 and hi > ?3
 order by lo
 -- name: claims_of_lane
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
-    lease, acked_at from claims where lane = ?1
+    lease, acked_at, held from claims where lane = ?1
 -- name: claims_of_queue
 select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
 -- name: lowest_unheld
@@ -299,12 +315,27 @@ select min(lo) from claim_rows where lane = ?1 and grp = ?2 and state = 1 and re
 select min(lo) from (select lo from claims where lane = ?1
     union all select min(lo) from hand_parts where lane = ?1) as used
 -- name: expired_leases
-select lease from claims where grp = ?1 and state = 0 and at <= ?2 limit ?3
+select c.lease, c.n from (
+    select * from (select lane, lease, lo, n from claim_rows
+        where grp = ?1 and state = 0 and at <= ?2 order by at limit ?3) as first_over
+    union all select lane, kept, kept_lo, kept_hi - kept_lo from cursors
+    where grp = ?1 and keeps = 1 and kept > 0 and kept_at <= ?2) as c
+join cursors k on k.lane = c.lane and k.grp = ?1 order by k.priority, c.lo limit ?4
 -- name: over_or_due
 select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2),
     exists (select 1 from claim_rows where grp = ?1 and state = 1 and at <= ?2)
 -- name: wake_due
-update claim_rows set state = 2, at = null where grp = ?1 and state = 1 and at <= ?2 returning lane
+update claim_rows set state = 2, at = null where (lane, grp, lease, id) in (
+    select c.lane, c.grp, c.lease, c.id from (select lane, grp, lease, id, lo from claim_rows
+        where grp = ?1 and state = 1 and at <= ?2 and redelivered = 1 order by at limit ?3) as c
+    join cursors k on k.lane = c.lane and k.grp = ?1 order by k.priority, c.lo limit ?4)
+returning lane
+-- name: delayed_due
+select c.id, c.grp, c.lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered,
+    error, lease, acked_at, held
+from (select * from claim_rows
+    where grp = ?1 and state = 1 and at <= ?2 and redelivered <> 1 order by at limit ?3) as c
+join cursors k on k.lane = c.lane and k.grp = ?1 order by k.priority, c.lo limit ?4
 -- name: next_time
 select min(at) from (
     select min(at) as at from claim_rows where grp = ?1 and state = 0
@@ -350,7 +381,7 @@ from leases where token = ?1 and token & 16777215 <> id & 16777215
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
     fates
 from leases where id = ?1
--- name: leases_over
+-- name: leases_of
 select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
     fates
 from leases where grp = ?1 and (lane is null or (lane = ?2 and lo <= ?3 and hi > ?3))
