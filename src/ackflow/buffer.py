@@ -95,7 +95,7 @@ class Buffer:
         )
         with self._room():
             self._chunks += request.chunks
-            self._accept(_count(request), self._clock.now() + self._seconds)
+            self._accept(_count(request), self._clock.steady() + self._seconds)
 
     def ack(self, messages: Delivery | list[Delivery]) -> None:
         """Take messages to be acked."""
@@ -115,12 +115,12 @@ class Buffer:
         """Take messages to be settled in any way."""
         verdict.check()
         some = deliveries(messages)
-        now = self._clock.now()
-        due = now + self._seconds
+        begun, now = self._clock.steady(), self._clock.now()
+        due = begun + self._seconds
         for message in some:
             end = message._share.origin.expires_at
             if end is not None:
-                due = min(due, now + max(0, end - now) // 2)
+                due = min(due, begun + max(0, end - now) // 2)
         with self._room():
             self._settles += [(message, verdict) for message in some]
             self._accept(len(some), due)
@@ -134,7 +134,7 @@ class Buffer:
                 if self._error is not None and self._ended >= mine:
                     raise self._error
                 if self._begun < mine:  # a try that ran already may have put off the next
-                    self._due = self._clock.now()
+                    self._due = self._clock.steady()
                     self._signal.ring()
                 self._changed.wait(1.0)
         if self._sent < wanted and self._error is not None:
@@ -176,7 +176,7 @@ class Buffer:
         self._accepted += n
         self._gathered += n
         if self._gathered >= self._size:
-            due = self._clock.now()
+            due = self._clock.steady()
         if self._due is None or due < self._due:
             self._due = due
             self._signal.ring()
@@ -188,10 +188,10 @@ class Buffer:
         try:
             while not self._closed:
                 self._signal.clear()
-                if self._due is not None and self._due <= self._clock.now():
+                if self._due is not None and self._due <= self._clock.steady():
                     self._send()
                 due = self._due
-                self._signal.wait(IDLE_SECONDS if due is None else self._clock.seconds_until(due))
+                self._signal.wait(IDLE_SECONDS if due is None else self._clock.seconds_left(due))
         finally:
             self._clock.unwatch(self._signal)
 
@@ -224,7 +224,7 @@ class Buffer:
             self._error = error
             if error is not None:
                 log.warning("%d gathered calls are kept and sent again: %s", self.pending, error)
-                self._due = self._clock.now() + micros(AGAIN_SECONDS)
+                self._due = self._clock.steady() + micros(AGAIN_SECONDS)
             self._changed.notify_all()
 
     def _make(self, call: PushRequest | Settles) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .broker.broker import Broker
+from .broker.broker import Broker, patience
 from .broker.handout import Handout
 from .broker.pop import PopRequest, pop
 from .broker.push import Answer, PushRequest
@@ -62,16 +62,15 @@ class OnLoop:
         if answer.runs or wait <= 0:
             return answer
         clock = self.broker.clock
-        deadline = clock.now() + micros(wait)
+        deadline = clock.steady() + micros(wait)
         signal = LoopSignal(self._loop)
         with self.broker.wait_for(request, signal):
             while True:
                 signal.clear()
                 answer = await self._try(request)
-                if answer.runs or clock.now() >= deadline:
+                if answer.runs or clock.steady() >= deadline:
                     return answer
-                until = min(deadline, answer.retry_at or deadline)
-                await signal.until(clock.seconds_until(until))
+                await signal.until(patience(clock, deadline, answer.retry_at))
 
     async def give_back(self, token: int) -> None:
         """Release everything a lease still holds."""

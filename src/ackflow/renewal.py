@@ -45,7 +45,7 @@ class Renewal:
         """Within this a lease is renewed every so many seconds. `lost` is called, in the thread of
         the renewals, when it turns out that somebody else may have its messages."""
         step = micros(every)
-        self._begin(Kept(token, step, self._clock.now() + step, lost))
+        self._begin(Kept(token, step, self._clock.steady() + step, lost))
         try:
             yield
         finally:
@@ -80,17 +80,17 @@ class Renewal:
             self._clock.unwatch(self._signal)
 
     def _due(self) -> list[Kept]:
-        now = self._clock.now()
+        now = self._clock.steady()
         with self._lock:
             return [kept for kept in self._kept.values() if kept.due <= now]
 
     def _seconds(self) -> float:
         with self._lock:
             due = min((kept.due for kept in self._kept.values()), default=None)
-        return IDLE_SECONDS if due is None else self._clock.seconds_until(due)
+        return IDLE_SECONDS if due is None else self._clock.seconds_left(due)
 
     def _renew(self, kept: Kept) -> None:
-        asked = self._clock.now()  # the lease begins anew at some time after this
+        asked = self._clock.steady()  # the lease begins anew at some time after this
         try:
             self._extend(kept.token)
             kept.due = asked + kept.every
@@ -102,7 +102,7 @@ class Renewal:
         except AckflowError as error:
             # The lease may still be alive when the server is back.
             log.warning("a lease could not be renewed and is tried again: %s", error)
-            kept.due = self._clock.now() + min(kept.every, micros(AGAIN_SECONDS))
+            kept.due = self._clock.steady() + min(kept.every, micros(AGAIN_SECONDS))
 
     def _drop(self, kept: Kept) -> bool:
         """Forget a lease; whether it was still in use."""

@@ -14,7 +14,7 @@ from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import Mark, Verb, Verdict
 from .broker.transact import Settles, transact
-from .clock import Clock, SystemClock
+from .clock import Clock
 from .delivery import (
     Batch,
     Delivery,
@@ -75,7 +75,7 @@ def connect(
     if isinstance(url, str) and url.startswith(checks.POSTGRES):
         store = postgres().PostgresStore(url, clock, may_lose)
     else:
-        store = SqliteStore(checks.place(url), clock or SystemClock(), may_lose)
+        store = SqliteStore(checks.place(url), clock, may_lose)
     return Session(Broker(store, store.clock, upkeep), consumer)
 
 

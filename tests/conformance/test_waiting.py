@@ -29,10 +29,10 @@ class WatchedClock(VirtualClock):
         super().__init__()
         self._waits = threading.Semaphore(0)
 
-    def seconds_until(self, time: int) -> float:
+    def seconds_left(self, steady: int) -> float:
         """Asked by a pop that looked, found nothing, and waits next."""
         self._waits.release()
-        return super().seconds_until(time)
+        return super().seconds_left(steady)
 
     def somebody_waits(self, times: int = 1) -> None:
         """Return when `times` more waits have begun."""

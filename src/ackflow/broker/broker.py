@@ -46,6 +46,7 @@ class Store(Protocol):
     def read(self, body: Callable[[Tx], T]) -> T: ...
     def changed(self) -> int: ...
     def backup(self, target: str) -> None: ...
+    def hurry(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -93,7 +94,7 @@ class Broker:
         self.telling = self.writer.telling = Telling()
         self._keeper = Keeper(self.read, self._keep)
         self._name = secrets.token_hex(8)
-        self._turn_until = 0
+        self._turn_until: int | None = None  # by the steady clock; then it is taken anew
         self._keeping = threading.Lock()
         self._closing = threading.RLock()
         self._closed = threading.Event()
@@ -128,15 +129,15 @@ class Broker:
         answer = self.try_pop(request)
         if answer.runs or wait <= 0:
             return answer
-        deadline = self.clock.now() + micros(wait)
+        deadline = self.clock.steady() + micros(wait)
         signal = Signal()
         with self.wait_for(request, signal):
             while True:
                 signal.clear()
                 answer = self.try_pop(request)
-                if answer.runs or self.clock.now() >= deadline:
+                if answer.runs or self.clock.steady() >= deadline:
                     return answer
-                signal.wait(self.clock.seconds_until(min(deadline, answer.retry_at or deadline)))
+                signal.wait(patience(self.clock, deadline, answer.retry_at))
 
     @contextlib.contextmanager
     def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
@@ -191,6 +192,11 @@ class Broker:
             self.waiting.ring_all()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()
+            if self._turn_until is not None:
+                self.store.hurry()
+                with contextlib.suppress(AckflowError):
+                    self.write(self._leave_turn)
+                self._turn_until = None
             self.writer.close()
             with self.writer.exclusively():
                 self.store.close()
@@ -203,12 +209,12 @@ class Broker:
 
     def _look_after(self) -> None:
         """The upkeep thread: rounds of upkeep, and between them an eye on other processes."""
-        next_round, seen = self.clock.now(), -1
+        next_round, seen = self.clock.steady(), -1
         while not self._closed.is_set():
-            if self.clock.now() >= next_round:
+            if self.clock.steady() >= next_round:
                 pause = BUSY_ROUND_SECONDS if self._round() else IDLE_ROUND_SECONDS
-                next_round = self.clock.now() + micros(pause)
-            left = max(0.0, (next_round - self.clock.now()) / SECOND)
+                next_round = self.clock.steady() + micros(pause)
+            left = max(0.0, (next_round - self.clock.steady()) / SECOND)
             if self.waiting.some.is_set():
                 self._closed.wait(min(left, POLL_SECONDS))
                 with contextlib.suppress(AckflowError):
@@ -221,21 +227,32 @@ class Broker:
 
     def _keep(self, duty: Callable[[Tx], T]) -> T:
         """Write as the one upkeep of the database; another process that has the turn keeps it."""
-        if self.clock.now() + micros(TURN_SECONDS / 2) > self._turn_until:
-            self._turn_until = self.write(self._take_turn)
+        if self._turn_until is None or self.clock.steady() >= self._turn_until:
+            self.write(self._take_turn)
+            self._turn_until = self.clock.steady() + micros(TURN_SECONDS / 2)
         return self.write(duty)
 
-    def _take_turn(self, tx: Tx) -> int:
+    def _take_turn(self, tx: Tx) -> None:
+        holder, until = self._turn(tx)
+        # A turn that lasts longer than any was taken under a clock that was ahead.
+        if holder != self._name and tx.now < until <= tx.now + micros(2 * TURN_SECONDS):
+            raise NotMyTurn()
+        tx.run("put_meta", "upkeep", f"{self._name} {tx.now + micros(TURN_SECONDS)}")
+
+    def _leave_turn(self, tx: Tx) -> None:
+        if self._turn(tx)[0] == self._name:
+            tx.run("put_meta", "upkeep", f"{self._name} 0")
+
+    def _turn(self, tx: Tx) -> tuple[str, int]:
+        """The broker that has the turn, and until when."""
         found = tx.value("get_meta", "upkeep")
         holder, until = str(found).split(" ") if found else ("", "0")
-        if holder != self._name and int(until) > tx.now:
-            raise NotMyTurn()
-        until = str(tx.now + micros(TURN_SECONDS))
-        tx.run("put_meta", "upkeep", f"{self._name} {until}")
-        return int(until)
+        return holder, int(until)
 
     def _round(self) -> bool:
         try:
+            if self.clock.to_write():
+                self.write(_nothing)
             with self._keeping:
                 busy = self._keeper.run_once().total > 0
             return busy
@@ -245,6 +262,17 @@ class Broker:
             if not self._closed.is_set():
                 log.warning("upkeep failed and is tried again: %s", error)
             return False
+
+
+def patience(clock: Clock, deadline: int, retry_at: int | None) -> float:
+    """For how many seconds a pop waits: until its deadline, by the steady clock, or until something
+    of its group is due."""
+    left = clock.seconds_left(deadline)
+    return left if retry_at is None else min(left, clock.seconds_until(retry_at))
+
+
+def _nothing(_: Tx) -> None:
+    """Every transaction writes what the clock has to write."""
 
 
 def _never(_: Tx) -> Sequence[Any]:

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from .. import ids
-from ..clock import Clock, SystemClock
+from ..clock import Bearing, Clock, SystemClock
 from ..errors import (
     InvalidArgument,
     NotADatabase,
@@ -56,17 +56,14 @@ AWAY_SECONDS = 30.0
 
 
 class ServerClock(SystemClock):
-    """The clock of the database server, as far as it was last seen to differ from this machine's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ahead = 0
-
-    def now(self) -> int:
-        return super().now() + self._ahead
+    """The clock of the database server, as it was last seen, and the steady clock since then."""
 
     def set(self, now: int) -> None:
-        self._ahead = now - super().now()
+        steady = self._steady()
+        self._steer(Bearing(now * 1000 - steady, steady))
+
+    def _look(self, steady: int) -> None:
+        pass  # the wall clock of this machine is another
 
 
 class PostgresStore:
@@ -76,6 +73,7 @@ class PostgresStore:
         self._place = Place(url)
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None
+        self._hurried = False
         self.sync: None = None  # a commit that asks for it is on the server's disk
         self._synced, self._plain = chosen(LEVELS, may_lose)
         self._lock_key = _lock_key(self._place.schema)
@@ -122,6 +120,10 @@ class PostgresStore:
             f"makes a backup of {self._place.name}"
         )
 
+    def hurry(self) -> None:
+        """Wait no longer for a server that is away, as this is about to be closed."""
+        self._hurried = True
+
     def close(self) -> None:
         self._closed = True
         self._bell.close()
@@ -138,7 +140,7 @@ class PostgresStore:
             try:
                 return work()
             except psycopg.OperationalError as error:
-                if not _lost(error) or self._closed or time.monotonic() > until:
+                if not _lost(error) or self._closed or self._hurried or time.monotonic() > until:
                     raise
                 time.sleep(pause)
                 pause = min(pause + 0.05, 1.0)

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import apsw
 
 from .. import ids
-from ..clock import Clock
+from ..clock import Clock, FileClock, SystemClock, written_at
 from ..errors import (
     NotADatabase,
     OutcomeUnknown,
@@ -50,6 +50,7 @@ LEVELS: dict[MayLose, tuple[str, bool]] = {
 PAGE_SIZE = 4096
 CACHE_KIB = 8_192  # more would be memory touched for the first time by each large push
 BUSY_SECONDS = 30.0
+CLOSING_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 ROOM_INSIDE = 4 * 1024 * 1024
 
@@ -60,7 +61,7 @@ class SqliteStore:
     def __init__(
         self,
         path: str,
-        clock: Clock,
+        clock: Clock | None,
         may_lose: MayLose = "acks",
         vfs: str | None = None,
         sync: Callable[[], None] | None = None,
@@ -68,9 +69,10 @@ class SqliteStore:
         """`vfs` and `sync` are for tests: another disk, and how its log is synced."""
         level, by_hand = chosen(LEVELS, may_lose)
         self.path = path
-        self.clock = clock
         # A custom VFS has no shared memory, and a database in memory no second connection.
         self._single = path == ":memory:" or vfs is not None
+        self.clock: Clock = clock or (SystemClock() if self._single else FileClock())
+        self._hurried = threading.Event()
         self._vfs = vfs
         self._cache = Cache()
         self._statements = migrate.statements("sqlite")
@@ -98,6 +100,7 @@ class SqliteStore:
         self.sync = None if self._sync_log is None else self._sync
         self._doubtful = False  # whether some of the log may be missing on the disk
         self._writing = self._tx(self._execute, self._cache, writes=True)
+        self._writing.latest = self._clock_set
         if not self._single:
             self._full = not self._ballast.restore()
             self._watch = self._open()
@@ -162,6 +165,7 @@ class SqliteStore:
             execute("begin", ())
             try:
                 self._refuse_newer(db)
+                self._agree(execute, writes=False)
                 return body(self._tx(execute, Cache()))
             finally:
                 execute("commit", ())
@@ -210,6 +214,10 @@ class SqliteStore:
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(left)
 
+    def hurry(self) -> None:
+        """Wait no longer than a moment for others, as this is about to be closed."""
+        self._hurried.set()
+
     def close(self) -> None:
         self._closed = True
         _opened.discard(self)
@@ -235,6 +243,7 @@ class SqliteStore:
                 self._refuse_newer(db)
             if self._cache.crowded:
                 self._cache.shrink()
+            self._agree(self._execute, writes=True)
             tx.begin(self.clock.now(), self._full)
             body(tx)
             tx.flush()
@@ -253,6 +262,15 @@ class SqliteStore:
                 self._execute("rollback", ())
             raise
         return tx
+
+    def _agree(self, execute: Execute, *, writes: bool) -> None:
+        """Agree with other processes on what time it is, once in a second."""
+        clock = self.clock
+        if isinstance(clock, FileClock) and clock.due():
+            found = execute(self._statements["get_meta"], ("clock",))
+            row = clock.agree(found[0][0] if found else None, writes)
+            if row is not None:
+                execute(self._statements["put_meta"], ("clock", row))
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
         """A newer Ackflow may have migrated the file while it was open here."""
@@ -293,7 +311,7 @@ class SqliteStore:
         """Open the file and bring it to the newest schema, beside others that do the same."""
         migrations = migrate.shipped("sqlite")
         self._schema = migrations[-1][0]
-        again = _patience()
+        again = _patience(self._hurried)
         tries = 0
         while True:
             try:
@@ -316,7 +334,7 @@ class SqliteStore:
 
     def _open(self) -> apsw.Connection:
         db = apsw.Connection(self.path, vfs=self._vfs)
-        db.set_busy_handler(_patience())
+        db.set_busy_handler(_patience(self._hurried))
         # Without this, SQLite compiles many statements anew whenever a value bound to them changes.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         if self._single:
@@ -339,6 +357,9 @@ class SqliteStore:
         if not self._execute(sql["get_meta"], ("store",)):
             self._execute(sql["put_meta"], ("store", str(ids.new_store())))
         found = int(self._execute(sql["get_meta"], ("store",))[0][0])
+        clock = self._execute(sql["get_meta"], ("clock",))
+        self._clock_set = written_at(clock[0][0] if clock else None)
+        self._agree(self._execute, writes=True)
         self._execute("commit", ())
         return found
 
@@ -356,7 +377,7 @@ def _executor(db: apsw.Connection) -> Execute:
     return execute
 
 
-def _patience() -> Callable[[int], bool]:
+def _patience(hurried: threading.Event) -> Callable[[int], bool]:
     started = 0.0
 
     def again(tries: int) -> bool:
@@ -364,7 +385,8 @@ def _patience() -> Callable[[int], bool]:
         if tries == 0:
             started = time.monotonic()
         time.sleep(random.uniform(0.0002, 0.002))
-        return time.monotonic() - started < BUSY_SECONDS
+        limit = CLOSING_SECONDS if hurried.is_set() else BUSY_SECONDS
+        return time.monotonic() - started < limit
 
     return again
 

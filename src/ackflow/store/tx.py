@@ -66,6 +66,7 @@ class Tx(Holds):
         self._savepoint = savepoint
         self.store = store
         self.touched: set[str] = set()
+        self.latest = now
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
