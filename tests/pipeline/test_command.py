@@ -1,6 +1,5 @@
 """The commands of a pipeline that need no Spark, the status they show, and the chart."""
 
-import time
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
@@ -77,14 +76,13 @@ def test_unacknowledged_ends_are_metrics_by_client_and_table(bench: Bench) -> No
 
 
 def test_an_end_of_file_that_is_stuck_is_an_alarm_and_a_new_router_keeps_its_age(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
 ) -> None:
     bench.send_end("sales", 0)
     bench.receive(bench.ends())
     bench.later()
     bench.receive(bench.ends())
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 61)
+    bench.clock.advance(61)
     (row,) = stuck(look(bench.q, SHOP, alarm_after=60))
     assert row.held == 1
     assert row.oldest_seconds > 60

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, json, msgpack, structs
 
 from .. import ranges
-from ..clock import SECOND, micros
+from ..clock import AHEAD, SECOND, micros
 from ..errors import AckflowError, KeyConflict, QueueFull, StorageFull
 from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
 from ..store.forms import make_body, pack_body
@@ -186,15 +186,31 @@ def append(
     stored = len(packed[0]) + len(packed[1]) + len(packed[2] or b"")
     small = packed if stored <= SMALL_BYTES else None
     body = 0 if small else tx.add_body(packed)
-    created = max(tx.now, lane.last_at)
     segment = Segment(
-        lane.id, lane.head, count, created, not_before, for_group, carry, body, size, small
+        lane.id,
+        lane.head,
+        count,
+        created_at(tx, lane),
+        not_before,
+        for_group,
+        carry,
+        body,
+        size,
+        small,
     )
     tx.append(lane, segment)
     if not whole:
         tx.cache.keep_body(lane.id, segment.first, make_body(ends, data, rest))
     announce(tx, queue, lane, for_group)
     return segment
+
+
+def created_at(tx: Tx, lane: Lane) -> int:
+    """The time of a message pushed now: within a lane it never decreases.
+
+    One that is far ahead was written under a clock that was wrong, and is not followed.
+    """
+    return lane.last_at if tx.now < lane.last_at <= tx.now + AHEAD else tx.now
 
 
 def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:

@@ -18,7 +18,7 @@ from ..store.rows import Rest, Segment, Stage
 from ..store.sealing import unseal
 from ..store.tx import Tx
 from .lanes import lane_for, queue_for
-from .push import Answer, Chunk, Placed, announce, not_before, push_with_rest
+from .push import Answer, Chunk, Placed, announce, created_at, not_before, push_with_rest
 from .room import make_room
 from .transact import TransactionRequest, transact
 
@@ -116,7 +116,7 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     queue = queue_for(tx, piece.queue)
     lane = lane_for(tx, queue, piece.partition, piece.priority)
     due = not_before(tx, queue, delay)
-    created = max(tx.now, lane.last_at)
+    created = created_at(tx, lane)
     segment = Segment(
         lane.id, lane.head, piece.count, created, due, None, None, piece.body, piece.bytes
     )

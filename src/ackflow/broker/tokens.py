@@ -87,7 +87,7 @@ def create(tx: Tx, name: str, grants: list[Grant], seconds: float | None) -> str
     until = None if seconds is None else tx.now + micros(checks.positive(seconds, "seconds"))
     packed = msgspec.json.encode(grants).decode()
     tx.insert("add_access_token", name, digest(secret), packed, tx.now, until)
-    _changed(tx)
+    changed(tx)
     return secret
 
 
@@ -111,13 +111,13 @@ def find(tx: Tx, name: str) -> Token:
 def revoke(tx: Tx, name: str) -> None:
     find(tx, name)
     tx.run("revoke_access_token", name, tx.now)
-    _changed(tx)
+    changed(tx)
 
 
 def forget_all(tx: Tx) -> int:
     """Remove every token, so that none is asked for any more."""
     dropped = len(tx.all("drop_access_tokens"))
-    _changed(tx)
+    changed(tx)
     return dropped
 
 
@@ -134,5 +134,6 @@ def queue_of_lease(tx: Tx, token: int) -> str | None:
     return queue.name if queue else None
 
 
-def _changed(tx: Tx) -> None:
+def changed(tx: Tx) -> None:
+    """Let those that remember tokens read them again."""
     tx.run("put_meta", REVISION, str(revision(tx) + 1))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..clock import micros
 from ..errors import PayloadSealed
@@ -18,6 +18,7 @@ from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import Refreshed, drop_old, drop_segment, move_base, refresh
 from .hands import forget_readers
+from .recover import Run, recover
 from .stage import drop_old_stages
 from .take import may_be_overdue, overdue
 from .traces import TRACE_SECONDS, forget_old
@@ -25,12 +26,6 @@ from .unread import drop_unread, old_lanes
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")
-
-
-class Run(Protocol):
-    """Run a function of a transaction and answer with what it answers."""
-
-    def __call__(self, body: Callable[[Tx], T], /) -> T: ...
 
 
 SLICE_SECONDS = 0.010
@@ -50,6 +45,7 @@ class Keeper:
 
     def run_once(self) -> Upkeep:
         done = Upkeep()
+        recover(self._read, self._write)
         done.leases_expired = self.expire()
         done.expired = self._drop_old()
         done.max_wait = self._bury_overdue()

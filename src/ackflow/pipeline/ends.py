@@ -5,7 +5,6 @@ What is forwarded and the acks of what caused it are one transaction.
 
 import logging
 import threading
-import time
 
 import msgspec
 
@@ -17,6 +16,7 @@ from ..transaction import Transaction
 from .cancelling import cancelled
 from .declare import Pipeline
 from .held import Waiting, waiting
+from .keeping import broker_time
 from .ledger import Held, Key, Ledger
 from .words import Forwarded, raw
 
@@ -88,7 +88,7 @@ class Ends:
         """Let a status know what is held and since when; what a dead router held is still right."""
         held = self._ledger.unacknowledged()
         known = waiting(self._q, self._pipeline)
-        now = {key: Waiting(n, known[key].since if key in known else time.time())
+        now = {key: Waiting(n, known[key].since if key in known else broker_time(self._q))
                for key, n in held.items()}  # fmt: skip
         if now != known:
             t = self._q.transaction()

@@ -3,9 +3,15 @@
 from typing import Any
 
 from .. import Session
+from ..clock import SECOND
 from .declare import Pipeline
 
 MOST = 100_000
+
+
+def broker_time(q: Session) -> float:
+    """The time by which messages and leases are stamped, on which the stages agree."""
+    return q.broker.clock.now() / SECOND
 
 
 def pipelines(q: Session) -> list[str]:

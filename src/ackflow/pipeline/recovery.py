@@ -6,9 +6,9 @@ in work as it stands, by the same lease.
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from .. import Session
 from ..errors import NotFound
 from ..model import LeaseStats
 from .declare import Pipeline
-from .keeping import kept
+from .keeping import broker_time, kept
 
 PARENT = "ACKFLOW_PIPELINE_PARENT"
 
@@ -52,9 +52,10 @@ class Recovery:
     """The stages that are down, or whose work nobody has taken up yet."""
 
     def __init__(
-        self, q: Session, pipeline: Pipeline, now: Callable[[], float] = time.time
+        self, q: Session, pipeline: Pipeline, now: Callable[[], float] | None = None
     ) -> None:
-        self._q, self._pipeline, self._now = q, pipeline, now
+        self._q, self._pipeline = q, pipeline
+        self.now = now or partial(broker_time, q)
         self._down: dict[str, _Down] = {}
 
     def died(self, stage: str, pid: int, at: float) -> None:
@@ -65,7 +66,7 @@ class Recovery:
 
     def back(self, pids: Mapping[str, int]) -> list[Back]:
         """The stages that have recovered by now; `pids` are the processes they run in."""
-        now, found = self._now(), []
+        now, found = self.now(), []
         for stage, down in list(self._down.items()):
             live = self._live(down)
             if down.held and down.free is None and not live & set(down.held):

@@ -47,7 +47,7 @@ class Run:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.events: list[dict[str, Any]] = []
         self._told = told
-        self._began = time.time()
+        self._began = time.monotonic()
         self._finished: set[str] = set()
         self._deaths: dict[str, Deaths] = {}
         self._killed: dict[str, float] = {}
@@ -117,11 +117,11 @@ class Run:
     def kill(self, name: str) -> None:
         """Kill a stage; it is started again."""
         self.note("kill", stage=name)
-        self._killed[name] = time.time()
+        self._killed[name] = self._recovery.now()
         self.processes[name].send_signal(signal.SIGKILL)
 
     def note(self, what: str, **more: Any) -> None:
-        self.events.append({"at": round(time.time() - self._began, 3), "what": what, **more})
+        self.events.append({"at": round(time.monotonic() - self._began, 3), "what": what, **more})
 
     def progress(self) -> dict[str, int]:
         """Batches handled so far, by client and table."""
@@ -176,7 +176,7 @@ class Run:
             for client in set(self.done()) - self._finished:
                 self._finished.add(client)
                 self.note("done", client=client)
-                self._told(f"{client}: finished after {time.time() - self._began:.1f} s")
+                self._told(f"{client}: finished after {time.monotonic() - self._began:.1f} s")
             self._recovered()
             self._tend_standby()
             if time.monotonic() - looked > 5:
@@ -195,7 +195,7 @@ class Run:
             self._deaths[name].died(code)
             end_group(process)
             self.note("restart", stage=name)
-            self._recovery.died(name, process.pid, self._killed.pop(name, time.time()))
+            self._recovery.died(name, process.pid, self._killed.pop(name, self._recovery.now()))
             how = "its standby takes over" if self._start(name) else "is started again"
             self._told(f"{name} died ({code}) and {how}")
 

@@ -1,7 +1,5 @@
 """How far each table of each client is, and which ends of file are not acknowledged yet."""
 
-import time
-
 from msgspec import Struct
 
 from .. import Session
@@ -9,7 +7,7 @@ from ..errors import InvalidArgument
 from .cancelling import cancelled
 from .declare import Pipeline
 from .held import waiting
-from .keeping import kept
+from .keeping import broker_time, kept
 
 
 class Row(Struct):
@@ -31,10 +29,11 @@ def look(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[Row]
     for key, handled in kept(q, pipeline, "handled").items():
         client, _, table = key.rpartition("/")
         rows[client, table] = Row(client, table, int(handled))
+    now = broker_time(q)
     for key, unacked in waiting(q, pipeline).items():
         client, _, table = key.rpartition("/")
         row = rows.setdefault((client, table), Row(client, table))
-        row.held, row.oldest_seconds = unacked.ends, time.time() - unacked.since
+        row.held, row.oldest_seconds = unacked.ends, now - unacked.since
     finished = set(kept(q, pipeline, "done"))
     gone = cancelled(q, pipeline)
     for row in rows.values():

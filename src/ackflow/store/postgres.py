@@ -33,7 +33,7 @@ from .bell import Bell
 from .cache import Cache
 from .channel import Channel, Place, statements
 from .levels import MayLose, chosen
-from .tx import Tx
+from .tx import CLOCK_BACK, Tx
 
 T = TypeVar("T")
 
@@ -51,6 +51,9 @@ LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
 WROTE = """with mine as (insert into brokers values ($2, $1)
     on conflict (id) do update set n = excluded.n, at = now()) update writes set n = $1"""
 FORGET = "delete from brokers where at < now() - interval '1 day'"
+AHEAD_BROKERS = """select (extract(epoch from max(at)) * 1000000)::bigint,
+    (extract(epoch from now()) * 1000000)::bigint
+    from brokers where at > now() + interval '60 seconds'"""
 # How long a server that is away is waited for: a restart, or another that takes over.
 AWAY_SECONDS = 30.0
 
@@ -81,6 +84,7 @@ class PostgresStore:
         self._cache = Cache()
         self._me = secrets.randbits(62)
         self._version = -1
+        self._latest = 0
         self._alone = threading.RLock()
         self._readers: list[Channel] = []
         self._writer: Channel | None = None
@@ -91,6 +95,8 @@ class PostgresStore:
             self._schema = _migrate(db, self._place.schema, self._lock_key)
             self.id = _store_id(db)
             db.execute(FORGET)
+            if isinstance(self.clock, ServerClock):
+                _mark_ahead(db)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it never was.
@@ -170,6 +176,7 @@ class PostgresStore:
                 self.interrupted = error
         else:
             self._version = version
+        self._latest = tx.latest = tx.now
         return tx
 
     def _begin(self, channel: Channel, level: str) -> Tx:
@@ -198,6 +205,7 @@ class PostgresStore:
         if self._writer is None:
             self._writer = Channel(self._place.open())
             self._tx = self._new_tx(self._writer, self._cache)
+            self._tx.latest = self._latest
         return self._writer
 
     def _undo(self, channel: Channel) -> None:
@@ -306,6 +314,18 @@ def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: in
         put = "insert into meta values ('schema', %s) on conflict (key) do update set value = %s"
         db.execute(put, (str(newest), str(newest)))
     return newest
+
+
+def _mark_ahead(db: "psycopg.Connection[tuple[object, ...]]") -> None:
+    """Leave a mark when a broker wrote something under a server's clock that was ahead."""
+    row = db.execute(AHEAD_BROKERS).fetchone()
+    if row is None or row[0] is None:
+        return
+    with db.transaction():
+        put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
+        mark = f"{row[1]} {row[0]}"
+        db.execute(put, (CLOCK_BACK, mark, mark))
+        db.execute("update brokers set at = now() where at > now()")
 
 
 def _store_id(db: "psycopg.Connection[tuple[object, ...]]") -> int:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import apsw
 
 from .. import ids
-from ..clock import Clock, FileClock, SystemClock, written_at
+from ..clock import AHEAD, Clock, FileClock, SystemClock, written_at
 from ..errors import (
     NotADatabase,
     OutcomeUnknown,
@@ -35,7 +35,7 @@ from .copying import NOW_PAGES, Copying
 from .forms import Row
 from .levels import MayLose, chosen
 from .syncing import Log
-from .tx import Tx
+from .tx import CLOCK_BACK, Tx
 
 T = TypeVar("T")
 
@@ -100,7 +100,6 @@ class SqliteStore:
         self.sync = None if self._sync_log is None else self._sync
         self._doubtful = False  # whether some of the log may be missing on the disk
         self._writing = self._tx(self._execute, self._cache, writes=True)
-        self._writing.latest = self._clock_set
         if not self._single:
             self._full = not self._ballast.restore()
             self._watch = self._open()
@@ -249,6 +248,7 @@ class SqliteStore:
             tx.flush()
             committing = True
             write("commit")
+            tx.latest = tx.now
             self._version = db.data_version()
             if not self._single:
                 self._copying.look(db)
@@ -357,9 +357,12 @@ class SqliteStore:
         if not self._execute(sql["get_meta"], ("store",)):
             self._execute(sql["put_meta"], ("store", str(ids.new_store())))
         found = int(self._execute(sql["get_meta"], ("store",))[0][0])
-        clock = self._execute(sql["get_meta"], ("clock",))
-        self._clock_set = written_at(clock[0][0] if clock else None)
-        self._agree(self._execute, writes=True)
+        if isinstance(self.clock, FileClock):
+            row = self._execute(sql["get_meta"], ("clock",))
+            self._agree(self._execute, writes=True)
+            last, now = written_at(row[0][0] if row else None), self.clock.now()
+            if now + AHEAD < last:
+                self._execute(sql["put_meta"], (CLOCK_BACK, f"{now} {last}"))
         self._execute("commit", ())
         return found
 

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import msgpack
 
 from .. import policy, ranges
+from ..clock import AHEAD
 from ..policy import GroupOptions, QueueOptions
 from ..ranges import Ranges
 from .asking import Execute
@@ -40,6 +41,7 @@ from .rows import (
 
 NO_BODY = (None, None, None)
 FIRST_STEP, LAST_STEP = 4, 256
+CLOCK_BACK = "clock_back"  # the key in meta of the mark that the clock went back
 
 _rest = msgpack.Decoder(Rest).decode
 _group_options = msgpack.Decoder(GroupOptions).decode
@@ -66,13 +68,15 @@ class Tx(Holds):
         self._savepoint = savepoint
         self.store = store
         self.touched: set[str] = set()
-        self.latest = now
+        self.latest = now  # of what was committed last
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
         """Start anew: a store may use one record for all its transactions."""
         self.now = now
         self.full = full
+        if now + AHEAD < self.latest:
+            self._went_back()
         if self.touched:
             self.touched = set()
         if self._changed or self._counted:
@@ -80,6 +84,12 @@ class Tx(Holds):
         tally = self.tally
         if tally.acked or tally.died or tally.counts:
             tally.clear()
+
+    def _went_back(self) -> None:
+        """Leave a mark: what was written since the clock was set ahead has times of the future."""
+        self.cache.tick = 0
+        self.cache.seen.clear()
+        self.run("put_meta", CLOCK_BACK, f"{self.now} {self.latest}")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:

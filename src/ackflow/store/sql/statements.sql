@@ -604,3 +604,67 @@ delete from hand_parts where reader = ?1 and number = ?2
 update claim_rows set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
 -- name: unheld_claims
 select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0
+
+-- What was written under a clock that was ahead; see broker/recover.py.
+-- name: newest_message
+select max(last_at) from lanes
+-- name: newest_lease
+select acquired_at from leases order by id desc limit 1
+-- name: segments_after
+select lane, first, created_at, not_before from segments where (lane, first) > (?1, ?2)
+order by lane, first limit ?3
+-- name: set_segment_times
+update segments set created_at = ?3, not_before = ?4 where lane = ?1 and first = ?2
+-- name: claims_ahead
+select lane, grp, lease, id, lo, state, redelivered, at, since from claim_rows
+where (lane, grp, lease, id) > (?1, ?2, ?3, ?4)
+    and (since > ?5 or (state = 1 and (at is null or at > ?5)))
+order by lane, grp, lease, id limit ?6
+-- name: set_claim_times
+update claim_rows set state = ?5, at = ?6, since = ?7
+where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: leases_ahead
+select id from leases where id > ?1 and (acquired_at > ?2 or ended_at > ?2
+    or (ended_at is null and expires_at > ?3))
+order by id limit ?4
+-- name: set_acquired
+update leases set acquired_at = ?2 where id = ?1
+-- name: txids_ahead
+select partition, txid from txids where at is not null and at > ?1 order by at limit ?2
+-- name: set_txid_time
+update txids set at = ?3 where partition = ?1 and txid = ?2
+-- name: set_group_time
+update groups set created_at = ?2 where id = ?1
+-- name: access_tokens_ahead
+update tokens set expires_at = expires_at - (created_at - ?2), created_at = ?2 where created_at > ?1
+returning id
+-- name: keys_ahead
+update keys set at = ?2 where key in (select key from keys where at > ?1 limit ?3) returning key
+-- name: stages_ahead
+update stages set created_at = ?2 where (stage, piece) in
+    (select stage, piece from stages where created_at > ?1 limit ?3) returning piece
+-- name: readers_ahead
+update readers set seen_at = ?2 where id in (select id from readers where seen_at > ?1 limit ?3)
+returning id
+-- name: traces_ahead
+update traces set at = ?2 where id in (select id from traces where at > ?1 limit ?3) returning id
+-- name: dead_ahead
+update dead set died_at = ?2, created_at = case when created_at > ?1 then ?2 else created_at end
+where id in (select id from dead where died_at > ?1 limit ?3) returning id
+-- name: lanes_ahead
+update lane_rows set last_at = ?2 where id in
+    (select id from lane_rows where last_at > ?1 limit ?3) returning id
+-- name: cursors_ahead
+update cursors set served = case when served > ?1 then 0 else served end,
+    last_at = case when last_at > ?1 then ?2 else last_at end,
+    last_created = case when last_created > ?1 then ?2 else last_created end,
+    kept_since = case when kept_since > ?1 then ?2 else kept_since end
+where (lane, grp) in (select lane, grp from cursors where served > ?1 or last_at > ?1
+    or last_created > ?1 or kept_since > ?1 limit ?3)
+returning lane
+-- name: queues_ahead
+update queues set created_at = ?2 where id in
+    (select id from queues where created_at > ?1 limit ?3) returning id
+-- name: partitions_ahead
+update partitions set created_at = ?2 where id in
+    (select id from partitions where created_at > ?1 limit ?3) returning id
