@@ -219,6 +219,7 @@ def test_a_lease_lasts_as_long_as_the_pop_asks(queen: Queen, clock: VirtualClock
     [
         ({}, [1, 2, 3]),
         ({"subscriptionMode": "all"}, [1, 2, 3]),
+        ({"subscriptionMode": "from_beginning"}, [1, 2, 3]),
         ({"subscriptionMode": "new"}, [3]),
         ({"subscriptionFrom": "now"}, [3]),
         ({"subscriptionFrom": "1970-01-01"}, [1, 2, 3]),

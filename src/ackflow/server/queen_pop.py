@@ -17,7 +17,9 @@ from .queen_push import TRACE
 
 AUTOPILOT_BATCH = 200
 LONGEST_WAIT = 3_600_000
-MODES: dict[str, Literal["all", "new"]] = {"": "all", "all": "all", "new": "new", "new-only": "new"}
+MODES: dict[str, Literal["all", "new"]] = {
+    "": "all", "all": "all", "from_beginning": "all", "new": "new", "new-only": "new"
+}  # fmt: skip
 
 
 class Popped(Struct, rename="camel"):
@@ -117,7 +119,8 @@ def _start(call: Call) -> Literal["all", "new"] | int:
     """Where a group begins that nobody has asked for before."""
     mode, since = call.query.get("subscriptionMode", ""), call.query.get("subscriptionFrom", "")
     if mode not in MODES:
-        raise InvalidArgument(f"subscriptionMode is all, new or new-only, not {mode!r}")
+        modes = ", ".join(mode for mode in MODES if mode)
+        raise InvalidArgument(f"subscriptionMode must be one of {modes}, got {mode!r}")
     if since == "now":
         return "new"
     return time_of(since, "subscriptionFrom") if since else MODES[mode]
