@@ -94,6 +94,45 @@ def test_state_is_kept_by_query_partition_and_key(queen: Queen, http: httpx.Clie
     assert state(http, one, a) == {"y/z": [2], "nothing": None}
 
 
+WINDOWS: dict[str, Any] = {
+    "tumb:60\u001fa": {"acc": 1, "windowEnd": 1_000},
+    "tumb:60\u001fb": {"acc": 2, "windowEnd": 2_000},
+    "tumb:60\u001fopen": {"acc": 3, "windowEnd": 2_001},
+    "tumb:60\u001fno end": {"acc": 4},
+    "tumb:60\u001ftext": {"windowEnd": "1000"},
+    "tumb:60\u001fnumber": 7,
+    "tumb:600\u001fa": {"acc": 5, "windowEnd": 1_000},
+    "sess\u001fa": {"acc": 6, "windowEnd": 500},
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, list(WINDOWS)),
+        ({"key_prefix": ""}, list(WINDOWS)),
+        ({"ripe_at_or_before": None}, list(WINDOWS)),
+        ({"key_prefix": "tumb:60\u001f"}, list(WINDOWS)[:6]),
+        ({"key_prefix": "tumb:6_"}, []),
+        ({"key_prefix": "tumb:60\u001f", "ripe_at_or_before": 2_000}, list(WINDOWS)[:2]),
+        ({"ripe_at_or_before": 999.5}, ["sess\u001fa"]),
+        ({"ripe_at_or_before": 0}, []),
+        ({"keys": ["sess\u001fa", "tumb:60\u001fa"], "key_prefix": "sess"}, ["sess\u001fa"]),
+        ({"keys": ["tumb:60\u001fb", "sess\u001fa"], "ripe_at_or_before": 1_999}, ["sess\u001fa"]),
+    ],
+)
+def test_state_is_asked_for_by_prefix_and_by_the_end_of_its_window(
+    queen: Queen, http: httpx.Client, asked: dict[str, Any], expected: list[str]
+) -> None:
+    query, home = register(http), queen.push("orders", 1)[0]["partition_id"]
+    ops = [upsert(key, value) for key, value in WINDOWS.items()]
+    post(http, "cycle", query_id=query, partition_id=home, state_ops=ops)
+    found = post(http, "state/get", query_id=query, partition_id=home, **asked)
+    assert {row["key"]: row["value"] for row in found["rows"]} == {
+        key: WINDOWS[key] for key in expected
+    }
+
+
 @pytest.mark.parametrize("path", ["state/get", "cycle"])
 def test_a_query_or_partition_nobody_knows_is_not_found(
     queen: Queen, http: httpx.Client, path: str

@@ -4,6 +4,7 @@ Everything is kept in the keyed values: a query under its name, its state under 
 partition and a key of the query's own.
 """
 
+import math
 import uuid
 
 import msgspec
@@ -91,15 +92,39 @@ def register(tx: Tx, name: str, query: Query, reset: bool) -> Registered:
     return Registered(query, known is None, reset and known is not None)
 
 
-def get_state(tx: Tx, query: str, partition: int, keys: list[str]) -> list[tuple[str, bytes, int]]:
-    """The state of a query in a partition as (key, JSON, when it changed): all of it, or some keys."""
+class Wanted(Struct):
+    """Which state of a query is asked for; what is not given is not a condition.
+
+    `ripe_at`: only values with a number `windowEnd` that is not above it.
+    """
+
+    keys: list[str] = []
+    prefix: str = ""
+    ripe_at: float | None = None
+
+
+def get_state(tx: Tx, query: str, partition: int, wanted: Wanted) -> list[tuple[str, bytes, int]]:
+    """The state of a query in a partition as (key, JSON, when it changed)."""
     _known(tx, query)
-    prefix = _prefix(tx, query, partition)
-    if not keys:
-        rows = tx.all("values_with", prefix, prefix + END, -1)
-        return [(row[0][len(prefix) :], row[1], row[3]) for row in rows]
-    found = [(key, tx.one("get_value", prefix + key)) for key in dict.fromkeys(keys)]
-    return [(key, row[0], row[2]) for key, row in found if row is not None]
+    home = _prefix(tx, query, partition)
+    if wanted.keys:
+        keys = [key for key in dict.fromkeys(wanted.keys) if key.startswith(wanted.prefix)]
+        found = [(key, tx.one("get_value", home + key)) for key in keys]
+        rows = [(key, row[0], row[2]) for key, row in found if row is not None]
+    else:
+        first = home + wanted.prefix
+        listed = tx.all("values_with", first, first + END, -1)
+        rows = [(row[0][len(home) :], row[1], row[3]) for row in listed]
+    if wanted.ripe_at is None:
+        return rows
+    return [row for row in rows if _window_end(row[1]) <= wanted.ripe_at]
+
+
+def _window_end(value: bytes) -> float:
+    """When the window ends that a value is the state of; one that is of none never does."""
+    found = msgspec.json.decode(value)
+    end = found.get("windowEnd") if isinstance(found, dict) else None
+    return end if isinstance(end, (int, float)) and not isinstance(end, bool) else math.inf
 
 
 def cycle(tx: Tx, one: Cycle) -> Cycled:

@@ -8,7 +8,7 @@ from .. import checks, ids
 from ..broker import streams
 from ..broker.pick import queue_of
 from ..broker.settle import Verdict
-from ..broker.streams import Cycle, CycleAck, Query, QueryChanged
+from ..broker.streams import Cycle, CycleAck, Query, QueryChanged, Wanted
 from ..broker.transact import Pushes
 from ..errors import AckflowError, InvalidArgument, NotFound
 from .http import Answer, Call, json
@@ -47,9 +47,14 @@ class Refused(Struct):
 
 
 class GetState(Struct):
+    """All state, or what has one of these keys, a key that begins so, and a `windowEnd` that is not
+    above `ripe_at_or_before` (milliseconds): every condition that is given must hold."""
+
     query_id: str
     partition_id: str
     keys: list[str] | None = None
+    key_prefix: str | None = None
+    ripe_at_or_before: float | None = None
 
 
 class StateRow(Struct):
@@ -124,10 +129,11 @@ def _refused(error: AckflowError) -> Answer:
 
 
 async def get_state(call: Call) -> Answer:
-    """The state of a query in a partition: all of it, or some keys."""
+    """The state of a query in a partition: all of it, or what is asked for."""
     given = body_of(call, GetState)
     partition = await _partition(call, given.partition_id)
-    found = await looked(call, streams.get_state, given.query_id, partition, given.keys or [])
+    wanted = Wanted(given.keys or [], given.key_prefix or "", given.ripe_at_or_before)
+    found = await looked(call, streams.get_state, given.query_id, partition, wanted)
     return json(State(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
 
 
