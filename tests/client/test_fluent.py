@@ -110,7 +110,7 @@ def test_what_does_not_fit_the_last_word_is_left_out(q: Session) -> None:
     [
         lambda q: q.queue("").push(1),
         lambda q: q.queue("orders").batch(0).pop(),
-        lambda q: q.queue("orders").priority(256).push(1),
+        lambda q: q.queue("orders").priority(2**31).push(1),
         lambda q: q.queue("orders").concurrency(0).consume(print),
         lambda q: q.queue("orders").renew_lease(True, 0).consume(print),
         lambda q: q.queue("orders").consume("print"),

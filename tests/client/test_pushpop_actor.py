@@ -55,8 +55,14 @@ def test_a_push_says_where_the_item_went(run: Run) -> None:
     ("request_", "said"),
     [
         ({"item": 1, "priority": -1}, "Priority must be non-negative"),
-        ({"item": 1, "priority": 256}, "priority is a whole number from 0 to 255, not 256"),
-        ({"item": 1, "priority": "high"}, "priority is a whole number from 0 to 255, not 'high'"),
+        (
+            {"item": 1, "priority": 2**31},
+            "priority is a whole number from 0 to 2147483647, not 2147483648",
+        ),
+        (
+            {"item": 1, "priority": "high"},
+            "priority is a whole number from 0 to 2147483647, not 'high'",
+        ),
         ({}, "item is required, and not null"),
         ({"item": None}, "item is required, and not null"),
         ({"item": float("nan")}, "the data of a message is JSON, which has no nan"),

@@ -277,9 +277,9 @@ NOT_WHOLE: list[object] = [-1, 1.5, "1", None, True, NAN]
 NOT_SECONDS: list[object] = [-1, -0.001, "1", True, NAN, INF, [1], 1e11, 10**400]
 
 NUMBERS: dict[str, tuple[Callable[[Scene, Any], object], list[object]]] = {
-    "priority": (lambda s, v: s.q.push("orders", 1, priority=v), [*NOT_WHOLE, 256]),
+    "priority": (lambda s, v: s.q.push("orders", 1, priority=v), [*NOT_WHOLE, 2**31]),
     "priority of an item": (
-        lambda s, v: s.q.push("orders", [Item(data=1, priority=v)]), [-1, 256, 1.5, "1", True],
+        lambda s, v: s.q.push("orders", [Item(data=1, priority=v)]), [-1, 2**31, 1.5, "1", True],
     ),
     "delay": (lambda s, v: s.q.push("orders", 1, delay=v), NOT_SECONDS),
     "delay of an item": (lambda s, v: s.q.push("orders", [Item(data=1, delay=v)]), NOT_SECONDS),

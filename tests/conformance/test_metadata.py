@@ -241,7 +241,7 @@ def test_a_message_without_a_transaction_id_has_its_id_as_one(q: Session) -> Non
         Item(data=1, transaction_id=""),
         Item(data=1, transaction_id="t" * 256),
         Item(data=1, partition=""),
-        Item(data=1, priority=256),
+        Item(data=1, priority=2**31),
         Item(data=1, delay=-1),
     ],
 )

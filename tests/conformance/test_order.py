@@ -69,6 +69,13 @@ def test_a_lower_priority_number_is_served_first(q: Session, n: int) -> None:
     assert given == list(range(256))
 
 
+def test_priorities_may_be_sparse_and_large(q: Session) -> None:
+    numbers = [2**31 - 1, 0, 1_000_000, 256, 255, 70_000]
+    q.push("q", [Item(data=i, priority=i) for i in numbers])
+    given = [(m.data, m.priority) for m in pop(q)]
+    assert given == [(i, i) for i in sorted(numbers)]
+
+
 def test_priority_goes_before_age_and_partition(q: Session) -> None:
     q.push("q", ["old", "old too"], priority=5, partition="a")
     q.push("q", "new", priority=4, partition="b")

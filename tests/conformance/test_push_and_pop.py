@@ -124,7 +124,7 @@ def test_what_is_not_json_is_refused_with_the_whole_push(q: Session, bad: Any) -
     "options",
     [
         {"priority": -1},
-        {"priority": 256},
+        {"priority": 2**31},
         {"priority": 1.0},
         {"priority": True},
         {"delay": -1},

@@ -290,9 +290,9 @@ def test_a_push_says_where_the_item_went(http: httpx.Client) -> None:
 
 
 def test_a_lower_number_is_served_first_and_equals_in_order(http: httpx.Client) -> None:
-    for item, priority in [("c", 7), ("a", None), ("d", 7), ("b", 0), ("e", 255)]:
+    for item, priority in [("c", 7), ("a", None), ("d", 7), ("b", 0), ("f", 2**31 - 1), ("e", 256)]:
         push(http, item, priority)
-    assert [items(http)[0] for _ in range(5)] == ["a", "b", "c", "d", "e"]
+    assert [items(http)[0] for _ in range(6)] == ["a", "b", "c", "d", "e", "f"]
 
 
 def test_a_whole_number_may_be_written_with_a_point(http: httpx.Client) -> None:
@@ -308,7 +308,7 @@ def test_a_whole_number_may_be_written_with_a_point(http: httpx.Client) -> None:
         (b'{"item": null}', "item is required"),
         (b'{"item": 1, "priority": -1}', "Priority must be non-negative"),
         (b'{"item": 1, "priority": -' + b"9" * 30 + b"}", ""),
-        (b'{"item": 1, "priority": 256}', "from 0 to 255"),
+        (b'{"item": 1, "priority": 2147483648}', "from 0 to 2147483647"),
         (b'{"item": 1, "priority": "high"}', "priority"),
         (b'{"item": 1, "priority": 1.5}', "whole number"),
         (b'{"item": 1, "priority": 1e999}', "range"),

@@ -112,7 +112,7 @@ def test_a_push_of_nothing_is_answered_with_nothing(http: httpx.Client) -> None:
         (b'{"items":[{"queue":7,"payload":1}]}', "queue"),
         (b'{"items":[{"queue":"q","transactionId":7}]}', "transactionId"),
         (b'{"items":[{"queue":"q","partition":7}]}', "partition"),
-        (b'{"items":[{"queue":"q","priority":999}]}', "priority"),
+        (b'{"items":[{"queue":"q","priority":2147483648}]}', "priority"),
         (b'{"items":[{"queue":"q","delaySeconds":-1}]}', "delay"),
         (b'{"items":[{"queue":"","payload":1}]}', "queue"),
         (b'{"items":[{"queue":"q","payload":"\xff"}]}', "UTF-8"),

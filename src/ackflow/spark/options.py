@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from .. import checks
 from ..errors import InvalidArgument, UnknownOption
+from ..policy import MAX_PRIORITY
 
 T = TypeVar("T")
 Mode = Literal["commit", "manual"]
@@ -145,7 +146,7 @@ _SINK: Read = {
     **_COMMON,
     "queue": ("queue", checks.name),
     "partition": ("partition", checks.name),
-    "priority": ("priority", _whole(0, 255)),
+    "priority": ("priority", _whole(0, MAX_PRIORITY)),
     "delay": ("delay", _seconds(0)),
     "keyPartitions": ("key_partitions", _whole(1, 10_000)),
     "payloadFormat": ("payload_format", _one_of(*FORMATS)),
