@@ -209,6 +209,38 @@ def test_members_are_partition_cursors_not_consumers(
     assert members() == 0
 
 
+def test_a_member_is_a_consumer_not_a_connection(
+    queen: Queen, served: Running, http: httpx.Client, clock: VirtualClock
+) -> None:
+    queen.push("orders", *range(9))
+
+    def pop(client: httpx.Client) -> None:
+        Queen(client).pop("orders", consumerGroup="workers", autoAck=True)
+
+    def members() -> int:
+        (group,) = get(http, "consumer-groups")["groups"]
+        assert group["queues"]["orders"]["members"] == group["members"]
+        return int(group["members"])
+
+    for _ in range(3):  # one after the other, each on a connection of its own
+        with httpx.Client(base_url=served.url) as client:
+            pop(client)
+            clock.advance(1)
+            pop(client)
+        clock.advance(1)
+    assert members() == 1
+    with httpx.Client(base_url=served.url) as one, httpx.Client(base_url=served.url) as other:
+        for _ in range(2):  # at the same time
+            pop(one)
+            pop(other)
+            clock.advance(1)
+    assert members() == 2
+    served.session.pop("orders", group="workers", consumer="named")
+    assert members() == 3
+    clock.advance(61)
+    assert members() == 0
+
+
 @pytest.mark.parametrize(
     ("age", "consumes", "state"),
     [(300, True, "Stable"), (301, True, "Lagging"), (0, False, "Dead"), (301, False, "Lagging")],

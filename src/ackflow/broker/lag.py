@@ -1,5 +1,7 @@
 """How far groups are behind: in messages, in time, by queue and by partition, and who reads."""
 
+from ipaddress import ip_address
+
 from msgspec import Struct, field
 
 from .. import ranges
@@ -10,6 +12,7 @@ from ..store.tx import Tx
 from .inspect import LEASES_AT_MOST, unseen
 
 SEEN_SECONDS = 60
+Spans = dict[str, tuple[int, int]]  # by consumer, its first and last pop
 
 
 class Lag(Struct):
@@ -41,50 +44,89 @@ class PartitionLag(Struct):
 
 
 class GroupLag(Struct):
-    """How far a group is in one queue; `members` are the consumers seen in the last minute."""
+    """How far a group is in one queue; `seen` are those who asked for messages in the last minute."""
 
     queue: str
     group: str
     created_at: int
     options: GroupOptions
-    members: set[str]
+    seen: Spans
     consumed: int
     partitions: list[PartitionLag]
     lag: Lag = field(default_factory=Lag)
 
 
-def seen(tx: Tx) -> dict[int, set[str]]:
+def seen(tx: Tx) -> dict[int, Spans]:
     """The consumers that asked for messages here in the last minute, by group.
 
     A process knows its own: so this is asked of the writer, not of a snapshot.
     """
     since = tx.now - SEEN_SECONDS * SECOND
     return {
-        grp: {name for name, at in asked.items() if at >= since}
+        grp: {name: span for name, span in asked.items() if span[1] >= since}
         for grp, asked in tx.cache.seen.items()
     }
 
 
-def lags(tx: Tx, asked: dict[int, set[str]], name: str | None = None) -> list[GroupLag]:
+def members(groups: list[GroupLag]) -> int:
+    """How many consumers were seen in these groups.
+
+    A client that gave no name is known by the address of its connection. Connections of one host are
+    one consumer, unless they were in use at the same time.
+    """
+    spans: Spans = {}
+    for one in groups:
+        for name, (first, last) in one.seen.items():
+            known = spans.get(name, (first, last))
+            spans[name] = min(first, known[0]), max(last, known[1])
+    by_host: dict[str, list[tuple[int, int]]] = {}
+    for name, span in spans.items():
+        by_host.setdefault(_host(name), []).append(span)
+    return sum(_most_at_once(some) for some in by_host.values())
+
+
+def _host(name: str) -> str:
+    """The host of a consumer that is named by its address, else its name."""
+    host, _, port = name.rpartition(":")
+    try:
+        ip_address(host)
+    except ValueError:
+        return name
+    return host if port.isdecimal() else name
+
+
+def _most_at_once(spans: list[tuple[int, int]]) -> int:
+    """How many of these overlap at most; one that has no length overlaps with none."""
+    steps = sorted(
+        step for first, last in spans if first < last for step in ((first, 1), (last, -1))
+    )
+    now, most = 0, 1
+    for _, step in steps:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def lags(tx: Tx, asked: dict[int, Spans], name: str | None = None) -> list[GroupLag]:
     """Every group, or those of one name, in every queue that has it."""
     return [
-        _group_lag(tx, queue, group, asked.get(group.id, set()))
+        _group_lag(tx, queue, group, asked.get(group.id, {}))
         for queue in tx.queues()
         for group in tx.groups(queue.id)
         if name in (None, group.name)
     ]
 
 
-def _group_lag(tx: Tx, queue: Queue, group: Group, asked: set[str]) -> GroupLag:
+def _group_lag(tx: Tx, queue: Queue, group: Group, asked: Spans) -> GroupLag:
     since = tx.now - SEEN_SECONDS * SECOND
-    holders = {row[0] for row in tx.all("holders", group.id, tx.now, since)}
+    holders = {row[0]: (tx.now, tx.now) for row in tx.all("holders", group.id, tx.now, since)}
     cursors = tx.cursors_of_group(group.id)
     found = GroupLag(
         queue.name,
         group.name,
         group.created_at,
         group.options,
-        asked | holders,
+        holders | asked,
         sum(cursor.consumed for cursor in cursors),
         _partitions(tx, queue, group, cursors),
     )

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from .. import checks, ids
 from ..broker import admin
-from ..broker.lag import GroupLag, Lag, PartitionLag, lags, seen
+from ..broker.lag import GroupLag, Lag, PartitionLag, lags, members, seen
 from ..broker.subscribe import names, resubscribe, unsubscribe
 from ..errors import GroupNotFound, InvalidArgument
 from .http import Answer, Call, Param, json
@@ -128,14 +128,14 @@ async def _lags(call: Call, name: str | None) -> list[GroupLag]:
 
 def _group(name: str, some: list[GroupLag], now: int) -> Group:
     lag = _together(one.lag for one in some)
-    members = set().union(*(one.members for one in some))
+    consumers = members(some)
     return Group(
         name,
         [one.queue for one in some],
-        len(members),
+        consumers,
         lag.messages,
         int(lag.seconds(now)),
-        _state(lag, len(members), sum(one.consumed for one in some), now),
+        _state(lag, consumers, sum(one.consumed for one in some), now),
         {one.queue: _in_queue(one, now) for one in some},
     )
 
@@ -159,7 +159,7 @@ def _in_queue(one: GroupLag, now: int) -> InQueue:
     mode = start if isinstance(start, str) else "timestamp"
     since = one.created_at if start == "new" else start if isinstance(start, int) else None
     return InQueue(
-        len(one.members),
+        members([one]),
         one.lag.messages,
         int(one.lag.seconds(now)),
         sum(1 for part in one.partitions if part.lag.messages),

@@ -36,7 +36,8 @@ class Cache:
         self.in_window: dict[int, int] = {}  # by group with a window, how many messages are in it
         self.last_lease: int | None = None  # the highest id given, once it was read
         self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
-        self.seen: dict[int, dict[str, int]] = {}  # by group, consumers and their last pop; stays
+        # By group, consumers and the times of their first and last pop; stays.
+        self.seen: dict[int, dict[str, tuple[int, int]]] = {}
         self._tokens: dict[int, int] = {}
         self._bodies: OrderedDict[tuple[int, int], tuple[Body, int]] = OrderedDict()
         self._bytes = 0
@@ -80,13 +81,14 @@ class Cache:
         self.partitions.clear()
 
     def saw(self, grp: int, consumer: str, now: int) -> None:
-        """Remember when a consumer last asked; what was long ago is forgotten now and then."""
+        """Remember when a consumer asked; what was long ago is forgotten now and then."""
         seen = self.seen.get(grp)
         if seen is None:
             seen = self.seen[grp] = {}
-        seen[consumer] = now
+        known = seen.get(consumer)
+        seen[consumer] = (known[0] if known else now), now
         if len(seen) > MAX_SEEN:
-            old = sorted(seen, key=seen.__getitem__)[: MAX_SEEN // 2]
+            old = sorted(seen, key=lambda name: seen[name][1])[: MAX_SEEN // 2]
             for name in old:
                 del seen[name]
 
