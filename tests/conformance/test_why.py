@@ -289,6 +289,44 @@ def test_a_deleted_message_is_said_to_be_deleted(q: Session) -> None:
         assert "Deleted" in answer.sentence
 
 
+def purge(q: Session, clock: VirtualClock) -> None:
+    q.purge("orders")
+
+
+def trim(q: Session, clock: VirtualClock) -> None:
+    q.ack(q.pop("orders", group="g", batch=9))
+    q.configure("orders", keep_seconds=0)
+    q.upkeep()
+
+
+def expire(q: Session, clock: VirtualClock) -> None:
+    q.configure("orders", retention_seconds=1)
+    clock.advance(1)
+    q.upkeep()
+
+
+@pytest.mark.parametrize("later", [0, 86_400])
+@pytest.mark.parametrize("leave", [purge, trim, expire])
+def test_a_deleted_message_is_still_said_to_be_deleted_when_its_lane_is_emptied(
+    q: Session, clock: VirtualClock, leave: Callable[[Session, VirtualClock], None], later: int
+) -> None:
+    leased, back, acked, unread, kept = q.push("orders", list(range(5)))
+    _, two, three = q.pop("orders", group="g", batch=3)
+    q.nack([two], "no", delay=60)
+    q.ack([three])
+    for id in (leased, back, acked, unread):
+        assert q.delete_message("orders", id)
+    clock.advance(later)
+    if later:
+        q.upkeep()  # the leases above are forgotten
+    leave(q, clock)
+    assert q.browse("orders").items == []
+    states = [why(q, id).state for id in (leased, back, acked, unread)]
+    assert states == ["deleted", "deleted", "deleted" if later else "acked", "deleted"]
+    assert "removed by hand" in why(q, unread).sentence
+    assert why(q, kept).state != "deleted"
+
+
 def end(q: Session, state: str, clock: VirtualClock) -> None:
     """Take from group g all it has of the queue, in the way that leads to a state."""
     if state == "skipped":

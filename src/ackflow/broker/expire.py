@@ -236,6 +236,10 @@ def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
 
 
 def move_base(tx: Tx, lane: Lane, base: int) -> None:
+    """Begin a lane later. What was deleted before that is no longer among the gone: note it."""
+    gone = ranges.clip(lane.gone, 0, base)
+    for cursor in tx.cursors_of_lane(lane.id) if gone else ():
+        remember(tx, cursor.grp, lane.id, gone, "gone")
     lane.base = base
     lane.gone = ranges.clip(lane.gone, base, max(lane.head, base))
     tx.save_lane(lane)
@@ -341,11 +345,11 @@ def pass_over(
     if cursor.next < stop:
         hidden = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
         there = ranges.difference([cursor.next, stop], hidden)
-        deleted = ranges.count(ranges.intersection(there, lane.gone))
+        left = ranges.difference(there, lane.gone)
         cursor.hide(ranges.count(hidden))
-        cursor.purged += deleted
-        passed += ranges.count(there) - deleted
-        over = ranges.union(over, there)
+        cursor.purged += ranges.count(there) - ranges.count(left)
+        passed += ranges.count(left)
+        over = ranges.union(over, left)
         cursor.next = stop
     setattr(cursor, counter, getattr(cursor, counter) + passed)
     tx.changed(cursor)

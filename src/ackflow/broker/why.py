@@ -211,6 +211,9 @@ class _Case:
         last = self.last_fate()
         if last is not None and last[0].verb == "retention":
             return self.over(last[0].verb, last[0].at, last[1])
+        return self.deleted()
+
+    def deleted(self) -> Why:
         if self.queue.options.ttl_seconds is not None:
             return self.say("deleted", "Gone: it was removed by hand, or grew too old.")
         return self.say("deleted", "Deleted: the message was removed by hand.")
@@ -221,14 +224,24 @@ class _Case:
         return self.forgotten() if last is None else self.over(last[0].verb, last[0].at, last[1])
 
     def last_fate(self) -> tuple[Fate, Lease] | None:
-        """What the newest lease or note over it tells, while it is remembered."""
+        """What the newest lease or note over it tells, while it is remembered.
+
+        That it is gone is noted for every group when its lane begins after it; a group that was done
+        with it before is still told so.
+        """
+        gone: tuple[Fate, Lease] | None = None
         for lease in self.tx.leases_of(self.group.id, self.lane.id, self.sequence):
             for fate in reversed(lease.fates):
-                if fate.lane == self.lane.id and ranges.contains(fate.ranges, self.sequence):
-                    return fate, lease
-        return None
+                if fate.lane != self.lane.id or not ranges.contains(fate.ranges, self.sequence):
+                    continue
+                if fate.verb != "gone":
+                    return (fate, lease) if gone is None or fate.verb in _ENDS else gone
+                gone = gone or (fate, lease)
+        return gone
 
     def over(self, verb: str, at: int, lease: Lease) -> Why:
+        if verb in ("deleted", "gone"):
+            return self.deleted()
         if verb not in _ENDS:
             return self.forgotten()
         state, words = _ENDS[verb]
@@ -248,7 +261,9 @@ class _Case:
             return self.say("done", "Done: handed out without a lease.")
         others = "or handed out without a lease"
         if created is None:
-            others = "handed out without a lease, gone before the group began, or never for it"
+            others = (
+                "handed out without a lease, deleted, gone before the group began, or never for it"
+            )
         return self.say("done", f"Done before {_time(history)}, {others}.", until=when(history))
 
     def before_the_group(self, created: int) -> bool:
