@@ -326,6 +326,7 @@ class Session:
         consumer: str | None = None,
         token: str | None = None,
         dialect: Dialect = "native",
+        create: bool = True,
     ) -> Batch[Message]:
         """Lease messages as `ackflow.Session.pop` does.
 
@@ -333,17 +334,10 @@ class Session:
         is being answered releases what it was given.
         """
         request = self.sync.pop_request(
-            queue,
-            group=group,
-            batch=batch,
-            lease_seconds=lease_seconds,
-            auto_ack=auto_ack,
-            partition=partition,
-            partitions=partitions,
-            consumer=consumer,
-            token=token,
-            dialect=dialect,
-        )
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            partition=partition, partitions=partitions, consumer=consumer, token=token,
+            dialect=dialect, create=create,
+        )  # fmt: skip
         return await self.take(request, checks.seconds(wait, "wait"))
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
@@ -372,6 +366,7 @@ class Session:
         lease_seconds: float | None = None,
         partition: str | None = None,
         dialect: Dialect = "native",
+        create: bool = True,
     ) -> Consumer:
         """Call `handler` with every message, from `concurrency` tasks; the rules are those of
         `ackflow.Session.consume`.
@@ -383,7 +378,7 @@ class Session:
         """
         request = self.sync.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
-            partition=partition, dialect=dialect,
+            partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
         plan: Plan[Message] = Plan(
             handler, request, each, concurrency, on_success, on_error, renew, wait

@@ -52,6 +52,7 @@ class Helping(Looking, ABC):
         lease_seconds: float | None = None,
         partition: str | None = None,
         dialect: Dialect = "native",
+        create: bool = True,
     ) -> Consumer:
         """Call `handler` with every message, from `concurrency` threads; returns at once.
 
@@ -70,7 +71,7 @@ class Helping(Looking, ABC):
         """
         request: PopRequest = self._whole.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
-            partition=partition, dialect=dialect,
+            partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
         plan: Plan[Message] = Plan(
             handler, request, each, concurrency, on_success, on_error, renew, wait

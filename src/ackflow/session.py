@@ -195,6 +195,7 @@ class Session(Helping):
         consumer: str | None = None,
         token: str | None = None,
         dialect: Dialect = "native",
+        create: bool = True,
     ) -> Batch[Message]:
         """Lease up to `batch` messages (None: as the group says, mostly 1), waiting up to `wait`
         seconds for the first.
@@ -202,12 +203,13 @@ class Session(Helping):
         `auto_ack` hands them out as done. `partition` asks for one partition, `partitions` says how
         many the batch may come from at most: 64 if it is not given, or one in an ordered group. A
         `token` of the caller's makes a repeated pop answer with the same messages, also when their
-        lease is over by then. `dialect` decides the defaults of a group that is new.
+        lease is over by then. `dialect` decides the defaults of a group that is new. A queue that
+        does not exist is created; with `create=False` it raises `QueueNotFound`.
         """
         request = self.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
             partition=partition, partitions=partitions, consumer=consumer, token=token,
-            dialect=dialect,
+            dialect=dialect, create=create,
         )  # fmt: skip
         return self.take(request, checks.seconds(wait, "wait"))
 
@@ -228,6 +230,7 @@ class Session(Helping):
         consumer: str | None = None,
         token: str | None = None,
         dialect: Dialect = "native",
+        create: bool = True,
     ) -> PopRequest:
         """The checked form of a pop's arguments."""
         checks.dialect(dialect)
@@ -246,6 +249,7 @@ class Session(Helping):
             else checks.whole(partitions, "partitions", 1, 10_000),
             token=None if token is None else ids.parse_token(token),
             dialect=dialect,
+            create=checks.flag(create, "create"),
         )
 
     def read(self, token: str) -> Batch[Message]:

@@ -10,7 +10,7 @@ import pytest
 
 import ackflow
 from ackflow import Item, Session, VirtualClock, ids
-from ackflow.errors import InvalidArgument, KeyConflict, PayloadTooLarge
+from ackflow.errors import InvalidArgument, KeyConflict, PayloadTooLarge, QueueNotFound
 from ackflow.model import when
 from ackflow.policy import MAX_PAYLOAD
 
@@ -446,3 +446,15 @@ def test_messages_pushed_one_by_one_small_and_large_come_in_one_batch(q: Session
     q.ack(batch)
     assert q.queue_stats("q").messages == len(sizes)
     assert [len(m.data) for m in q.browse("q").items] == sizes
+
+
+def test_a_pop_that_creates_nothing_refuses_a_queue_that_is_not_there(q: Session) -> None:
+    for wait in (0, 5):
+        with pytest.raises(QueueNotFound, match="there is no queue 'ordres'"):
+            q.pop("ordres", group="g", create=False, wait=wait)
+    assert q.queues() == []
+    q.push("orders", 1)
+    (message,) = q.pop("orders", group="g", create=False)
+    message.ack()
+    assert q.pop("orders", group="g", create=False) == ()
+    assert [group.name for group in q.queue_stats("orders").groups] == ["g"]

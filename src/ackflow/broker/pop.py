@@ -14,6 +14,7 @@ from ..ranges import Ranges
 from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
+from .admin import find_queue
 from .expire import refresh, unread
 from .handout import Handout, Part, Taken, runs_of
 from .lanes import group_for, queue_for
@@ -33,7 +34,8 @@ class PopRequest(Struct):
 
     `live`: once that lease is over, a repeat gets nothing instead of what others may have by now.
     `start` says where a group that is new begins; without a group there is nothing to skip.
-    `batch` 0: as many as the rules of the group say.
+    `batch` 0: as many as the rules of the group say. Without `create` a queue that does not exist is
+    refused; the group is created at its first pop in either case.
     """
 
     queue: str
@@ -48,6 +50,7 @@ class PopRequest(Struct):
     dialect: Dialect = "native"
     start: Literal["all", "new"] | int = "all"
     live: bool = False
+    create: bool = True
 
     @property
     def kind(self) -> Kind:
@@ -85,7 +88,10 @@ def pop(tx: Tx, request: PopRequest) -> Handout:
         return _repeat(tx, request, lease)
     if isinstance(request, WidePop):
         return _pop_in_turn(tx, request)
-    queue = queue_for(tx, request.queue, request.dialect)
+    if request.create:
+        queue = queue_for(tx, request.queue, request.dialect)
+    else:
+        queue = find_queue(tx, request.queue)
     return _pop_from(tx, queue, _group(tx, queue, request), request)
 
 
