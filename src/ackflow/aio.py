@@ -5,10 +5,11 @@ moment into one commit. A waiting pop holds no thread.
 """
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial, wraps
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import buffer, checks, session
 from .broker.broker import Broker
+from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import Verdict
 from .buffer import SECONDS, SIZE
@@ -24,7 +26,7 @@ from .consume import Plan
 from .consume_aio import Consumer
 from .deadletters import Alert
 from .delivery import Batch, Delivery, Receipt, waits
-from .errors import PASSING, AckflowError, SessionClosed, SessionForked
+from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionForked
 from .fluent import FluentQueue
 from .lease import Lease as PlainLease
 from .measure import AckStats
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from .client.patience import Patience
 
 THREADS = 8
+RELEASE_SECONDS = 2.0  # a cancelled pop waits so long for its release, which goes on after that
+log = logging.getLogger("ackflow")
 
 
 async def connect(
@@ -263,6 +267,7 @@ class Session:
         self._closed = False
         self._remote = not isinstance(sync.broker, Broker)
         self._waits: OnLoop | None = None
+        self._releasing: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
 
     push = _awaitable(session.Session.push)
@@ -342,11 +347,45 @@ class Session:
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop what a checked request asks for."""
-        if self._remote:
-            handout = await self._run(partial(self.sync.broker.pop, request, wait))
-        else:
-            handout = await self._onloop().pop(request, wait)
-        return Batch.of(self, handout, Message)
+        return Batch.of(self, await self.handout(request, wait), Message)
+
+    async def handout(self, request: PopRequest, wait: float = 0.0) -> Handout:
+        """What a pop brings, as the broker gives it; cancelled, it leaves nothing leased."""
+        if not self._remote:
+            return await self._onloop().pop(request, wait)
+        request = request.repeatable()
+        try:
+            return await self._run(partial(self.sync.broker.pop, request, wait))
+        except asyncio.CancelledError:
+            # A second cancellation ends this wait, not the release.
+            if request.token is not None:
+                await asyncio.wait([self._give_back(request)], timeout=RELEASE_SECONDS)
+            raise
+
+    def _give_back(self, request: PopRequest) -> "asyncio.Future[None]":
+        """Release what a pop leased, or may still lease, from a thread of its own: the task, or the
+        event loop, may end now. The pop is repeated first, so that it cannot come after its
+        release: under the same token it then finds a lease that has ended."""
+        released: Future[None] = Future()
+
+        def release() -> None:
+            try:
+                session = self.beside()
+                token = session.broker.pop(request).token
+                if token is not None:
+                    session.release_all(token)
+            except (LeaseLost, SessionClosed):
+                pass  # it is over already
+            except AckflowError as error:
+                log.warning("a cancelled pop could not be released, its lease runs out: %s", error)
+            finally:
+                released.set_result(None)
+
+        threading.Thread(target=release, name="ackflow-release", daemon=True).start()
+        waits = asyncio.wrap_future(released)
+        self._releasing.add(waits)
+        waits.add_done_callback(self._releasing.discard)
+        return waits
 
     def consume(
         self,
@@ -448,8 +487,12 @@ class Session:
             for part in sorted(self._parts, key=lambda part: isinstance(part, Buffer)):
                 await part.close()
         finally:
+            if self._releasing:
+                await asyncio.wait(self._releasing, timeout=RELEASE_SECONDS)
             if self._besides is not None:
                 await asyncio.to_thread(self._besides.close)
+            if self._waits is not None:
+                await self._waits.returned()
             closing = self._run(self.sync.close)
             self._closed = True
             await closing

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from . import checks
@@ -158,9 +157,7 @@ class Asking:
         self._failed = 0
 
     def request(self) -> PopRequest:
-        if self._request.auto_ack:
-            return self._request
-        return msgspec.structs.replace(self._request, token=self._token, live=True)
+        return self._request.repeatable(self._token)
 
     def answered(self, batch: Batch[Any]) -> None:
         self._failed = 0

@@ -18,6 +18,7 @@ from .broker.pop import PopRequest, pop
 from .broker.push import Answer, PushRequest
 from .broker.settle import Mark, Verdict, settle
 from .clock import Signal, micros
+from .errors import SessionClosed
 from .store.tx import Tx
 from .store.writer import Job
 
@@ -34,6 +35,7 @@ class OnLoop:
         self._loop = asyncio.get_running_loop()
         self._answered: deque[tuple[asyncio.Future[Any], Job]] = deque()
         self._woken = False
+        self._returning: set[asyncio.Future[Any]] = set()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ackflow-read")
 
     def do(
@@ -79,6 +81,11 @@ class OnLoop:
     def close(self) -> None:
         self._readers.shutdown(wait=False)
 
+    async def returned(self) -> None:
+        """Wait until everything that cancelled pops were given is released."""
+        if self._returning:
+            await asyncio.wait(self._returning)
+
     async def _try(self, request: PopRequest) -> Handout:
         answer = await self._try_once(request)
         while answer.again and not answer.runs:
@@ -86,17 +93,21 @@ class OnLoop:
         return answer
 
     async def _try_once(self, request: PopRequest) -> Handout:
-        running = self.do(pop, False, request)
+        popping = Popping(self, request)
         try:
-            answer = await asyncio.shield(running)
+            answer: Handout = await popping.answered
         except asyncio.CancelledError:
-            answer = await running
-            if answer.token is not None:
-                await self.give_back(answer.token)
+            # A second cancellation ends this wait, not the release.
+            await self._await_return(popping.give_up())
             raise
         if answer.runs:
             self.broker.waiting.pass_on(request.kind)
         return answer
+
+    async def _await_return(self, returned: "asyncio.Future[Any]") -> None:
+        self._returning.add(returned)
+        returned.add_done_callback(self._returning.discard)
+        await asyncio.wait([returned])  # which does not cancel it, and raises nothing of it
 
     def _submit(
         self, verb: Any, args: tuple[Any, ...], synced: bool, merge: Any
@@ -104,12 +115,16 @@ class OnLoop:
         self.broker.check_open()
         future = self._loop.create_future()
         self.broker.writer.submit(
-            verb, args, synced=synced, merge=merge, answered=partial(self._take, future)
+            verb, args, synced=synced, merge=merge, answered=partial(self.take, future)
         )
         return future
 
-    def _take(self, future: "asyncio.Future[Any]", job: Job) -> None:
-        """Called by the writer's thread."""
+    def future(self) -> "asyncio.Future[Any]":
+        """A future of this loop, for `take`."""
+        return self._loop.create_future()
+
+    def take(self, future: "asyncio.Future[Any]", job: Job) -> None:
+        """Answer a future with what became of a job; may be called from any thread."""
         self._answered.append((future, job))
         if not self._woken:
             self._woken = True
@@ -126,6 +141,46 @@ class OnLoop:
                 future.set_exception(job.error)
             else:
                 future.set_result(job.answer)
+
+
+class Popping:
+    """A pop on its way through the writer. Given up, it releases what it brings, from whichever
+    thread learns of it: the event loop may be closed by then."""
+
+    def __init__(self, onloop: OnLoop, request: PopRequest) -> None:
+        self._onloop = onloop
+        self._writer = onloop.broker.writer
+        self._job: Job | None = None
+        self._given_up: asyncio.Future[Any] | None = None
+        self.answered = onloop.future()
+        onloop.broker.check_open()
+        self._writer.submit(pop, (request,), synced=False, answered=self._answer)
+
+    def give_up(self) -> "asyncio.Future[Any]":
+        """Release what it was or will be given; done when that is released."""
+        self._given_up = returned = self._onloop.future()
+        if self._job is not None:
+            self._release(self._job, returned)
+        return returned
+
+    def _answer(self, job: Job) -> None:
+        # Each side sets its own mark before it looks at the other's, so that one of them, or both,
+        # release: the second time does nothing.
+        self._job = job
+        if self._given_up is None:
+            self._onloop.take(self.answered, job)
+        if self._given_up is not None:
+            self._release(job, self._given_up)
+
+    def _release(self, job: Job, returned: "asyncio.Future[Any]") -> None:
+        token = None if job.error is not None else job.answer.token
+        if token is not None:
+            with contextlib.suppress(SessionClosed):
+                return self._writer.submit(
+                    settle, (token, [Mark(Verdict("release"))]), synced=False,
+                    answered=partial(self._onloop.take, returned),
+                )  # fmt: skip
+        self._onloop.take(returned, job)
 
 
 class LoopSignal(Signal):
@@ -146,5 +201,7 @@ class LoopSignal(Signal):
         self._woken.clear()
 
     async def until(self, seconds: float) -> None:
+        # Not wait_for: on Python 3.11 it swallows a cancellation that comes together with the end.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()

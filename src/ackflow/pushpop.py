@@ -5,6 +5,8 @@ request object, or nothing, with a response object.
 """
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -18,13 +20,12 @@ from .broker.handout import Handout, is_binary, payload
 from .broker.pop import PopRequest
 from .broker.settle import Verdict
 from .clock import SECOND
-from .errors import InvalidArgument, LeaseLost
+from .errors import InvalidArgument, LeaseLost, SessionClosed
 from .policy import QUEUE_MODE
 from .session import Session
 
 T = TypeVar("T")
 SHORTEST, LONGEST = 1, 300
-TTL_SECONDS = 30
 
 # The words of the dialect, where they differ from Ackflow's own.
 SAYS = {
@@ -52,9 +53,9 @@ class PushResponse(Struct):
 
 
 class PopWithAckRequest(Struct):
-    """Seconds are clamped to 1 to 300."""
+    """Seconds are clamped to 1 to 300; without them the lock lasts as long as the group's lease."""
 
-    TtlSeconds: int = TTL_SECONDS
+    TtlSeconds: int | None = None
     Count: int = 1
 
 
@@ -113,7 +114,7 @@ class PushPopActor:
 
     async def Pop(self) -> PopResponse:
         """Pop the first item of the highest priority; it is removed at once."""
-        handout = await self._pop(None, 1)
+        handout = await self._pop(None, 1, auto_ack=True)
         answer = PopResponse(_items(handout), 0)
         answer.Count = len(answer.ItemsJson)
         if handout.why == "locked":
@@ -164,13 +165,30 @@ class PushPopActor:
             return AcknowledgeResponse(False, said, ErrorCode=error.code)
         return AcknowledgeResponse(True, f"Successfully acknowledged {n} item(s)", n)
 
-    async def _pop(self, ttl: float | None, count: int) -> Handout:
-        """Pop under a lock of so many seconds; without one, what is popped is done."""
+    async def _pop(self, ttl: float | None, count: int, auto_ack: bool = False) -> Handout:
+        """Pop under a lock of so many seconds (None: the group's lease), or what is done then."""
         request = PopRequest(
             self.queue_id, QUEUE_MODE, self._plain.consumer, checks.whole(count, "count", 1, 100),
-            ttl, auto_ack=ttl is None, dialect="pushpop",
+            ttl, auto_ack=auto_ack, dialect="pushpop",
         )  # fmt: skip
-        return await self._run(lambda: self._plain.broker.pop(request))
+        if isinstance(self._session, aio.Session):
+            return await self._session.handout(request)
+        popping = asyncio.ensure_future(asyncio.to_thread(self._plain.broker.pop, request))
+        try:
+            return await asyncio.shield(popping)
+        except asyncio.CancelledError:
+            popping.add_done_callback(self._release)  # a thread cannot be cancelled
+            raise
+
+    def _release(self, popping: "asyncio.Future[Handout]") -> None:
+        if not popping.cancelled() and popping.exception() is None:
+            token = popping.result().token
+            if token is not None:
+                threading.Thread(target=self._give_back, args=(token,)).start()
+
+    def _give_back(self, token: int) -> None:
+        with contextlib.suppress(SessionClosed, LeaseLost):
+            self._plain.release_all(token)
 
     async def _run(self, call: Callable[[], T]) -> T:
         if isinstance(self._session, aio.Session):
@@ -200,10 +218,10 @@ def _json(text: object) -> msgspec.Raw | None:
     return msgspec.Raw(raw) if raw.strip() not in (b"", b"null") else None
 
 
-def _ttl(seconds: object) -> int:
+def _ttl(seconds: object) -> int | None:
     """The time of a lock as it was asked for, clamped however large it is."""
     if seconds is None:
-        return TTL_SECONDS
+        return None
     if not isinstance(seconds, int) or isinstance(seconds, bool):
         raise InvalidArgument(f"ttl_seconds is a whole number, not {seconds!r}")
     return clamped(seconds)

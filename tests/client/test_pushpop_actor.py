@@ -1,6 +1,7 @@
 """The PushPopActor answers as its specification shows, texts included, on files and servers."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 import ackflow
 from ackflow import VirtualClock, aio
+from ackflow.broker.broker import Broker
 from ackflow.errors import InvalidArgument, SessionClosed
+from ackflow.policy import QUEUE_MODE
 from ackflow.pushpop import (
     AcknowledgeRequest,
     AcknowledgeResponse,
@@ -175,6 +178,49 @@ def test_without_a_request_the_lock_lasts_thirty_seconds_and_holds_one_item(
         actor = await pushed(q, 1, 2)
         result = await actor.PopWithAck()
         assert (result.ItemsJson, result.LockExpiresAt) == (["1"], START + 30)
+
+    run(test)
+
+
+def test_without_a_time_the_lock_lasts_as_long_as_the_lease_of_the_group(run: Run) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.group("jobs", QUEUE_MODE, dialect="pushpop", lease_seconds=120)
+        actor = await pushed(q, 1, 2, 3)
+        for asked in (None, {}, PopWithAckRequest()):
+            answer = await actor.PopWithAck(asked)
+            found = answer if isinstance(answer, dict) else _words(answer)
+            assert found["lock_expires_at"] == START + 120
+            await actor.Acknowledge({"lock_id": found["lock_id"]})
+
+    run(test)
+
+
+def _words(answer: PopWithAckResponse) -> dict[str, Any]:
+    return {"lock_expires_at": answer.LockExpiresAt, "lock_id": answer.LockId}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_pop_that_is_cancelled_leaves_no_lock(run: Run, plain: bool) -> None:
+    async def test(q: aio.Session) -> None:
+        await pushed(q, 1)
+        if plain and not isinstance(q.sync.broker, Broker):
+            return  # it is used through its awaitable methods
+        await q.group("jobs", QUEUE_MODE, dialect="pushpop")
+        actor = PushPopActor(q.sync if plain else q, "jobs")
+        for n in range(10):
+            task = asyncio.create_task(actor.PopWithAck())
+            await asyncio.sleep(0)
+            for _ in range(1 + n % 3):
+                task.cancel()
+                await asyncio.sleep(0)
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            for _ in range(1000):
+                if task.cancelled() and not (await q.group_stats("jobs")).counts.leased:
+                    break
+                await asyncio.sleep(0.005)
+            else:
+                raise AssertionError("its lock is still there")
 
     run(test)
 

@@ -1,10 +1,12 @@
 """The awaitable session keeps the same promises: the suite again, through an event loop."""
 
 import asyncio
+import contextlib
 import inspect
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -207,3 +209,93 @@ def test_every_method_of_a_session_is_there() -> None:
     plain = {name for name in dir(Session) if not name.startswith("_")}
     helpers = {"broker", "pop_request", "read_again", "release_all", "settle_marks", "forked"}
     assert plain - helpers <= {name for name in dir(aio.Session) if not name.startswith("_")}
+
+
+CANCELS = 500
+
+
+def test_a_pop_cancelled_again_and_again_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db", upkeep=False) as q:
+            await q.push("q", list(range(CANCELS)))
+            for n in range(CANCELS):
+                task = asyncio.create_task(q.pop("q", wait=n % 2))
+                for _ in range(1 + n % 4):
+                    await asyncio.sleep(0)
+                    task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await until_nothing_is_leased(q, CANCELS)
+
+    asyncio.run(story())
+
+
+def test_a_pop_ended_by_a_timeout_or_by_its_task_group_gives_back_what_it_was_given(
+    tmp_path: Path,
+) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    async def story() -> None:
+        async with await aio.connect(tmp_path / "test.db", upkeep=False) as q:
+            await q.push("q", list(range(10)))
+            for _ in range(50):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0):
+                        await q.pop("q", batch=10)
+                with contextlib.suppress(ExceptionGroup):
+                    async with asyncio.TaskGroup() as tasks:
+                        tasks.create_task(q.pop("q", batch=10))
+                        tasks.create_task(q.pop("q", batch=10, wait=5))
+                        tasks.create_task(fail())
+            await until_nothing_is_leased(q, 10)
+
+    asyncio.run(story())
+
+
+def test_a_pop_that_its_loop_did_not_outlive_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    with ackflow.connect(tmp_path / "test.db", upkeep=False) as plain:
+        plain.push("q", list(range(10)))
+
+        async def story(cancels: int) -> None:
+            task = asyncio.create_task(aio.Session(plain).pop("q", batch=10))
+            await asyncio.sleep(0)
+            for _ in range(cancels):
+                task.cancel()
+                await asyncio.sleep(0)
+
+        for n in range(60):
+            asyncio.run(story(n % 3))
+            deadline = time.monotonic() + 10
+            while (stats := plain.group_stats("q")).delivered < 10 * n + 10 or stats.counts.leased:
+                assert time.monotonic() < deadline, stats.counts
+                time.sleep(0.001)
+
+
+def test_a_pop_cancelled_over_http_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    running = Running(ackflow.connect(tmp_path / "test.db", upkeep=False))
+
+    async def story() -> None:
+        async with await aio.connect(running.url) as q:
+            await q.push("q", list(range(150)))
+            for n in range(150):
+                task = asyncio.create_task(q.pop("q", wait=n % 2))
+                for _ in range(1 + n % 3):
+                    await asyncio.sleep(n % 11 / 4000)
+                    task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await q.release(await task)
+            await until_nothing_is_leased(q, 150)
+
+    asyncio.run(story())
+    running.stop()
+    running.session.close()
+
+
+async def until_nothing_is_leased(q: aio.Session, ready: int) -> None:
+    """What is given back by itself is back within moments."""
+    deadline = time.monotonic() + 10
+    while (counts := (await q.group_stats("q")).counts).leased and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert (counts.ready, counts.leased) == (ready, 0)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 from msgspec import Struct, structs
 
 from .. import ranges
 from ..clock import micros
 from ..errors import InvalidArgument
+from ..ids import new_token
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
 from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
@@ -51,6 +52,13 @@ class PopRequest(Struct):
     start: Literal["all", "new"] | int = "all"
     live: bool = False
     create: bool = True
+
+    def repeatable(self, token: int | None = None) -> Self:
+        """The same with a token, so that it can be repeated, or released, when its answer is lost;
+        what is handed out as done has no lease."""
+        if self.auto_ack or (token is None and self.token is not None):
+            return self
+        return structs.replace(self, token=new_token() if token is None else token, live=True)
 
     @property
     def kind(self) -> Kind:

@@ -15,7 +15,6 @@ from ..broker.transact import TransactionRequest
 from ..clock import Clock, SystemClock
 from ..codec import digest_of
 from ..errors import InvalidArgument, SessionClosed
-from ..ids import new_token
 from ..model import Upkeep
 from ..store.tx import Tx
 from . import requests
@@ -83,9 +82,7 @@ class RemoteBroker:
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
         self.check_open()
-        if request.token is None and not request.auto_ack:
-            request = msgspec.structs.replace(request, token=new_token(), live=True)
-        return wire.unpack(self.transport.send(requests.pop(request, wait)))
+        return wire.unpack(self.transport.send(requests.pop(request.repeatable(), wait)))
 
     def upkeep(self) -> Upkeep:
         self.check_open()

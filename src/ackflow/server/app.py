@@ -171,6 +171,12 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await popping
             return Handout(request.queue, request.group, self.broker.store.id)
+        except asyncio.CancelledError:
+            if not popping.cancel() and popping.exception() is None:
+                token = popping.result().token
+                if token is not None:
+                    await self.onloop.give_back(token)
+            raise
         finally:
             self.waiting -= 1
             for task in leaving:

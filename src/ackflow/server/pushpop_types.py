@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import AckflowError
-from ..policy import MAX_PRIORITY
+from ..policy import DEFAULTS, MAX_PRIORITY
 from ..pushpop import SAYS
 from .http import Answer, Param, json
 
@@ -129,7 +129,11 @@ OF_LOCKS: dict[int, Any] = {**REFUSALS, 404: Refusal, 409: Refusal, 410: Refusal
 
 POP = (
     Param("require_ack", {"type": "boolean", "default": False}, "Hold the items under a lock"),
-    Param("ttl_seconds", {"type": "integer", "default": 30}, "How long; clamped to 1 to 300"),
+    Param(
+        "ttl_seconds",
+        {"type": "integer", "default": int(DEFAULTS["pushpop"].lease_seconds)},
+        "How long, clamped to 1 to 300; by default as the lease of the queue is set",
+    ),
     Param(
         "count", {"type": "integer", "minimum": 1, "maximum": 100, "default": 1}, "At most so many"
     ),
