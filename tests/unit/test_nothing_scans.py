@@ -139,3 +139,56 @@ def test_a_thousand_idle_partitions_cost_no_more_steps_than_none(tmp_path: Path)
             found.append(costs(q))
     alone, beside = found
     assert {what: beside[what] for what in alone if beside[what] > 1.05 * alone[what]} == {}
+
+
+def round_of_upkeep(q: Session) -> None:
+    q.broker._keeper.run_once()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("age", [301, 599])
+def test_a_round_of_upkeep_does_not_read_the_history_of_leases_again(age: int) -> None:
+    found = []
+    for n in (10, 1_000):
+        clock = VirtualClock()
+        with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+            for number in range(n):
+                q.push("q", number)
+                q.ack(q.pop("q"))
+            clock.advance(age)
+            round_of_upkeep(q)
+            found.append(steps(q, round_of_upkeep))
+    assert found[1] <= 1.05 * found[0]
+
+
+def test_leases_left_in_a_walk_through_the_history_are_found_later() -> None:
+    """A walk passes those that are held, and those whose queue keeps its history for longer."""
+    clock = VirtualClock()
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+        q.configure("long", history_seconds=3_600)
+        for name in ("long", "q", "q", "q"):
+            q.push(name, 1)
+        q.ack(q.pop("long"))
+        held = q.pop("q", lease_seconds=1_000)
+        late = q.pop("q", lease_seconds=1_000)
+        q.ack(q.pop("q"))
+        pruned = []
+        for seconds in (599, 1, 299, 601, 2_099, 1):  # 599, 600, 899, 1500, 3599, 3600
+            clock.advance(seconds)
+            pruned.append(q.broker._keeper.run_once().pruned)  # type: ignore[attr-defined]
+            if seconds == 299:
+                q.ack(late)
+                q.ack(held)
+        assert pruned == [0, 1, 0, 2, 0, 1]
+
+
+def test_a_history_made_shorter_is_removed_in_the_next_round() -> None:
+    clock = VirtualClock()
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+        q.configure("long", history_seconds=3_600)
+        for name in ("long", "q"):
+            q.push(name, 1)
+            q.ack(q.pop(name))
+        clock.advance(700)
+        assert q.broker._keeper.run_once().pruned == 1  # type: ignore[attr-defined]
+        q.configure("long", history_seconds=600)
+        assert q.broker._keeper.run_once().pruned == 1  # type: ignore[attr-defined]

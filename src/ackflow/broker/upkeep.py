@@ -13,11 +13,12 @@ from typing import TypeVar
 from ..clock import micros
 from ..errors import PayloadSealed
 from ..model import Upkeep
-from ..policy import KEY_SECONDS, MIN_HISTORY, STAGE_SECONDS
+from ..policy import KEY_SECONDS, STAGE_SECONDS
 from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import Refreshed, drop_old, drop_segment, move_base, refresh
 from .hands import forget_readers
+from .history import MOST, History
 from .recover import Run, recover
 from .stage import drop_old_stages
 from .take import may_be_overdue, overdue
@@ -41,7 +42,7 @@ class Keeper:
         self._read = read
         self._write = write
         self._trimmed_to = 0
-        self._pruned_to = 0
+        self._history = History()
 
     def run_once(self) -> Upkeep:
         done = Upkeep()
@@ -105,13 +106,24 @@ class Keeper:
 
     def _prune(self) -> int:
         """Forget lease history, keys, transaction ids and stages past their time."""
-        self._pruned_to, old = self._read(partial(_old_leases, start=self._pruned_to))
-        for at in range(0, len(old), ROWS):
-            self._write(partial(_drop_leases, old=old[at : at + ROWS]))
-        pruned = len(old)
+        pruned = n = self._drop_leases()
+        while n >= MOST:
+            n = self._drop_leases()
+            pruned += n
         if self._read(_anything_old):
             pruned += self._write(_drop_old_rows)
         return pruned
+
+    def _drop_leases(self) -> int:
+        mark = self._history.mark()
+        old = self._read(self._history.over)
+        try:
+            for at in range(0, len(old), ROWS):
+                self._write(partial(_drop_leases, old=old[at : at + ROWS]))
+        except BaseException:
+            self._history.back_to(mark, old)
+            raise
+        return len(old)
 
 
 def trim(tx: Tx, lane_id: int) -> int:
@@ -190,24 +202,6 @@ def _lanes_to_trim(tx: Tx, start: int) -> tuple[int, list[int]]:
             if created is not None and kept is not None and created + micros(kept) <= tx.now:
                 ripe.append(id)
     return (rows[-1][0] if len(rows) == LANES else 0), ripe
-
-
-def _old_leases(tx: Tx, start: int) -> tuple[int, list[int]]:
-    """Ended leases whose history is over, in the order they were made."""
-    first = tx.one("leases_after", 0, 1)
-    if first is None or first[2] + micros(MIN_HISTORY) > tx.now:
-        return 0, []
-    rows = tx.all("leases_after", start, 10 * LANES)
-    old: list[int] = []
-    for id, grp, acquired, ended in rows:
-        group = tx.group_by_id(grp)
-        queue = tx.queue_by_id(group.queue) if group else None
-        history = micros(queue.options.history_seconds) if queue else 0
-        if acquired + micros(MIN_HISTORY) > tx.now:
-            return 0, old
-        if ended is not None and ended + history <= tx.now:
-            old.append(id)
-    return (rows[-1][0] if len(rows) == 10 * LANES else 0), old
 
 
 def _anything_old(tx: Tx) -> bool:

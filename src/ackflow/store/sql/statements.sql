@@ -397,9 +397,13 @@ update leases set ended_at = ?2, fates = ?3 where id = ?1
 -- name: move_claims
 update claim_rows set at = ?4 where lane = ?1 and grp = ?2 and lease = ?3
 -- name: leases_after
-select id, grp, acquired_at, ended_at from leases where id > ?1
-    and not exists (select 1 from hand_parts p where p.token = leases.token)
-order by id limit ?2
+select id, grp, acquired_at, ended_at,
+    exists (select 1 from hand_parts p where p.token = leases.token)
+from leases where id > ?1 order by id limit ?2
+-- name: lease_times
+select id, grp, acquired_at, ended_at,
+    exists (select 1 from hand_parts p where p.token = leases.token)
+from leases where id = ?1
 -- name: drop_lease
 delete from leases where id = ?1
 -- name: drop_leases_of_group
