@@ -3,8 +3,10 @@
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -116,27 +118,40 @@ def test_top_draws_on_a_terminal_until_ctrl_c(on_file: Cli) -> None:
     assert b"\x1b[?1049l" in output, "the screen is given back"
 
 
-def on_terminal(url: str | None, *arguments: str, until: bytes) -> tuple[bytes, int]:
-    """Run a command on a terminal of its own, and press Ctrl-C once it has printed something."""
+def test_q_ends_top(on_file: Cli) -> None:
+    on_file.q.push("orders", [1, 2, 3])
+    output, code = on_terminal(on_file.url, "top", "-i", "60", until=b"orders", press=b"xq")
+    assert code == 0
+    assert b"q ends" in output
+    assert b"\x1b[?1049l" in output, "the screen is given back"
+
+
+def on_terminal(
+    url: str | None, *arguments: str, until: bytes, press: bytes = b"\x03", columns: int = 150
+) -> tuple[bytes, int]:
+    """Run a command on a terminal of its own, and press Ctrl-C or other keys once it has printed
+    something. The terminal has to be as it was when the command has ended.
+    """
     mine, its = pty.openpty()
     process = subprocess.Popen(
         command("--url", url, *arguments), stdin=its, stdout=its, stderr=its,
-        start_new_session=True, env={**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"},
+        start_new_session=True, env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"},
     )  # fmt: skip
-    os.close(its)
+    modes = termios.tcgetattr(its)
     output = b""
     sent = False
-    while True:
-        try:
-            piece = os.read(mine, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        output += piece
+    while process.poll() is None or select.select([mine], [], [], 0)[0]:
+        if not select.select([mine], [], [], 0.02)[0]:
+            continue
+        output += os.read(mine, 65536)
         if not sent and until in output:
             sent = True
-            process.send_signal(signal.SIGINT)
+            if press == b"\x03":
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(mine, press)
+    assert termios.tcgetattr(its) == modes
+    os.close(its)
     os.close(mine)
     return output, process.wait(timeout=30)
 

@@ -12,7 +12,7 @@ from ..model import GroupStats
 from ..policy import GroupOptions, QueueOptions
 from . import inputs, output
 from .inputs import Group, GroupName, Partition, Queue, group_option
-from .output import group_name, many
+from .output import Columns, group_name, many
 from .shell import Link, Yes, command, confirm
 
 PANEL = "Administration"
@@ -92,7 +92,7 @@ def _show(link: Link, options: dict[str, Any]) -> None:
         output.line(options)
         return
     rows = [[name, "none" if value is None else _text(value)] for name, value in options.items()]
-    output.tabulate(("option", "value"), rows)
+    output.tabulate(Columns(("option", "value")), rows)
 
 
 def _text(value: Any) -> str:

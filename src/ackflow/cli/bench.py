@@ -12,10 +12,13 @@ from msgspec import Struct
 from ..errors import AckflowError, InvalidArgument
 from ..policy import MAX_BATCH
 from ..session import Session
-from .output import many
+from .output import Columns, many
 from .shell import Link, command
 
 PANEL = "Operation"
+MEASURED = Columns(
+    ("what", ">messages/s", ">p50 ms", ">p99 ms"), ("p99 ms", "p50 ms", "messages/s")
+)
 
 
 class Measured(Struct):
@@ -63,7 +66,7 @@ def bench(
         f"The queue {queue} was made for it and removed.\n"
     )
     rows = ([m.what, f"{m.per_second:,.0f}", f"{m.p50_ms:,.2f}", f"{m.p99_ms:,.2f}"] for m in found)
-    link.out.table(("what", ">messages/s", ">p50 ms", ">p99 ms"), rows, found)
+    link.out.table(MEASURED, rows, found)
 
 
 def _measure(

@@ -8,7 +8,7 @@ import typer
 from .. import checks
 from ..errors import InvalidArgument
 from . import where
-from .output import Output
+from .output import Columns, Output
 from .shell import AsJson, remember
 from .where import Context
 
@@ -70,7 +70,7 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
         out.say("there are no contexts yet")
         return
     out.table(
-        ("", "name", "url", "token"),
+        Columns(("", "name", "url", "token"), ("token", "url")),
         (
             [
                 "*" if name == saved.current else "",

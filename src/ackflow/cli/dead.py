@@ -13,7 +13,7 @@ from ..errors import InvalidArgument, NotFound
 from ..model import DeadLetter
 from . import output
 from .inputs import Group, Limit, MaybeQueue, Partition, Queue, Since, Until
-from .output import Cell, ago, group_name, many, short
+from .output import Cell, Columns, ago, group_name, many, short
 from .shell import NOTHING, Link, Yes, command, confirm
 
 app = typer.Typer(
@@ -22,6 +22,14 @@ app = typer.Typer(
 )
 MOST = 10_000
 NONE = "no dead letters"
+LETTERS = Columns(
+    (">number", "queue", "group", "died", "of", "reason", "data"),
+    ("of", "data", "group", "died", "reason"),
+)
+SUMMARY = Columns(
+    (">count", "queue", "group", "of", "error", "first", "last"),
+    ("first", "of", "last", "group", "error"),
+)
 
 Kind = Annotated[
     str | None,
@@ -73,7 +81,7 @@ def entries(
         link.out.say(NONE)
         return
     link.out.table(
-        (">number", "queue", "group", "died", "of", "reason", "data"),
+        LETTERS,
         map(_row, found),
         map(output.stored, found),
     )
@@ -104,7 +112,7 @@ def summary(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
         return
     found.sort(key=lambda one: -one[1].count)
     link.out.table(
-        (">count", "queue", "group", "of", "error", "first", "last"),
+        SUMMARY,
         (
             [
                 f"{s.count:,}", name, group_name(s.group), _CAUSES.get(s.kind, s.kind), s.error,

@@ -1,8 +1,11 @@
 """Watching: what is pushed as it comes, and a view of all queues that renews itself."""
 
+import os
+import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,14 +15,17 @@ from ..errors import AckflowError
 from ..model import GroupStats, QueueStats, StoredMessage
 from . import output
 from .inputs import Partition, Queue, duration
-from .output import Cell, counted, group_name, safe, span
+from .output import Cell, Columns, counted, group_name, safe, span
 from .shell import Link, command, unreachable
 
 PANEL = "Looking"
 POLL = 0.2
-COLUMNS = (
-    "queue", "group", ">ready", ">leased", ">waiting", ">dead", ">lag", ">oldest", ">in/s", ">out/s",
-    "state",
+COLUMNS = Columns(
+    (
+        "queue", "group", ">ready", ">leased", ">waiting", ">dead", ">lag", ">oldest", ">in/s",
+        ">out/s", "state",
+    ),
+    ("waiting", "ready", "oldest", "leased", "dead", "state", "in/s", "out/s", "lag"),
 )  # fmt: skip
 
 
@@ -91,11 +97,12 @@ def top(
     shown = sys.stdout.isatty() and not link.out.as_json
     if count is None and not shown:
         count = 1
-    frames = _frames(link, max(interval, 0.1), count)
+    interval = max(interval, 0.1)
     if shown:
-        _draw(link, frames)
+        with _keys() as pause:
+            _draw(link, _frames(link, interval, count, pause))
         return
-    for rows in frames:
+    for rows in _frames(link, interval, count, _sleep):
         link.out.table(COLUMNS, map(_row, rows), (_record(row) for row in rows))
         sys.stdout.flush()
 
@@ -123,12 +130,48 @@ class Row:
                 self.out = max(0, self.group.counts.done - before.group.counts.done) / seconds
 
 
-def _frames(link: Link, interval: float, count: int | None) -> Iterator[list[Row]]:
-    """Look again and again; the first look only tells what rates are counted from."""
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """A pause that ends early, and answers True, when q is pressed. Other keys do nothing."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+
+    def pause(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if select.select([keyboard], [], [], left)[0]:
+                pressed = os.read(keyboard, 64)
+                if not pressed or b"q" in pressed.lower():  # nothing: the terminal is gone
+                    return True
+        return False
+
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    try:
+        yield pause
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _frames(
+    link: Link, interval: float, count: int | None, pause: Callable[[float], bool]
+) -> Iterator[list[Row]]:
+    """Look again and again until a pause says to end; rates are counted from the first look."""
     before, at = _rows(link), time.monotonic()
     shown = 0
     while count is None or shown < count:
-        time.sleep(interval if shown else min(interval, 1.0))
+        if pause(interval if shown else min(interval, 1.0)):
+            return
         now = time.monotonic()
         rows = _rows(link)
         known = {row.key: row for row in before}
@@ -185,6 +228,8 @@ def _draw(link: Link, frames: Iterator[list[Row]]) -> None:
                 key=lambda row: (row.group is None, -(row.group.counts.lag if row.group else 0))
             )
             fit = max(1, console.height - 6)
-            head = f"{link.place.shown}  {datetime.now():%H:%M:%S}  {len(rows)} rows, Ctrl-C ends"
-            table = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
-            live.update(Group(Text(safe(head), "dim"), table), refresh=True)
+            of = f"{fit} of {len(rows)}" if fit < len(rows) else f"{len(rows)}"
+            head = f"{datetime.now():%H:%M:%S}  {of} rows, q ends  {link.place.shown}"
+            table, _, note = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
+            parts = [Text(safe(head), "dim"), table, *([note] if note else [])]
+            live.update(Group(*parts), refresh=True)

@@ -12,13 +12,29 @@ from ..policy import QUEUE_MODE
 from . import output
 from .inputs import Group, Limit, MaybeQueue, Partition, Queue, Since, StateFor, Until, duration
 from .inputs import group as group_of
-from .output import Cell, ago, counted, group_name, many, short, size, span, times
+from .output import Cell, Columns, ago, counted, group_name, many, short, size, span, times
 from .shell import NOTHING, Link, command
 
 PANEL = "Looking"
-GROUP_COLUMNS = (
-    "group", ">ready", ">leased", ">waiting", ">dead", ">done", ">oldest", "state",
+QUEUES = Columns(
+    (
+        "queue", ">stored", ">size", ">partitions", ">groups", ">lag", ">leased", ">dead", ">oldest",
+        "state",
+    ),
+    ("partitions", "size", "groups", "stored", "oldest", "leased", "dead", "state", "lag"),
 )  # fmt: skip
+_OF_GROUP = ("group", ">ready", ">leased", ">waiting", ">dead", ">done", ">oldest", "state")
+_SPARE = ("done", "oldest", "waiting", "leased", "dead", "state", "ready")
+GROUPS = Columns(_OF_GROUP, _SPARE)
+ALL_GROUPS = Columns(("queue", *_OF_GROUP), _SPARE)
+PROGRESS = Columns(
+    ("partition", ">ready", ">leased", ">waiting", ">dead", ">done", "last settled"),
+    ("last settled", "done", "waiting", "leased", "dead", "ready"),
+)
+LEASES = Columns(
+    ("queue", "group", "consumer", ">held", ">of", "since", "ends", "token"),
+    ("of", "since", "group", "consumer", "ends", "held"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -36,11 +52,7 @@ def queues(link: Link, queue: MaybeQueue = None) -> None:
         link.out.say("there are no queues yet")
         link.out.hint("""ackflow push orders '{"id": 1}'""")
         return
-    columns = (
-        "queue", ">stored", ">size", ">partitions", ">groups", ">lag", ">leased", ">dead", ">oldest",
-        "state",
-    )  # fmt: skip
-    link.out.table(columns, map(_queue_row, found), map(output.queue_record, found))
+    link.out.table(QUEUES, map(_queue_row, found), map(output.queue_record, found))
 
 
 def _queue_row(queue: QueueStats) -> list[Cell]:
@@ -71,7 +83,7 @@ def _one_queue(link: Link, queue: QueueStats) -> None:
         link.out.say("options: " + ", ".join(f"{k}={v}" for k, v in changed.items()))
     if queue.groups:
         link.out.say()
-        output.tabulate(GROUP_COLUMNS, map(_group_row, queue.groups))
+        output.tabulate(GROUPS, map(_group_row, queue.groups))
 
 
 def groups(
@@ -94,7 +106,7 @@ def groups(
         link.out.say("there are no groups yet; the first pop of a group makes it")
         return
     rows = ([one.queue, *_group_row(one)] for one in found)
-    link.out.table(("queue", *GROUP_COLUMNS), rows, map(output.group_record, found))
+    link.out.table(ALL_GROUPS, rows, map(output.group_record, found))
 
 
 def _group_row(group: GroupStats) -> list[Cell]:
@@ -108,7 +120,6 @@ def _group_row(group: GroupStats) -> list[Cell]:
 
 def _progress(link: Link, queue: str, group: str) -> None:
     found = link.session.progress(queue, group)
-    columns = ("partition", ">ready", ">leased", ">waiting", ">dead", ">done", "last settled")
     rows: Iterable[list[Cell]] = (
         [
             p.partition, f"{p.counts.ready:,}", f"{p.counts.leased:,}", f"{p.counts.waiting:,}",
@@ -116,7 +127,7 @@ def _progress(link: Link, queue: str, group: str) -> None:
         ]
         for p in found
     )  # fmt: skip
-    link.out.table(columns, rows, found)
+    link.out.table(PROGRESS, rows, found)
 
 
 def leases(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
@@ -126,8 +137,7 @@ def leases(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
     if not found:
         link.out.say("nothing is leased")
         return
-    columns = ("queue", "group", "consumer", ">held", ">of", "since", "ends", "token")
-    link.out.table(columns, map(_lease_row, found), found)
+    link.out.table(LEASES, map(_lease_row, found), found)
 
 
 def _lease_row(lease: LeaseStats) -> list[Cell]:
@@ -241,7 +251,10 @@ def _list(link: Link, messages: list[StoredMessage], more: str | None = None) ->
         link.out.say("no messages")
         raise typer.Exit(NOTHING)
     states = any(message.state is not None for message in messages)
-    columns = ("id", "partition", "pushed", *(["state"] if states else []), "data")
+    columns = Columns(
+        ("id", "partition", "pushed", *(["state"] if states else []), "data"),
+        ("partition", "pushed", *(["state"] if states else []), "data"),
+    )
     rows = (
         [m.id, m.partition, ago(m.created_at), *([m.state or ""] if states else []), short(m.raw)]
         for m in messages

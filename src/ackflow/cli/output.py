@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import typer
+from msgspec import Struct
 
 from ..delivery import Delivery
 from ..model import DeadLetter, GroupStats, QueueStats, StoredMessage
@@ -18,6 +19,21 @@ Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
 _MAY_BE_CUT = {"data", "reason", "error"}
 _GAP, _LEAST = 2, 12
 _MOST_DATA = 500  # more than any terminal shows in a line
+
+
+class Columns(Struct, frozen=True):
+    """The columns of a table; one whose name begins with > is aligned right.
+
+    `spare` names those that a narrow terminal may go without, the least important first. The others
+    tell the rows apart.
+    """
+
+    names: tuple[str, ...]
+    spare: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> list[str]:
+        return [name.lstrip(">") for name in self.names]
 
 
 class Output:
@@ -35,9 +51,9 @@ class Output:
                 print(safe(sentence))
 
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], records: Iterable[Any]
+        self, columns: Columns, rows: Iterable[Sequence[Cell]], records: Iterable[Any]
     ) -> None:
-        """Many things: JSON lines, or a table; a column whose name begins with > is aligned right."""
+        """Many things: JSON lines, or a table."""
         if not self.as_json:
             tabulate(columns, rows)
             return
@@ -75,40 +91,43 @@ def data(raw: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def tabulate(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+def tabulate(columns: Columns, rows: Iterable[Sequence[Cell]]) -> None:
     """On a terminal a table that fits it; into a pipe aligned columns, whole and without colours."""
     if sys.stdout.isatty():
         _rich(columns, rows)
         return
     plain = [[safe(cell if isinstance(cell, str) else cell[0]) for cell in row] for row in rows]
-    lines = [[name.lstrip(">") for name in columns], *plain]
+    lines = [columns.heads, *plain]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for cells in lines:
         parts = [
             text.rjust(width) if name.startswith(">") else text.ljust(width)
-            for name, text, width in zip(columns, cells, widths, strict=True)
+            for name, text, width in zip(columns.names, cells, widths, strict=True)
         ]
         print("  ".join(parts).rstrip())
 
 
-def _rich(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+def _rich(columns: Columns, rows: Iterable[Sequence[Cell]]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(rich_table(columns, rows, console.width))
+    table, width, note = rich_table(columns, rows, console.width)
+    # Names wider than the terminal go on in its next line, so that they can be copied whole.
+    Console(highlight=False, width=max(width, console.width)).print(table)
+    if note:
+        console.print(note)
 
 
-def rich_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Any:
-    """The table as it is drawn on a terminal: long texts are cut so that a row is one line."""
+def rich_table(
+    columns: Columns, rows: Iterable[Sequence[Cell]], width: int
+) -> tuple[Any, int, Any | None]:
+    """The table as it is drawn on a terminal, its width, and a note on the columns left out.
+
+    Only columns that cannot be left out make it wider than `width`.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold underline")
-    for name in columns:
-        right = name.startswith(">")
-        table.add_column(
-            name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
-        )
     cells = [
         [
             Text(safe(cell)) if isinstance(cell, str) else Text(safe(cell[0]), cell[1])
@@ -116,29 +135,55 @@ def rich_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], width: in
         ]
         for row in rows
     ]
-    _cut(columns, cells, width)
-    for row in cells:
-        table.add_row(*row)
-    return table
-
-
-def _cut(columns: Sequence[str], rows: list[list[Any]], width: int) -> None:
-    """Cut the texts that may be long, the longest first, until a row fits."""
-    names = [name.lstrip(">") for name in columns]
+    heads = columns.heads
     widths = [
-        max([len(name), *(row[at].cell_len for row in rows)]) for at, name in enumerate(names)
+        max([len(head), *(row[at].cell_len for row in cells)]) for at, head in enumerate(heads)
     ]
-    long = [at for at, name in enumerate(names) if name in _MAY_BE_CUT]
-    excess = sum(widths) + _GAP * (len(names) - 1) - width
-    while excess > 0 and long:
+    empty = {head for at, head in enumerate(heads) if not any(row[at].plain for row in cells)}
+    kept = _fitting(columns, empty, widths, width)
+    needed = _cut([heads[at] for at in kept], widths := [widths[at] for at in kept], width)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold underline")
+    for at in kept:
+        right = columns.names[at].startswith(">")
+        table.add_column(
+            heads[at], justify="right" if right else "left", no_wrap=right or needed <= width,
+            overflow="fold",
+        )  # fmt: skip
+    for row in cells:
+        for at, most in zip(kept, widths, strict=True):
+            row[at].truncate(most, overflow="ellipsis")
+        table.add_row(*(row[at] for at in kept))
+    left = ", ".join(head for at, head in enumerate(heads) if at not in kept)
+    return table, needed, Text(f"not shown, the terminal is too narrow: {left}", "dim") if left else None  # fmt: skip
+
+
+def _fitting(columns: Columns, empty: set[str], widths: list[int], width: int) -> list[int]:
+    """The columns there is room for, by importance, when texts are cut as far as they may be."""
+    heads = columns.heads
+    least = [
+        min(most, _LEAST) if head in _MAY_BE_CUT else most
+        for head, most in zip(heads, widths, strict=True)
+    ]
+    kept = [at for at, head in enumerate(heads) if head not in columns.spare]
+    wanted = [*reversed(columns.spare)]
+    for head in sorted(wanted, key=lambda head: head in empty):
+        more = [*kept, heads.index(head)]
+        if sum(least[at] for at in more) + _GAP * (len(more) - 1) <= width:
+            kept = more
+    return sorted(kept)
+
+
+def _cut(heads: list[str], widths: list[int], width: int) -> int:
+    """Lower the widths of texts that may be cut, the longest first, until a row fits; its width."""
+    long = [at for at, head in enumerate(heads) if head in _MAY_BE_CUT]
+    needed = sum(widths) + _GAP * (len(widths) - 1)
+    while needed > width and long:
         at = max(long, key=lambda at: widths[at])
         if widths[at] <= _LEAST:
             break
         widths[at] -= 1
-        excess -= 1
-    for row in rows:
-        for at in long:
-            row[at].truncate(widths[at], overflow="ellipsis")
+        needed -= 1
+    return needed
 
 
 def safe(text: str) -> str:

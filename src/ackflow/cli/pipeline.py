@@ -16,7 +16,7 @@ from ..pipeline.keeping import pipelines
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
 from ..pipeline.upstream import clients
 from ..session import Session
-from .output import Output
+from .output import Columns, Output
 from .shell import NOTHING
 from .where import NoDatabase
 
@@ -169,7 +169,10 @@ def status(
         print(f"nothing was sent yet to the pipeline {pipeline.name!r}{others}")
         raise typer.Exit(NOTHING)
     Output(as_json).table(
-        ["client", "table", ">batches", ">ends held", ">oldest", "state"],
+        Columns(
+            ("client", "table", ">batches", ">ends held", ">oldest", "state"),
+            ("oldest", "batches", "ends held", "state"),
+        ),
         [(row.client, row.table, str(row.handled), str(row.held),
           f"{row.oldest_seconds:.0f} s" if row.held else "", row.state) for row in rows],
         rows,

@@ -11,7 +11,7 @@ from ..broker.broker import Broker
 from ..broker.tokens import Token
 from ..errors import InvalidArgument
 from ..model import when
-from .output import many
+from .output import Columns, many
 from .shell import Link, Yes, command, confirm
 
 app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
@@ -62,7 +62,11 @@ def show(link: Link) -> None:
     if not known:
         link.out.say("there are no tokens yet")
         return
-    link.out.table(("name", "grants", "made", "state"), _rows(known, now), map(_record, known))
+    link.out.table(
+        Columns(("name", "grants", "made", "state"), ("made", "state", "grants")),
+        _rows(known, now),
+        map(_record, known),
+    )
 
 
 def _rows(known: Iterable[Token], now: int) -> Iterable[list[str]]:
