@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -54,14 +55,89 @@ def test_a_closed_pipe_is_no_error(db: str) -> None:
         assert (process.returncode, told) == (0, b"")
 
 
+def unread(*arguments: object, stream: str = "stdout") -> tuple[int, str]:
+    """Run a command with a stream that has no reader: its exit code, and what the other one got."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    other = "stderr" if stream == "stdout" else "stdout"
+    with open(writer, "wb") as closed:
+        done = subprocess.run(
+            command(*arguments), **{stream: closed, other: subprocess.PIPE},  # type: ignore[call-overload]
+            text=True, timeout=60,
+        )  # fmt: skip
+    return done.returncode, getattr(done, other)
+
+
+def test_a_push_goes_on_when_its_output_is_closed(db: str, tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(f"{n}\n" for n in range(25_000)))
+    assert unread("--url", db, "push", "big", "--file", path, "--json") == (0, "")
+    with ackflow.connect(db, upkeep=False) as q:
+        assert q.queue_stats("big").messages == 25_000
+    path.write_text("1\n2\nno json\n")
+    code, told = unread("--url", db, "push", "big", "--file", path, "--json")
+    assert code == 2
+    assert "line 3" in told
+
+
+def test_what_works_ends_its_work_when_its_output_is_closed(db: str) -> None:
+    with ackflow.connect(db, upkeep=False) as q:
+        q.pop("orders")[0].reject("no")
+        assert unread("--url", db, "doctor", "--strict") == (1, "")
+        assert unread("--url", db, "dlq", "redrive", "orders", "--all") == (0, "")
+        assert q.queue_stats("orders").dead_letters == 0
+        code, _ = unread("--url", db, "configure", "new", "retry_limit=7", stream="stderr")
+        assert code == 0
+        assert q.queue_stats("new").options.retry_limit == 7
+
+
+def test_a_server_goes_on_when_its_output_is_closed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (
+        open(writer, "wb") as closed,
+        subprocess.Popen(
+            command("serve", "--db", tmp_path / "served.db", "--port", port), stdout=closed
+        ) as process,
+    ):
+        try:
+            with ackflow.connect(f"http://127.0.0.1:{port}") as q:
+                q.push("orders", 1)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def test_a_token_that_could_not_be_shown_is_told(db: str) -> None:
+    code, told = unread("--url", db, "token", "create", "mine")
+    assert code == 1
+    assert "could not be shown" in told
+    assert "token revoke mine" in told
+
+
+def test_output_that_cannot_be_written_is_told(db: str, tmp_path: Path) -> None:
+    def full(*arguments: object) -> tuple[int, str]:
+        with open("/dev/full", "wb") as disk:
+            done = subprocess.run(
+                command("--url", db, *arguments), stdout=disk, stderr=subprocess.PIPE, text=True
+            )
+        return done.returncode, done.stderr
+
+    told = "ackflow: the output could not be written: No space left on device"
+    assert full("queues") == (1, f"{told}\n")
+    assert full("push", "big", "1", "2", "3") == (1, f"{told}\n")
+    assert full("pop", "big", "-n", "3") == (1, f"{told}; the messages were given back\n")
+    with ackflow.connect(db, upkeep=False) as q:
+        assert q.group_stats("big").counts.ready == 3
+
+
 def test_messages_popped_into_a_closed_pipe_are_given_back(db: str) -> None:
-    with subprocess.Popen(
-        command("--url", db, "pop", "orders", "-n", "5000", "--ack", "--json"),
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.stdout.close()
+    code, told = unread("--url", db, "pop", "orders", "-n", "5000", "--ack", "--json")
+    assert code == 1
+    assert '"code":"output_failed"' in told
+    assert "given back" in told
     with ackflow.connect(db, upkeep=False) as q:
         counts = q.group_stats("orders").counts
     assert (counts.ready, counts.leased, counts.done) == (5000, 0, 0)

@@ -56,7 +56,7 @@ def register(main: typer.Typer) -> None:
     main.add_typer(app, name="dlq", rich_help_panel="Dead letters")
 
 
-@command(app, "list")
+@command(app, "list", needs_reader=True)
 def entries(
     link: Link,
     queue: MaybeQueue = None,
@@ -99,7 +99,7 @@ def _row(letter: DeadLetter) -> list[Cell]:
     ]  # fmt: skip
 
 
-@command(app)
+@command(app, needs_reader=True)
 def summary(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
     """Show how many died of what, most first."""
     found = [
@@ -127,7 +127,7 @@ def summary(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
     )  # fmt: skip
 
 
-@command(app)
+@command(app, needs_reader=True)
 def show(link: Link, queue: Queue, ids: Numbers = None, group: Group = None) -> None:
     """Show dead letters whole: why and when they died, how often they were tried, what they are."""
     if not ids:

@@ -31,7 +31,7 @@ COLUMNS = Columns(
 
 def register(app: typer.Typer) -> None:
     for function in (tail, top):
-        command(app, panel=PANEL, keeps=True)(function)
+        command(app, panel=PANEL, keeps=True, needs_reader=True)(function)
 
 
 def tail(

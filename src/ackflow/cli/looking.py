@@ -39,7 +39,7 @@ LEASES = Columns(
 
 def register(app: typer.Typer) -> None:
     for function in (queues, groups, leases, why, peek, browse, search):
-        command(app, panel=PANEL)(function)
+        command(app, panel=PANEL, needs_reader=True)(function)
 
 
 def queues(link: Link, queue: MaybeQueue = None) -> None:

@@ -12,6 +12,7 @@ from ..policy import MAX_BATCH, Counting
 from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
 from .output import Output
 from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
+from .streams import persistent
 
 OPERATION = "Operation"
 SHELLS = ("bash", "zsh", "fish", "powershell")
@@ -144,26 +145,26 @@ def serve(
     from ..server.logs import FORMATS, LEVELS
     from ..server.observe import Watching
 
-    run.serve(
-        run.Config(
-            db=file_of(ctx, db),
-            host=host,
-            ports=port or [run.DEFAULT_PORT],
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            limits=Limits(_bytes(max_body), max_batch, max_waiting),
-            watching=Watching(slow, access_log),
-            cors_origins=cors_origin or [],
-            require_token=require_token,
-            allow_open=allow_open,
-            read_seconds=read_timeout,
-            log_format=checks.one_of(log_format, "--log-format", FORMATS),
-            log_level=checks.one_of(log_level, "--log-level", LEVELS),
-            queen_retry_limit=checks.one_of(
-                queen_retry_limit, "--queen-retry-limit", get_args(Counting)
-            ),
-        )
+    config = run.Config(
+        db=file_of(ctx, db),
+        host=host,
+        ports=port or [run.DEFAULT_PORT],
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        limits=Limits(_bytes(max_body), max_batch, max_waiting),
+        watching=Watching(slow, access_log),
+        cors_origins=cors_origin or [],
+        require_token=require_token,
+        allow_open=allow_open,
+        read_seconds=read_timeout,
+        log_format=checks.one_of(log_format, "--log-format", FORMATS),
+        log_level=checks.one_of(log_level, "--log-level", LEVELS),
+        queen_retry_limit=checks.one_of(
+            queen_retry_limit, "--queen-retry-limit", get_args(Counting)
+        ),
     )
+    with persistent():
+        run.serve(config)
 
 
 def _bytes(text: str) -> int:

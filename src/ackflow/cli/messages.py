@@ -17,6 +17,7 @@ from . import feeding, output
 from .feeding import BadLine, Feed
 from .inputs import Group, Partition, Queue, duration
 from .shell import FAILED, NOTHING, Link, command
+from .streams import failed
 
 PANEL = "Messages"
 IDS_SHOWN = 20
@@ -30,8 +31,8 @@ Reason = Annotated[str | None, typer.Option("--reason", "-r", help="Why; `ackflo
 
 
 def register(app: typer.Typer) -> None:
-    for function, keeps in ((push, True), (pop, True)):
-        command(app, panel=PANEL, keeps=keeps, makes=function is push)(function)
+    command(app, panel=PANEL, keeps=True, makes=True)(push)
+    command(app, panel=PANEL, keeps=True, needs_reader=True)(pop)
     for settle in (ack, nack, release, requeue, reject, extend):
         command(app, panel=PANEL)(settle)
 
@@ -215,9 +216,11 @@ def pop(
         for message in found:
             _print(link, message, data)
         sys.stdout.flush()
-    except BaseException:
-        # Nobody has seen them all: they are given back, uncounted.
+    except BaseException as error:
+        # Not all of them were seen: they are given back, uncounted.
         link.session.release(found)
+        if isinstance(error, OSError):
+            raise failed(error, "; the messages were given back") from None
         raise
     if ack:
         _settled(link, link.session.ack(found, confirm=True), "acknowledged", beside=True)

@@ -18,6 +18,7 @@ from ..pipeline.upstream import clients
 from ..session import Session
 from .output import Columns, Output
 from .shell import NOTHING
+from .streams import persistent
 from .where import NoDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and questions on Spark.")
@@ -101,7 +102,7 @@ def run(
     from ..pipeline.chart import write as draw
     from ..pipeline.run import Run
 
-    with closing(Run(settings)) as found:
+    with persistent(), closing(Run(settings)) as found:
         worked = found.run(alarm_after=eof_alarm_after)
     if worked:
         print(f"the answers are in {out}, the timeline is {draw(out)}")

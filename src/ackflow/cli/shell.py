@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from inspect import Parameter, signature
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
@@ -20,6 +21,7 @@ from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, Sto
 from ..session import Session, connect
 from . import where
 from .output import Output, safe
+from .streams import OutputFailed, discard, failed, persistent
 from .where import NoDatabase, Place
 
 P = ParamSpec("P")
@@ -151,12 +153,14 @@ def command(
     makes: bool = False,
     keeps: bool = False,
     local: bool = False,
+    needs_reader: bool = False,
     epilog: str | None = None,
 ) -> Callable[[Callable[Concatenate[Link, P], None]], Callable[Concatenate[Link, P], None]]:
     """Register a function of a link as a command, with the options that say where and how.
 
     `makes`: a file that is not there is made. `keeps`: it may run for long, so it does upkeep on
     a file and has patience with a server. `local`: it is about a file, so --db names it as well.
+    `needs_reader`: it ends when its output is closed; the others finish their work.
     """
     options = {**_FILE, **_SHARED} if local else _SHARED
 
@@ -167,7 +171,8 @@ def command(
             shared = _shared(ctx, {name: given.pop(name) for name in options})
             link = Link(lambda: _find(shared), Output(shared["as_json"]), makes=makes, keeps=keeps)
             try:
-                function(link, **given)  # type: ignore[call-arg]
+                with nullcontext() if needs_reader else persistent():
+                    function(link, **given)  # type: ignore[call-arg]
             except QueueNotFound as error:
                 _suggest(link, error)
                 raise
@@ -337,14 +342,23 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return result
         except AckflowError as error:
-            _tell(error, bool((ctx.find_root().obj or {}).get("as_json")))
+            if isinstance(error, OutputFailed):
+                discard()
+            _tell(error, _wants_json(ctx))
             raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:
-            # Whoever reads has enough; what is still in the buffer must not fail at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard()  # its reader has what it wanted
             raise typer.Exit(0) from None
+        except OSError as error:
+            discard()
+            _tell(failed(error), _wants_json(ctx))
+            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _wants_json(ctx: Any) -> bool:
+    return bool((ctx.find_root().obj or {}).get("as_json"))
 
 
 def _tell(error: AckflowError, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """`ackflow token`: who may use a server, and for what."""
 
+import sys
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from ..errors import InvalidArgument
 from ..model import when
 from .output import Columns, many
 from .shell import Link, Yes, command, confirm
+from .streams import failed
 
 app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
 
@@ -28,7 +30,7 @@ def _broker(link: Link) -> Broker:
     return broker
 
 
-@command(app, makes=True, local=True)
+@command(app, makes=True, local=True, needs_reader=True)
 def create(
     link: Link,
     name: Name,
@@ -45,7 +47,12 @@ def create(
     grants = [tokens.grant(text) for text in grant or ["read-write"]]
     seconds = None if days is None else _seconds(days)
     secret = _broker(link).do(tokens.create, True, name, grants, seconds)
-    link.out.record({"name": name, "token": secret}, secret)
+    try:
+        link.out.record({"name": name, "token": secret}, secret)
+        sys.stdout.flush()
+    except OSError as error:
+        unseen = f"; the token {name} was made and could not be shown: `ackflow token revoke {name}` ends it"
+        raise failed(error, unseen) from None
 
 
 def _seconds(days: float) -> float:
@@ -54,7 +61,7 @@ def _seconds(days: float) -> float:
     return days * DAY
 
 
-@command(app, "list", local=True)
+@command(app, "list", local=True, needs_reader=True)
 def show(link: Link) -> None:
     """Show the tokens there are, never what they are."""
     broker = _broker(link)
