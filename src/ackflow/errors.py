@@ -88,7 +88,7 @@ class LeaseLost(AckflowError):
 class LeaseExpired(LeaseLost):
     """The lease ran out before the message was settled; it is delivered again."""
 
-    code = "LOCK_EXPIRED"
+    code = "lease_expired"
     status = 410
 
 
@@ -101,14 +101,14 @@ class AlreadySettled(LeaseLost):
 class WrongLock(LeaseLost):
     """The lock is held under another id; it stays as it is."""
 
-    code = "INVALID_LOCK_ID"
+    code = "wrong_lock"
     status = 400
 
 
 class NoLock(LeaseLost):
     """Nothing is locked."""
 
-    code = "LOCK_NOT_FOUND"
+    code = "no_lock"
     status = 404
 
 

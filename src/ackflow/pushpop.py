@@ -20,18 +20,26 @@ from .broker.handout import Handout, is_binary, payload
 from .broker.pop import PopRequest
 from .broker.settle import Verdict
 from .clock import SECOND
-from .errors import InvalidArgument, LeaseLost, SessionClosed
+from .errors import (
+    AckflowError,
+    InvalidArgument,
+    LeaseExpired,
+    LeaseLost,
+    NoLock,
+    SessionClosed,
+    WrongLock,
+)
 from .policy import QUEUE_MODE
 from .session import Session
 
 T = TypeVar("T")
 SHORTEST, LONGEST = 1, 300
 
-# The words of the dialect, where they differ from Ackflow's own.
-SAYS = {
-    "LOCK_EXPIRED": "Lock has expired",
-    "LOCK_NOT_FOUND": "No active lock found",
-    "INVALID_LOCK_ID": "Invalid lock_id",
+# Code and message of an error in the words of the dialect, where they differ from Ackflow's own.
+_WORDS_OF = {
+    LeaseExpired.code: ("LOCK_EXPIRED", "Lock has expired"),
+    NoLock.code: ("LOCK_NOT_FOUND", "No active lock found"),
+    WrongLock.code: ("INVALID_LOCK_ID", "Invalid lock_id"),
 }
 PUSHED = "Item pushed to queue {queue} at priority {priority}"
 NEGATIVE = "Priority must be non-negative"
@@ -161,8 +169,8 @@ class PushPopActor:
         try:
             n = await self._run(settle)
         except LeaseLost as error:
-            said = SAYS.get(error.code, error.message)
-            return AcknowledgeResponse(False, said, ErrorCode=error.code)
+            code, message = in_words(error)
+            return AcknowledgeResponse(False, message, ErrorCode=code)
         return AcknowledgeResponse(True, f"Successfully acknowledged {n} item(s)", n)
 
     async def _pop(self, ttl: float | None, count: int, auto_ack: bool = False) -> Handout:
@@ -225,6 +233,11 @@ def _ttl(seconds: object) -> int | None:
     if not isinstance(seconds, int) or isinstance(seconds, bool):
         raise InvalidArgument(f"ttl_seconds is a whole number, not {seconds!r}")
     return clamped(seconds)
+
+
+def in_words(error: AckflowError) -> tuple[str, str]:
+    """Code and message of an error, as the dialect spells them."""
+    return _WORDS_OF.get(error.code, (error.code, error.message))
 
 
 def clamped(seconds: int) -> int:

@@ -434,7 +434,7 @@ def test_atomic_verdicts_hold_over_several_leases(q: Session, clock: VirtualCloc
     lost, held = take(q, 1, lease_seconds=5), take(q, 1)
     clock.advance(6)
     answer = q.settle([(held[0], "ack"), (lost[0], "ack")], atomic=True)
-    assert refusals(answer) == {held[0].id: "rolled_back", lost[0].id: "LOCK_EXPIRED"}
+    assert refusals(answer) == {held[0].id: "rolled_back", lost[0].id: "lease_expired"}
     assert q.ack(held).settled == 1
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 SECOND = 1_000_000
 VERBS = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
-CODES = {"expired": "LOCK_EXPIRED", "skipped": "invalid_lease", "purged": "invalid_lease",
+CODES = {"expired": "lease_expired", "skipped": "invalid_lease", "purged": "invalid_lease",
          "deleted": "invalid_lease"} | dict.fromkeys(VERBS, "already_settled")  # fmt: skip
 
 

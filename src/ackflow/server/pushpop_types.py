@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..errors import AckflowError
 from ..policy import DEFAULTS, MAX_PRIORITY
-from ..pushpop import SAYS
+from ..pushpop import in_words
 from .http import Answer, Param, json
 
 # These are told in the document but checked by hand: a refusal can use the dialect's words, and
@@ -142,5 +142,5 @@ POP = (
 
 def refuse(error: AckflowError) -> Answer:
     """An error in the flat shape of the dialect."""
-    said = SAYS.get(error.code, error.message)
-    return json(Refusal(False, said, error.code), error.status)
+    code, message = in_words(error)
+    return json(Refusal(False, message, code), error.status)
