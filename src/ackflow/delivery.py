@@ -260,9 +260,12 @@ class Batch(tuple[M, ...]):
 class Receipt(Sequence[str]):
     """The ids of pushed messages, in the order of the push; made when looked at."""
 
-    def __init__(self, store: int, answer: Answer, places: list[list[int]] | None) -> None:
+    def __init__(
+        self, store: int, answer: Answer, places: list[list[int]] | None, keyed: bool = False
+    ) -> None:
         self._store = store
         self._answer = answer
+        self._keyed = keyed
         self._places = places
         self._flat: list[tuple[int, int, bool]] | None = None
 
@@ -283,6 +286,12 @@ class Receipt(Sequence[str]):
     def duplicates(self) -> list[int]:
         """Which messages of the push were already there, by their place in the push."""
         return [i for i, entry in enumerate(self._entries()) if entry[2]]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the push was made before under the same key, so that nothing was added; also
+        when only its answer was lost and the connection sent it again."""
+        return self._keyed and any(p.repeated for run in self._answer for p in run)
 
     def _id(self, entry: tuple[int, int, bool]) -> str:
         return ids.message_id(self._store, entry[0], entry[1])

@@ -133,7 +133,7 @@ class Session(Helping):
             queue, data, partition=partition, priority=priority, delay=delay, key=key,
             whole=broker.whole,
         )  # fmt: skip
-        return Receipt(broker.store.id, broker.push(request), places)
+        return Receipt(broker.store.id, broker.push(request), places, key is not None)
 
     def stage(
         self,

@@ -93,6 +93,26 @@ def test_the_same_input_under_the_same_key_is_pushed_once(cli: Cli) -> None:
     assert "used before" in cli.fails(1, "push", "orders", "--key", "import-7", "1")
 
 
+def test_a_repeat_under_a_key_is_told(cli: Cli) -> None:
+    key = ["push", "orders", "--key", "k"]
+    first = cli.json(*key, "1", "2")
+    assert [one["duplicate"] for one in first] == [False, False]
+    told = cli(*key, "1", "2").splitlines()
+    assert told == [
+        *(one["id"] for one in first),
+        "nothing added: the same 2 messages were pushed to orders under this key before",
+    ]
+    assert cli.json(*key, "1", "2") == [{**one, "duplicate": True} for one in first]
+    assert "1 message pushed to orders\n" in cli("push", "orders", "--key", "other", "1")
+
+
+def test_what_was_broken_off_goes_on_under_its_key(cli: Cli) -> None:
+    lines = [f"{n}\n" for n in range(12_000)]
+    cli("push", "orders", "--key", "k", input="".join(lines[:10_000]))
+    told = cli("push", "orders", "--key", "k", input="".join(lines))
+    assert told == "12,000 messages pushed to orders, 10,000 of them known before\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -50,6 +50,15 @@ def test_a_key_covers_messages_of_many_lanes_in_the_order_of_the_push(q: Session
     assert len(stored(q)) == 7
 
 
+def test_a_repeat_says_that_it_is_one(q: Session) -> None:
+    some = [Item(data=n, partition="ab"[n % 2]) for n in range(4)]
+    assert not q.push("orders", some, key="k").repeated
+    assert q.push("orders", some, key="k").repeated
+    assert q.push("orders", some, key="k").duplicates == []
+    assert not q.push("orders", some, key="other").repeated
+    assert not q.push("orders", some).repeated
+
+
 def test_a_repeated_key_tells_the_same_duplicates(q: Session) -> None:
     q.push("orders", [item("b")])
     some = [item("a"), item("b"), item("c")]

@@ -53,12 +53,16 @@ class PushRequest(Struct):
 
 
 class Placed(Struct, array_like=True):
-    """Where a run of pushed messages lies; a duplicate lies where its first one does."""
+    """Where a run of pushed messages lies; a duplicate lies where its first one does.
+
+    `repeated`: an earlier request with the same key put it there.
+    """
 
     lane: int
     first: int
     stop: int
     duplicate: bool = False
+    repeated: bool = False
 
 
 Answer = list[list[Placed]]
@@ -84,7 +88,7 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
             answers.append(refusal)
             continue
         if known is not None:
-            answers.append(_answers(known))
+            answers.append(_repeated(_answers(known)))
             continue
         answer: Answer = []
         for chunk in request.chunks:
@@ -107,6 +111,13 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
         answers.append(answer)
     _flush_all(tx, joined)
     return answers
+
+
+def _repeated(answer: Answer) -> Answer:
+    for places in answer:
+        for place in places:
+            place.repeated = True
+    return answer
 
 
 def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:

@@ -121,6 +121,7 @@ class Pushing:
         self._ids: list[str] = []
         self.pushed = 0
         self._known = 0
+        self._added = False
 
     @property
     def keyed(self) -> bool:
@@ -139,7 +140,8 @@ class Pushing:
 
     def _show(self, receipt: Receipt) -> int:
         """Tell the ids, to programs all of them; answers with how many were known before."""
-        known = set(receipt.duplicates)
+        known = set(range(len(receipt)) if receipt.repeated else receipt.duplicates)
+        self._added = self._added or not receipt.repeated
         if self._link.out.as_json:
             for place, id in enumerate(receipt):
                 output.line({"id": id, "duplicate": place in known})
@@ -152,8 +154,15 @@ class Pushing:
         if self.pushed <= IDS_SHOWN:
             for id in self._ids:
                 out.say(id)
+        count = output.many(self.pushed, "message")
+        if self.pushed and not self._added:
+            was = "was" if self.pushed == 1 else "were"
+            out.say(
+                f"nothing added: the same {count} {was} pushed to {self._queue} under this key before"
+            )
+            return
         known = f", {self._known:,} of them known before" if self._known else ""
-        out.say(f"{output.many(self.pushed, 'message')} pushed to {self._queue}{known}")
+        out.say(f"{count} pushed to {self._queue}{known}")
         if not self.pushed:
             raise typer.Exit(NOTHING)
 
