@@ -20,6 +20,10 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "installing Java for Spark"; apt-get update -qq; \
 		apt-get install -y -qq openjdk-17-jre-headless || apt-get install -y -qq default-jre-headless; }; } \
 		|| echo "Java is missing: Spark and its tests need Java 17 or later"
+	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || { [ "$$(id -u)" = 0 ] \
+		&& command -v apt-get >/dev/null && { echo "installing pgbouncer for the tests"; \
+		apt-get update -qq; apt-get install -y -qq pgbouncer; }; } \
+		|| echo "pgbouncer is missing: the tests behind a pooler are left out"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	@touch $(STAMP)
 

@@ -9,6 +9,7 @@ import pytest
 
 import ackflow
 from ackflow import aio
+from ackflow.store import postgres
 
 from ..cli.conftest import Cli, home, nowhere  # noqa: F401
 from ..server.conftest import Process, start_process  # noqa: F401
@@ -31,7 +32,13 @@ def test_doctor_looks_at_what_is_in_the_database(nowhere: Cli, postgres_url: str
         ),
     ],
 )
-def test_a_password_is_saved_and_never_shown(nowhere: Cli, url: str, shown: str) -> None:  # noqa: F811
+def test_a_password_is_saved_and_never_shown(
+    nowhere: Cli,  # noqa: F811
+    url: str,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres, "AWAY_SECONDS", 0.0)
     told = nowhere("context", "add", "shared", url, "--use")
     told += nowhere("context", "list") + nowhere("context", "list", "--json")
     told += nowhere.fails(4, "queues") + nowhere.fails(4, "queues", "--url", url)

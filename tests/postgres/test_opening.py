@@ -1,5 +1,6 @@
 """PostgreSQL: what is made when it is first opened, and what is refused."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from ackflow.errors import (
     SchemaTooNew,
     StorageAway,
 )
-from ackflow.store import channel
+from ackflow.store import channel, postgres
+
+from . import server as servers
 
 
 def test_each_schema_is_a_database_of_its_own(postgres_url: str) -> None:
@@ -101,7 +104,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 
 def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
     with pytest.raises(StorageAway, match=r"no connection to jobs on 127\.0\.0\.1") as told:
-        ackflow.connect("postgresql://me:secret@127.0.0.1:1/jobs")
+        ackflow.connect("postgresql://me:secret@127.0.0.1:1/jobs?connect_timeout=1")
     assert "secret" not in str(told.value)
 
 
@@ -116,3 +119,40 @@ def test_a_backup_is_left_to_the_tools_of_the_server(postgres_url: str, tmp_path
         pytest.raises(InvalidArgument, match="pg_dump -n ackflow"),
     ):
         q.backup(tmp_path / "copy.db")
+
+
+def test_connect_waits_for_a_server_that_restarts() -> None:
+    with servers.running("fsync=off") as mortal, ThreadPoolExecutor(1) as pool:
+        mortal.kill()
+        opening = pool.submit(ackflow.connect, mortal.url, upkeep=False)
+        time.sleep(0.3)
+        mortal.start()
+        with opening.result(30) as q:
+            q.push("jobs", 1)
+            assert q.pop("jobs")[0].data == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        ('connection to server at "h", port 1 failed: Connection refused', True),
+        ('connection to server at "h" failed: FATAL:  the database system is starting up', True),
+        ('connection to server at "h" failed: FATAL:  sorry, too many clients already', True),
+        ('connection to server at "h" failed: session is read-only', True),
+        ('failed: FATAL:  password authentication failed for user "me"', False),
+        ('failed: FATAL:  database "starting" does not exist', False),
+        ("failed: fe_sendauth: no password supplied", False),
+        ("failed to resolve host 'h': [Errno -2] Name or service not known", False),
+        ("failed\nAll failures were:\n- host: a: Connection refused\n- host: b: FATAL:  no", True),
+        ("failed\nAll failures were:\n- host: a: FATAL:  no\n- host: b: FATAL:  no", False),
+    ],
+)
+def test_only_what_may_pass_is_waited_for(message: str, passes: bool) -> None:
+    assert postgres._lost(psycopg.OperationalError(message)) == passes
+
+
+def test_an_unknown_role_is_refused_at_once(postgres_url: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageAway, match="no_such_role"):
+        ackflow.connect(postgres_url.replace("postgres@", "no_such_role@"))
+    assert time.monotonic() - began < postgres.AWAY_SECONDS / 2

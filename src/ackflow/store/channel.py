@@ -6,27 +6,71 @@ comes with the next answer, or with the commit at the latest.
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import RawCursor
+from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
-from ..errors import InvalidArgument
+from ..errors import AckflowError, InvalidArgument
 from . import migrate
 from .forms import Row
 
 CONNECT_SECONDS = 10
-# A broker that hangs in the middle of a transaction keeps all others out until the server ends it.
-BUSY_SECONDS = 30
-HUNG_SECONDS = 60
+# A broker that hangs in the middle of a transaction keeps all others out until it is ended: by the
+# server, which sees it idle, or by one that waited for the lock in vain (`end_hung`). Each tries
+# twice to get the lock.
+HUNG_SECONDS = 10
+LOCK_SECONDS = 15
+# How a lost machine is noticed, on either side, where nothing else is sent: within 25 seconds.
+KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 # Nothing scans: each statement has an index made for it, whatever the server believes of a table
 # that was empty a moment ago, and its plan is made once.
-PLANS = "-c enable_seqscan=off -c plan_cache_mode=force_generic_plan -c jit=off"
+SETTINGS = {
+    "lock_timeout": f"{LOCK_SECONDS}s",
+    "idle_in_transaction_session_timeout": f"{HUNG_SECONDS}s",
+    "enable_seqscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+SERVER_KEEPALIVES = {f"tcp_{name}": str(value) for name, value in KEEPALIVES.items()}
+SET = """select pg_backend_pid() = $1, (select count(set_config(name, value, false))
+    from unnest($2::text[], $3::text[]) as s (name, value) where pg_backend_pid() = $1)"""
+SET_LOCAL = (
+    "select set_config(name, value, true) from unnest($1::text[], $2::text[]) as s (name, value)"
+)
+# One that waits for its client for so long, and has the lock of all; whoever may not see it may not
+# end it either.
+HUNG = """select pg_terminate_backend(a.pid) from pg_locks l join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.database = a.datid
+    and a.datname = current_database() and a.pid <> pg_backend_pid()
+    and (l.classid::bigint << 32 | l.objid::bigint) = $1 and a.wait_event = 'ClientRead'
+    and a.state_change < clock_timestamp()
+        - nullif(current_setting('idle_in_transaction_session_timeout'), '0')::interval"""
+
+
+class Connection(psycopg.Connection[Row]):
+    """A connection with the settings of its place.
+
+    Behind a pooler each transaction may be on another server process: what is set is set in every
+    transaction, nothing is prepared, and nobody can listen.
+    """
+
+    pooled: bool = False
+    settings: tuple[list[str], list[str]] = [], []
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """A transaction in which the settings hold."""
+        with self.transaction():
+            if self.pooled:
+                RawCursor(self).execute(SET_LOCAL, self.settings)
+            yield
 
 
 class Place:
@@ -45,21 +89,35 @@ class Place:
             known = conninfo_to_dict(bare)
         except psycopg.ProgrammingError as error:
             raise InvalidArgument(f"this is no URL of PostgreSQL: {str(error).strip()}") from None
-        options = (
-            f"-c search_path={self.schema} -c lock_timeout={BUSY_SECONDS}s {PLANS} "
-            f"-c idle_in_transaction_session_timeout={HUNG_SECONDS}s {known.get('options') or ''}"
-        )
+        # A pooler refuses or ignores options, so ours are set once it is known what answers.
+        given = set(re.findall(r"([\w.]+)\s*=", str(known.get("options") or "")))
+        settings = {"search_path": self.schema, **SETTINGS}
+        self._settings = {name: value for name, value in settings.items() if name not in given}
         defaults: dict[str, Any] = {
             "application_name": "ackflow",
             "connect_timeout": CONNECT_SECONDS,
+            "tcp_user_timeout": LOCK_SECONDS * 2_000,
+            **KEEPALIVES,
         }
-        self._conninfo = make_conninfo(**{**defaults, **known, "options": options.strip()})
+        self._conninfo = make_conninfo(**{**defaults, **known})
+        # How long to wait for a server when it is first connected to, where the URL says so.
+        self.connect_seconds = float(known.get("connect_timeout") or "inf")
         host, name = known.get("host") or "localhost", known.get("dbname") or "its default database"
         self.name = f"{name} on {host}"
 
-    def open(self) -> "psycopg.Connection[Row]":
-        db = psycopg.connect(self._conninfo, autocommit=True)
-        db.prepare_threshold, db.prepared_max = 2, 1_000
+    def open(self) -> Connection:
+        db = Connection.connect(self._conninfo, autocommit=True)
+        try:
+            db.settings = list(self._settings), list(self._settings.values())
+            ours = {**SERVER_KEEPALIVES, **self._settings}
+            # A pooler makes up the number by which its clients cancel.
+            pid = db.info.backend_pid
+            asked = RawCursor(db).execute(SET, (pid, list(ours), list(ours.values()))).fetchall()
+            db.pooled = not asked[0][0]
+        except BaseException:
+            db.close()
+            raise
+        db.prepare_threshold, db.prepared_max = None if db.pooled else 2, 1_000
         # Each statement is planned once: all whole numbers are of one type, as in the tables.
         db.adapters.register_dumper(int, Int8BinaryDumper)
         db.adapters.register_dumper(bool, Int8BinaryDumper)
@@ -67,14 +125,21 @@ class Place:
         db.adapters.register_loader("numeric", _SumLoader)
         return db
 
+    def end_hung(self, lock: int) -> None:
+        """End the broker that has a lock and hangs, if there is one."""
+        with self.open() as db, db.begun():
+            RawCursor(db).execute(HUNG, (lock,))
+
 
 class Channel:
     """A connection whose statements are pipelined. Used by one thread at a time.
 
-    `wrote`: whether any statement since it was last set to False may have changed something.
+    Each answer that is waited for ends with a Sync: only then does the server see a broker that
+    hangs as idle in its transaction. `wrote`: whether any statement since it was last set to False
+    may have changed something.
     """
 
-    def __init__(self, db: "psycopg.Connection[Row]") -> None:
+    def __init__(self, db: Connection) -> None:
         self.db = db
         self.wrote = False
         self._asking, self._telling = RawCursor(db), RawCursor(db)
@@ -85,12 +150,27 @@ class Channel:
         """Run a statement that answers with rows."""
         if not sql.startswith("select"):
             self.wrote = True
-        return self._asking.execute(sql, args, binary=True).fetchall()
+        asking = self._asking.execute(sql, args, binary=True)
+        self._pipeline.sync()
+        return asking.fetchall()
 
     def write(self, sql: str, args: Sequence[Any] = ()) -> None:
         """Send a statement that answers with no rows; what is wrong with it is heard later."""
         self.wrote = True
         self._telling.execute(sql, args, binary=True)
+
+    def begin(self, sql: str) -> None:
+        """Begin a transaction in which the settings hold."""
+        self.write(sql)
+        if self.db.pooled:
+            self.write(SET_LOCAL, self.db.settings)
+
+    def commit(self) -> None:
+        """Commit, and wait until it is done."""
+        self.write("commit")
+        self.sync()
+        if self._telling.statusmessage != "COMMIT":  # so the server answers after an error
+            raise pg.InFailedSqlTransaction("the transaction was rolled back")
 
     def insert(self, sql: str, args: Sequence[Any]) -> int:
         return int(self.execute(f"{sql} returning id", args)[0][0])
@@ -99,15 +179,20 @@ class Channel:
         """Wait until everything sent is done; raises what was wrong with any of it."""
         self._pipeline.sync()
 
-    def rollback(self) -> bool:
-        """Undo what is not committed; False when the connection is of no more use."""
+    def rollback(self, error: BaseException) -> bool:
+        """Undo what is not committed; False when the connection is of no more use.
+
+        It is of none after an error of the server, or an interrupt in the middle of a statement.
+        """
         try:
-            self.write("rollback")
-            self.sync()
+            if isinstance(error, AckflowError):
+                self.write("rollback")
+                self.sync()
+                return True
         except psycopg.Error:
-            self.close()
-            return False
-        return True
+            pass
+        self.close()
+        return False
 
     def close(self) -> None:
         with contextlib.suppress(psycopg.Error):

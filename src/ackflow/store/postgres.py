@@ -7,6 +7,8 @@ forgets what it remembers, and asks for it again.
 
 import contextlib
 import hashlib
+import logging
+import re
 import secrets
 import threading
 import time
@@ -31,7 +33,7 @@ from ..errors import (
 from . import migrate
 from .bell import Bell
 from .cache import Cache
-from .channel import Channel, Place, statements
+from .channel import Channel, Connection, Place, statements
 from .levels import MayLose, chosen
 from .tx import CLOCK_BACK, Tx
 
@@ -56,6 +58,15 @@ AHEAD_BROKERS = """select (extract(epoch from max(at)) * 1000000)::bigint,
     from brokers where at > now() + interval '60 seconds'"""
 # How long a server that is away is waited for: a restart, or another that takes over.
 AWAY_SECONDS = 30.0
+# Codes of a connection that was ended: lost, by a shutdown, for hanging in a transaction.
+LOST = ("08", "57P", "25P03", "25P04")
+# What no waiting helps against when connecting; a server that starts or stops says FATAL as well.
+REFUSED = re.compile(
+    "FATAL:(?!.*(starting up|shutting down|recovery|not yet accepting|too many|slots are reserved"
+    "|terminating|server login|server conn|timeout|cannot connect))"
+    "|no password supplied|SSL|Name or service not known"
+)
+log = logging.getLogger("ackflow")
 
 
 class ServerClock(SystemClock):
@@ -90,13 +101,10 @@ class PostgresStore:
         self._writer: Channel | None = None
         self._tx: Tx | None = None
         self._closed = False
-        self._bell = Bell(self._place.open, f"ackflow_{self._place.schema}")
-        with self._translated(), contextlib.closing(self._place.open()) as db:
-            self._schema = _migrate(db, self._place.schema, self._lock_key)
-            self.id = _store_id(db)
-            db.execute(FORGET)
-            if isinstance(self.clock, ServerClock):
-                _mark_ahead(db)
+        self._bell = Bell(self._place.open, self._place.schema)
+        with self._translated():
+            seconds = min(AWAY_SECONDS, self._place.connect_seconds)
+            self._schema, self.id = self._patiently(self._set_up, seconds)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it never was.
@@ -138,16 +146,38 @@ class PostgresStore:
                 channel.close()
         self._readers.clear()
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        """Do what a server that is away, or was, may interrupt; it is waited for."""
-        until = time.monotonic() + AWAY_SECONDS
+    def _set_up(self) -> tuple[int, int]:
+        """The number of the schema, made or migrated if need be, and the id of the store."""
+        with contextlib.closing(self._place.open()) as db:
+            schema = _migrate(db, self._place.schema, self._lock_key)
+            with db.begun():
+                store = _store_id(db)
+                db.execute(FORGET)
+                if isinstance(self.clock, ServerClock):
+                    _mark_ahead(db)
+        return schema, store
+
+    def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """Do what a server that is away, or was, may interrupt; it is waited for.
+
+        So is the lock, a second time once a broker is ended that hangs and has it.
+        """
+        until = time.monotonic() + (AWAY_SECONDS if seconds is None else seconds)
         pause = 0.0
+        locked = False
         while True:
             try:
                 return work()
-            except psycopg.OperationalError as error:
+            except pg.LockNotAvailable:
+                if locked:
+                    raise
+                locked = True
+                self._place.end_hung(self._lock_key)
+            except psycopg.Error as error:
                 if not _lost(error) or self._closed or self._hurried or time.monotonic() > until:
                     raise
+                if not pause:
+                    log.warning("waiting for %s: %s", self._place.name, _first_line(error))
                 time.sleep(pause)
                 pause = min(pause + 0.05, 1.0)
 
@@ -157,19 +187,18 @@ class PostgresStore:
             tx = self._begin(channel, level)
             body(tx)
             tx.flush()
-        except BaseException:
-            self._undo(channel)
+        except BaseException as error:
+            self._undo(channel, error)
             raise
         version = self._version
         try:
             if channel.wrote:
                 version += 1
                 channel.write(WROTE, (version, self._me))
-            channel.write("commit")
-            channel.sync()
+            channel.commit()
         except BaseException as error:
             wrote = version if version != self._version else None
-            self._undo(channel)
+            self._undo(channel, error)
             if wrote is None or not self._was_committed(wrote):
                 raise
             if not isinstance(error, Exception):
@@ -181,7 +210,7 @@ class PostgresStore:
 
     def _begin(self, channel: Channel, level: str) -> Tx:
         """Hold the writer's lock, and know what time it is."""
-        channel.write("begin")
+        channel.begin("begin")
         channel.write(BEGIN, (level, self._lock_key))
         version, now, schema = channel.execute(LOOK)[0]
         channel.wrote = False
@@ -208,10 +237,10 @@ class PostgresStore:
             self._tx.latest = self._latest
         return self._writer
 
-    def _undo(self, channel: Channel) -> None:
+    def _undo(self, channel: Channel, error: BaseException) -> None:
         self._cache.clear()
         self._version = -1
-        if not channel.rollback():
+        if not channel.rollback(error):
             self._writer = None
 
     def _was_committed(self, version: int) -> bool:
@@ -222,7 +251,7 @@ class PostgresStore:
             raise OutcomeUnknown() from error
 
     def _last_written(self) -> int | None:
-        with contextlib.closing(self._place.open()) as db, db.transaction():
+        with contextlib.closing(self._place.open()) as db, db.begun():
             # The server may still be at it: who has the lock knows that it is not.
             db.execute("select pg_advisory_xact_lock(%s)", (self._lock_key,))
             row = db.execute("select n from brokers where id = %s", (self._me,)).fetchone()
@@ -231,12 +260,11 @@ class PostgresStore:
     def _read(self, body: Callable[[Tx], T]) -> T:
         channel = self._readers.pop() if self._readers else Channel(self._place.open())
         try:
-            channel.write("begin isolation level repeatable read read only")
+            channel.begin("begin isolation level repeatable read read only")
             answer = body(self._new_tx(channel, Cache()))
-            channel.write("commit")
-            channel.sync()
-        except BaseException:
-            if channel.rollback():
+            channel.commit()
+        except BaseException as error:
+            if channel.rollback(error):
                 self._readers.append(channel)
             raise
         self._readers.append(channel)
@@ -286,14 +314,14 @@ class PostgresStore:
             raise StorageFailed(f"the database {where} failed: {_first_line(error)}") from error
 
 
-def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: int) -> int:
+def _migrate(db: Connection, schema: str, lock: int) -> int:
     """Bring a schema to the newest version, in one transaction, beside others that do the same.
 
     Answers with its number.
     """
     shipped = migrate.shipped("postgres")
     newest = shipped[-1][0]
-    with db.transaction():
+    with db.begun():
         db.execute("select pg_advisory_xact_lock(%s)", (lock,))
         tables = db.execute("select tablename from pg_tables where schemaname = %s", (schema,))
         names = {row[0] for row in tables.fetchall()}
@@ -307,7 +335,7 @@ def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: in
         if version == newest:
             return newest
         if not names:
-            db.execute(f"create schema if not exists {schema}".encode())
+            db.execute(f'create schema if not exists "{schema}"'.encode())
         for number, sql in shipped:
             if number > version:
                 db.execute(sql.encode())
@@ -316,19 +344,18 @@ def _migrate(db: "psycopg.Connection[tuple[object, ...]]", schema: str, lock: in
     return newest
 
 
-def _mark_ahead(db: "psycopg.Connection[tuple[object, ...]]") -> None:
+def _mark_ahead(db: Connection) -> None:
     """Leave a mark when a broker wrote something under a server's clock that was ahead."""
     row = db.execute(AHEAD_BROKERS).fetchone()
     if row is None or row[0] is None:
         return
-    with db.transaction():
-        put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
-        mark = f"{row[1]} {row[0]}"
-        db.execute(put, (CLOCK_BACK, mark, mark))
-        db.execute("update brokers set at = now() where at > now()")
+    put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
+    mark = f"{row[1]} {row[0]}"
+    db.execute(put, (CLOCK_BACK, mark, mark))
+    db.execute("update brokers set at = now() where at > now()")
 
 
-def _store_id(db: "psycopg.Connection[tuple[object, ...]]") -> int:
+def _store_id(db: Connection) -> int:
     db.execute(
         "insert into meta values ('store', %s) on conflict do nothing", (str(ids.new_store()),)
     )
@@ -343,9 +370,14 @@ def _lock_key(schema: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _lost(error: psycopg.OperationalError) -> bool:
-    """Whether the connection is gone, and not just a statement refused."""
-    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+def _lost(error: psycopg.Error) -> bool:
+    """Whether the connection is gone or cannot be had yet, and not just a statement refused."""
+    if error.sqlstate is None:  # the errors of connecting have no code, one line for each server
+        tried = re.findall("^- host: .*", str(error), re.MULTILINE) or [_first_line(error)]
+        return isinstance(error, psycopg.OperationalError) and any(
+            not REFUSED.search(attempt) for attempt in tried
+        )
+    return error.sqlstate.startswith(LOST)
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -1,0 +1,60 @@
+"""A broker in a process of its own that stops itself (SIGSTOP) at a chosen point of a verb.
+
+    python -m tests.postgres.stopped URL POINT
+
+It pushes message 1, stops while it pushes message 2, and prints `done` once that push has returned.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import ackflow
+from ackflow.store import postgres
+from ackflow.store.channel import Channel
+
+# At which statement of the push, and whether before or after it was sent.
+POINTS = {
+    "after the lock": (postgres.LOOK, "after"),
+    "between begin and lock": ("begin", "after"),
+    "between lock and answer": (postgres.LOOK, "before"),
+    "between two writes": (postgres.WROTE, "before"),
+    "before the commit": ("commit", "before"),
+    "after the commit": ("commit", "after"),
+}
+
+
+def stop_at(point: str) -> None:
+    """Stop at the next statement of that kind, once."""
+    wanted, when = POINTS[point]
+    armed = [True]
+
+    def stop(sql: str, moment: str) -> None:
+        if armed[0] and sql == wanted and when == moment:
+            armed[0] = False
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for name in ("execute", "write"):
+        real = getattr(Channel, name)
+
+        def patched(self: Channel, sql: str, args: Sequence[Any] = (), *, real: Any = real) -> Any:
+            stop(sql, "before")
+            answer = real(self, sql, args)
+            stop(sql, "after")
+            return answer
+
+        setattr(Channel, name, patched)
+
+
+def main(url: str, point: str) -> None:
+    with ackflow.connect(url, upkeep=False) as q:
+        q.push("jobs", 1)
+        stop_at(point)
+        q.push("jobs", 2)
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
