@@ -24,6 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 		&& command -v apt-get >/dev/null && { echo "installing pgbouncer for the tests"; \
 		apt-get update -qq; apt-get install -y -qq pgbouncer; }; } \
 		|| echo "pgbouncer is missing: the tests behind a pooler are left out"
+	@cc --version >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+		echo "installing a C compiler for the power-cut tests"; apt-get update -qq; \
+		apt-get install -y -qq gcc libc6-dev; }; } \
+		|| echo "A C compiler (cc) is missing: the power-cut tests of several processes need it"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	@touch $(STAMP)
 

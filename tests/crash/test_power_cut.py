@@ -3,6 +3,9 @@
 Every message has one place: absent, ready (comes again), done, dead or moved (to another queue, by
 a transaction). The ledger knows which places each message may be in after a cut; the disk is then
 opened with the ordinary VFS and drained to see where it really is.
+
+Here one process fails in the middle of its work and goes on with what is left; what several processes
+write at once, with the thread that copies the log, is in test_traced_power_cut.py.
 """
 
 import contextlib
@@ -315,11 +318,10 @@ def drain(q: Session, queue: str, group: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("seed", range(4))
 def test_a_power_cut_loses_no_confirmed_push_ack_or_transaction(
-    vfs: DiskVFS, tmp_path: Path, seed: int
+    vfs: DiskVFS, tmp_path: Path
 ) -> None:
-    campaign = Campaign(vfs, tmp_path, "acks", "acks", seed).run(250)
+    campaign = Campaign(vfs, tmp_path, "acks", "acks", 0).run(250)
     assert campaign.broken == []
     assert set(campaign.moments) == MOMENTS
     assert set(campaign.places) == {"ready", "done", "moved", "dead"}

@@ -1,0 +1,324 @@
+"""The power fails under several real processes with the real copying thread: what they wrote and
+synced is traced (trace.c), and cuts are replayed from it (replay.py).
+
+Every message has one place after a cut: absent, ready (comes again), done, dead, or moved to another
+queue by a transaction. The notes of the processes say which places each may be in.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import apsw
+import pytest
+from replay import DATASYNC, NOTE, OPEN, UNLINK, Disk, Record, Trace, reserve
+from traced import GROUP
+
+from ackflow import Session, VirtualClock, ids
+from ackflow.broker.broker import Broker
+from ackflow.store.levels import MayLose
+from ackflow.store.sqlite import SqliteStore
+
+NAME = "queue.db"
+WORKERS = 4
+STEPS = 130  # of each worker, twice: the log is copied several times
+SYNC_US = 1_500  # what is done during a sync is what a cut can catch
+LATER = 10_000.0  # every lease is over, nothing is too old to be kept
+
+
+# What two tests share is made once, by one of several test processes.
+pytestmark = pytest.mark.xdist_group("traced power cuts")
+
+
+@pytest.fixture(scope="module")
+def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that records, made by the machine's compiler."""
+    if sys.platform != "linux":
+        pytest.skip("the tracing library is loaded as Linux does it")
+    if shutil.which("cc") is None:
+        sentence = "power cuts are traced by a library that needs a C compiler (cc): make setup"
+        if os.environ.get("CI"):
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    library = tmp_path_factory.mktemp("tracer") / "trace.so"
+    source = Path(__file__).with_name("trace.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
+    return library
+
+
+class Run:
+    """Processes that worked on a database, and the trace of what they did."""
+
+    def __init__(
+        self,
+        tracer: Path,
+        folder: Path,
+        may_lose: MayLose,
+        steps: int,
+        seed: int,
+        sync_us: int = SYNC_US,
+    ) -> None:
+        """`sync_us`: how many microseconds a sync takes at most."""
+        self.may_lose = may_lose
+        self._home = (folder / "data").resolve()
+        self._logs = folder / "logs"
+        self._home.mkdir()
+        self._logs.mkdir()
+        traced = {
+            "LD_PRELOAD": str(tracer),
+            "TRACE_FOLDER": str(self._home),
+            "TRACE_LOGS": str(self._logs),
+            "TRACE_SYNC_US": str(sync_us),
+        }
+        script = str(Path(__file__).with_name("traced.py"))
+        self._workers = [
+            subprocess.Popen(
+                [sys.executable, script, str(self._home / NAME), f"w{number}", may_lose, str(steps),
+                 str(seed * WORKERS + number)],
+                env={**os.environ, **traced}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for number in range(WORKERS)
+        ]  # fmt: skip
+        try:
+            self._run()
+        finally:
+            for worker in self._workers:
+                worker.kill()
+                worker.communicate()
+        shutil.rmtree(self._home)
+        shutil.rmtree(self._logs)
+
+    def _run(self) -> None:
+        self._wait("open")
+        self._go()
+        self._wait("closed")  # the last one to close has deleted the log
+        assert not (self._home / f"{NAME}-wal").exists()
+        self._go()
+        self._wait("open")
+        with closing(apsw.Connection(str(self._home / NAME))) as guard:
+            guard.execute("select count(*) from queues").fetchall()
+            self._go()
+            self._wait("closed")  # all but this connection: the log stays, to be compared
+            for worker in self._workers:
+                worker.communicate("")
+                assert worker.returncode == 0
+            self.trace = Trace(self._logs, self._home)
+            self._compare()
+
+    def _wait(self, expected: str) -> None:
+        for worker in self._workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == f"{expected}\n"
+
+    def _go(self) -> None:
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+
+    def _compare(self) -> None:
+        """The trace missed nothing: replayed in full, it makes the same files."""
+        disk = Disk(self.trace)
+        disk.advance(self.trace.last + 1)
+        with TemporaryDirectory() as folder:
+            disk.write(Path(folder), self.trace.last + 1, None)
+            for name in (NAME, f"{NAME}-wal"):
+                assert (Path(folder) / name).read_bytes() == (self._home / name).read_bytes()
+
+
+PLACES = {"push": "ready", "ack": "done", "confirm": "done", "move": "moved", "reject": "dead"}
+
+
+class Ledger:
+    """Where every message may be, and which ids were seen, by the notes up to a moment."""
+
+    def __init__(self, promise: MayLose) -> None:
+        self._unsure = {"ack"} if promise == "acks" else set()
+        self.places: dict[str, set[str]] = {}
+        self.ids: dict[str, str] = {}  # id: message, as confirmed to the producer
+        self.handed_out: dict[str, str] = {}
+
+    def read(self, record: Record) -> None:
+        verb, stage, names, *rest = record.note
+        if verb == "pop":
+            self.handed_out.update(zip(rest[0], names, strict=True))
+        if verb not in PLACES:
+            return
+        to = PLACES[verb]
+        for name in names:
+            places = self.places.setdefault(name, {"absent"})
+            if stage == "starts":
+                places.add(to)
+            elif verb == "push":
+                places.discard("absent")  # it may have been popped and acked before
+            elif verb not in self._unsure:
+                self.places[name] = {to}
+        if rest:
+            self.ids.update(zip(rest[0], names, strict=True))
+
+
+class Seen:
+    """What is in the file after a cut."""
+
+    def __init__(self, path: Path, may_lose: MayLose) -> None:
+        clock = VirtualClock(time.time() + LATER)
+        store = SqliteStore(str(path), clock, may_lose)
+        left = iter(range(20_000))  # a broken file may lead a statement round in circles
+        store._db.set_progress_handler(lambda: next(left, None) is None, 1_000)
+        with Session(Broker(store, clock, upkeep=False)) as q:
+            self.integrity = store._db.pragma("integrity_check")
+            ready, self.stored = drain(q, "jobs", GROUP), drain(q, "jobs", "audit")
+            moved = drain(q, "out", "reader")
+            dead = [letter.data["name"] for letter in q.dead_letters("jobs", limit=10_000).items]
+            for partition in "ab":
+                q.push("jobs", "new", partition=partition)  # it goes on
+        self.places = dict.fromkeys((name for _, name in self.stored), "done")
+        found = [*((name, "ready") for _, name in ready), *((name, "moved") for _, name in moved),
+                 *((name, "dead") for name in dead)]  # fmt: skip
+        self.places.update(found)
+        times = Counter(name for name, _ in found)
+        times.update(name for name, n in Counter(name for _, name in self.stored).items() if n > 1)
+        self.twice = [name for name, n in times.items() if n > 1]
+
+    def lost(self, ledger: Ledger) -> list[str]:
+        """What was confirmed and is not so; what is not a whole file."""
+        problems = [] if self.integrity == "ok" else [f"integrity check: {self.integrity}"]
+        problems += [f"{name} is there twice" for name in self.twice]
+        problems += [
+            f"{name} is {self.places.get(name, 'absent')} and may be {' or '.join(sorted(allowed))}"
+            for name, allowed in ledger.places.items()
+            if self.places.get(name, "absent") not in allowed
+        ]
+        stored = dict(self.stored)
+        problems += [
+            f"{id} is {stored.get(id)} and was {name}"
+            for id, name in ledger.ids.items()
+            if stored.get(id) != name
+        ]
+        return problems + self._out_of_order()
+
+    def _out_of_order(self) -> list[str]:
+        """Lanes are served in the order of their sequences, and hold what one process pushed in its
+        order."""
+        problems = []
+        last: dict[tuple[int, str], tuple[int, int]] = {}
+        for id, name in self.stored:
+            place, (worker, number) = ids.parse_message_id(id), name.split(".")
+            here = place.sequence, int(number)
+            before = last.get((place.lane, worker), (-1, -1))
+            if not (before[0] < here[0] and before[1] < here[1]):
+                problems.append(f"{name} is at {place} behind {before}")
+            last[place.lane, worker] = here
+        return problems
+
+
+def drain(q: Session, queue: str, group: str) -> list[tuple[str, str]]:
+    """All that a group still gets, as (id, name)."""
+    found = []
+    while batch := q.pop(queue, group=group, batch=1_000, auto_ack=True):
+        found += [(str(message.id), message.data["name"]) for message in batch]
+    return found
+
+
+class Cuts:
+    """Cuts of one run, and what was found after them."""
+
+    def __init__(
+        self, run: Run, promise: MayLose, moments: list[int], chance: Random, unsynced: str = ""
+    ) -> None:
+        """`unsynced` names a file whose syncs do nothing."""
+        self.lost: list[str] = []
+        self.places: Counter[str] = Counter()
+        self.with_losses = 0
+        disk, ledger = Disk(run.trace, unsynced), Ledger(promise)
+        notes = iter(run.trace.of_kind(NOTE))
+        note = next(notes, None)
+        for moment in moments:
+            disk.advance(moment)
+            while note is not None and note.end < moment:
+                ledger.read(note)
+                note = next(notes, None)
+            self.with_losses += disk.unsynced() > 0
+            self._cut(run, disk, ledger, moment, chance)
+
+    def _cut(self, run: Run, disk: Disk, ledger: Ledger, moment: int, chance: Random) -> None:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with TemporaryDirectory(dir=memory) as folder:
+            disk.write(Path(folder), moment, chance)
+            reserve(Path(folder) / NAME)
+            try:
+                seen = Seen(Path(folder) / NAME, run.may_lose)
+            except Exception as error:  # whatever a file that is not whole leads to
+                self.lost.append(f"cut at {moment}: the file cannot be read: {error!r}")
+                return
+        self.places.update(seen.places.values())
+        self.lost += [f"cut at {moment}: {problem}" for problem in seen.lost(ledger)]
+
+
+def cut(run: Run, count: int, seed: int, promise: MayLose, unsynced: str = "") -> Cuts:
+    """Cut at random moments."""
+    chance = Random(seed)
+    return Cuts(run, promise, run.trace.moments(count, chance), chance, unsynced)
+
+
+@pytest.fixture(scope="module")
+def run(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One run in the default mode; what it wrote is copied from the log several times."""
+    return Run(tracer, tmp_path_factory.mktemp("run"), "acks", STEPS, 0)
+
+
+def test_the_trace_has_copies_of_the_log_by_its_thread_and_logs_deleted_and_made_again(
+    run: Run,
+) -> None:
+    opened = {record.handle: record.data.decode() for record in run.trace.of_kind(OPEN)}
+    synced = Counter(Path(opened[record.handle]).name for record in run.trace.of_kind(DATASYNC))
+    assert synced[NAME] >= 4  # each is the end of a copy
+    assert synced[f"{NAME}-wal"] > 100
+    assert any(record.data.decode().endswith("-wal") for record in run.trace.of_kind(UNLINK))
+    threads = [note.note[2] for note in run.trace.of_kind(NOTE) if note.note[0] == "threads"]
+    assert any("ackflow-log" in names for names in threads)
+
+
+def test_a_power_cut_under_several_processes_loses_nothing_that_was_confirmed(run: Run) -> None:
+    cuts = cut(run, 150, 0, "acks")
+    assert cuts.lost == []
+    assert cuts.with_losses > 75
+    assert set(cuts.places) == {"ready", "done", "moved", "dead"}
+
+
+def test_a_power_cut_loses_not_even_plain_acks_of_several_processes_when_nothing_may_be_lost(
+    tracer: Path, tmp_path: Path
+) -> None:
+    cuts = cut(Run(tracer, tmp_path, "nothing", STEPS // 2, 0), 50, 0, "nothing")
+    assert cuts.lost == []
+    assert cuts.with_losses > 10
+
+
+@pytest.mark.parametrize("may_lose", ["recent", "everything"])
+def test_the_replay_finds_confirmed_pushes_lost_in_modes_that_may_lose_them(
+    tracer: Path, tmp_path: Path, may_lose: MayLose
+) -> None:
+    cuts = cut(Run(tracer, tmp_path, may_lose, STEPS // 3, 0), 20, 0, "acks")
+    assert any(problem.endswith("is absent and may be ready") for problem in cuts.lost)
+
+
+@pytest.mark.parametrize("name", [NAME, f"{NAME}-wal"])
+def test_the_replay_finds_loss_when_the_syncs_of_one_file_do_nothing(run: Run, name: str) -> None:
+    assert cut(run, 30, 0, "acks", unsynced=name).lost
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize(("may_lose", "cuts"), [("acks", 750), ("nothing", 250)])
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_no_traced_power_cut_of_ten_thousand_breaks_its_promise(
+    tracer: Path, tmp_path: Path, may_lose: MayLose, cuts: int, seed: int
+) -> None:
+    assert cut(Run(tracer, tmp_path, may_lose, STEPS, seed), cuts, seed, may_lose).lost == []
