@@ -430,3 +430,23 @@ def test_a_lane_that_was_alone_gives_way_after_one_hand_out_more(q: Session) -> 
     q.push("q", ["b", "b"], partition="b")
     served = [q.pop("q")[0].data for _ in range(4)]
     assert served in ([3, "b", 4, "b"], ["b", 3, "b", 4])
+
+
+# a batch of few partitions
+
+
+@pytest.mark.parametrize("ordering", ["shared", "ordered"])
+def test_a_batch_of_few_partitions_is_filled_from_all_their_priorities(
+    q: Session, ordering: str
+) -> None:
+    q.group("q", "g", ordering=ordering)
+    for partition in ("a", "b", "c"):
+        q.push("q", [f"{partition}{i}" for i in range(2)], partition=partition, priority=1)
+    q.push("q", ["a urgent"], partition="a", priority=0)
+    q.push("q", ["a late"], partition="a", priority=9)
+    q.push("q", ["b late"], partition="b", priority=2)
+    first = [m.data for m in q.pop("q", group="g", batch=5, partitions=1)]
+    assert first == ["a urgent", "a0", "a1", "a late"]
+    second = [m.data for m in q.pop("q", group="g", batch=9, partitions=2)]
+    assert second == ["b0", "b1", "c0", "c1", "b late"]
+    assert not q.pop("q", group="g", batch=9, partitions=9)

@@ -175,3 +175,16 @@ def test_too_old_messages_in_more_than_one_slice_are_never_handed_out(
     q.push("q", "new")
     assert drain(q) == ["new"]
     assert drain(q, group="other") == ["new"]
+
+
+def test_a_lane_of_which_a_slice_was_taken_is_settled_like_any_other(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("q", "first")
+    for n in range(50):
+        q.push("q", n, delay=60)
+    q.push("q", "last")
+    taken = q.pop("q", batch=9)
+    assert [message.data for message in taken] == ["first"]
+    assert q.ack(taken).settled == 1
+    assert drain(q, batch=9) == ["last"]

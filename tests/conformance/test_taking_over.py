@@ -176,6 +176,11 @@ def test_a_reader_keeps_to_its_size_with_what_it_takes_over(q: Session) -> None:
         third.ack()
 
 
+def test_a_reader_goes_on_behind_a_lane_that_it_has_just_emptied(q: Session) -> None:
+    q.push("orders", [Item(data=i, priority=i) for i in range(3)])
+    assert read(q) == [0, 0, 0]
+
+
 def test_a_lane_that_joins_a_yielding_partition_is_served(q: Session) -> None:
     first, second = ordered(q, 2)
     fail(q, first, delay=5)

@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..ids import new_token
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
+from ..store.rows import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
 from .admin import find_queue
@@ -212,8 +212,10 @@ def _gather(
     homes: set[int] = set()
     while want > 0:
         cursor, alone = next_work(tx, queue, group, partition)
-        if cursor is None or (cursor.partition not in homes and len(homes) >= most):
-            break
+        if cursor and cursor.partition not in homes and len(homes) >= most:
+            cursor, alone = _next_in(tx, queue, group, homes), False
+        if cursor is None or any(part.cursor is cursor for part in parts):
+            break  # nothing left, or a lane of which a slice was taken that is not all of it
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered
@@ -233,6 +235,13 @@ def _gather(
         parts.append(Part(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
     return parts
+
+
+def _next_in(tx: Tx, queue: Queue, group: Group, homes: set[int]) -> Cursor | None:
+    """The lane to serve next in these partitions, when a batch may not have any other."""
+    found = [next_work(tx, queue, group, home)[0] for home in homes]
+    some = [cursor for cursor in found if cursor is not None]
+    return min(some, key=lambda c: (c.priority, c.served, c.lane), default=None)
 
 
 def _settle_at_once(tx: Tx, parts: list[Part]) -> None:

@@ -339,10 +339,17 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
     parts: dict[int, Part] = {}
     while rows > 0 and size > 0 and len(parts) < LANES_AT_MOST:
         cursor, _ = next_work(tx, queue, group, None)
-        if cursor is None or cursor.lane in parts:
+        if cursor is None:
             break
         lane = tx.lane(cursor.lane)
         assert lane is not None
+        if lane.id in parts:
+            if cursor.next < lane.head or tx.due_claims(lane.id, group.id, 1):
+                break
+            # Emptied by exactly what was wanted: others may have work behind it.
+            cursor.ready = False
+            tx.changed(cursor)
+            continue
         number = cursor.delivered
         some = partial(_take, tx, queue, group, lane, cursor, rows, size)
         taken = take_in_order(tx, queue, group, lane, some)
