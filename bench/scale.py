@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ackflow
 
+from . import growth
 from .measure import Json, Noise, Plan, batches, folder, seconds
 from .ours import NAME, Ackflow
 from .report import Row, Table, Target
@@ -24,7 +25,7 @@ Sides = tuple[list[float], list[float]]
 
 
 def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
-    return [depth(messages, plan), partitions(messages, plan)]
+    return [depth(messages, plan), partitions(messages, plan), *growth.run(plan)]
 
 
 def pairs(first: Step, second: Step, rounds: int, noise: Noise) -> dict[str, Sides]:

@@ -205,6 +205,7 @@ def test_what_was_stored_is_there_after_opening_again(tmp_path: Path) -> None:
 
 
 SCHEMA_10 = """
+drop index delayed_claims;
 drop index odd_segments;
 create index odd_segments on segments (lane, first)
     where not_before is not null or for_group is not null;

@@ -9,6 +9,10 @@ drop index odd_segments;
 create index odd_segments on segments (lane, first, count, not_before, for_group)
     where not_before is not null or for_group is not null;
 
+-- Delayed messages are woken by the time of each, others by that of their claim.
+create index delayed_claims on claim_rows (grp, state, at)
+    where state = 1 and redelivered <> 1;
+
 update lane_rows set copies = (select coalesce(sum(count), 0) from segments
     where lane = lane_rows.id and for_group is not null);
 update cursors set copies = (select copies from lane_rows where id = cursors.lane)

@@ -1,0 +1,115 @@
+"""What a call costs does not grow with what is delayed, requeued, out or due: steps of SQLite."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ackflow
+from ackflow import Session
+from ackflow.clock import VirtualClock
+
+Fill = Callable[[Session, VirtualClock, int], None]
+
+
+class Cost:
+    """Steps that SQLite takes, as its progress handler counts them."""
+
+    def __init__(self, q: Session) -> None:
+        self._db = q._broker.store._db  # type: ignore[attr-defined]
+        self.steps = 0
+
+    def _step(self) -> bool:
+        self.steps += 1
+        return False
+
+    def of(self, call: Callable[[], object]) -> int:
+        self.steps = 0
+        self._db.set_progress_handler(self._step, 1)
+        try:
+            call()
+        finally:
+            self._db.set_progress_handler(None)
+        return self.steps
+
+
+def delayed(q: Session, clock: VirtualClock, n: int) -> None:
+    for number in range(n):
+        q.push("q", number, delay=3600 + number)
+    assert not q.pop("q", group="g")
+
+
+def kept(q: Session, clock: VirtualClock, n: int) -> None:
+    delayed(q, clock, n)
+    clock.advance(2 * 3600)
+    q.ack(q.pop("q", group="g", batch=n))
+
+
+def requeued_by_another_group(q: Session, clock: VirtualClock, n: int) -> None:
+    q.push("q", list(range(n)))
+    q.ack(q.pop("q", group="g", batch=n))
+    for message in q.pop("q", group="other", batch=n):
+        message.requeue()
+    assert not q.pop("q", group="g")
+
+
+def leased_under_a_window(q: Session, clock: VirtualClock, n: int) -> None:
+    q.group("q", "g", max_ack_pending=10 * n)
+    q.push("q", list(range(n)))
+    for _ in range(n):
+        q.pop("q", group="g")
+
+
+@pytest.mark.parametrize("fill", [delayed, kept, requeued_by_another_group, leased_under_a_window])
+def test_a_pop_takes_as_many_steps_beside_many_as_beside_few(tmp_path: Path, fill: Fill) -> None:
+    found = []
+    for n in (20, 1_000):
+        clock = VirtualClock()
+        with ackflow.connect(tmp_path / f"{n}.db", clock=clock, upkeep=False) as q:
+            q.configure("q", keep_seconds=None)
+            q.group("q", "g")
+            fill(q, clock, n)
+            cost = Cost(q)
+            for number in range(3):
+                q.push("q", number)
+                steps = cost.of(lambda: q.ack(q.pop("q", group="g")))
+            found.append(steps)
+    assert found[1] <= 1.2 * found[0]
+
+
+@pytest.mark.parametrize("way", ["over", "due"])
+def test_a_pop_writes_as_many_rows_when_thousands_come_back_as_when_hundreds_do(
+    tmp_path: Path, way: str
+) -> None:
+    found = []
+    for n in (600, 3_000):
+        clock = VirtualClock()
+        with ackflow.connect(tmp_path / f"{n}.db", clock=clock, upkeep=False) as q:
+            q.push("q", list(range(n)))
+            if way == "over":
+                for _ in range(n):
+                    q.pop("q", lease_seconds=60)
+            else:
+                for start in range(0, n, 1_000):
+                    for message in q.pop("q", batch=min(1_000, n - start)):
+                        message.nack("no", delay=60)
+            clock.advance(60)
+            db = q._broker.store._db  # type: ignore[attr-defined]
+            before = db.total_changes()
+            assert len(q.pop("q")) == 1
+            found.append(db.total_changes() - before)
+    assert found[1] <= 1.2 * found[0]
+
+
+def test_an_ack_at_random_costs_the_same_in_a_large_lease(tmp_path: Path) -> None:
+    found = []
+    for n in (1_000, 10_000):
+        with ackflow.connect(tmp_path / f"{n}.db", upkeep=False) as q:
+            q.push("q", list(range(n)))
+            taken = list(q.pop("q", batch=n))
+            random.Random(1).shuffle(taken)
+            q.ack(taken[: n // 2])
+            cost = Cost(q)
+            found.append(max(cost.of(message.ack) for message in taken[n // 2 : n // 2 + 20]))
+    assert found[1] <= 1.2 * found[0]
