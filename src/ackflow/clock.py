@@ -1,6 +1,7 @@
 """The only source of time. Times are whole microseconds since 1970; durations given by users are
 seconds. What lasts a while is measured by `steady`, which no setting of the clock moves."""
 
+import contextlib
 import os
 import threading
 import time
@@ -25,19 +26,21 @@ def micros(seconds: float) -> int:
 def _steady_source() -> Callable[[], int]:
     """Nanoseconds that pass evenly, also while the machine is suspended where that can be had."""
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
-        if hasattr(time, name):
-            return partial(time.clock_gettime_ns, getattr(time, name))
+        with contextlib.suppress(AttributeError, OSError):
+            source = partial(time.clock_gettime_ns, getattr(time, name))
+            source()
+            return source
     return time.monotonic_ns
 
 
 def _this_boot() -> str:
     """What is the same for all processes that share a steady clock; empty where it is not known."""
-    try:
+    boot = ""
+    with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        return boot + os.readlink("/proc/self/ns/time").removeprefix("time:")
-    except OSError:
-        return ""
+        boot += os.readlink("/proc/self/ns/time").removeprefix("time:")  # it may have its own
+    return boot
 
 
 STEADY = _steady_source()

@@ -130,6 +130,15 @@ def test_a_file_on_a_network_is_bad(on_file: Cli, monkeypatch: pytest.MonkeyPatc
     assert levels(on_file)["file system"] == "bad"
 
 
+def test_a_file_whose_time_is_being_corrected_is_told_of(
+    on_file: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "clock" not in levels(on_file)
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() - 3600)
+    assert levels(on_file)["clock"] == "look"
+
+
 def test_the_clock_of_a_server_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._clocks(0.5, 0.1).level == "ok"
     finding = doctor._clocks(-90.0, 0.1)

@@ -291,6 +291,19 @@ def test_an_access_token_made_under_a_wrong_clock_lives_as_long_as_it_was_to(
         assert not token.live(clock.now() + 100_000_000)
 
 
+def test_the_time_to_an_ack_is_never_negative(clock: VirtualClock) -> None:
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+        q.push("q", "a")
+        clock.step(YEARS)
+        (message,) = q.pop("q")
+        clock.step(-YEARS)
+        message.ack()
+        assert isinstance(q.broker, Broker)
+        (counts,) = q.broker.telling.times().values()
+        assert counts[0] == 1
+        assert counts[-1] == 0
+
+
 def test_many_are_set_right_in_slices(
     tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,3 +230,25 @@ def test_time_is_that_of_the_server_whatever_this_machine_believes(
     with ackflow.connect(postgres_url, upkeep=False) as fast:
         assert not fast.pop("jobs"), "a lease ended an hour early"
         assert fast.why("jobs", message.id).state == "leased"
+
+
+def test_a_step_back_of_the_servers_clock_freezes_no_broker(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for the server's time is given an hour less from some moment on."""
+    with ackflow.connect(postgres_url) as first, ackflow.connect(postgres_url) as second:
+        first.push("q", "a")
+        first.pop("q", lease_seconds=1)
+        back = "clock_timestamp() - interval '1 hour'"
+        monkeypatch.setattr(postgres, "LOOK", postgres.LOOK.replace("clock_timestamp()", back))
+        began = time.monotonic()
+        assert not second.pop("none", wait=0.5)
+        assert 0.5 <= time.monotonic() - began < 5
+        assert [m.data for m in second.pop("q", wait=10)] == ["a"]
+        assert time.monotonic() - began < 10
+
+
+def test_a_broker_that_only_reads_has_the_servers_time(postgres_url: str) -> None:
+    late = postgres.ServerClock(lambda: time.time_ns() - 3600 * 1_000_000_000)
+    with ackflow.connect(postgres_url, clock=late, upkeep=False) as q:
+        assert abs(q.broker.clock.now() / 1_000_000 - time.time()) < 60

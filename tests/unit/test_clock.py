@@ -202,6 +202,21 @@ def test_after_a_restart_of_the_machine_the_wall_clock_counts(
     assert times(again) == [machine.wall() / NS]
 
 
+def test_a_file_first_opened_under_a_clock_years_ahead_is_set_right_by_short_sessions(
+    sessions: list[Session], tmp_path: Path, machine: Machine
+) -> None:
+    machine.step(YEARS)
+    connect(sessions, tmp_path, machine).push("q", "a")
+    machine.step(-YEARS)
+    for _ in range(7):
+        machine.run(60)
+        q = connect(sessions, tmp_path, machine)
+        q.push("q", "a")
+    assert times(q) == [machine.wall() / NS]
+    q.upkeep()
+    assert all(m.created_at.timestamp() <= machine.wall() / NS for m in q.browse("q").items)
+
+
 def test_where_nothing_tells_the_boot_each_process_keeps_its_own_time(
     sessions: list[Session], tmp_path: Path, machine: Machine
 ) -> None:

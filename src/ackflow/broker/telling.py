@@ -37,7 +37,7 @@ class Telling:
             if counts is None:
                 counts = times[grp] = [0] * (_PLACES + 1)
             counts[bisect_left(_BOUNDS, micros)] += n
-            counts[_PLACES] += micros * n
+            counts[_PLACES] += max(0, micros) * n  # the clock may have gone back
         self.unsaid += tally.died
 
     def say(self) -> None:

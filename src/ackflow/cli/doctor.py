@@ -12,6 +12,7 @@ import typer
 from msgspec import Struct
 
 from .. import __version__, checks
+from ..clock import SECOND
 from ..errors import AckflowError, NotADatabase, SchemaTooNew, StorageFull
 from ..model import LeaseStats, QueueStats
 from ..session import Session
@@ -105,9 +106,21 @@ def _database(link: Link, deep: bool) -> Iterator[Finding]:
         yield Finding("bad", "open", error.message, _mend(error, place))
         return
     yield Finding("ok", "open", "it can be opened for reading and writing")
+    yield from _time(session, checks.is_url(place.url))
     yield _upkeep(session)
     queues = session.queues()
     yield from _contents(session, queues)
+
+
+def _time(session: Session, server: bool) -> Iterator[Finding]:
+    """Whether the time of the database is that of this machine's clock."""
+    apart = session.broker.clock.now() / SECOND - time.time()
+    if server:
+        yield _clocks(apart, 0.0)
+    elif abs(apart) > CLOCKS_APART:
+        ahead = "ahead of" if apart > 0 else "behind"
+        advice = "the clock was set; it is corrected by 6 s a minute, so that no lease ends early"
+        yield Finding("look", "clock", f"its time is {span(abs(apart))} {ahead} the clock", advice)
 
 
 def _of_file(path: str, deep: bool) -> Iterator[Finding]:

@@ -53,9 +53,10 @@ LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
 WROTE = """with mine as (insert into brokers values ($2, $1)
     on conflict (id) do update set n = excluded.n, at = now()) update writes set n = $1"""
 FORGET = "delete from brokers where at < now() - interval '1 day'"
-AHEAD_BROKERS = """select (extract(epoch from max(at)) * 1000000)::bigint,
-    (extract(epoch from now()) * 1000000)::bigint
-    from brokers where at > now() + interval '60 seconds'"""
+# The server's time, and that of a broker that wrote something when it was ahead.
+CLOCKS = """select (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+    (select (extract(epoch from max(at)) * 1000000)::bigint
+        from brokers where at > now() + interval '60 seconds')"""
 # How long a server that is away is waited for: a restart, or another that takes over.
 AWAY_SECONDS = 30.0
 # Codes of a connection that was ended: lost, by a shutdown, for hanging in a transaction.
@@ -154,7 +155,7 @@ class PostgresStore:
                 store = _store_id(db)
                 db.execute(FORGET)
                 if isinstance(self.clock, ServerClock):
-                    _mark_ahead(db)
+                    self.clock.set(_look_at_clocks(db))
         return schema, store
 
     def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
@@ -344,15 +345,17 @@ def _migrate(db: Connection, schema: str, lock: int) -> int:
     return newest
 
 
-def _mark_ahead(db: Connection) -> None:
-    """Leave a mark when a broker wrote something under a server's clock that was ahead."""
-    row = db.execute(AHEAD_BROKERS).fetchone()
-    if row is None or row[0] is None:
-        return
-    put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
-    mark = f"{row[1]} {row[0]}"
-    db.execute(put, (CLOCK_BACK, mark, mark))
-    db.execute("update brokers set at = now() where at > now()")
+def _look_at_clocks(db: Connection) -> int:
+    """The server's time; a mark is left when its clock went back since a broker wrote something."""
+    row = db.execute(CLOCKS).fetchone()
+    assert row is not None
+    now, last = row
+    if last is not None:
+        put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
+        mark = f"{now} {last}"
+        db.execute(put, (CLOCK_BACK, mark, mark))
+        db.execute("update brokers set at = now() where at > now()")
+    return int(str(now))
 
 
 def _store_id(db: Connection) -> int:
