@@ -252,3 +252,32 @@ def test_a_broker_that_only_reads_has_the_servers_time(postgres_url: str) -> Non
     late = postgres.ServerClock(lambda: time.time_ns() - 3600 * 1_000_000_000)
     with ackflow.connect(postgres_url, clock=late, upkeep=False) as q:
         assert abs(q.broker.clock.now() / 1_000_000 - time.time()) < 60
+
+
+def test_a_servers_clock_that_is_years_ahead_for_a_moment_removes_nothing(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.configure("q", retention_seconds=3600)
+        q.push("q", ["a", "b"])
+        q.pop("q", lease_seconds=600)
+        right, wrong = postgres.LOOK, "clock_timestamp() + interval '3650 days'"
+        monkeypatch.setattr(postgres, "LOOK", right.replace("clock_timestamp()", wrong))
+        assert q.upkeep().total == 0
+        q.push("q", "c")
+        monkeypatch.setattr(postgres, "LOOK", right)
+        assert [m.data for m in q.pop("q", batch=9)] == ["b", "c"]
+
+
+def test_a_servers_clock_that_stays_years_ahead_is_followed_after_five_minutes() -> None:
+    steady = [0]
+    clock = postgres.ServerClock(lambda: 0, lambda: steady[0])
+    start, years = 1_700_000_000_000_000, 315_360_000_000_000
+    assert clock.follow(start) == start
+    for seconds in (0, 100, 299):
+        steady[0] = seconds * 1_000_000_000
+        passed = seconds * 1_000_000
+        assert clock.follow(start + passed + years) == clock.now() == start + passed
+    steady[0] = 301_000_000_000
+    assert clock.follow(start + 301_000_000 + years) == start + 301_000_000 + years
+    assert clock.follow(start + 301_000_000 + years - 3_600_000_000) == clock.now()

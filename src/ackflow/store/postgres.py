@@ -19,7 +19,7 @@ import psycopg
 from psycopg import errors as pg
 
 from .. import ids
-from ..clock import Bearing, Clock, SystemClock
+from ..clock import FAR, Bearing, Clock, SystemClock
 from ..errors import (
     InvalidArgument,
     NotADatabase,
@@ -73,9 +73,22 @@ log = logging.getLogger("ackflow")
 class ServerClock(SystemClock):
     """The clock of the database server, as it was last seen, and the steady clock since then."""
 
-    def set(self, now: int) -> None:
-        steady = self._steady()
-        self._steer(Bearing(now * 1000 - steady, steady))
+    _asked = False
+
+    def follow(self, now: int) -> int:
+        """What time it is, when the server's clock says so.
+
+        Its steps are followed, that of more than a day only when it has stood for five minutes.
+        """
+        steady, bearing = self._steady(), self._course.bearing
+        offset = now * 1000 - steady
+        if self._asked and abs(offset - bearing.offset) > FAR:
+            bearing = bearing.towards(now * 1000, steady)
+        else:
+            bearing = Bearing(offset, steady)
+        self._asked = True
+        self._steer(bearing)
+        return now if bearing.offset == offset else self.now()
 
     def _look(self, steady: int) -> None:
         pass  # the wall clock of this machine is another
@@ -155,7 +168,7 @@ class PostgresStore:
                 store = _store_id(db)
                 db.execute(FORGET)
                 if isinstance(self.clock, ServerClock):
-                    self.clock.set(_look_at_clocks(db))
+                    self.clock.follow(_look_at_clocks(db))
         return schema, store
 
     def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
@@ -221,10 +234,8 @@ class PostgresStore:
             migrate.refuse_newer(int(schema), self._schema)
         if self._cache.crowded:
             self._cache.shrink()
-        if isinstance(self.clock, ServerClock):
-            self.clock.set(now)
-        else:
-            now = self.clock.now()
+        clock = self.clock
+        now = clock.follow(now) if isinstance(clock, ServerClock) else clock.now()
         assert self._tx is not None
         self._tx.begin(now, False)
         return self._tx
