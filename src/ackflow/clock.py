@@ -111,7 +111,7 @@ class Bearing(NamedTuple):
 
 
 class _Course:
-    """A bearing, and the last time that was told by it: time stands rather than goes back."""
+    """A bearing, and the last time returned under it: time stands rather than goes back."""
 
     def __init__(self, bearing: Bearing, last: int = 0) -> None:
         self.bearing = bearing
@@ -191,8 +191,8 @@ class SystemClock:
 class FileClock(SystemClock):
     """The time of a database file, on which the processes of one machine agree.
 
-    The bearing is a row of the file: whoever opens it after a step of the wall clock has the time of
-    those that opened it before, and they correct it together.
+    The bearing is a row of the file: a process that opens it after a step of the wall clock uses the
+    time of those that opened it before, and they correct it together.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ def test_a_file_on_a_network_is_bad(on_file: Cli, monkeypatch: pytest.MonkeyPatc
     assert levels(on_file)["file system"] == "bad"
 
 
-def test_a_file_whose_time_is_being_corrected_is_told_of(
+def test_a_file_whose_time_is_being_corrected_is_reported(
     on_file: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "clock" not in levels(on_file)

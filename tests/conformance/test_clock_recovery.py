@@ -372,8 +372,8 @@ def test_a_file_opened_under_a_wrong_clock_and_later_under_a_right_one(tmp_path:
         assert pop_data(q) == ["a"]
 
 
-def test_a_server_whose_clock_was_ahead_while_nobody_is_left_to_know(postgres_url: str) -> None:
-    """The row of a broker that is gone tells of it."""
+def test_a_server_whose_clock_was_ahead_while_no_broker_was_left_running(postgres_url: str) -> None:
+    """The row of a broker that is gone shows it."""
     ahead = VirtualClock(time.time() + YEARS)
     with ackflow.connect(postgres_url, clock=ahead, upkeep=False) as q:
         q.push("q", "a")

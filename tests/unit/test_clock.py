@@ -217,7 +217,7 @@ def test_a_file_first_opened_under_a_clock_years_ahead_is_set_right_by_short_ses
     assert all(m.created_at.timestamp() <= machine.wall() / NS for m in q.browse("q").items)
 
 
-def test_where_nothing_tells_the_boot_each_process_keeps_its_own_time(
+def test_where_the_boot_is_unknown_each_process_keeps_its_own_time(
     sessions: list[Session], tmp_path: Path, machine: Machine
 ) -> None:
     first, second = (connect(sessions, tmp_path, machine, "") for _ in range(2))

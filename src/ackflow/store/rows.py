@@ -81,7 +81,7 @@ class Segment(Struct):
 
     @property
     def due_at(self) -> int:
-        """The time from which its waiting is counted. Whether it is ready is told by `delayed`."""
+        """The time from which its waiting is counted. See `delayed` for whether it is ready."""
         return self.created_at if self.not_before is None else self.not_before
 
     def delayed(self, now: int) -> bool:
