@@ -47,7 +47,7 @@ def poison(orders: Consumer, process: Process) -> None:
     """Poison Message Handling"""
     for message in orders.fetch(10, wait=1):
         if message.metadata.num_delivered > 3:
-            log.warning("Poison message detected: %s in %s", message.id, message.queue)
+            log.warning("Poison message detected: %s", message.subject)
             message.term("poison message")  # this is how it gets into the dead letters
             continue
         try:

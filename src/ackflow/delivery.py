@@ -13,6 +13,7 @@ from .broker.push import Answer
 from .broker.settle import VERBS, Mark, Outcome, Verdict
 from .errors import InvalidArgument
 from .model import Metadata, Sequences, when
+from .policy import DEFAULT_PARTITION
 from .ranges import Ranges
 
 _decode = msgspec.json.Decoder().decode
@@ -140,13 +141,21 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def metadata(self) -> Metadata:
-        run = self._share.run
+        """What JetStream tells of a delivery."""
+        run, sequence = self._share.run, self.sequence
+        later = 0 if run.redelivered else run.hi - sequence - 1
         return Metadata(
-            Sequences(self.sequence, run.number + self.sequence - run.lo + 1),
+            Sequences(sequence + 1, run.number + sequence - run.lo + 1),
             run.deliveries,
-            run.pending + run.hi - self.sequence - 1,
+            run.pending + later,
             self.created_at,
         )
+
+    @property
+    def subject(self) -> str:
+        """The queue, and after a dot the partition if it is not the default one."""
+        home = self.partition
+        return self.queue if home == DEFAULT_PARTITION else f"{self.queue}.{home}"
 
     def __repr__(self) -> str:
         return f"<Message {self.id} {self.queue}/{self.partition} delivery {self.deliveries}>"

@@ -20,14 +20,16 @@ def when_or_none(micros: int | None) -> datetime | None:
 
 
 class Sequences(Struct, frozen=True):
-    """`stream`: place in the lane. `consumer`: number of the hand-out within lane and group."""
+    """`stream`: place in the lane. `consumer`: number of the hand-out within lane and group. Both
+    count from 1."""
 
     stream: int
     consumer: int
 
 
 class Metadata(Struct, frozen=True):
-    """What JetStream tells of a delivery; `num_pending` counts later messages of the lane."""
+    """What JetStream tells of a delivery. `num_pending`: how many messages its consumer has still to
+    be given for the first time; for groups that are not in the JetStream style, of the lane alone."""
 
     sequence: Sequences
     num_delivered: int

@@ -277,11 +277,49 @@ def test_metadata_tells_where_a_message_stands(q: Session, clock: VirtualClock) 
     pushed.nack()
     clock.advance(5)
     first, second = workers.fetch(2, wait=0)
-    assert first.metadata.sequence == Sequences(stream=0, consumer=2)
+    assert first.metadata.sequence == Sequences(stream=1, consumer=2)
     assert (first.metadata.num_delivered, first.metadata.num_pending) == (2, 2)
     assert first.metadata.timestamp == pushed.created_at
-    assert second.metadata.sequence == Sequences(stream=1, consumer=3)
+    assert second.metadata.sequence == Sequences(stream=2, consumer=3)
     assert (second.metadata.num_delivered, second.metadata.num_pending) == (1, 1)
+
+
+def pending(batch: Batch[Any]) -> list[tuple[Any, int]]:
+    return [(message.data, message.metadata.num_pending) for message in batch]
+
+
+def test_pending_is_what_the_consumer_was_not_given_yet(q: Session) -> None:
+    workers = make(q)
+    q.push("orders", ["a1", "a2"], partition="a")
+    q.push("orders", ["b1", "b2", "b3"], partition="b", priority=4)
+    given = workers.fetch(1, wait=0)
+    assert pending(given) == [("a1", 4)]
+    assert pending(workers.fetch(2, wait=0)) == [("a2", 3), ("b1", 2)]
+    given[0].nack()
+    again = workers.fetch(2, wait=0)
+    assert pending(again) == [("a1", 2), ("b2", 1)]
+    assert pending(q.read(again.token)) == pending(again)
+    other = consumer(q, "orders", "others")
+    assert pending(other.fetch(1, wait=0)) == [("a1", 4)]
+    q.push("orders", "a3", partition="a")
+    assert pending(workers.fetch(9, wait=0)) == [("a3", 1), ("b3", 0)]
+
+
+def test_a_message_that_comes_again_is_not_pending(q: Session) -> None:
+    workers = make(q)
+    q.push("orders", [1, 2, 3])
+    q.nack(workers.fetch(2, wait=0))
+    assert pending(workers.fetch(2, wait=0)) == [(1, 1), (2, 1)]
+    assert pending(workers.fetch(2, wait=0)) == [(3, 0)]
+
+
+def test_a_message_has_a_subject(q: Session) -> None:
+    workers = make(q)
+    q.push("orders", 1)
+    q.push("orders", 2, partition="eu")
+    assert sorted(message.subject for message in workers.fetch(2, wait=0)) == [
+        "orders", "orders.eu"
+    ]  # fmt: skip
 
 
 # the policies
@@ -392,7 +430,8 @@ def test_every_word_may_be_awaited(run: Run, clock: VirtualClock) -> None:
         clock.advance(29)
         (again,) = await workers.fetch(4, wait=0)
         assert (again.data, again.metadata.num_delivered) == ("failed", 2)
-        assert (again.metadata.sequence.stream, again.metadata.num_pending) == (1, 0)
+        assert (again.metadata.sequence.stream, again.metadata.num_pending) == (2, 0)
+        assert again.subject == "orders"
         await long.ack()
         letters = (await q.dead_letters("orders")).items
         assert [letter.reason for letter in letters] == ["invalid message format"]

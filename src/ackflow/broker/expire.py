@@ -272,6 +272,17 @@ def unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
     return lane.head - cursor.next - (lane.copies - cursor.copies)
 
 
+def never_handed_out(tx: Tx, group: Group) -> int:
+    """How many messages a group has still to be given for the first time, over all its lanes."""
+    tx.flush()
+    total = 0
+    for (id,) in tx.all("ready_lanes", group.id):  # a lane with something new is marked
+        lane, cursor = tx.lane(id), tx.cursor(id, group.id)
+        if lane is not None and cursor is not None:
+            total += unread(tx, lane, cursor)
+    return total
+
+
 def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     """Remove up to `limit` segments older than the queue's retention, read or not; answers with the
     number of messages."""

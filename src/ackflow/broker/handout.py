@@ -14,8 +14,8 @@ _NOTHING = Carry(0, 0, False)
 class Run(Struct):
     """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`.
 
-    `number` counts the hand-outs of the lane before the first of them, `pending` the messages of
-    the lane still to come after the last.
+    `number` counts the hand-outs of the lane before the first of them, `pending` the messages never
+    handed out that come after the last, of the lane; in the JetStream style of the group.
     """
 
     lane: int
@@ -100,9 +100,7 @@ def is_binary(body: Body, index: int) -> bool:
     return rest is not None and bool(rest.binary) and ranges.contains(rest.binary, index)
 
 
-def runs_of(
-    tx: Tx, lane: Lane, taken: list[Taken], everything: Ranges, number: int, pending: int
-) -> list[Run]:
+def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -> list[Run]:
     """The runs to hand over for what was taken from one lane, in order of sequence.
 
     `number` is how many hand-outs of the lane came before, `pending` how many messages of it are
@@ -122,13 +120,19 @@ def runs_of(
     if len(runs) <= 1:
         return runs
     runs.sort(key=lambda run: run.lo)
-    left = ranges.count(everything)
     for run in runs:
         run.number = number
         number += run.hi - run.lo
-        left -= run.hi - run.lo
-        run.pending = pending + left
+    count_pending(runs, pending)
     return runs
+
+
+def count_pending(runs: list[Run], left: int) -> None:
+    """Write into runs how many messages come after each for the first time, `left` after the last."""
+    for run in reversed(runs):
+        run.pending = left
+        if not run.redelivered:
+            left += run.hi - run.lo
 
 
 def carried(segment: Segment) -> Carry:

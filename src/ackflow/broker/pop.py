@@ -16,8 +16,8 @@ from ..store.rows import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
 from .admin import find_queue
-from .expire import refresh, unread
-from .handout import Handout, Part, Taken, runs_of
+from .expire import never_handed_out, refresh, unread
+from .handout import Handout, Part, Taken, count_pending, runs_of
 from .lanes import group_for, queue_for
 from .maintenance import halted
 from .quiet import next_work, quiet_time
@@ -163,6 +163,8 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     else:
         lease_parts(tx, group, request, parts, answer)
     answer.runs = [run for part in parts for run in part.runs]
+    if group.dialect == "jetstream":
+        count_pending(answer.runs, never_handed_out(tx, group))
     return answer
 
 
@@ -231,7 +233,7 @@ def _gather(
         homes.add(cursor.partition)
         everything = together(taken)
         left = unread(tx, lane, cursor)
-        runs = runs_of(tx, lane, taken, everything, number, left)
+        runs = runs_of(tx, lane, taken, number, left)
         parts.append(Part(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
     return parts

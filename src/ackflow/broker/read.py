@@ -5,8 +5,8 @@ from ..errors import Gone, LeaseLost
 from ..ranges import Ranges
 from ..store.rows import Claim, Lease
 from ..store.tx import Tx
-from .expire import to_come
-from .handout import Handout, Taken, runs_of
+from .expire import never_handed_out, to_come
+from .handout import Handout, Taken, count_pending, runs_of
 
 
 def read(tx: Tx, token: int) -> Handout:
@@ -30,10 +30,12 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
             raise Gone("the queue of the lease was deleted")
         shares = shares_of(tx, lane.id, part.ranges, claims)
         left = to_come(tx, lane, group.id, part.ranges[-1])
-        runs = runs_of(tx, lane, shares, part.ranges, part.number, left)
+        runs = runs_of(tx, lane, shares, part.number, left)
         if sum(run.hi - run.lo for run in runs) != ranges.count(part.ranges):
             raise Gone("some messages of the lease are no longer stored")
         answer.runs += runs
+    if group.dialect == "jetstream":
+        count_pending(answer.runs, never_handed_out(tx, group))
     return answer
 
 

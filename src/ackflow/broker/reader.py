@@ -209,7 +209,7 @@ def fetch(
     claims = tx.claims_in(lane, group.id, which[0], which[-1])
     mine = _merged([c for c in claims if row and c.lease == row[0]])
     shares = shares_of(tx, lane, which, mine)
-    runs = runs_of(tx, home, shares, which, 0, 0)
+    runs = runs_of(tx, home, shares, 0, 0)
     if sum(run.hi - run.lo for run in runs) != ranges.count(which):
         raise Gone("some messages of the batch are no longer stored")
     return Handout(queue.name, group.name, tx.store, token, None, runs)
