@@ -13,6 +13,10 @@ from .clock import micros
 Ordering = Literal["shared", "ordered", "exclusive"]
 AckPolicy = Literal["explicit", "all", "none"]
 Dialect = Literal["native", "queen", "pushpop", "jetstream", "middleware"]
+# A group that upkeep made for messages that waited too long before any group came: the first that
+# comes takes its place.
+UNDECIDED: Literal["undecided"] = "undecided"
+GroupDialect = Dialect | Literal["undecided"]
 Kind = Literal["failed", "max_deliver", "rejected", "max_wait"]
 Counting = Literal["failures", "redeliveries"]
 
@@ -90,9 +94,9 @@ DEFAULTS: dict[Dialect, Settings] = {
 }
 
 
-def settings(dialect: Dialect, queue: QueueOptions, group: GroupOptions) -> Settings:
+def settings(dialect: GroupDialect, queue: QueueOptions, group: GroupOptions) -> Settings:
     """Lay the group's options over the queue's over the dialect's defaults."""
-    chosen = msgspec.structs.asdict(DEFAULTS[dialect])
+    chosen = msgspec.structs.asdict(DEFAULTS["native" if dialect == UNDECIDED else dialect])
     for options in (queue, group):
         for name in chosen:
             value = getattr(options, name, UNSET)

@@ -22,7 +22,7 @@ from .expire import (
     sequence_at,
 )
 from .hands import forget_readers_of_group
-from .lanes import group_for, queue_for
+from .lanes import group_for, is_undecided, queue_for
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
@@ -69,7 +69,7 @@ def configure_group(
     """Create a group or change the options given; where it starts is decided once."""
     queue = queue_for(tx, queue_name)
     found = tx.group(queue.id, name)
-    if found is None:
+    if found is None or is_undecided(found):
         return group_for(tx, queue, name, dialect or "native", GroupOptions(**changes))  # type: ignore[arg-type]
     refresh(tx, found, whole=True)
     changes = {k: v for k, v in changes.items() if k != "start"}

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from .. import ranges
-from ..policy import Dialect, GroupOptions, born
+from ..policy import UNDECIDED, Dialect, GroupOptions, born
 from ..store.rows import Cursor, Group, Lane, Queue
 from ..store.tx import Tx
-from .expire import hidden_in, sequence_at
+from .expire import hidden_in, pass_over, sequence_at
 
 
 def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
@@ -47,6 +47,9 @@ def group_for(
 ) -> Group:
     """The group of that name; a new one starts where its options say, in every lane there is."""
     found = tx.group(queue.id, name)
+    early = _undecided(tx, queue) if found is None else found if is_undecided(found) else None
+    if early is not None and dialect != UNDECIDED:
+        return _decide(tx, queue, early, name, dialect, options or GroupOptions())
     if found is None:
         found = tx.add_group(queue, name, dialect, options or GroupOptions())
         tx.cache.room.pop(queue.id, None)
@@ -68,6 +71,28 @@ def group_for(
                 )
             )
     return found
+
+
+def is_undecided(group: Group) -> bool:
+    return group.dialect == UNDECIDED
+
+
+def _undecided(tx: Tx, queue: Queue) -> Group | None:
+    """The group that was made before any came; then it is the only one."""
+    return next((group for group in tx.groups(queue.id) if is_undecided(group)), None)
+
+
+def _decide(
+    tx: Tx, queue: Queue, early: Group, name: str, dialect: str, options: GroupOptions
+) -> Group:
+    """Let the first group that comes have what died before it did, and go on from there."""
+    group = tx.decide_group(early, name, dialect, options)
+    tx.cache.room.pop(queue.id, None)
+    for cursor in tx.cursors_of_group(group.id) if options.start != "all" else ():
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        pass_over(tx, lane, cursor, first_for(tx, group, lane), "skipped")
+    return group
 
 
 def first_for(tx: Tx, group: Group, lane: Lane) -> int:

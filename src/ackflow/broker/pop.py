@@ -18,7 +18,7 @@ from . import straight
 from .admin import find_queue
 from .expire import never_handed_out, refresh, unread
 from .handout import Handout, Part, Taken, count_pending, runs_of
-from .lanes import group_for, queue_for
+from .lanes import group_for, is_undecided, queue_for
 from .maintenance import halted
 from .quiet import next_work, quiet_time
 from .read import read_lease
@@ -105,7 +105,7 @@ def pop(tx: Tx, request: PopRequest) -> Handout:
 
 def _group(tx: Tx, queue: Queue, request: PopRequest) -> Group:
     found = tx.group(queue.id, request.group)
-    if found is None:
+    if found is None or is_undecided(found):
         start = "all" if request.group == QUEUE_MODE else request.start
         found = group_for(tx, queue, request.group, request.dialect, GroupOptions(start=start))
     return found

@@ -13,12 +13,13 @@ from typing import TypeVar
 from ..clock import micros
 from ..errors import PayloadSealed
 from ..model import Upkeep
-from ..policy import KEY_SECONDS, STAGE_SECONDS
+from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
 from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import Refreshed, drop_old, drop_segment, move_base, refresh
 from .hands import forget_readers
 from .history import MOST, History
+from .lanes import group_for
 from .recover import Run, recover
 from .stage import drop_old_stages
 from .take import may_be_overdue, overdue
@@ -88,6 +89,8 @@ class Keeper:
         buried = 0
         for queue in self._read(Tx.queues):
             if queue.options.max_wait_seconds is not None:
+                if self._read(partial(_dies_unread, queue=queue)):
+                    self._do(partial(_expect_group, id=queue.id), None)
                 for group, lane in self._read(partial(_waiting_lanes, queue=queue)):
                     more = True
                     while more:
@@ -178,6 +181,19 @@ def _drop(tx: Tx, queue: int, lane: int) -> int:
 def _drop_leases(tx: Tx, old: list[int]) -> None:
     for id in old:
         tx.run("drop_lease", id)
+
+
+def _dies_unread(tx: Tx, queue: Queue) -> bool:
+    """Whether something waited too long in a queue that has no group yet."""
+    before = tx.now - micros(queue.options.max_wait_seconds or 0)
+    return not tx.groups(queue.id) and tx.value("any_pushed_before", queue.id, before) is not None
+
+
+def _expect_group(tx: Tx, id: int) -> None:
+    """Make the group that dead letters belong to until the first one comes, and then to that one."""
+    queue = tx.queue_by_id(id)
+    if queue is not None and not tx.groups(id):
+        group_for(tx, queue, QUEUE_MODE, UNDECIDED)
 
 
 def _waiting_lanes(tx: Tx, queue: Queue) -> list[tuple[int, int]]:

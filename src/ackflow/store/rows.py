@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Raw, Struct, field
 
 from .. import ranges
-from ..policy import Dialect, GroupOptions, QueueOptions, Settings
+from ..policy import GroupDialect, GroupOptions, QueueOptions, Settings
 from ..ranges import Ranges
 
 LEASED, WAITING, DUE = 0, 1, 2
@@ -149,7 +149,7 @@ class Group(Struct):
     queue: int
     name: str
     created_at: int
-    dialect: Dialect
+    dialect: GroupDialect
     paused: bool
     options: GroupOptions
     rules: Settings

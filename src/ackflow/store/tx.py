@@ -359,6 +359,15 @@ class Tx(Holds):
         assert group is not None
         return group
 
+    def decide_group(self, group: Group, name: str, dialect: str, options: GroupOptions) -> Group:
+        """Let a group begin now under a name, a dialect and options of its own."""
+        self.run("decide_group", group.id, name, self.now, dialect, _encode(options))
+        for key in (group.id, (group.queue, group.name)):
+            self.cache.groups.pop(key, None)
+        found = self.group(group.queue, name)
+        assert found is not None
+        return found
+
     def save_group(self, group: Group) -> None:
         self.run("save_group", group.id, group.paused, _encode(group.options), group.dialect)
 

@@ -185,6 +185,8 @@ order by name
 insert into groups (queue, name, created_at, dialect, options) values (?1, ?2, ?3, ?4, ?5)
 -- name: save_group
 update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
+-- name: decide_group
+update groups set name = ?2, created_at = ?3, dialect = ?4, options = ?5 where id = ?1
 -- name: drop_group
 delete from groups where id = ?1
 
@@ -273,6 +275,9 @@ select min(next) from cursors where lane = ?1
 -- name: lanes_to_trim
 select l.id from lane_rows l join cursors c on c.lane = l.id where l.id > ?1
 group by l.id having min(c.next) > l.base order by l.id limit ?2
+-- name: any_pushed_before
+select 1 from lane_rows l where l.queue = ?1 and
+    (select s.created_at from segments s where s.lane = l.id order by s.first limit 1) <= ?2 limit 1
 -- name: ready_lanes
 select lane from cursors where grp = ?1 and ready = 1 order by lane
 
