@@ -20,7 +20,7 @@ GroupDialect = Dialect | Literal["undecided"]
 Kind = Literal["failed", "max_deliver", "rejected", "max_wait"]
 Counting = Literal["failures", "redeliveries"]
 
-QUEUE_MODE = "__QUEUE_MODE__"
+QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers who name none
 DEFAULT_PARTITION = "Default"
 
 MAX_PAYLOAD = 16 * 1024 * 1024

@@ -1,5 +1,6 @@
 """Looking at queues, groups, leases and messages."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -86,7 +87,7 @@ def test_leases_of_a_queue_that_is_not_there_are_refused(cli: Cli) -> None:
 
 def test_why_tells_for_every_group(cli: Cli) -> None:
     (id,) = cli.q.push("orders", 1)
-    assert "Nobody asked yet" in cli("why", "orders", id)
+    assert "Not requested yet" in cli("why", "orders", id)
     cli.q.pop("orders", group="a")
     cli.q.pop("orders", group="b")[0].ack()
     output = cli("why", "orders", id)
@@ -94,6 +95,40 @@ def test_why_tells_for_every_group(cli: Cli) -> None:
     assert "b: Done: acknowledged" in output
     assert [told["state"] for told in cli.json("why", "orders", id)] == ["leased", "acked"]
     assert cli("why", "orders", id, "-g", "b").startswith("b: Done")
+
+
+def test_the_group_without_a_name_is_never_shown_by_its_inner_one(
+    cli: Cli, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = cli.q.push("orders", [1, 2, 3])
+    commands = [
+        ["why", "orders", first],
+        ["groups", "orders", "-"],
+        ["seek", "orders", "-", "end", "--yes"],
+        ["dlq", "list", "-g", "-"],
+    ]
+    told = "".join(cli.run(*c, *how).output for c in commands for how in ([], ["--json"]))
+    assert "queue 'orders' was never popped without a group" in told
+    (popped,) = cli.json("pop", "orders")
+    told += str(popped)
+    cli.q.pop("orders")[0].reject("no")
+    commands += [
+        ["why", "orders", second], ["leases"], ["queues"], ["queues", "orders"], ["groups"],
+        ["dlq", "show", "orders", "1"], ["dlq", "list"], ["dlq", "summary"], ["top", "-i", "100ms"],
+        ["peek", "orders"], ["peek", "orders", third], ["browse", "orders", "-g", "-"],
+        ["configure", "orders", "-g", "-"], ["pause", "orders", "-g", "-"], ["doctor"],
+        ["pop", "orders", "-g", "-"], ["resume", "orders", "-g", "-"],
+        ["delete", "orders", "-g", "-", "--yes"],
+    ]  # fmt: skip
+    for command in commands:
+        told += cli.run(*command).output
+        lines = [json.loads(line) for line in cli.run(*command, "--json").stdout.splitlines()]
+        told += str(lines)
+        for line in lines if command[0] in ("why", "leases", "dlq", "top") else []:
+            assert line.get("group", None) is None
+        if command[0] == "groups":
+            assert lines[0].get("name", lines[0].get("group")) is None
+    assert "QUEUE_MODE" not in told + caplog.text
 
 
 def test_why_of_a_dead_letter_says_how_to_send_it_back(dead: Cli) -> None:

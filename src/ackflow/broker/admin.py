@@ -4,7 +4,7 @@ from msgspec import structs
 
 from .. import checks, ids, ranges
 from ..errors import GroupNotFound, NotFound, QueueNotFound
-from ..policy import Dialect, GroupOptions, QueueOptions, settings
+from ..policy import QUEUE_MODE, Dialect, GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
 from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.sealing import check_key
@@ -35,8 +35,15 @@ def find_queue(tx: Tx, name: str) -> Queue:
 def find_group(tx: Tx, queue: Queue, name: str) -> Group:
     found = tx.group(queue.id, checks.name(name, "group"))
     if found is None:
-        raise GroupNotFound(f"queue {queue.name!r} has no group {name!r}")
+        raise GroupNotFound(no_group(queue.name, name))
     return found
+
+
+def no_group(queue: str, name: str) -> str:
+    """What to say of a group that does not exist."""
+    if name == QUEUE_MODE:
+        return f"queue {queue!r} was never popped without a group"
+    return f"queue {queue!r} has no group {name!r}"
 
 
 def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:

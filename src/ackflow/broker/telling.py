@@ -7,6 +7,7 @@ from collections import deque
 
 from .. import ids, ranges
 from ..clock import SECOND
+from ..policy import QUEUE_MODE
 from ..store.tally import Died, Tally
 
 # Seconds from hand-out to ack: upper bounds, the last one open.
@@ -55,11 +56,12 @@ def tell(died: Died) -> None:
     """One line per dead letter, with its reason."""
     if not log.isEnabledFor(logging.WARNING):
         return
+    reader = "consumers without a group" if died.group == QUEUE_MODE else f"group {died.group}"
     for first, stop in ranges.pairs(died.ranges):
         for sequence in range(first, stop):
             id = ids.message_id(died.store, died.lane, sequence)
             log.warning(
-                "%s of queue %s died for group %s (%s): %s", id, died.queue, died.group,
+                "%s of queue %s died for %s (%s): %s", id, died.queue, reader,
                 died.kind, died.reason or "no reason was given",
                 extra={
                     "message_id": id, "queue": died.queue, "group": died.group,

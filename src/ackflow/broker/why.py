@@ -8,6 +8,7 @@ from ..model import Why, when
 from ..policy import QUEUE_MODE
 from ..store.rows import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ..store.tx import Tx
+from .admin import no_group
 from .expire import drop_old, hidden_in, refresh, refresh_stretch
 from .inspect import unseen
 from .maintenance import halted
@@ -42,8 +43,8 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     base |= {"partition": home.name, "priority": lane.priority, "sequence": place.sequence}
     group = tx.group(queue.id, group_name)
     if group is None:
-        return Why(f"Nobody asked yet: queue {queue_name!r} has no group {group_name!r}; "
-                   "it is created by its first pop.", "no_group", **base)  # fmt: skip
+        return Why(f"Not requested yet: {no_group(queue_name, group_name)}; "
+                   "its first pop creates it.", "no_group", **base)  # fmt: skip
     refresh(tx, group)
     refresh_stretch(tx, group, lane.id, place.sequence, place.sequence + 1)
     _drop_overdue(tx, queue, group, lane)

@@ -112,8 +112,9 @@ def resume(link: Link, queue: Queue, group: Group = None) -> None:
 
 
 def _paused(link: Link, queue: str, group: str | None, paused: bool) -> None:
-    what = queue if group is None else f"group {group_name(group)} of {queue}"
-    record = {"queue": queue, "group": group, "paused": paused}
+    named = None if group is None else group_name(group)  # null stands for the whole queue here
+    what = queue if group is None else f"group {named} of {queue}"
+    record = {"queue": queue, "group": named, "paused": paused}
     link.out.record(record, f"{what} is {'paused' if paused else 'resumed'}")
 
 
@@ -183,7 +184,9 @@ def delete(
             f"Delete group {group_name(group)} of {queue}, with its leases and dead letters?", yes
         )
         link.session.delete_group(queue, group)
-        link.out.record({"deleted": group}, f"group {group_name(group)} of {queue} is deleted")
+        link.out.record(
+            {"deleted": group_name(group)}, f"group {group_name(group)} of {queue} is deleted"
+        )
     else:
         dead = many(stats.dead_letters, "dead letter")
         confirm(f"Delete the queue {queue} with {many(stats.messages, 'message')} and {dead}?", yes)

@@ -127,7 +127,7 @@ def _progress(link: Link, queue: str, group: str) -> None:
         ]
         for p in found
     )  # fmt: skip
-    link.out.table(PROGRESS, rows, found)
+    link.out.table(PROGRESS, rows, map(output.progress_record, found))
 
 
 def leases(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:

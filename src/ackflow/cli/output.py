@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import typer
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..delivery import Delivery
-from ..model import DeadLetter, GroupStats, QueueStats, StoredMessage
+from ..model import DeadLetter, GroupStats, Progress, QueueStats, StoredMessage
 from ..policy import QUEUE_MODE
 
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
@@ -80,8 +80,19 @@ def line(record: Any) -> None:
     """One JSON document on a line, exactly as bytes, whatever the encoding of the terminal."""
     sys.stdout.flush()
     out = sys.stdout.buffer
-    out.write(msgspec.json.encode(record) + b"\n")
+    out.write(msgspec.json.encode(_nameless(record)) + b"\n")
     out.flush()
+
+
+def _nameless(record: Any) -> Any:
+    """A record in which the group of consumers who name none is null."""
+    if isinstance(record, dict):
+        return {**record, "group": None} if record.get("group") == QUEUE_MODE else record
+    return (
+        structs.replace(record, group=None)
+        if getattr(record, "group", "") == QUEUE_MODE
+        else record
+    )
 
 
 def data(raw: bytes) -> None:
@@ -285,7 +296,7 @@ def body(raw: bytes, is_json: bool) -> dict[str, Any]:
 
 
 def stored(message: StoredMessage | DeadLetter) -> dict[str, Any]:
-    record = msgspec.structs.asdict(message)
+    record = structs.asdict(message)
     return record | body(record.pop("raw"), record.pop("is_json"))
 
 
@@ -302,10 +313,15 @@ def delivered(message: Delivery) -> dict[str, Any]:
 
 
 def group_record(group: GroupStats) -> dict[str, Any]:
-    counts = {**msgspec.structs.asdict(group.counts), "pushed": group.counts.pushed}
-    return {**msgspec.structs.asdict(group), "counts": counts, "lag": group.counts.lag}
+    counts = {**structs.asdict(group.counts), "pushed": group.counts.pushed}
+    name = None if group.name == QUEUE_MODE else group.name
+    return {**structs.asdict(group), "name": name, "counts": counts, "lag": group.counts.lag}
+
+
+def progress_record(progress: Progress) -> Progress:
+    return structs.replace(progress, leases=[_nameless(lease) for lease in progress.leases])
 
 
 def queue_record(queue: QueueStats) -> dict[str, Any]:
     groups = [group_record(group) for group in queue.groups]
-    return {**msgspec.structs.asdict(queue), "groups": groups}
+    return {**structs.asdict(queue), "groups": groups}
