@@ -450,3 +450,33 @@ def test_errors_are_json_when_asked_for(on_file: Cli) -> None:
     told: Any = json.loads(on_file.run("--json", "queues", "nothing").stderr)
     assert told["error"]["code"] == "queue_not_found"
     assert on_file.run("queues", "nothing", "--json").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["queues", "--wrong", "--json"], "--wrong"),
+        (["--json", "queues", "--wrong"], "--wrong"),
+        (["--wrong", "--json"], "--wrong"),
+        (["--json", "nonsense"], "nonsense"),
+        (["why", "orders", "--json"], "ID"),
+        (["top", "--interval", "often", "--json"], "is not a duration"),
+        (["pop", "orders", "-n", "0", "--json"], "--batch"),
+        (["pipeline", "status", "--out", "/no/such/folder", "--json"], "no database"),
+    ],
+)
+def test_wrong_usage_is_json_when_asked_for(nowhere: Cli, arguments: list[str], told: str) -> None:
+    result = nowhere.run(*arguments)
+    assert result.stdout == ""
+    error = json.loads(result.stderr)["error"]
+    assert told in error["message"]
+    if "database" in told:
+        assert (error["code"], result.exit_code) == ("no_database", 4)
+    else:
+        assert (error["code"], result.exit_code) == ("usage_error", 2)
+
+
+def test_a_message_that_looks_like_an_option_does_not_ask_for_json(nowhere: Cli) -> None:
+    result = nowhere.run("push", "--wrong", "orders", "--", "--json")
+    assert result.exit_code == 2
+    assert not result.stderr.startswith("{")

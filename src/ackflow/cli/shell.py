@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from inspect import Parameter, signature
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 import typer
@@ -28,6 +28,7 @@ P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
 
 FAILED, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])  # Typer does not export it
 _UNREACHABLE = {"unavailable", "circuit_open", StorageAway.code, NoDatabase.code}
 _PANEL = "Where and how"
 PANELS = ("Messages", "Looking", "Dead letters", "Administration", "Operation")
@@ -336,29 +337,41 @@ class Commands(TyperGroup):
 
         return sorted(super().list_commands(ctx), key=place)
 
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        self._json = "--json" in args[: args.index("--") if "--" in args else None]
+        try:
+            return super().make_context(info_name, args, *more, **extra)
+        except _UsageError as error:
+            raise self._wrong(error) from None
+
+    def _wrong(self, error: Exception) -> Exception:
+        """Wrong usage: told here as JSON, else left for Typer to tell."""
+        if not self._json:
+            return error
+        _as_json("usage_error", error.format_message())  # type: ignore[attr-defined]
+        return typer.Exit(USAGE)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
+        except _UsageError as error:
+            raise self._wrong(error) from None
         except AckflowError as error:
             if isinstance(error, OutputFailed):
                 discard()
-            _tell(error, _wants_json(ctx))
+            _tell(error, self._json)
             raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:
             discard()  # its reader has what it wanted
             raise typer.Exit(0) from None
         except OSError as error:
             discard()
-            _tell(failed(error), _wants_json(ctx))
+            _tell(failed(error), self._json)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-
-
-def _wants_json(ctx: Any) -> bool:
-    return bool((ctx.find_root().obj or {}).get("as_json"))
 
 
 def _tell(error: AckflowError, as_json: bool) -> None:
@@ -369,10 +382,14 @@ def _tell(error: AckflowError, as_json: bool) -> None:
     elif isinstance(error, errors.Forbidden):
         message = f"the token does not allow this{_lacks(error)}"
     if as_json:
-        told = {"error": {"code": error.code, "message": message}}
-        print(msgspec.json.encode(told).decode(), file=sys.stderr)
+        _as_json(error.code, message)
     else:
         print(f"ackflow: {safe(message)}", file=sys.stderr)
+
+
+def _as_json(code: str, message: str) -> None:
+    told = {"error": {"code": code, "message": message}}
+    print(msgspec.json.encode(told).decode(), file=sys.stderr)
 
 
 def _lacks(error: errors.Forbidden) -> str:
