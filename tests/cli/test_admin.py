@@ -36,12 +36,36 @@ def test_options_of_a_group_are_set_and_shown(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("lease_seconds=10m", 600),
+        ("lease_seconds=45", 45),
+        ("delay_seconds=500ms", 0.5),
+        ("keep_seconds=7d", 604_800),
+        ("keep_seconds=none", None),
+        ("backoff=1,5,30", [1, 5, 30]),
+        ("backoff=500ms, 5s, 1m", [0.5, 5, 60]),
+        ("backoff=5s", [5]),
+        ("backoff=[1,5.5]", [1, 5.5]),
+        ('backoff=["1s",5]', [1, 5]),
+        ("backoff=none", []),
+        ("namespace=10m", "10m"),
+    ],
+)
+def test_durations_of_options_have_units(on_file: Cli, setting: str, value: object) -> None:
+    (told,) = on_file.json("configure", "orders", setting)
+    assert told[setting.partition("=")[0]] == value
+
+
+@pytest.mark.parametrize(
     ("setting", "told"),
     [
+        ("lease_seconds=10x", "lease_seconds: '10x' is not a duration"),
+        ("backoff=1,soon", "backoff: 'soon' is not a duration"),
         ("retrylimit=5", "there is no option 'retrylimit'; there are"),
         ("retry_limit", "an option is NAME=VALUE"),
         ("retry_limit=many", "retry_limit is a whole number"),
-        ("keep_seconds=-1", "keep_seconds is a number of seconds"),
+        ("keep_seconds=-1", "keep_seconds: '-1' is not a duration"),
     ],
 )
 def test_an_option_that_is_wrong_is_told(on_file: Cli, setting: str, told: str) -> None:

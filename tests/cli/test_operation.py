@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,26 @@ def test_ending_tokens_asks_first(on_file: Cli) -> None:
     assert on_file.json("token", "revoke", "ci", "--yes") == [{"revoked": "ci"}]
     assert on_file.json("token", "disable", "--yes") == [{"removed": 1}]
     assert on_file("token", "list") == "there are no tokens yet\n"
+
+
+def test_a_token_ends_after_days_or_a_duration(on_file: Cli) -> None:
+    for name, days, hours in (("a", "30", 720), ("b", "12h", 12)):
+        on_file("token", "create", name, "--days", days)
+        told = next(one for one in on_file.json("token", "list") if one["name"] == name)
+        ends, made = (datetime.fromisoformat(told[at]) for at in ("expires_at", "created_at"))
+        assert ends - made == timedelta(hours=hours)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--slow", "often"],
+        ["serve", "--read-timeout", "10ms"],
+        ["pipeline", "status", "--out", "x", "--eof-alarm-after", "10ms"],
+    ],
+)
+def test_every_duration_is_read_the_same_way(nowhere: Cli, arguments: list[str]) -> None:
+    assert "uration" in nowhere.fails(2, *arguments)
 
 
 @pytest.mark.parametrize("days", ["-1", "0", "nan", "inf", "1e300"])

@@ -34,7 +34,7 @@ def configure(
         list[str] | None,
         typer.Argument(
             metavar="NAME=VALUE",
-            help="Options to set, such as retry_limit=5 backoff=[1,5,30] keep_seconds=none "
+            help="Options to set, such as retry_limit=5 lease_seconds=10m backoff=1s,5s,1m keep_seconds=none "
             "(default: show them).",
         ),
     ] = None,
@@ -61,11 +61,18 @@ def _setting(text: str) -> tuple[str, Any]:
     if not sign:
         raise InvalidArgument(f"an option is NAME=VALUE, not {text!r}")
     if value.lower() == "none":
-        return name, None
+        return name, [] if name == "backoff" else None
     try:
-        return name, msgspec.json.decode(value)
+        found = msgspec.json.decode(value)
     except msgspec.MsgspecError:
-        return name, value
+        found = value
+    try:
+        if name == "backoff":
+            steps = found if isinstance(found, list) else value.split(",")
+            return name, [inputs.seconds(step) for step in steps]
+        return name, inputs.seconds(value) if name.endswith("_seconds") else found
+    except typer.BadParameter as error:
+        raise InvalidArgument(f"{name}: {error.message}") from None
 
 
 def _exists(link: Link, queue: str) -> bool:

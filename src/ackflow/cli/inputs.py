@@ -88,6 +88,21 @@ Until = Annotated[
 ]
 
 
-def duration(help: str, *names: str) -> Any:
-    """An option that takes a duration."""
-    return typer.Option(*names, parser=seconds, metavar="DURATION", help=help)
+def duration(help: str, *names: str, least: float = 0.0) -> Any:
+    """An option that takes a duration of at least so many seconds."""
+
+    def parse(text: str | float) -> float:
+        found = seconds(text)
+        if found < least:
+            raise typer.BadParameter(f"Duration of at least {least:g}s expected, got {text!r}")
+        return found
+
+    return typer.Option(*names, parser=parse, metavar="DURATION", help=help)
+
+
+def days(text: str | float) -> float:
+    """Days: 30, or a duration with a unit such as 12h."""
+    try:
+        return float(text)
+    except ValueError:
+        return seconds(text) / _UNITS["d"]

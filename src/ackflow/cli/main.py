@@ -10,6 +10,7 @@ from .. import __version__, checks
 from ..errors import InvalidArgument
 from ..policy import MAX_BATCH, Counting
 from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
+from .inputs import duration
 from .output import Output
 from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
 from .streams import persistent
@@ -127,7 +128,7 @@ def serve(
     ] = MAX_BATCH,
     max_waiting: Annotated[int, typer.Option(min=0, help="Most long polls at once.")] = 10_000,
     read_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds in which a request must be whole.")
+        float, duration("Time in which a request must be whole.", least=0.1)
     ] = 60.0,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     queen_retry_limit: Annotated[
@@ -137,7 +138,7 @@ def serve(
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log every request, not only what went wrong.")
     ] = False,
-    slow: Annotated[float, typer.Option(help="Log requests that take so many seconds.")] = 1.0,
+    slow: Annotated[float, duration("Log requests that take so long.")] = 1.0,
 ) -> None:
     """Serve a database over HTTP until stopped."""
     from ..server import run

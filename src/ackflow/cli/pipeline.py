@@ -16,6 +16,7 @@ from ..pipeline.keeping import pipelines
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
 from ..pipeline.upstream import clients
 from ..session import Session
+from .inputs import duration
 from .output import Columns, Output
 from .shell import NOTHING
 from .streams import persistent
@@ -48,6 +49,9 @@ Declared = Annotated[
 Secret = Annotated[
     str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="What the server asks for.")
 ]
+AlarmAfter = Annotated[
+    float, duration("Time after which a held end of file is an alarm.", least=1.0)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -74,9 +78,7 @@ def run(
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
     workers: Annotated[int, typer.Option(min=1, help="Upstream workers.")] = 3,
     shards: Annotated[int, typer.Option(min=1, max=99, help="Aggregator partitions.")] = 4,
-    eof_alarm_after: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a held end of file is an alarm.")
-    ] = 60.0,
+    eof_alarm_after: AlarmAfter = 60.0,
     stage: Annotated[
         str | None,
         typer.Option(help="Run only this until stopped: worker, router, aggregator or finisher."),
@@ -149,9 +151,7 @@ def elsewhere(q: Session, pipeline: Pipeline) -> str:
 @app.command()
 def status(
     out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
-    eof_alarm_after: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a held end of file is an alarm.")
-    ] = 60.0,
+    eof_alarm_after: AlarmAfter = 60.0,
     as_json: AsJson = False,
     prometheus: Annotated[bool, typer.Option(help="Metrics for Prometheus.")] = False,
 ) -> None:  # fmt: skip

@@ -12,6 +12,7 @@ from ..broker.broker import Broker
 from ..broker.tokens import Token
 from ..errors import InvalidArgument
 from ..model import when
+from . import inputs
 from .output import Columns, many
 from .shell import Link, Yes, command, confirm
 from .streams import failed
@@ -41,7 +42,12 @@ def create(
             "Roles: read-only, read-write, admin (default: read-write)."
         ),
     ] = None,
-    days: Annotated[float | None, typer.Option(help="It ends after so many days.")] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            parser=inputs.days, metavar="DAYS", help="It ends after so many days, or 12h."
+        ),
+    ] = None,
 ) -> None:
     """Make a token and show it; it cannot be shown again."""
     grants = [tokens.grant(text) for text in grant or ["read-write"]]
