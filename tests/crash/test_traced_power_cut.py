@@ -177,8 +177,7 @@ class Seen:
             ready, self.stored = drain(q, "jobs", GROUP), drain(q, "jobs", "audit")
             moved = drain(q, "out", "reader")
             dead = [letter.data["name"] for letter in q.dead_letters("jobs", limit=10_000).items]
-            for partition in "ab":
-                q.push("jobs", "new", partition=partition)  # it goes on
+            self.new = {str(id) for p in "ab" for id in q.push("jobs", ["new"] * 9, partition=p)}
         self.places = dict.fromkeys((name for _, name in self.stored), "done")
         found = [*((name, "ready") for _, name in ready), *((name, "moved") for _, name in moved),
                  *((name, "dead") for name in dead)]  # fmt: skip
@@ -218,6 +217,15 @@ class Seen:
             last[place.lane, worker] = here
         return problems
 
+    def given_twice(self, ledger: Ledger) -> list[str]:
+        """Ids that were handed out before the cut and are those of other messages after it."""
+        stored = dict(self.stored)
+        return [
+            f"{id} was {name} and is {'new' if id in self.new else stored[id]}"
+            for id, name in ledger.handed_out.items()
+            if id in self.new or stored.get(id, name) != name
+        ]
+
 
 def drain(q: Session, queue: str, group: str) -> list[tuple[str, str]]:
     """All that a group still gets, as (id, name)."""
@@ -235,6 +243,7 @@ class Cuts:
     ) -> None:
         """`unsynced` names a file whose syncs do nothing."""
         self.lost: list[str] = []
+        self.given_twice: list[str] = []
         self.places: Counter[str] = Counter()
         self.with_losses = 0
         disk, ledger = Disk(run.trace, unsynced), Ledger(promise)
@@ -260,6 +269,7 @@ class Cuts:
                 return
         self.places.update(seen.places.values())
         self.lost += [f"cut at {moment}: {problem}" for problem in seen.lost(ledger)]
+        self.given_twice += [f"cut at {moment}: {p}" for p in seen.given_twice(ledger)]
 
 
 def cut(run: Run, count: int, seed: int, promise: MayLose, unsynced: str = "") -> Cuts:
@@ -301,6 +311,17 @@ def test_a_power_cut_loses_not_even_plain_acks_of_several_processes_when_nothing
     assert cuts.with_losses > 10
 
 
+def test_an_id_that_was_handed_out_before_a_power_cut_is_never_another_messages(
+    tracer: Path, tmp_path: Path
+) -> None:
+    run = Run(tracer, tmp_path, "acks", STEPS // 4, 0, sync_us=20_000)
+    pops = [note.end + 1 for note in run.trace.of_kind(NOTE) if note.note[0] == "pop"]
+    chance = Random(0)
+    moments = sorted(chance.sample(pops, min(40, len(pops))))
+    assert len(moments) > 20
+    assert Cuts(run, "acks", moments, chance).given_twice == []
+
+
 @pytest.mark.parametrize("may_lose", ["recent", "everything"])
 def test_the_replay_finds_confirmed_pushes_lost_in_modes_that_may_lose_them(
     tracer: Path, tmp_path: Path, may_lose: MayLose
@@ -321,4 +342,5 @@ def test_the_replay_finds_loss_when_the_syncs_of_one_file_do_nothing(run: Run, n
 def test_no_traced_power_cut_of_ten_thousand_breaks_its_promise(
     tracer: Path, tmp_path: Path, may_lose: MayLose, cuts: int, seed: int
 ) -> None:
-    assert cut(Run(tracer, tmp_path, may_lose, STEPS, seed), cuts, seed, may_lose).lost == []
+    found = cut(Run(tracer, tmp_path, may_lose, STEPS, seed), cuts, seed, may_lose)
+    assert found.lost + found.given_twice == []
