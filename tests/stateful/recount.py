@@ -68,6 +68,7 @@ class Rows:
             for id in self.groups
             if (group := tx.group_by_id(id)) and group.rules.max_ack_pending is not None
         }
+        self.staged = [r["body"] for r in rows(tx, "select body from stages")]
         self.dead = rows(tx, "select grp, lane, counted from dead")
 
     def gone(self, lane: int) -> list[int]:
@@ -153,7 +154,8 @@ def _check_segments(found: Rows) -> None:
     assert ends == {id: lane["head"] for id, lane in found.lanes.items()}
     bodies = [segment["body"] for segment in found.segments if segment["body"]]
     assert all((s["body"] == 0) == (s["data"] is not None) for s in found.segments)
-    assert sorted(bodies) == sorted(found.bodies), "bodies without a segment, or the reverse"
+    kept = sorted([*bodies, *found.staged])
+    assert kept == sorted(found.bodies), "bodies without a segment or stage, or the reverse"
 
 
 def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:

@@ -1,15 +1,16 @@
-"""Schemas: an older one is migrated, a newer one and foreign files are refused and left as they are."""
+"""Schemas: an older one is migrated, a newer one and foreign files are refused and left as they are.
+
+Files that older versions made are in tests/schemas.
+"""
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
 import ackflow
-from ackflow import VirtualClock, ids
 from ackflow.errors import NotADatabase, SchemaTooNew, StorageFailed
 from ackflow.store.migrate import APPLICATION_ID, Migration, migrate, shipped, statements
 
@@ -202,107 +203,3 @@ def test_what_was_stored_is_there_after_opening_again(tmp_path: Path) -> None:
         (id,) = q.push("orders", {"n": 1})
     with ackflow.connect(path, upkeep=False) as q:
         assert q.message("orders", id).data == {"n": 1}
-
-
-SCHEMA_10 = """
-drop index delayed_claims;
-drop index odd_segments;
-create index odd_segments on segments (lane, first)
-    where not_before is not null or for_group is not null;
-drop view lanes;
-alter table lane_rows drop column copies;
-alter table cursors drop column copies;
-create view lanes as
-select id, queue, partition, priority, base,
-    max(head, coalesce((select first + count from segments where lane = lane_rows.id
-        order by first desc limit 1), 0)) as head,
-    max(last_at, coalesce((select created_at from segments where lane = lane_rows.id
-        order by first desc limit 1), 0)) as last_at,
-    odd, gone
-from lane_rows;
-"""
-
-SCHEMA_9 = (
-    SCHEMA_10
-    + """
-drop view claims;
-alter table claim_rows rename to claims;
-drop index cursors_that_keep;
-alter table cursors drop column keeps;
-alter table cursors drop column kept;
-alter table cursors drop column kept_lo;
-alter table cursors drop column kept_hi;
-alter table cursors drop column kept_at;
-alter table cursors drop column kept_since;
-pragma user_version = 9;
-"""
-)
-
-SCHEMA_4 = """
-alter table claims rename to new_claims;
-drop index claims_by_time;
-drop index claims_of_lane;
-create table claims (
-    id integer primary key, grp integer not null, lane integer not null, lo integer not null,
-    hi integer not null, n integer not null, ranges blob, state integer not null, at integer,
-    since integer not null, deliveries integer not null, failures integer not null,
-    redelivered integer not null, error text, lease integer, acked_at integer,
-    held integer not null default 0
-);
-create index claims_by_time on claims (grp, state, at);
-create index claims_of_lane on claims (lane, grp, state, lo) where lease is null;
-create index claims_leased on claims (lane, grp, lease) where lease is not null;
-insert into claims select row_number() over (), grp, lane, lo, hi, n, ranges, state, at, since,
-    deliveries, failures, redelivered, error, nullif(lease, 0), acked_at, held from new_claims;
-drop table new_claims;
-alter table segments drop column ends;
-alter table segments drop column data;
-alter table segments drop column rest;
-drop view lanes;
-alter table lane_rows rename to lanes;
-update lanes set head = 6;
-alter table leases rename to new_leases;
-create table leases (
-    id integer primary key, token integer not null unique, grp integer not null,
-    consumer text not null, acquired_at integer not null, expires_at integer not null,
-    ended_at integer, n integer not null, lane integer, lo integer, hi integer, number integer,
-    parts blob, fates blob
-);
-insert into leases select * from new_leases;
-update leases set token = token + 1;
-drop table new_leases;
-pragma user_version = 4;
-"""
-
-
-def test_what_was_leased_or_waiting_in_schema_4_is_so_afterwards(tmp_path: Path) -> None:
-    clock, path = VirtualClock(), tmp_path / "a.db"
-    with ackflow.connect(path, clock=clock, upkeep=False) as q:
-        q.push("orders", [str(n) * 200 for n in range(6)])  # too large for a header
-        batch = q.pop("orders", batch=4)
-        batch[1].nack("late", delay=30)
-        batch[2].nack("now")
-        batch[3].ack()
-    with closing(apsw.Connection(str(path))) as db:
-        db.execute(SCHEMA_9 + SCHEMA_4)
-    with ackflow.connect(path, clock=clock, upkeep=False) as q:
-        assert [m.data[0] for m in q.pop("orders", batch=9, auto_ack=True)] == ["2", "4", "5"]
-        random = ids.token_text(ids.parse_token(str(batch.token)) + 1)  # it told nothing of its id
-        assert q.lease(random).ack().settled == 1
-        clock.advance(30)
-        (late,) = q.pop("orders", batch=9)
-        assert (late.data[0], late.failures) == ("1", 1)
-
-
-def test_what_was_leased_in_schema_9_is_so_afterwards(tmp_path: Path) -> None:
-    clock, path = VirtualClock(), tmp_path / "a.db"
-    with ackflow.connect(path, clock=clock, upkeep=False) as q:
-        q.push("orders", [1, 2, 3])
-        q.pop("orders", batch=1)[0].nack("no")
-        batch = q.pop("orders", batch=1)  # what came back has a row, now as then
-    with closing(apsw.Connection(str(path))) as db:
-        db.execute(SCHEMA_9)
-    with ackflow.connect(path, clock=clock, upkeep=False) as q:
-        q.ack(q.pop("orders", batch=2))
-        assert q.ack(batch).settled == 1
-        assert q.group_stats("orders").counts.done == 3

@@ -1,4 +1,4 @@
-"""Numbered migrations: plain .sql files, applied in order, each in a transaction of its own."""
+"""Numbered migrations: plain .sql files; all that are missing are applied in one transaction."""
 
 from collections.abc import Sequence
 from importlib import resources
