@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
-from replay import DATASYNC, NOTE, OPEN, UNLINK, Disk, Record, Trace, reserve
+from replay import DATASYNC, IGNORED, NOTE, OPEN, UNLINK, Disk, Record, Trace, reserve
 from traced import GROUP
 
 from ackflow import Session, VirtualClock, ids
@@ -129,8 +129,13 @@ class Run:
         disk.advance(self.trace.last + 1)
         with TemporaryDirectory() as folder:
             disk.write(Path(folder), self.trace.last + 1, None)
-            for name in (NAME, f"{NAME}-wal"):
-                assert (Path(folder) / name).read_bytes() == (self._home / name).read_bytes()
+            assert contents(Path(folder)) == contents(self._home)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        file.name: file.read_bytes() for file in folder.iterdir() if not file.name.endswith(IGNORED)
+    }
 
 
 PLACES = {"push": "ready", "ack": "done", "confirm": "done", "move": "moved", "reject": "dead"}
