@@ -12,7 +12,8 @@ The model is ext4 in its default mode, data=ordered, on a disk that writes 512-b
 - A write behind a truncation needs new blocks: it is lost if the truncation is.
 - A write that is under way at the cut may have been done, or not.
 
-Not replayed: the -shm file, which SQLite makes anew, and the reserve, whose content is never read.
+Not replayed: what is shared memory in the form of a file (-shm of SQLite, -sync), as it means nothing
+once the machine was off, and the reserve (-ballast), whose content is never read.
 """
 
 import json
@@ -27,7 +28,7 @@ from typing import Any
 OPEN, WRITE, TRUNCATE, SYNC, DATASYNC, UNLINK, RENAME, NOTE = range(1, 9)
 SECTOR, PAGE = 512, 4096
 RESERVE = 8 * 1024 * 1024
-IGNORED = ("-shm", "-ballast")
+IGNORED = ("-shm", "-sync", "-ballast")
 _HEADER = struct.Struct("<QQQqII")
 
 
