@@ -19,7 +19,7 @@ once the machine was off, and the reserve (-ballast), whose content is never rea
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -50,13 +50,11 @@ class Record:
 
 
 class Trace:
-    """The records of all processes, in the order in which they ended."""
+    """The changes of a folder by all processes, in the order in which they ended."""
 
-    def __init__(self, logs: Path, folder: Path) -> None:
+    def __init__(self, records: Iterable[Record], folder: Path) -> None:
         self.folder = folder
-        self.records = sorted(
-            (record for log in logs.glob("*.log") for record in _read(log)), key=lambda r: r.end
-        )
+        self.records = sorted(records, key=lambda record: record.end)
         self.last = self.records[-1].end
 
     def of_kind(self, kind: int) -> list[Record]:
@@ -76,8 +74,14 @@ class Trace:
         return sorted(found)
 
 
-def _read(log: Path) -> Iterator[Record]:
-    content, at = log.read_bytes(), 0
+def read(logs: Path) -> Iterator[Record]:
+    """What the processes have recorded, one log after the other."""
+    for log in logs.glob("*.log"):
+        yield from _read(log.read_bytes())
+
+
+def _read(content: bytes) -> Iterator[Record]:
+    at = 0
     while at < len(content):
         start, end, handle, offset, kind, size = _HEADER.unpack_from(content, at)
         at += _HEADER.size
@@ -169,10 +173,10 @@ def _put_within(target: bytearray, record: Record, low: int, high: int) -> None:
 class Disk:
     """The folder while the trace is replayed, up to a moment that only moves forward."""
 
-    def __init__(self, trace: Trace, unsynced: str = "") -> None:
+    def __init__(self, trace: Trace, unsynced: str | None = None) -> None:
         """`unsynced` names a file whose syncs do nothing, to see that its loss is found."""
         self._trace = trace
-        self._unsynced = str(trace.folder / unsynced)
+        self._unsynced = unsynced and str(trace.folder / unsynced)
         self._forgetful: set[int] = set()
         self._next = 0
         self._handles: dict[int, File | None] = {}

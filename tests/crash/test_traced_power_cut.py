@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
-from replay import DATASYNC, IGNORED, NOTE, OPEN, UNLINK, Disk, Record, Trace, reserve
+from replay import DATASYNC, IGNORED, NOTE, OPEN, UNLINK, Disk, Record, Trace, read, reserve
 from traced import GROUP
 
 from ackflow import Session, VirtualClock, ids
@@ -109,7 +109,7 @@ class Run:
             for worker in self._workers:
                 worker.communicate("")
                 assert worker.returncode == 0
-            self.trace = Trace(self._logs, self._home)
+            self.trace = Trace(read(self._logs), self._home)
             self._compare()
 
     def _wait(self, expected: str) -> None:
@@ -244,7 +244,12 @@ class Cuts:
     """Cuts of one run, and what was found after them."""
 
     def __init__(
-        self, run: Run, promise: MayLose, moments: list[int], chance: Random, unsynced: str = ""
+        self,
+        run: Run,
+        promise: MayLose,
+        moments: list[int],
+        chance: Random,
+        unsynced: str | None = None,
     ) -> None:
         """`unsynced` names a file whose syncs do nothing."""
         self.lost: list[str] = []
@@ -277,7 +282,7 @@ class Cuts:
         self.given_twice += [f"cut at {moment}: {p}" for p in seen.given_twice(ledger)]
 
 
-def cut(run: Run, count: int, seed: int, promise: MayLose, unsynced: str = "") -> Cuts:
+def cut(run: Run, count: int, seed: int, promise: MayLose, unsynced: str | None = None) -> Cuts:
     """Cut at random moments."""
     chance = Random(seed)
     return Cuts(run, promise, run.trace.moments(count, chance), chance, unsynced)
