@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-OPEN, WRITE, TRUNCATE, SYNC, DATASYNC, UNLINK, RENAME, NOTE = range(1, 9)
+OPEN, WRITE, TRUNCATE, SYNC, DATASYNC, UNLINK, RENAME, NOTE, LINK = range(1, 10)
 SECTOR, PAGE = 512, 4096
 RESERVE = 8 * 1024 * 1024
 IGNORED = ("-shm", "-sync", "-ballast")
@@ -222,7 +222,7 @@ class Disk:
     def _do(self, record: Record) -> None:
         if record.kind == OPEN:
             self._open(record)
-        elif record.kind in (UNLINK, RENAME):
+        elif record.kind in (UNLINK, RENAME, LINK):
             name = record.data.decode().split("\n")[0]
             if not name.endswith(IGNORED):
                 self._note(record, self._live[name])
@@ -282,6 +282,9 @@ def _rename(names: dict[str, File], record: Record, file: File) -> None:
     elif record.kind == RENAME:
         before, after = record.data.decode().split("\n")
         names[after] = names.pop(before)
+    elif record.kind == LINK:
+        before, after = record.data.decode().split("\n")
+        names[after] = names[before]
 
 
 def reserve(path: Path) -> None:

@@ -20,7 +20,9 @@ import apsw
 import pytest
 from replay import DATASYNC, IGNORED, NOTE, OPEN, UNLINK, Disk, Record, Trace, read, reserve
 from traced import GROUP
+from traced_backup import MESSAGES
 
+import ackflow
 from ackflow import Session, VirtualClock, ids
 from ackflow.broker.broker import Broker
 from ackflow.store.levels import MayLose
@@ -31,6 +33,7 @@ WORKERS = 4
 STEPS = 130  # of each worker, twice: the log is copied several times
 SYNC_US = 1_500  # what is done during a sync is what a cut can catch
 LATER = 10_000.0  # every lease is over, nothing is too old to be kept
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for files that are looked at once
 
 
 # What two tests share is made once, by one of several test processes.
@@ -53,6 +56,17 @@ def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+def environment(tracer: Path, folder: Path, logs: Path, sync_us: int) -> dict[str, str]:
+    """What a process must have to be traced."""
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(tracer),
+        "TRACE_FOLDER": str(folder),
+        "TRACE_LOGS": str(logs),
+        "TRACE_SYNC_US": str(sync_us),
+    }
+
+
 class Run:
     """Processes that worked on a database, and the trace of what they did."""
 
@@ -71,18 +85,13 @@ class Run:
         self._logs = folder / "logs"
         self._home.mkdir()
         self._logs.mkdir()
-        traced = {
-            "LD_PRELOAD": str(tracer),
-            "TRACE_FOLDER": str(self._home),
-            "TRACE_LOGS": str(self._logs),
-            "TRACE_SYNC_US": str(sync_us),
-        }
+        traced = environment(tracer, self._home, self._logs, sync_us)
         script = str(Path(__file__).with_name("traced.py"))
         self._workers = [
             subprocess.Popen(
                 [sys.executable, script, str(self._home / NAME), f"w{number}", may_lose, str(steps),
                  str(seed * WORKERS + number)],
-                env={**os.environ, **traced}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=traced, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
             for number in range(WORKERS)
         ]  # fmt: skip
@@ -268,8 +277,7 @@ class Cuts:
             self._cut(run, disk, ledger, moment, chance)
 
     def _cut(self, run: Run, disk: Disk, ledger: Ledger, moment: int, chance: Random) -> None:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with TemporaryDirectory(dir=memory) as folder:
+        with TemporaryDirectory(dir=MEMORY) as folder:
             disk.write(Path(folder), moment, chance)
             reserve(Path(folder) / NAME)
             try:
@@ -343,6 +351,33 @@ def test_the_replay_finds_confirmed_pushes_lost_in_modes_that_may_lose_them(
 @pytest.mark.parametrize("name", [NAME, f"{NAME}-wal"])
 def test_the_replay_finds_loss_when_the_syncs_of_one_file_do_nothing(run: Run, name: str) -> None:
     assert cut(run, 30, 0, "acks", unsynced=name).lost
+
+
+def test_a_backup_is_under_its_name_and_whole_after_a_power_cut(
+    tracer: Path, tmp_path: Path
+) -> None:
+    home, logs, chance = (tmp_path / "data").resolve(), tmp_path / "logs", Random(0)
+    home.mkdir()
+    logs.mkdir()
+    script = str(Path(__file__).with_name("traced_backup.py"))
+    subprocess.run(
+        [sys.executable, script, str(home / NAME), str(home / "backup.db")],
+        env=environment(tracer, home, logs, SYNC_US),
+        check=True,
+    )
+    trace = Trace(read(logs), home)
+    (note,) = trace.of_kind(NOTE)
+    disk = Disk(trace)
+    for moment in range(note.end + 1, note.end + 31, 3):
+        disk.advance(moment)
+        with TemporaryDirectory(dir=MEMORY) as folder:
+            disk.write(Path(folder), moment, chance)
+            copy = Path(folder) / "backup.db"
+            assert copy.exists()
+            reserve(copy)
+            with ackflow.connect(copy, upkeep=False) as q:
+                found = [message.data for message in q.pop("jobs", batch=100)]
+            assert found == list(range(MESSAGES))
 
 
 @pytest.mark.soak

@@ -25,7 +25,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { OPEN = 1, WRITE, TRUNCATE, SYNC, DATASYNC, UNLINK, RENAME, NOTE };
+enum { OPEN = 1, WRITE, TRUNCATE, SYNC, DATASYNC, UNLINK, RENAME, NOTE, LINK };
 
 struct record {
     uint64_t start, end;
@@ -215,14 +215,23 @@ int unlink(const char *path) {
     return failed;
 }
 
-int rename(const char *from, const char *to) {
-    if (!is_traced(from)) return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+static int traced_name(const char *from, const char *to, uint32_t kind) {
     char both[2 * PATH_MAX];
-    lock_names();
-    uint64_t start = tick();
-    int failed = (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
-    int size = snprintf(both, sizeof both, "%s\n%s", from, to);
-    if (!failed) keep((struct record){start, tick(), 0, 0, RENAME, (uint32_t)size}, both);
-    unlock_names();
+    int traced = is_traced(to);
+    uint64_t start = 0;
+    if (traced) {
+        lock_names();
+        start = tick();
+    }
+    int failed = kind == LINK ? (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)
+                              : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+    if (traced) {
+        int size = snprintf(both, sizeof both, "%s\n%s", from, to);
+        if (!failed) keep((struct record){start, tick(), 0, 0, kind, (uint32_t)size}, both);
+        unlock_names();
+    }
     return failed;
 }
+
+int rename(const char *from, const char *to) { return traced_name(from, to, RENAME); }
+int link(const char *from, const char *to) { return traced_name(from, to, LINK); }
