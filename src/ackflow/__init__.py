@@ -19,7 +19,7 @@ from .codec import Item
 from .delivery import Batch, Message, Receipt, Refusal, Settled
 from .errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost
 from .policy import DEFAULTS, GroupOptions, QueueOptions
-from .session import Session, connect
+from .session import Session, connect, set_may_lose
 from .transaction import Transaction
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ __all__ = [
     "connect",
     "errors",
     "model",
+    "set_may_lose",
 ]
 
 

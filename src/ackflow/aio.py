@@ -49,7 +49,7 @@ async def connect(
     url: str | os.PathLike[str],
     *,
     consumer: str | None = None,
-    may_lose: MayLose = "acks",
+    may_lose: MayLose | None = None,
     clock: Clock | None = None,
     upkeep: bool = True,
     token: str | None = None,

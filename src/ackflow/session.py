@@ -2,6 +2,7 @@
 
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import ModuleType
@@ -14,6 +15,7 @@ from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import Mark, Verb, Verdict
 from .broker.transact import Settles, transact
+from .broker.unclosed import close_when_dropped
 from .clock import Clock
 from .delivery import (
     Batch,
@@ -32,6 +34,7 @@ from .lease import Lease
 from .looking import Time
 from .model import GroupStats, Upkeep, when
 from .policy import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
+from .store import sqlite
 from .store.levels import MayLose
 from .store.sqlite import SqliteStore
 from .transaction import Committed, Operations, Transaction
@@ -48,7 +51,7 @@ def connect(
     url: str | os.PathLike[str],
     *,
     consumer: str | None = None,
-    may_lose: MayLose = "acks",
+    may_lose: MayLose | None = None,
     clock: Clock | None = None,
     upkeep: bool = True,
     token: str | None = None,
@@ -62,7 +65,9 @@ def connect(
 
     `may_lose` names what a power cut may cost: nothing; acks (the default: a message acked without
     confirm may come again); recent (pushes of the last moments too); everything (the whole file).
-    A killed process loses nothing of what was confirmed, whatever the mode.
+    A killed process loses nothing of what was confirmed, whatever the mode. The mode belongs to the
+    file: it is chosen when the file is made, a session that may lose more is refused, and without
+    `may_lose` the file's mode holds; `set_may_lose` changes it.
 
     For a server (`http://`, `https://`, several with commas): `token` is its bearer token, `ca_file`
     the certificates to trust, `patience` how to behave when it does not answer.
@@ -72,11 +77,20 @@ def connect(
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return Session(client().remote(url, token, ca_file, patience, clock), consumer)
     store: Store
+    name = "PostgreSQL"  # not its URL, which may have a password
     if isinstance(url, str) and url.startswith(checks.POSTGRES):
         store = postgres().PostgresStore(url, clock, may_lose)
     else:
-        store = SqliteStore(checks.place(url), clock, may_lose)
-    return Session(Broker(store, store.clock, upkeep), consumer)
+        name = checks.place(url)
+        store = SqliteStore(name, clock, may_lose)
+    session = Session(Broker(store, store.clock, upkeep), consumer)
+    session._watching = close_when_dropped(session, session._broker, name)
+    return session
+
+
+def set_may_lose(path: str | os.PathLike[str], may_lose: MayLose) -> None:
+    """Change what a power cut may cost a file, which no session may have open meanwhile."""
+    sqlite.set_may_lose(checks.place(path), may_lose)
 
 
 def postgres() -> ModuleType:
@@ -107,6 +121,7 @@ class Session(Helping):
     def __init__(self, broker: Verbs, consumer: str | None = None) -> None:
         super().__init__()
         self._broker = broker
+        self._watching: weakref.finalize | None = None  # type: ignore[type-arg]
         self._pid = os.getpid()
         given = f"{socket.gethostname()}:{self._pid}" if consumer is None else consumer
         self.consumer = checks.name(given, "consumer")
@@ -538,6 +553,8 @@ class Session(Helping):
                 self._end_parts()
             finally:
                 self._broker.close()
+                if self._watching is not None:
+                    self._watching.detach()
 
     @property
     def broker(self) -> Verbs:

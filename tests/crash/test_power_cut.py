@@ -289,7 +289,8 @@ def look(path: Path, now: float) -> tuple[dict[str, str], list[str]]:
     """Where every message is, seen with the ordinary VFS; and what is wrong with the file."""
     problems: list[str] = []
     clock = VirtualClock(now)
-    store = with_an_end(SqliteStore(str(path), clock, "everything"))
+    store = with_an_end(SqliteStore(str(path), clock))
+    store._db.pragma("synchronous", "off")
     store._watch.pragma("synchronous", "off")
     with Session(Broker(store, clock, upkeep=False)) as q:
         found = store._db.pragma("integrity_check")
@@ -394,6 +395,32 @@ def test_what_is_confirmed_after_a_sync_that_failed_outlives_a_power_cut(
     session.close()
     with ackflow.connect(tmp_path / NAME, upkeep=False) as after:
         assert {"before", "sure"} <= {m.data for m in after.pop("jobs", batch=9)}
+
+
+def test_a_commit_that_the_disk_does_not_confirm_is_an_unknown_outcome_when_nothing_may_be_lost(
+    vfs: DiskVFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vfs.disk = Disk()
+    path, clock = str(vfs.disk.folder / NAME), VirtualClock()
+    session = Session(
+        Broker(SqliteStore(path, clock, "nothing", vfs=vfs.name), clock, upkeep=False)
+    )
+    session.push("jobs", "before")
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "xSync", refuse_sync)
+        with pytest.raises(OutcomeUnknown, match="may be there once the file is opened again"):
+            session.push("jobs", "maybe")
+    for name, platter in vfs.disk.files.items():  # as the next process finds it, without a cut
+        (tmp_path / Path(name).name).write_bytes(platter.seen)
+    session.push("jobs", "sure")
+    assert [m.data for m in session.pop("jobs", batch=9)] == ["before", "sure"]
+    session.close()
+    with ackflow.connect(tmp_path / NAME, upkeep=False) as after:
+        assert [m.data for m in after.pop("jobs", batch=9)] == ["before", "maybe"]
+
+
+def refuse_sync(file: DiskFile, flags: int) -> None:
+    raise PowerCut()
 
 
 @pytest.mark.soak

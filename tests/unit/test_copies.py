@@ -1,6 +1,9 @@
 """Copies are cut into segments as pushes are, and dead letters sent in parts; backups are new files."""
 
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apsw
@@ -71,3 +74,55 @@ def test_a_backup_that_fails_leaves_nothing_behind(q: Session, path: Path) -> No
         q.backup(folder / "c.db")
     q.backup(path.with_name("c.db"))
     assert sorted(file.name for file in path.parent.glob("c.db*")) == ["c.db"]
+
+
+@pytest.mark.parametrize("many", [3])
+def test_of_several_backups_to_one_name_exactly_one_succeeds(
+    q: Session, path: Path, many: int
+) -> None:
+    q.push("q", ["x" * 1_000] * 2_000)
+    target = path.with_name("c.db")
+    ready = threading.Barrier(many)
+
+    def copy() -> None:
+        ready.wait()
+        q.backup(target)
+
+    with ThreadPoolExecutor(many) as pool:
+        errors = [copied.exception(30) for copied in [pool.submit(copy) for _ in range(many)]]
+    refused = [error for error in errors if error is not None]
+    assert len(refused) == many - 1
+    assert all("is there already" in str(error) for error in refused)
+    with ackflow.connect(target, upkeep=False) as copied:
+        assert copied.queue_stats("q").messages == 2_000
+    assert sorted(file.name for file in path.parent.glob("c.db*.part*")) == []
+
+
+def test_a_backup_is_on_disk_before_and_after_it_gets_its_name(
+    q: Session, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    target, sync = path.with_name("c.db"), os.fsync
+
+    def watched(handle: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{handle}")
+        synced.append((os.path.basename(name).rpartition(".")[2], target.exists()))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    q.backup(target)
+    assert synced == [("part", False), (path.parent.name, True)]
+
+
+def test_a_backup_without_hard_links_is_renamed(
+    q: Session, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    q.push("q", 1)
+    q.backup(path.with_name("c.db"))
+    with ackflow.connect(path.with_name("c.db"), upkeep=False) as copied:
+        assert [m.data for m in copied.pop("q")] == [1]
+    assert not list(path.parent.glob("*.part*"))

@@ -228,6 +228,7 @@ def test_a_server_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -
 
     async def work(q: ackflow.Session) -> None:
         on_loop = OnLoop(q._broker)
+        await on_loop.push(push(0))
         ended = threading.Event()
         syncs.then = lambda: assert_in_time(ended)
         pushing = on_loop.push(push(1))
@@ -239,11 +240,11 @@ def test_a_server_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -
         assert not pushing.done()
         ended.set()
         await asyncio.gather(pushing, *following)
-        assert syncs.count == 2
+        assert syncs.count == 3
 
     with open_in(tmp_path) as q:
         asyncio.run(asyncio.wait_for(work(q), 20))
-        assert len(q.pop("q", batch=10)) == 8
+        assert len(q.pop("q", batch=10)) == 9
 
 
 def assert_in_time(event: threading.Event) -> None:

@@ -114,6 +114,7 @@ def view(
     """A stored message as a user sees it; with a group, also its state there."""
     home = tx.partition_by_id(lane.partition)
     assert home is not None
+    tx.show(lane.id, sequence + 1)
     body, index = tx.body(segment), sequence - segment.first
     id = ids.message_id(tx.store, lane.id, sequence)
     rest = body.rest

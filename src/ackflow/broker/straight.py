@@ -63,6 +63,7 @@ def lease(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Han
     )  # fmt: skip
     tx.add_plain_claim(claim, cursor)
     tx.cache.keep_lease(made, [claim])
+    tx.show(id, stop)
     answer.runs = [
         Run(
             id, home.name, lane.priority, segment.first, first, stop, segment.created_at,

@@ -27,8 +27,12 @@ class Copying:
     copies what is left: only a log copied whole starts again from its beginning.
     """
 
-    def __init__(self, open: Callable[[], apsw.Connection]) -> None:
+    def __init__(
+        self, open: Callable[[], apsw.Connection], failed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`failed` is called when the disk has not taken a copy, or not synced the log before it."""
         self._open = open
+        self._failed = failed
         self._called = threading.Event()
         self._lock = threading.Lock()
         self._copied = 0
@@ -62,8 +66,12 @@ class Copying:
         """
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if empty else apsw.SQLITE_CHECKPOINT_PASSIVE
         with self._lock, contextlib.suppress(apsw.Error):
-            if alone or db.wal_checkpoint(mode=mode)[0] > LONG_PAGES:
-                self._copy_alone(db)
+            try:
+                if alone or db.wal_checkpoint(mode=mode)[0] > LONG_PAGES:
+                    self._copy_alone(db)
+            except apsw.IOError:
+                self._failed()
+                raise
             return True
         return False
 

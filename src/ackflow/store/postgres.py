@@ -97,7 +97,7 @@ class ServerClock(SystemClock):
 class PostgresStore:
     """A schema in a PostgreSQL database, made if it is not there and may be."""
 
-    def __init__(self, url: str, clock: Clock | None, may_lose: MayLose = "acks") -> None:
+    def __init__(self, url: str, clock: Clock | None, may_lose: MayLose | None = None) -> None:
         self._place = Place(url)
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None

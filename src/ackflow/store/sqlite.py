@@ -6,10 +6,12 @@ work over a network file system.
 """
 
 import contextlib
+import errno
 import os
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
@@ -19,6 +21,8 @@ import apsw
 from .. import ids
 from ..clock import AHEAD, Clock, FileClock, SystemClock, written_at
 from ..errors import (
+    AckflowError,
+    InvalidArgument,
     NotADatabase,
     OutcomeUnknown,
     SessionClosed,
@@ -29,12 +33,13 @@ from ..errors import (
 )
 from . import migrate
 from .asking import Execute
+from .backup import COPY_OF, backup
 from .ballast import Ballast
 from .cache import Cache
 from .copying import NOW_PAGES, Copying
 from .forms import Row
-from .levels import MayLose, chosen
-from .syncing import Log
+from .levels import MayLose, agreed, checked
+from .syncing import Log, SyncRecord, boot_id
 from .tx import CLOCK_BACK, Tx
 
 T = TypeVar("T")
@@ -53,6 +58,9 @@ BUSY_SECONDS = 30.0
 CLOSING_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 ROOM_INSIDE = 4 * 1024 * 1024
+DEAD_SYNC_SECONDS = 0.1
+MODE = "may_lose"
+LOSSY = ("recent", "everything")
 
 
 class SqliteStore:
@@ -62,12 +70,15 @@ class SqliteStore:
         self,
         path: str,
         clock: Clock | None,
-        may_lose: MayLose = "acks",
+        may_lose: MayLose | None = None,
         vfs: str | None = None,
         sync: Callable[[], None] | None = None,
     ) -> None:
-        """`vfs` and `sync` are for tests: another disk, and how its log is synced."""
-        level, by_hand = chosen(LEVELS, may_lose)
+        """Without `may_lose` the file's own mode holds, and for a new file the default.
+
+        `vfs` and `sync` are for tests: another disk, and how its log is synced.
+        """
+        checked(may_lose)
         self.path = path
         # A custom VFS has no shared memory, and a database in memory no second connection.
         self._single = path == ":memory:" or vfs is not None
@@ -84,8 +95,12 @@ class SqliteStore:
         self._alone = threading.RLock()
         self._closed = False
         self._readers: list[apsw.Connection] = []
-        self._ballast = Ballast(None if self._single else path + "-ballast")
-        self._copying = Copying(self._open)
+        # A process may change its working directory.
+        self._place = path if self._single else os.path.abspath(path)
+        self._ballast = Ballast(None if self._single else self._place + "-ballast")
+        self._copying = Copying(self._open, lambda: self._record.fail())
+        self._syncing = threading.Lock()
+        self._committed = 0  # the number in the record up to which this store knows of commits
         self._pid = os.getpid()
         if not self._single:
             _refuse_inherited(path)
@@ -93,48 +108,102 @@ class SqliteStore:
             self._db = self._first_open()
             self._write = self._db.cursor().execute
             self._execute = _executor(self._db)
-            self.id = self._store_id()
-            self._db.pragma("synchronous", level)
-        self._log = Log(self._db.filename_wal) if by_hand and not self._single else None
-        self._sync_log = self._log.sync if self._log else sync if by_hand else None
-        self.sync = None if self._sync_log is None else self._sync
-        self._doubtful = False  # whether some of the log may be missing on the disk
+            try:
+                self.id, level, by_hand = self._identity(may_lose)
+                self._db.pragma("synchronous", level)
+                shares = (by_hand or level == "full") and not self._single
+                self._log = Log(self._db.filename_wal) if shares else None
+            except BaseException:
+                self._db.close()
+                raise
+        self._sync_log = self._log.sync if self._log else sync
+        self.sync = self._sync if by_hand and self._sync_log else None
+        self._doubt_dead_syncs()
         self._writing = self._tx(self._execute, self._cache, writes=True)
         if not self._single:
             self._full = not self._ballast.restore()
             self._watch = self._open()
-            self._file = _file(path)
+            self._file = _file(self._place)
             _opened.add(self)
 
-    def _sync(self) -> None:
+    def _sync(self, number: int) -> None:
+        """Bring the log to the disk up to a number of the record, and all that is committed here.
+
+        Another thread or process may have done it meanwhile: what is synced later brings all
+        before it along.
+        """
+        record = self._record
+        with self._syncing:
+            if self._closed:
+                raise SessionClosed()
+            if record.reached(number or self._committed):
+                return
+            number = max(number, self._committed)
+            if record.ask(number):
+                self._sync_whole()
+            while not record.confirm(number):
+                try:
+                    self._clear_doubt()
+                except StorageFailed as error:
+                    raise OutcomeUnknown(str(error)) from error
+
+    def _sync_shown(self) -> None:
+        """Sync for one who reads, and does not know whose commits the log holds by now."""
+        with self._syncing:
+            if self._closed:
+                raise SessionClosed()
+            self._sync_whole()
+
+    def _sync_whole(self) -> None:
         assert self._sync_log is not None
         try:
             self._sync_log()
         except OutcomeUnknown:
-            self._doubtful = True
+            self._record.fail()
             raise
 
-    def _copy_doubtful(self) -> None:
+    def _doubt_dead_syncs(self) -> None:
+        """A process may have died in a sync that failed, before it could say so. Those that had the
+        log open are told of the failure by the system, but not those that open it later."""
+        asked = 0 if self._record.doubtful else self._record.unconfirmed
+        until = time.monotonic() + DEAD_SYNC_SECONDS
+        while asked and self._record.synced < asked:
+            if time.monotonic() > until:
+                self._record.fail()
+                return
+            time.sleep(0.001)
+
+    def _clear_doubt(self) -> None:
         """After a sync that failed another may succeed, though something is missing on the disk: what
-        comes behind it in the log would be lost with it. So all of the log is copied before anything
-        more is confirmed."""
+        comes behind it in the log would be lost with it. So all of the log is written once more
+        before anything is confirmed, by whichever process comes first."""
+        failures = self._record.failures
         try:
-            with self._alone:
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        except apsw.Error as error:
+            with self._alone, translated(self.path):
+                if self._log is None:
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                else:
+                    if self._db.in_transaction:
+                        self._undo()
+                    self._execute("begin immediate", ())  # no other may write to the log meanwhile
+                    try:
+                        self._log.write_again()
+                    finally:
+                        self._execute("rollback", ())
+        except AckflowError as error:
             raise StorageFailed(
                 f"the disk of {self.path} did not confirm what was written before, and nothing is "
                 f"taken until it does ({error}); see to the disk, and open the file again"
             ) from error
-        self._doubtful = False
+        self._record.clear(failures)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it never was.
 
         `synced`: it is to be on disk before it is answered, and takes room that must be there.
         """
-        if synced and self._doubtful:
-            self._copy_doubtful()
+        if synced and self._record.doubtful:
+            self._clear_doubt()
         if synced and (self._full or time.monotonic() > self._look_again):
             self._look_again = time.monotonic() + LOOK_SECONDS
             self.look_for_space()
@@ -142,13 +211,13 @@ class SqliteStore:
             self._full = not self._roomy()
         with self._alone:
             try:
-                return self._transact(body)
+                return self._transact(body, synced)
             except apsw.FullError:
                 self._full = True
                 self._ballast.give_up()
                 self._copying.copy(self._db, empty=True)
                 with translated(self.path):
-                    return self._transact(body)
+                    return self._transact(body, synced)
             except apsw.Error as error:
                 with translated(self.path):
                     raise error
@@ -157,7 +226,15 @@ class SqliteStore:
         """Run a body on a snapshot of what is committed, beside the writer."""
         if self._single:
             with self._alone, translated(self.path):
-                return body(self._tx(self._execute, self._cache))
+                tx = self._tx(self._execute, self._cache)
+                answer = body(tx)
+        else:
+            tx, answer = self._read(body)
+        if tx.needs:
+            self._sync_shown()
+        return answer
+
+    def _read(self, body: Callable[[Tx], T]) -> tuple[Tx, T]:
         with translated(self.path):
             db = self._readers.pop() if self._readers else self._open()
             execute = _executor(db)
@@ -165,7 +242,8 @@ class SqliteStore:
             try:
                 self._refuse_newer(db)
                 self._agree(execute, writes=False)
-                return body(self._tx(execute, Cache()))
+                tx = self._tx(execute, Cache())
+                return tx, body(tx)
             finally:
                 execute("commit", ())
                 if self._closed:
@@ -183,8 +261,13 @@ class SqliteStore:
     def look_for_space(self) -> None:
         """Take pushes only while the reserve is there, or can be made again.
 
-        Another process may have given it up.
+        Another process may have given it up, or have put another file in the place of this one.
         """
+        if not self._single and _file(self._place) != self._file:
+            raise StorageFailed(
+                f"{self.path} was moved, removed or replaced while it was open, and nothing more is "
+                "taken for the file that was there; open it again"
+            )
         self._bare = not self._ballast.there() and not self._ballast.restore()
         self._full = self._bare and not self._roomy()
 
@@ -196,22 +279,8 @@ class SqliteStore:
 
     def backup(self, target: str) -> None:
         """Copy the database, as it is at one moment, to a new file, which is there when it is whole."""
-        part = f"{target}.part"
-        if os.path.exists(target):
-            raise StorageFailed(f"{target} is there already; a backup is a new file")
-        try:
-            with (
-                translated(target),
-                contextlib.closing(apsw.Connection(part)) as copy,
-                self._open_source() as source,
-                copy.backup("main", source, "main") as backup,
-            ):
-                backup.step()
-            os.replace(part, target)
-        finally:
-            for left in (part, f"{part}-journal"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(left)
+        with translated(target), self._open_source() as source:
+            backup(source, target, self._statements["put_meta"])
 
     def hurry(self) -> None:
         """Wait no longer than a moment for others, as this is about to be closed."""
@@ -221,22 +290,22 @@ class SqliteStore:
         self._closed = True
         _opened.discard(self)
         self._copying.close()
-        with self._alone:
+        with self._syncing, self._alone:
             if self._log is not None:
                 self._log.close()
+            self._record.close()
             for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
                 db.close()
             self._readers.clear()
 
-    def _transact(self, body: Callable[[Tx], None]) -> Tx:
-        db, tx, write = self._db, self._writing, self._write
+    def _transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
+        db, tx, write, record = self._db, self._writing, self._write, self._record
         if db.in_transaction:
-            # A signal was handled where nothing could be cleaned up: do it now.
-            self._cache.clear()
-            self._execute("rollback", ())
-        committing = False
+            self._undo()
+        committing, number = False, self._committed
         try:
             write("begin immediate")
+            record.noted = False
             if db.data_version() != self._version:  # another connection has written
                 self._cache.clear()
                 self._refuse_newer(db)
@@ -246,9 +315,12 @@ class SqliteStore:
             tx.begin(self.clock.now(), self._full)
             body(tx)
             tx.flush()
+            if synced:
+                number = record.number()
             committing = True
             write("commit")
             tx.latest = tx.now
+            self._committed = number
             self._version = db.data_version()
             if not self._single:
                 self._copying.look(db)
@@ -256,10 +328,18 @@ class SqliteStore:
             if committing and not isinstance(error, apsw.Error) and not db.in_transaction:
                 # A signal was handled while the commit returned: it is done all the same.
                 self.interrupted = error
+                self._committed = number
                 return tx
             self._cache.clear()
             with contextlib.suppress(apsw.Error):
                 self._execute("rollback", ())
+            if committing and isinstance(error, apsw.IOError):
+                # It is undone here, and may yet be found in the log when the file is next opened.
+                record.fail()
+                raise OutcomeUnknown(
+                    f"the disk of {self.path} did not take or confirm a commit ({error}): it may be "
+                    "there once the file is opened again"
+                ) from error
             raise
         return tx
 
@@ -271,6 +351,11 @@ class SqliteStore:
             row = clock.agree(found[0][0] if found else None, writes)
             if row is not None:
                 execute(self._statements["put_meta"], ("clock", row))
+
+    def _undo(self) -> None:
+        """A signal was handled where nothing could be cleaned up: do it now."""
+        self._cache.clear()
+        self._execute("rollback", ())
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
         """A newer Ackflow may have migrated the file while it was open here."""
@@ -289,6 +374,7 @@ class SqliteStore:
             store=self.id,
             now=self.clock.now(),
             full=self._full,
+            record=None if self.sync is None else self._record,
         )
 
     def _insert(self, sql: str, args: Sequence[Any]) -> int:
@@ -351,20 +437,75 @@ class SqliteStore:
             return contextlib.nullcontext(self._db)
         return contextlib.closing(self._open())
 
-    def _store_id(self) -> int:
+    def _identity(self, named: MayLose | None) -> tuple[int, str, bool]:
+        """The store id, and what the mode of this session means; both belong to the file.
+
+        The store id is part of every message id. A copy, and a file that may have lost messages in
+        a power cut, get a new one: they would give ids again that were given before.
+        """
+        get, put = self._statements["get_meta"], self._statements["put_meta"]
         self._execute("begin immediate", ())
-        sql = self._statements
-        if not self._execute(sql["get_meta"], ("store",)):
-            self._execute(sql["put_meta"], ("store", str(ids.new_store())))
-        found = int(self._execute(sql["get_meta"], ("store",))[0][0])
+        try:
+            found = {key: self._execute(get, (key,)) for key in ("store", COPY_OF, MODE, "boot")}
+            known = {key: str(rows[0][0]) for key, rows in found.items() if rows}
+            mode = agreed(named, cast("MayLose | None", known.get(MODE)))
+            new: dict[str, str] = {} if MODE in known else {MODE: mode}
+            lossy = known.get(MODE, mode) in LOSSY
+            if (boot := boot_id()) and lossy and known.get("boot") != boot:
+                new["boot"] = boot
+            if known.get("store") == known.get(COPY_OF) or ("boot" in known and "boot" in new):
+                new["store"] = str(ids.new_store())
+            for key, value in new.items():
+                self._execute(put, (key, value))
+            self._note_step_back()
+            self._record = self._open_record(mode, boot)
+            self._execute("commit", ())
+        except BaseException:
+            self._execute("rollback", ())
+            raise
+        return (int(new.get("store") or known["store"]), *LEVELS[mode])
+
+    def _note_step_back(self) -> None:
+        """Leave a mark when the file was written to under a clock that was ahead of this one."""
         if isinstance(self.clock, FileClock):
-            row = self._execute(sql["get_meta"], ("clock",))
+            row = self._execute(self._statements["get_meta"], ("clock",))
             self._agree(self._execute, writes=True)
             last, now = written_at(row[0][0] if row else None), self.clock.now()
             if now + AHEAD < last:
-                self._execute(sql["put_meta"], (CLOCK_BACK, f"{now} {last}"))
-        self._execute("commit", ())
-        return found
+                self._execute(self._statements["put_meta"], (CLOCK_BACK, f"{now} {last}"))
+
+    def _open_record(self, may_lose: MayLose, boot: str) -> SyncRecord:
+        """What all processes know of syncs; where nothing is promised there is nothing to know."""
+        if self._single or may_lose in LOSSY:
+            return SyncRecord(None)
+        mode = os.stat(self._place).st_mode & 0o777
+        try:
+            record = SyncRecord(self._place + "-sync", mode)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise StorageFailed(f"cannot write {self.path}-sync: {error.strerror}") from error
+            self._ballast.give_up()
+            try:
+                record = SyncRecord(self._place + "-sync", mode)
+            except OSError:
+                raise StorageFull() from error
+        record.begin(zlib.crc32(boot.encode()))
+        return record
+
+
+def set_may_lose(path: str, may_lose: MayLose) -> None:
+    """Change the durability mode of a file that no session has open."""
+    if checked(may_lose) is None or not os.path.isfile(path):
+        raise InvalidArgument(f"a mode is set for a file, and {path} is none")
+    SqliteStore(path, SystemClock()).close()  # whatever has to be done under the mode before
+    with translated(path), contextlib.closing(apsw.Connection(path)) as db:
+        try:
+            db.pragma("journal_mode", "delete")  # all of the log is copied, which takes no others
+        except (apsw.BusyError, apsw.LockedError):
+            raise StorageBusy(
+                f"{path} is open in another session; its mode is changed while none has it open"
+            ) from None
+        db.execute(migrate.statements("sqlite")["put_meta"], (MODE, may_lose))
 
 
 def _refuse(*_: object) -> NoReturn:
@@ -422,7 +563,11 @@ _opened: WeakSet[SqliteStore] = WeakSet()
 
 
 def _file(path: str) -> tuple[int, int]:
-    found = os.stat(path)
+    """Which file lies at a path; (0, 0) for none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
     return found.st_dev, found.st_ino
 
 

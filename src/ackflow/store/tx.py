@@ -38,6 +38,7 @@ from .rows import (
     Segment,
     Stage,
 )
+from .syncing import SyncRecord
 
 NO_BODY = (None, None, None)
 FIRST_STEP, LAST_STEP = 4, 256
@@ -63,9 +64,11 @@ class Tx(Holds):
         store: int,
         now: int,
         full: bool = False,
+        record: SyncRecord | None = None,
     ) -> None:
         super().__init__(execute, write, statements, insert, cache)
         self._savepoint = savepoint
+        self._record = record
         self.store = store
         self.touched: set[str] = set()
         self.latest = now  # of what was committed last
@@ -77,6 +80,7 @@ class Tx(Holds):
         self.full = full
         if now + AHEAD < self.latest:
             self._went_back()
+        self.needs = 0  # the number up to which the log must be on disk before the answer is given
         if self.touched:
             self.touched = set()
         if self._changed or self._counted:
@@ -224,6 +228,8 @@ class Tx(Holds):
             "add_segment", s.lane, s.first, s.count, s.created_at, s.not_before, s.for_group,
             carry, s.body, s.bytes, *(s.small or NO_BODY),
         )  # fmt: skip
+        if self._record is not None:
+            self._record.note(s.lane, s.first)
         s.small = None  # there is a cache for it, with a limit
         lane.head = s.first + s.count
         lane.last_at = s.created_at
@@ -232,6 +238,13 @@ class Tx(Holds):
             lane.copies += s.count if s.for_group is not None else 0
             self.run("note_odd", lane.id, lane.odd, lane.copies)
         self.cache.keep_segment(segment, new=True)
+
+    def show(self, lane: int, stop: int) -> None:
+        """Messages of a lane before `stop` are handed out or shown. An id that was seen must never
+        be given to another message, so the answer waits until they are on disk."""
+        record = self._record
+        if record is not None and record.unsynced(lane, stop):
+            self.needs = record.begun
 
     def segments_from(self, lane: int, sequence: int) -> Iterator[Segment]:
         """Headers from the one that holds a sequence on; the first may lie above it.

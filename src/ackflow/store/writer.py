@@ -32,7 +32,7 @@ from ..errors import (
 from .tally import Tally
 from .tx import Tx
 
-AIDES = 2  # one may sync while the other goes on
+AIDES = 3  # one may sync, and one wait for a sync, while the third goes on
 NOBODYS = (OutcomeUnknown, StorageAway, StorageBusy)  # errors that no verb of a group has caused
 log = logging.getLogger("ackflow")
 Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
@@ -51,6 +51,7 @@ class Job(Struct, eq=False):
     gone: bool = False  # its thread does not wait for it any more
     aided: bool = False  # led by a thread of the writer's own: its own does not, or it has none
     duty: "list[Job] | None" = None  # what its thread is to sync, itself included
+    needs: int = 0  # number up to which others' commits must be on disk before it is answered
     turn: "threading.Lock | None" = None  # held while it waits for another thread
     answer: Any = None
     error: BaseException | None = None
@@ -65,13 +66,13 @@ class Writes(Protocol):
     """What the writer needs of a store: run a body in one transaction, committed on return.
 
     `interrupted` is what a signal handler raised once the commit was done. `sync` brings what is
-    committed to the disk; without it a commit that asks for it is there.
+    committed to the disk, at least up to a number; without it a commit that asks for it is there.
     """
 
     interrupted: BaseException | None
 
     @property
-    def sync(self) -> Callable[[], None] | None: ...
+    def sync(self) -> Callable[[int], None] | None: ...
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx: ...
 
@@ -104,7 +105,10 @@ class Writer:
         self._held: list[Job] = []  # they wait for the end of a sync, to share the next one
         self._syncing: list[Job] | None = None
         self._disk = threading.Lock()  # taken while something committed has to be synced
-        self._summons: SimpleQueue[list[Job] | bool] = SimpleQueue()  # lead, sync these, or end
+        self._late: list[Job] = []  # done, without a thread, and what they show is not on disk yet
+        self._awaited = False  # whether an aide is with those
+        # Lead, sync these, look after the late ones, or end.
+        self._summons: SimpleQueue[list[Job] | bool | None] = SimpleQueue()
         self._aides: list[threading.Thread] = []
         self._closing = False
         self.commits = 0
@@ -136,6 +140,8 @@ class Writer:
             self._sync(job.duty)
         elif not job.done:
             self._lead(job)
+        if job.needs:
+            self._reach([job])
         if self.telling is not None and self.telling.unsaid:
             self.telling.say()
         if self._store.interrupted is not None:
@@ -204,12 +210,15 @@ class Writer:
                 self._lead(None)
                 if self.telling is not None and self.telling.unsaid:
                     self.telling.say()
+            elif summons is None:
+                self._answer_late()
             elif summons:
                 self._sync(summons)
             else:
                 self._summons.put(False)  # for the others: an interrupt may have left one unlisted
                 with self._door:
-                    if not (self._jobs or self._held or self._busy or self._syncing):
+                    busy = self._busy or self._awaited
+                    if not (self._jobs or self._held or self._syncing or busy):
                         return
                 time.sleep(0.001)  # the writer closes: who leads may still summon an aide
 
@@ -325,19 +334,45 @@ class Writer:
                 if job.duty is None:
                     self._let_go(job)
 
-    def _sync_now(self) -> None:
+    def _sync_now(self, number: int = 0) -> None:
         assert self._store.sync is not None
         while True:
             try:
-                return self._store.sync()
+                return self._store.sync(number)
             except AckflowError:
                 raise
             except BaseException as signal:  # what is committed is done, whoever interrupts
                 self._store.interrupted = signal
 
+    def _reach(self, jobs: list[Job]) -> None:
+        """Wait until what jobs show is on disk: for the running sync, or for one of their own."""
+        try:
+            self._sync_now(max(job.needs for job in jobs))
+        except AckflowError as error:
+            for job in jobs:
+                job.error = job.error or error
+
+    def _answer_late(self) -> None:
+        while True:
+            with self._door:
+                late, self._late = self._late, []
+                self._awaited = bool(late)
+            if not late:
+                return
+            self._reach(late)
+            for job in late:
+                assert job.answered is not None
+                job.answered(job)
+
     def _let_go(self, job: Job) -> None:
         if job.turn is not None:
             job.turn.release()
+        elif job.answered is not None and job.needs:
+            with self._door:
+                self._late.append(job)
+                if not self._awaited:
+                    self._awaited = True
+                    self._summons.put(None)
         elif job.answered is not None:
             job.answered(job)
 
@@ -451,3 +486,5 @@ class Writer:
             raise  # no refusal: it may come after the first write
         except AckflowError as refusal:
             job.error = refusal
+        if tx.needs:
+            job.needs, tx.needs = tx.needs, 0

@@ -1,0 +1,58 @@
+"""A backup: a copy of the database in a new file, which appears under its name once it is on disk."""
+
+import contextlib
+import os
+import secrets
+
+import apsw
+
+from ..errors import StorageFailed
+
+COPY_OF = "copy_of"  # in a copy that was not opened yet, the same as its store id
+
+
+def backup(source: apsw.Connection, target: str, put_meta: str) -> None:
+    """Copy a database to a file that must not be there; of several at once, one succeeds."""
+    taken = f"{target} is there already; a backup is a new file"
+    if os.path.lexists(target):
+        raise StorageFailed(taken)
+    part = f"{target}.{secrets.token_hex(4)}.part"
+    try:
+        with contextlib.closing(apsw.Connection(part)) as copy:
+            with copy.backup("main", source, "main") as steps:
+                steps.step()
+            # Without a log the copy is one file; a session that opens it gives it one again.
+            copy.pragma("journal_mode", "delete")
+            copy.execute(put_meta, (COPY_OF, copy.execute(STORE_ID).get))
+        _sync(part, os.O_RDWR)
+        _rename(part, target, taken)
+    finally:
+        for left in (part, f"{part}-journal", f"{part}-wal", f"{part}-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(left)
+    _sync(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
+
+
+STORE_ID = "select value from meta where key = 'store'"
+
+
+def _rename(part: str, target: str, taken: str) -> None:
+    """Give the copy its name, which it does not take from another file."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise StorageFailed(taken) from None
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            raise StorageFailed(taken) from None
+        os.replace(part, target)
+
+
+def _sync(path: str, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        raise StorageFailed(f"the disk did not confirm {path}: {error.strerror}") from error
+    finally:
+        os.close(handle)
