@@ -59,6 +59,7 @@ CLOSING_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 ROOM_INSIDE = 4 * 1024 * 1024
 DEAD_SYNC_SECONDS = 0.1
+OTHER_SYNC_SECONDS = 0.005
 MODE = "may_lose"
 LOSSY = ("recent", "everything")
 
@@ -133,6 +134,8 @@ class SqliteStore:
         before it along.
         """
         record = self._record
+        if number:
+            self._await_other(number)
         with self._syncing:
             if self._closed:
                 raise SessionClosed()
@@ -146,6 +149,14 @@ class SqliteStore:
                     self._clear_doubt()
                 except StorageFailed as error:
                     raise OutcomeUnknown(str(error)) from error
+
+    def _await_other(self, number: int) -> None:
+        """Another process may be syncing up to a number: a second sync would slow down the first."""
+        until = time.monotonic() + OTHER_SYNC_SECONDS
+        while self._record.unconfirmed >= number and not self._syncing.locked():
+            if time.monotonic() > until:
+                return
+            time.sleep(0.0001)
 
     def _sync_shown(self) -> None:
         """Sync for one who reads, and does not know whose commits the log holds by now."""
