@@ -383,3 +383,17 @@ def test_a_file_that_was_replaced_while_it_was_open_takes_no_more_pushes(
         with pytest.raises(StorageFailed, match="moved, removed or replaced"):
             q.push("q", 2)
         assert [m.data for m in q.pop("q", batch=9)] == [1]
+
+
+def test_a_process_that_changes_its_directory_goes_on_with_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ackflow.connect("a.db", upkeep=False) as q:
+        q.push("q", 1)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        store_of(q)._look_again = 0.0
+        q.push("q", 2)
+        assert [m.data for m in q.browse("q").items] == [1, 2]
+    assert os.listdir(tmp_path / "elsewhere") == []

@@ -164,6 +164,8 @@ class SqliteStore:
             if self._closed:
                 raise SessionClosed()
             self._sync_whole()
+            if self._record.doubtful:
+                self._clear_doubt()
 
     def _sync_whole(self) -> None:
         assert self._sync_log is not None
@@ -412,8 +414,8 @@ class SqliteStore:
         tries = 0
         while True:
             try:
-                if not self._single and os.path.exists(self.path):
-                    with contextlib.closing(apsw.Connection(self.path)) as look:
+                if not self._single and os.path.exists(self._place):
+                    with contextlib.closing(apsw.Connection(self._place)) as look:
                         look.execute("begin")  # one moment, as another may be creating it
                         migrate.check(look, migrations)
                 db = self._open()
@@ -430,7 +432,7 @@ class SqliteStore:
                 tries += 1
 
     def _open(self) -> apsw.Connection:
-        db = apsw.Connection(self.path, vfs=self._vfs)
+        db = apsw.Connection(self._place, vfs=self._vfs)
         db.set_busy_handler(_patience(self._hurried))
         # Without this, SQLite compiles many statements anew whenever a value bound to them changes.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
