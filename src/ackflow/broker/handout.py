@@ -118,7 +118,7 @@ def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -
         for segment, lo, hi in some.pieces
     ]  # fmt: skip
     if runs:
-        tx.show(lane.id, max(run.hi for run in runs))
+        tx.show(lane.id, max([run.hi for run in runs]))
     if len(runs) <= 1:
         return runs
     runs.sort(key=lambda run: run.lo)

@@ -7,7 +7,7 @@ import apsw
 from msgspec import Struct
 
 from . import migrate
-from .sqlite import translated
+from .sqlite_errors import translated
 
 
 class Examined(Struct):

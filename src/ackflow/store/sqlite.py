@@ -23,7 +23,6 @@ from ..clock import AHEAD, Clock, FileClock, SystemClock, written_at
 from ..errors import (
     AckflowError,
     InvalidArgument,
-    NotADatabase,
     OutcomeUnknown,
     SessionClosed,
     SessionForked,
@@ -39,6 +38,7 @@ from .cache import Cache
 from .copying import NOW_PAGES, Copying
 from .forms import Row
 from .levels import MayLose, agreed, checked
+from .sqlite_errors import translated
 from .syncing import Log, SyncRecord, boot_id
 from .tx import CLOCK_BACK, Tx
 
@@ -332,8 +332,8 @@ class SqliteStore:
                 number = record.number()
             committing = True
             write("commit")
-            tx.latest = tx.now
             self._committed = number
+            tx.latest = tx.now
             self._version = db.data_version()
             if not self._single:
                 self._copying.look(db)
@@ -356,6 +356,11 @@ class SqliteStore:
             raise
         return tx
 
+    def _undo(self) -> None:
+        """A signal was handled where nothing could be cleaned up: do it now."""
+        self._cache.clear()
+        self._execute("rollback", ())
+
     def _agree(self, execute: Execute, *, writes: bool) -> None:
         """Agree with other processes on what time it is, once in a second."""
         clock = self.clock
@@ -364,11 +369,6 @@ class SqliteStore:
             row = clock.agree(found[0][0] if found else None, writes)
             if row is not None:
                 execute(self._statements["put_meta"], ("clock", row))
-
-    def _undo(self) -> None:
-        """A signal was handled where nothing could be cleaned up: do it now."""
-        self._cache.clear()
-        self._execute("rollback", ())
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
         """A newer Ackflow may have migrated the file while it was open here."""
@@ -470,7 +470,7 @@ class SqliteStore:
                 new["store"] = str(ids.new_store())
             for key, value in new.items():
                 self._execute(put, (key, value))
-            self._note_step_back()
+            self._note_clock()
             self._record = self._open_record(mode, boot)
             self._execute("commit", ())
         except BaseException:
@@ -478,14 +478,15 @@ class SqliteStore:
             raise
         return (int(new.get("store") or known["store"]), *LEVELS[mode])
 
-    def _note_step_back(self) -> None:
-        """Leave a mark when the file was written to under a clock that was ahead of this one."""
-        if isinstance(self.clock, FileClock):
-            row = self._execute(self._statements["get_meta"], ("clock",))
-            self._agree(self._execute, writes=True)
-            last, now = written_at(row[0][0] if row else None), self.clock.now()
-            if now + AHEAD < last:
-                self._execute(self._statements["put_meta"], (CLOCK_BACK, f"{now} {last}"))
+    def _note_clock(self) -> None:
+        """Agree on the time, and note when the clock was further ahead before."""
+        if not isinstance(self.clock, FileClock):
+            return
+        row = self._execute(self._statements["get_meta"], ("clock",))
+        self._agree(self._execute, writes=True)
+        last, now = written_at(row[0][0] if row else None), self.clock.now()
+        if now + AHEAD < last:
+            self._execute(self._statements["put_meta"], (CLOCK_BACK, f"{now} {last}"))
 
     def _open_record(self, may_lose: MayLose, boot: str) -> SyncRecord:
         """What all processes know of syncs; where nothing is promised there is nothing to know."""
@@ -510,7 +511,7 @@ def set_may_lose(path: str, may_lose: MayLose) -> None:
     """Change the durability mode of a file that no session has open."""
     if checked(may_lose) is None or not os.path.isfile(path):
         raise InvalidArgument(f"a mode is set for a file, and {path} is none")
-    SqliteStore(path, SystemClock()).close()  # whatever has to be done under the mode before
+    SqliteStore(path, None).close()  # whatever has to be done under the mode before
     with translated(path), contextlib.closing(apsw.Connection(path)) as db:
         try:
             db.pragma("journal_mode", "delete")  # all of the log is copied, which takes no others
@@ -546,29 +547,6 @@ def _patience(hurried: threading.Event) -> Callable[[int], bool]:
         return time.monotonic() - started < limit
 
     return again
-
-
-@contextlib.contextmanager
-def translated(path: str) -> Iterator[None]:
-    """Turn the errors of SQLite into ours, with a sentence that says what to do."""
-    try:
-        yield
-    except (apsw.ConnectionClosedError, apsw.CursorClosedError):
-        raise SessionClosed() from None  # it waited for its turn while another thread closed
-    except apsw.FullError:
-        raise StorageFull() from None
-    except (apsw.BusyError, apsw.LockedError):
-        raise StorageBusy() from None
-    except apsw.NotADBError:
-        raise NotADatabase(f"{path} is not an Ackflow database") from None
-    except apsw.CantOpenError:
-        folder = os.path.dirname(os.path.abspath(path))
-        why = "it cannot be created there" if os.path.isdir(folder) else f"{folder} does not exist"
-        raise StorageFailed(f"cannot open {path}: {why}") from None
-    except (apsw.ReadOnlyError, apsw.PermissionsError):
-        raise StorageFailed(f"cannot write {path}: it is read-only") from None
-    except apsw.Error as error:
-        raise StorageFailed(f"the database {path} failed: {error}") from error
 
 
 # What this process has open, and what it inherited when it was forked.

@@ -78,9 +78,9 @@ class Tx(Holds):
         """Start anew: a store may use one record for all its transactions."""
         self.now = now
         self.full = full
+        self.needs = 0  # the number up to which the log must be on disk before the answer is given
         if now + AHEAD < self.latest:
             self._went_back()
-        self.needs = 0  # the number up to which the log must be on disk before the answer is given
         if self.touched:
             self.touched = set()
         if self._changed or self._counted:
