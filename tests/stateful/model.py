@@ -230,14 +230,16 @@ class Model:
         most = most or (1 if group.rules.ordering == "ordered" else 64)
         ready, homes = self.ready(key, partition), set[str]()
         while want and ready:
+            if len(homes) >= most:  # then the batch is filled from the partitions it has
+                ready = {lane: some for lane, some in ready.items() if lane.partition in homes}
+                if not ready:
+                    break
             turn = {lane: (lane.priority, group.served.get(lane, 0)) for lane in ready}
             first = [
                 lane
                 for lane in ready
                 if (lane.priority, group.alone.get(lane, turn[lane][1])) <= min(turn.values())
             ]
-            if len(homes) >= most and not left:
-                break
             assert left, f"{key}: nothing more came although {first} had {ready[first[0]][:3]}"
             lane = left[0].lane
             assert lane in first, f"{key}: {left[0]} came before {first}, turns {turn}"
