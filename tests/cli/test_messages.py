@@ -167,9 +167,20 @@ def test_pop_for_programs_tells_everything_of_a_delivery(cli: Cli) -> None:
 
 
 def test_an_empty_pop_exits_with_3(cli: Cli) -> None:
+    cli.q.configure("orders")
     result = cli.run("pop", "orders")
     assert (result.exit_code, result.stdout, result.stderr) == (3, "", "nothing to pop\n")
     assert cli.run("--json", "pop", "orders").output == ""
+
+
+def test_a_pop_of_a_queue_that_does_not_exist_says_so_and_creates_nothing(cli: Cli) -> None:
+    cli.q.push("orders", 1)
+    told = cli.fails(3, "pop", "ordres", "--wait", "60")
+    assert "there is no queue 'ordres'; did you mean 'orders'?" in told
+    assert '"queue_not_found"' in cli.fails(3, "pop", "ordres", "--json")
+    assert [queue.name for queue in cli.q.queues()] == ["orders"]
+    assert cli.fails(3, "pop", "jobs", "--create") == "nothing to pop\n"
+    assert [queue.name for queue in cli.q.queues()] == ["jobs", "orders"]
 
 
 def test_an_empty_pop_says_what_holds_it_back(cli: Cli) -> None:

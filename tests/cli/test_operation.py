@@ -408,6 +408,25 @@ def test_contexts_are_saved_used_listed_and_removed(nowhere: Cli, tmp_path: Path
     assert mode & 0o077 == 0, "it holds tokens"
 
 
+def test_a_context_is_replaced_only_by_force(nowhere: Cli) -> None:
+    there = ["context", "add", "prod", "https://example.org:8000"]
+    nowhere(*there, "--token", "secret")
+    told = nowhere.fails(1, "context", "add", "prod", "https://example.com")
+    assert (
+        "context prod is https://example.org:8000, with a token; give --force to replace it" in told
+    )
+    assert "--force" in nowhere.fails(1, *there, "--token", "another")
+    assert "--force" in nowhere.fails(1, *there), "the token would be lost"
+    assert nowhere.json("context", "list") == [
+        {"name": "prod", "url": "https://example.org:8000", "current": False, "token": True}
+    ]
+    assert "and in use" in nowhere(*there, "--token", "secret", "--use"), "nothing is lost"
+    told = nowhere("context", "add", "prod", "https://example.com", "--force")
+    assert "its token was removed" in told
+    assert nowhere.json("context", "list")[0]["token"] is False
+    assert "secret" not in told
+
+
 def test_a_context_is_named_for_one_command(nowhere: Cli, tmp_path: Path) -> None:
     nowhere("push", "orders", "1", "--url", tmp_path / "a.db")
     nowhere("context", "add", "a", tmp_path / "a.db")

@@ -151,7 +151,7 @@ def test_output_to_a_pipe_has_no_colours(db: str) -> None:
 
 def test_ctrl_c_ends_quietly_with_130(db: str) -> None:
     for arguments in (
-        ["pop", "empty", "--wait", "60"],
+        ["pop", "empty", "--wait", "60", "--create"],
         ["tail", "orders"],
         ["push", "in", "--json"],
     ):

@@ -9,7 +9,7 @@ from .. import checks
 from ..errors import InvalidArgument
 from . import where
 from .output import Columns, Output
-from .shell import AsJson, remember
+from .shell import AsJson, Refused, remember
 from .where import Context
 
 app = typer.Typer(no_args_is_help=True, help="Databases and servers under names.")
@@ -29,18 +29,30 @@ def add(
     token: Annotated[str | None, typer.Option(help="What the server asks for.")] = None,
     ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, PEM.")] = None,
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a context of that name, its token included.")
+    ] = False,
 ) -> None:
-    """Save a context, or change it."""
+    """Save a context."""
     saved = where.load()
     if not name.strip():
         raise InvalidArgument("a context has a name")
     if not checks.is_url(where.checked(url)):
         url = os.path.abspath(url)
-    saved.known[name] = Context(url, token, None if ca_file is None else os.path.abspath(ca_file))
+    before = saved.known.get(name)
+    new = Context(url, token, None if ca_file is None else os.path.abspath(ca_file))
+    if before not in (None, new) and not force:
+        has = ", with a token" if before.token else ""
+        raise Refused(
+            f"context {name} is {checks.shown(before.url)}{has}; give --force to replace it"
+        )
+    saved.known[name] = new
     if use:
         saved.current = name
     where.save(saved)
     print(f"context {name} is {checks.shown(url)}{' and in use' if saved.current == name else ''}")
+    if before is not None and before.token and not token:
+        print("its token was removed")
     if saved.current != name:
         print(f"`ackflow context use {name}` makes it the default")
 

@@ -213,11 +213,14 @@ def pop(
     data: Annotated[
         bool, typer.Option("--data", help="Print the payloads alone, byte for byte.")
     ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create a queue that does not exist.")
+    ] = False,
 ) -> None:
     """Lease messages and print them, with the token that settles them. Exits with 3 when there are none."""
     found = link.session.pop(
         queue, group=group or QUEUE_MODE, batch=batch, wait=wait, lease_seconds=lease,
-        partition=partition, consumer=consumer,
+        partition=partition, consumer=consumer, create=create,
     )  # fmt: skip
     if not found:
         _empty(link, queue, found)
