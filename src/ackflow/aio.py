@@ -21,11 +21,12 @@ from .broker.handout import Handout
 from .broker.pop import PopRequest
 from .broker.settle import Verdict
 from .buffer import SECONDS, SIZE
+from .checks import Duration, Reason
 from .clock import Clock
 from .consume import Plan
-from .consume_aio import Consumer
+from .consume_aio import Consumer, interrupted
 from .deadletters import Alert
-from .delivery import Batch, Delivery, Receipt, waits
+from .delivery import Batch, Delivery, Receipt, to_verdict, waits
 from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionForked
 from .fluent import FluentQueue
 from .lease import Lease as PlainLease
@@ -82,28 +83,28 @@ class Message(Delivery, gc=False, eq=False):
         await self._session.settle_one(self, Verdict("ack", confirm=confirm, up_to=up_to))
 
     async def nack(
-        self, reason: str | None = None, *, delay: float | None = None, rest: bool = False
+        self, reason: Reason | None = None, *, delay: Duration | None = None, rest: bool = False
     ) -> None:
         """Failed: comes again after `delay`, else after the back-off, else now."""
-        await self._session.settle_one(self, Verdict("nack", reason, delay, rest))
+        await self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     async def release(self) -> None:
         """Give it back at once, in its old place, uncounted."""
         await self._session.settle_one(self, Verdict("release"))
 
-    async def requeue(self, *, delay: float | None = None) -> None:
+    async def requeue(self, *, delay: Duration | None = None) -> None:
         """Put a copy at the end of its lane for this group; this one is done."""
-        await self._session.settle_one(self, Verdict("requeue", delay=delay))
+        await self._session.settle_one(self, to_verdict("requeue", delay=delay))
 
-    async def reject(self, reason: str | None = None) -> None:
+    async def reject(self, reason: Reason | None = None) -> None:
         """Never again: kept in the dead letters with the reason."""
-        await self._session.settle_one(self, Verdict("reject", reason))
+        await self._session.settle_one(self, to_verdict("reject", reason))
 
-    async def dead_letter(self, reason: str | None = None) -> None:
+    async def dead_letter(self, reason: Reason | None = None) -> None:
         """To the dead letters now, as a failure."""
-        await self._session.settle_one(self, Verdict("dead_letter", reason))
+        await self._session.settle_one(self, to_verdict("dead_letter", reason))
 
-    async def extend(self, seconds: float | None = None) -> datetime | None:
+    async def extend(self, seconds: Duration | None = None) -> datetime | None:
         """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
         return await self._session.extend_one(self, seconds)
 
@@ -111,7 +112,7 @@ class Message(Delivery, gc=False, eq=False):
         """Still at work: the lease begins anew. JetStream's word for `extend`."""
         await self.extend()
 
-    async def term(self, reason: str | None = None) -> None:
+    async def term(self, reason: Reason | None = None) -> None:
         """Never again, kept in the dead letters. JetStream's word for `reject`."""
         await self.reject(reason)
 
@@ -220,7 +221,9 @@ class Buffer:
         """Take messages to be acked."""
         await self._do(self._gathering.ack, messages)
 
-    async def nack(self, messages: Delivery | list[Delivery], *reason: str, **delay: float) -> None:
+    async def nack(
+        self, messages: Delivery | list[Delivery], *reason: str, **delay: Duration
+    ) -> None:
         """Take messages to be nacked."""
         await self._do(self._gathering.nack, messages, *reason, **delay)
 
@@ -323,8 +326,8 @@ class Session:
         *,
         group: str = QUEUE_MODE,
         batch: int | None = None,
-        wait: float = 0.0,
-        lease_seconds: float | None = None,
+        wait: Duration = 0.0,
+        lease_seconds: Duration | None = None,
         auto_ack: bool = False,
         partition: str | None = None,
         partitions: int | None = None,
@@ -399,13 +402,14 @@ class Session:
         auto_ack: bool = False,
         on_success: Callable[[Any], Any] | None = None,
         on_error: Callable[[Any, Exception], Any] | None = None,
-        renew: bool | float = True,
-        wait: float = 1.0,
+        renew: bool | Duration = True,
+        wait: Duration = 1.0,
         stop: asyncio.Event | None = None,
-        lease_seconds: float | None = None,
+        lease_seconds: Duration | None = None,
         partition: str | None = None,
         dialect: Dialect = "native",
         create: bool = True,
+        timeout: Duration | None = None,
     ) -> Consumer:
         """Call `handler` with every message, from `concurrency` tasks; the rules are those of
         `ackflow.Session.consume`.
@@ -413,14 +417,14 @@ class Session:
         It runs at once. `await q.consume(...)` waits until it is stopped, `async with` stops it at
         the end of the block. Handler and callbacks may be coroutine functions. Leases are renewed
         from a thread, also while a handler blocks the event loop; when one is lost all the same,
-        its handler is cancelled.
+        or after `timeout`, its handler is cancelled.
         """
         request = self.sync.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
-        plan: Plan[Message] = Plan(
-            handler, request, each, concurrency, on_success, on_error, renew, wait
+        plan: Plan[Message] = Plan.of(
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
         )
         consumer = Consumer(self, plan, stop)
         self._parts.append(consumer)
@@ -430,7 +434,7 @@ class Session:
         """A queue in the fluent style: `await q.queue("orders").group("workers").pop()`."""
         return FluentQueue(self, name)
 
-    def buffer(self, size: int = SIZE, seconds: float = SECONDS) -> Buffer:
+    def buffer(self, size: int = SIZE, seconds: Duration = SECONDS) -> Buffer:
         """Gather pushes and settles and send them together; closing the session sends the rest."""
         gathering = Buffer(self.beside().buffer(size, seconds))
         self._parts.append(gathering)
@@ -503,7 +507,11 @@ class Session:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if interrupted(kind):
+            for part in self._parts:
+                if isinstance(part, Consumer):
+                    part.abandon()
         await self.close()
 
     def _run(self, call: Callable[[], R]) -> Awaitable[R]:

@@ -10,14 +10,16 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from . import checks, codec
 from .broker.broker import Verbs
 from .broker.push import Chunk, PushRequest
 from .broker.settle import Verdict
+from .checks import Duration, Reason, Time
 from .clock import Signal, micros
-from .delivery import Delivery, Settled, deliveries
+from .delivery import Delivery, Settled, deliveries, record, to_verdict
 from .errors import AckflowError, SessionClosed
 from .policy import DEFAULT_PARTITION
 
@@ -47,7 +49,7 @@ class Buffer:
     when `flush` or `close` has returned, not before.
     """
 
-    def __init__(self, session: Sends, size: int = SIZE, seconds: float = SECONDS) -> None:
+    def __init__(self, session: Sends, size: int = SIZE, seconds: Duration = SECONDS) -> None:
         self._session = session
         self._pid = os.getpid()
         self._size = checks.whole(size, "size", 1, 100_000)
@@ -87,12 +89,15 @@ class Buffer:
         *,
         partition: str = DEFAULT_PARTITION,
         priority: int = 0,
-        delay: float | None = None,
+        delay: Duration | None = None,
+        at: Time | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Take messages to be pushed; what is not valid is refused here and now."""
         request, _ = codec.request(
-            queue, data, partition=partition, priority=priority, delay=delay, key=None
-        )
+            queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
+            headers=headers,
+        )  # fmt: skip
         with self._room():
             self._chunks += request.chunks
             self._accept(_count(request), self._clock.steady() + self._seconds)
@@ -104,17 +109,18 @@ class Buffer:
     def nack(
         self,
         messages: Delivery | list[Delivery],
-        reason: str | None = None,
+        reason: Reason | None = None,
         *,
-        delay: float | None = None,
+        delay: Duration | None = None,
     ) -> None:
         """Take messages to be nacked."""
-        self.settle(messages, Verdict("nack", reason, delay))
+        self.settle(messages, to_verdict("nack", reason, delay))
 
     def settle(self, messages: Delivery | list[Delivery], verdict: Verdict) -> None:
         """Take messages to be settled in any way."""
         verdict.check()
         some = deliveries(messages)
+        record(some, verdict)
         begun, now = self._clock.steady(), self._clock.now()
         due = begun + self._seconds
         for message in some:

@@ -3,14 +3,14 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 
 from .clock import micros
-from .errors import InvalidArgument, PayloadTooLarge, UnknownOption
+from .errors import InvalidArgument, PayloadTooLarge, UnknownOption, text_of
 from .policy import (
     DEFAULTS,
     MAX_BATCH,
@@ -26,6 +26,9 @@ from .policy import (
 )
 
 S = TypeVar("S", bound=Struct)
+Duration = float | timedelta
+Reason = str | BaseException
+Time = datetime | float
 POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -51,6 +54,11 @@ def name(value: object, what: str) -> str:
 
 def text(value: object, what: str) -> str | None:
     return None if value is None else some_text(value, what)
+
+
+def reason(value: object) -> str | None:
+    """Why a message is nacked or rejected: text, or an exception."""
+    return text_of(value) if isinstance(value, BaseException) else text(value, "reason")
 
 
 def some_text(value: object, what: str) -> str:
@@ -107,9 +115,18 @@ def batch(value: object) -> int:
 
 
 def seconds(value: object, what: str, least: float = 0.0) -> float:
+    """A duration as seconds: a number of them, or a timedelta."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if isinstance(value, _NUMBER) and not isinstance(value, bool) and least <= value <= 1e10:
         return float(value)
-    raise InvalidArgument(f"{what} is a number of seconds from {least:g} on, not {value!r}")
+    raise InvalidArgument(
+        f"{what} is a number of seconds from {least:g} on, or a timedelta, not {value!r}"
+    )
+
+
+def seconds_or_none(value: object, what: str) -> float | None:
+    return None if value is None else seconds(value, what)
 
 
 def positive(value: object, what: str) -> float:
@@ -117,6 +134,10 @@ def positive(value: object, what: str) -> float:
     if number <= 0:
         raise InvalidArgument(f"{what} is more than 0 seconds")
     return number
+
+
+def positive_or_none(value: object, what: str) -> float | None:
+    return None if value is None else positive(value, what)
 
 
 def time(value: object, what: str) -> int:
@@ -277,4 +298,4 @@ def shown(place: str) -> str:
     if not is_url(place):
         return place
     bare = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", place)
-    return re.sub(r"(?<=[?&]password=)[^&]*", "***", bare)
+    return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", bare)

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from . import checks, ranges
 from .broker.push import Chunk, PushRequest
+from .checks import Duration, Time
 from .errors import InvalidArgument, PayloadTooLarge
 from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
 from .store import forms
@@ -23,6 +24,9 @@ from .store.rows import Rest, joined
 T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 MANY = 256  # messages that are worth a segment of their own
+STAGED_AT = "a staged message has a delay from its publishing on; it cannot have a time of its own"
+Late = tuple[float | None, int | None]  # the delay and the time of a chunk
+NOW: Late = (None, None)
 _encode = msgspec.json.Encoder().encode
 _NULL = re.compile(b"null")  # faster than `in` where it looks at much
 UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -32,14 +36,15 @@ _check = msgspec.json.Decoder(msgspec.Raw).decode  # for a Raw inside a value, w
 class Item(Struct, frozen=True, kw_only=True):
     """A message to push with something of its own beside its data.
 
-    What is not given follows the push call. A transaction id seen before in the partition adds
+    What is not given follows the push call. `at`: not before this time, instead of a `delay`. A transaction id seen before in the partition adds
     nothing and answers with the first message's id.
     """
 
     data: Any
     partition: str | None = None
     priority: int | None = None
-    delay: float | None = None
+    delay: Duration | None = None
+    at: Time | None = None
     transaction_id: str | None = None
     headers: Mapping[str, str] | None = None
 
@@ -60,9 +65,11 @@ def request(
     *,
     partition: str,
     priority: int,
-    delay: float | None,
+    delay: Duration | None,
     key: str | None,
     whole: bool = False,
+    at: Time | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[PushRequest, list[list[int]] | None]:
     """A push request, and for each chunk the places of its messages in the call (None: in order).
 
@@ -71,21 +78,30 @@ def request(
     checks.name(queue, "queue")
     checks.name(partition, "partition")
     checks.priority(priority)
-    if delay is not None:
-        checks.seconds(delay, "delay")
+    late = _late(delay, at)
     items = items_of(data)
     kinds = set(map(type, items))
     places = None
-    if kinds <= _PLAIN or not any(issubclass(kind, _SPECIAL) for kind in kinds):
+    plain = kinds <= _PLAIN or not any(issubclass(kind, _SPECIAL) for kind in kinds)
+    if plain and not headers:
         chunks = []
         if MANY <= len(items) <= MAX_SEGMENT_COUNT:
-            chunks = _many(queue, items, partition, priority, delay, whole and key is None)
-        chunks = chunks or _plain(queue, items, partition, priority, delay)
+            chunks = _many(queue, items, partition, priority, late, whole and key is None)
+        chunks = chunks or _plain(queue, items, partition, priority, late)
     else:
-        chunks, places = _mixed(queue, items, partition, priority, delay)
+        chunks, places = _mixed(queue, items, partition, priority, late, headers)
     if key is None:
         return PushRequest(chunks), places
     return PushRequest(chunks, checks.name(key, "key"), digest_of(chunks)), places
+
+
+def _late(delay: Duration | None, at: Time | None) -> Late:
+    """When messages are due: after a delay in seconds, or at a time in microseconds."""
+    if delay is None and at is None:
+        return NOW
+    if delay is not None and at is not None:
+        raise InvalidArgument("a push takes delay or at, not both")
+    return checks.seconds_or_none(delay, "delay"), checks.time_or_none(at, "at")
 
 
 def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -107,7 +123,7 @@ def digest_of(chunks: Iterable[Chunk]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for chunk in chunks:
         where = (chunk.queue, chunk.partition, chunk.priority, chunk.delay, chunk.rest)
-        digest.update(msgspec.msgpack.encode(where))
+        digest.update(msgspec.msgpack.encode(where if chunk.at is None else (*where, chunk.at)))
         digest.update(chunk.ends.tobytes())
         digest.update(chunk.data)
     return digest.digest()
@@ -136,7 +152,7 @@ def _many(
     items: Sequence[object],
     partition: str,
     priority: int,
-    delay: float | None,
+    late: Late,
     whole: bool,
 ) -> list[Chunk]:
     """One chunk of many values, encoded in one go; none if they need a closer look."""
@@ -150,13 +166,16 @@ def _many(
     if _NULL.search(data):
         _refuse_nan(items)
     if whole:
-        return [Chunk(queue, partition, priority, delay, array("i"), data, whole=len(items))]
+        return [
+            Chunk(queue, partition, priority, late[0], array("i"), data, None, "native",
+                  len(items), late[1])
+        ]  # fmt: skip
     ends, data = joined(encoded)
-    return [Chunk(queue, partition, priority, delay, array("i", ends), data)]
+    return [Chunk(queue, partition, priority, late[0], array("i", ends), data, at=late[1])]
 
 
 def _plain(
-    queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
+    queue: str, items: Sequence[object], partition: str, priority: int, late: Late
 ) -> list[Chunk]:
     """Chunks of one lane for values without anything of their own."""
     try:
@@ -169,21 +188,31 @@ def _plain(
         data = b"".join(some)
         if b"null" in data:
             _refuse_nan(items)
-        chunks.append(Chunk(queue, partition, priority, delay, _ends(some), data))
+        chunks.append(Chunk(queue, partition, priority, late[0], _ends(some), data, at=late[1]))
     return chunks
 
 
 def _mixed(
-    queue: str, items: Sequence[object], partition: str, priority: int, delay: float | None
+    queue: str,
+    items: Sequence[object],
+    partition: str,
+    priority: int,
+    late: Late,
+    headers: Mapping[str, str] | None,
 ) -> tuple[list[Chunk], list[list[int]]]:
     """Chunks of items and plain values; what an item does not say follows the push call."""
     full = [item if isinstance(item, Item) else Item(data=item) for item in items]
+    if headers:
+        full = [
+            msgspec.structs.replace(item, headers=headers) if item.headers is None else item
+            for item in full
+        ]
     targets = [
         (
             queue,
             partition if item.partition is None else checks.name(item.partition, "partition"),
             priority if item.priority is None else checks.priority(item.priority),
-            delay if item.delay is None else checks.seconds(item.delay, "delay"),
+            late if item.delay is None and item.at is None else _late(item.delay, item.at),
         )
         for item in full
     ]
@@ -204,7 +233,7 @@ def posted(
                 DEFAULT_PARTITION if item.partition is None else item.partition, "partition"
             ),
             0 if item.priority is None else checks.priority(item.priority),
-            None if item.delay is None else checks.seconds(item.delay, "delay"),
+            _late(item.delay, item.at),
         )
         for queue, item in items
     ]
@@ -214,7 +243,7 @@ def posted(
 
 def _chunks(
     items: Sequence[Item],
-    targets: Sequence[tuple[str, str, int, float | None]],
+    targets: Sequence[tuple[str, str, int, Late]],
     payload: Callable[[Any], bytes],
     dialect: Dialect,
 ) -> tuple[list[Chunk], list[list[int]]]:
@@ -222,7 +251,7 @@ def _chunks(
 
     One that repeats the transaction id of another adds nothing, and goes where that one does.
     """
-    lanes: dict[tuple[str, str, int], list[tuple[float | None, list[int]]]] = {}
+    lanes: dict[tuple[str, str, int], list[tuple[Late, list[int]]]] = {}
     first: dict[tuple[str, str, str], int] = {}
     for index, (queue, home, level, late) in enumerate(targets):
         txid = items[index].transaction_id
@@ -240,7 +269,9 @@ def _chunks(
                 mine = indexes[start : start + len(some)]
                 start += len(some)
                 data, rest = b"".join(some), _rest([items[index] for index in mine])
-                chunks.append(Chunk(queue, home, level, late, _ends(some), data, rest, dialect))
+                chunks.append(
+                    Chunk(queue, home, level, late[0], _ends(some), data, rest, dialect, 0, late[1])
+                )
                 places.append(mine)
     return chunks, places
 

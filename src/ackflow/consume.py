@@ -7,20 +7,24 @@
 | `on_success`, `on_error` | the callbacks; the loop settles nothing | `on_error(message, error)` |
 """
 
+import atexit
 import inspect
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from . import checks
 from .broker.broker import Broker, Verbs
 from .broker.pop import PopRequest
 from .broker.settle import extend
-from .delivery import Batch, Delivery, Message, Settled
+from .checks import Duration
+from .delivery import Batch, Delivery, Message, Settled, unsettled
 from .errors import (
     PASSING,
     AckflowError,
@@ -28,26 +32,38 @@ from .errors import (
     InvalidArgument,
     LeaseLost,
     SessionClosed,
+    SessionForked,
+    text_of,
 )
 from .ids import new_token
 from .model import GroupStats
-from .renewal import Renewal
+from .policy import QUEUE_MODE
+from .renewal import Limits, Renewal
 
 log = logging.getLogger("ackflow")
 M = TypeVar("M", bound=Delivery)
 PAUSES = (0.1, 0.5, 1.0, 2.0)
 LOCAL_WAIT = 0.25  # a pop of a file is cheap, and a stop need not wait long for it
 IDLE_SECONDS = 0.02
+MOMENT = 0.001
+STOPPING = "the consume loop is stopping: it finishes what is being handled"
+OVERDUE = "the handler did not end in time"
 
 
 class Counted(Struct):
-    """What a consumer did so far, in messages."""
+    """What a consumer did so far, in messages.
+
+    `unsettled` are those of `succeeded` that were still leased when their handler had returned,
+    `timed_out` those whose handler did not end within its time.
+    """
 
     received: int = 0
     succeeded: int = 0
     failed: int = 0
     lost: int = 0
     returned: int = 0
+    unsettled: int = 0
+    timed_out: int = 0
 
 
 class Plan(Struct, Generic[M]):
@@ -61,6 +77,19 @@ class Plan(Struct, Generic[M]):
     on_error: Callable[[Any, Exception], Any] | None = None
     renew: bool | float = True
     wait: float = 1.0
+    timeout: float | None = None
+
+    @classmethod
+    def of(
+        cls, handler: Any, request: PopRequest, each: bool, concurrency: int, on_success: Any,
+        on_error: Any, renew: bool | Duration, wait: Duration, timeout: Duration | None,
+    ) -> Self:  # fmt: skip
+        """The arguments of `consume`, with their durations in seconds."""
+        every = renew if isinstance(renew, bool) else checks.positive(renew, "renew")
+        return cls(
+            handler, request, each, concurrency, on_success, on_error, every,
+            checks.seconds(wait, "wait"), checks.positive_or_none(timeout, "timeout"),
+        )  # fmt: skip
 
     def check(self) -> Self:
         for what in ("handler", "on_success", "on_error"):
@@ -68,9 +97,6 @@ class Plan(Struct, Generic[M]):
             if not callable(given) and (given is not None or what == "handler"):
                 raise InvalidArgument(f"{what} is a function, not {given!r}")
         checks.whole(self.concurrency, "concurrency", 1, 1_000)
-        checks.seconds(self.wait, "wait")
-        if not isinstance(self.renew, bool):
-            checks.positive(self.renew, "renew")
         if self.called_back and self.request.auto_ack:
             raise InvalidArgument("with auto_ack there is nothing left for callbacks to settle")
         return self
@@ -88,8 +114,18 @@ class Plan(Struct, Generic[M]):
         return part if self.request.batch > 1 and not self.each else part[0]
 
 
+class Attempt(Struct, eq=False):
+    """One call of the handler with a part of a batch; `rest` is what of the batch was not started.
+    `timed_out`: it did not end within its time, and what it does now counts no more."""
+
+    part: Sequence[Any]
+    rest: Sequence[Any]
+    timed_out: bool = False
+
+
 class Lifeline:
-    """Keeps the leases of one consumer alive. How long a lease is, is asked once."""
+    """Keeps the leases of one consumer alive, and limits the time of its handlers. How long a lease
+    is, is asked once."""
 
     def __init__(
         self,
@@ -102,6 +138,8 @@ class Lifeline:
         self._stats = stats
         self._every: float | None = None
         self._renewal: Renewal | None = None
+        self._limits: Limits | None = None
+        self._forgot = False
         self._lock = threading.Lock()
 
     @property
@@ -125,9 +163,54 @@ class Lifeline:
                 self._renewal = Renewal(self._extend, self._broker().clock)
         return self._renewal.keep(token, self._interval(), tell)
 
+    def limit(
+        self, attempt: Attempt, over: Callable[[Attempt], None]
+    ) -> AbstractContextManager[None]:
+        """Within this a handler has its time. When that is over its lease is renewed no more, and
+        `over` is called, in a thread of its own."""
+        timeout = self._plan.timeout
+        if timeout is None:
+            return nullcontext()
+
+        def end() -> None:
+            attempt.timed_out = True
+            origin = attempt.part[0]._share.origin
+            origin.lost = True
+            if self._renewal is not None:
+                self._renewal.drop(origin.token)
+            log.error("the handler did not end within %g s on %s", timeout, list(attempt.part))
+            try:
+                over(attempt)
+            except Exception:
+                log.exception("what a handler held too long comes again when its lease ends")
+
+        with self._lock:
+            if self._limits is None:
+                self._limits = Limits(self._broker().clock)
+        return self._limits.within(timeout, attempt, end)
+
+    def holds(self, token: int) -> bool:
+        """Whether a lease is live and has messages that are not settled. Asks the broker."""
+        try:
+            self._broker().do(extend, False, token, MOMENT)  # a lease never becomes shorter
+        except AckflowError:
+            return False
+        return True
+
+    def warn(self, left: Sequence[Any]) -> None:
+        """Say, the first time, that a handler returned without settling its messages."""
+        if not self._forgot:
+            self._forgot = True
+            log.warning(
+                "the handler returned and did not settle %s: it comes again when its lease ends. "
+                "Ack, nack or reject every message, or use auto_ack or on_success; from now on "
+                "such messages are only counted, as `unsettled`", left[0],
+            )  # fmt: skip
+
     def close(self) -> None:
-        if self._renewal is not None:
-            self._renewal.close()
+        for schedule in (self._renewal, self._limits):
+            if schedule is not None:
+                schedule.close()
 
     def _extend(self, token: int) -> int:
         return self._broker().do(extend, False, token, self._plan.request.lease_seconds)
@@ -174,12 +257,6 @@ class Asking:
         return pause
 
 
-def text_of(error: BaseException) -> str:
-    """What is kept of an error: its kind, then what it says."""
-    said = str(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
 class Consumes(Protocol):
     """What a consumer needs of its session."""
 
@@ -197,7 +274,7 @@ class Consumer:
 
     `with q.consume(...) as consumer:` stops it at the end of the block; `consumer.join()` waits
     until somebody else does. A stop is graceful: what is being handled is finished, what was not
-    started goes back uncounted.
+    started goes back uncounted. The end of the process is such a stop.
     """
 
     def __init__(
@@ -213,8 +290,12 @@ class Consumer:
         self._stop = threading.Event() if stop is None else stop
         self._wait = min(plan.wait, LOCAL_WAIT) if isinstance(session.broker, Broker) else plan.wait
         self._lifeline = Lifeline(plan, lambda: session.broker, session.group_stats)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._error: BaseException | None = None
+        self._pid = os.getpid()
+        self._alive = plan.concurrency
+        self._stuck = 0  # threads whose handler did not end within its time: nothing waits for them
+        self._abandoned = False
         self.counts = Counted()
         self._threads = [
             threading.Thread(target=self._work, name=f"ackflow-consume-{n}", daemon=True)
@@ -222,10 +303,14 @@ class Consumer:
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self._end)  # no handler is killed in the middle
 
     @property
     def running(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        """Whether it pops or handles. It ends by a stop, or by an error, which `join` raises."""
+        if os.getpid() != self._pid:
+            return False  # after a fork the threads are not here
+        return self._alive > self._stuck or not self._stop.is_set()
 
     def stop(self) -> None:
         """Take nothing new. Returns at once; `join` waits for what is being handled."""
@@ -234,15 +319,20 @@ class Consumer:
     def join(self, timeout: float | None = None) -> Counted:
         """Wait until the loop has ended; raises what ended it, if it was an error.
 
-        An interrupt from the keyboard stops it gracefully.
+        An interrupt from the keyboard stops it gracefully, and is raised then. One while it is
+        stopping ends the wait at once: what is being handled stays leased until its lease ends.
         """
         try:
-            self._join(timeout)
+            self._wait_for_end(timeout)
         except KeyboardInterrupt:
-            self.stop()
-            self._join(timeout)
+            self._abandoned = self._stop.is_set()
+            if not self._abandoned:
+                self.stop()
+                log.info(STOPPING)
+                self.join(timeout)
             raise
         if not self.running:
+            atexit.unregister(self._end)
             self._lifeline.close()
             self._session.leave(self)
             if self._error is not None:
@@ -261,14 +351,34 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, timeout: float | None) -> None:
-        for thread in self._threads:
-            thread.join(timeout)
+    def __repr__(self) -> str:
+        return described(self._plan, self.running, self.counts)
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        # Not Thread.join: interrupted, it takes the thread for ended on Python 3.11 and 3.12.
+        until = None if timeout is None else time.monotonic() + timeout
+        if self._abandoned or os.getpid() != self._pid:
+            return
+        if self._stop.wait(timeout):
+            left = None if until is None else max(0.0, until - time.monotonic())
+            with self._changed:
+                self._changed.wait_for(lambda: not self.running, left)
+
+    def _end(self) -> None:
+        """The process ends; a fork of it has nothing to finish."""
+        if os.getpid() == self._pid:
+            self.close()
 
     def _count(self, **more: int) -> None:
-        with self._lock:
+        with self._changed:
             for name, n in more.items():
                 setattr(self.counts, name, getattr(self.counts, name) + n)
+
+    def _move(self, *, alive: int = 0, stuck: int = 0) -> None:
+        with self._changed:
+            self._alive += alive
+            self._stuck += stuck
+            self._changed.notify_all()
 
     # in the threads
 
@@ -282,10 +392,13 @@ class Consumer:
                 elif self._wait <= 0:
                     self._stop.wait(IDLE_SECONDS)
         except SessionClosed:
-            self._stop.set()
+            pass
         except BaseException as error:
             self._error = error
+            log_end(self._plan, error)
+        finally:
             self._stop.set()
+            self._move(alive=-1)
 
     def _pop(self, asking: Asking) -> Batch[Message] | None:
         try:
@@ -295,6 +408,7 @@ class Consumer:
             return None
         asking.answered(batch)
         batch.origin.pause = self._stop.wait
+        batch.origin.settled = set()
         self._count(received=len(batch))
         return batch
 
@@ -302,12 +416,19 @@ class Consumer:
         parts = self._plan.parts(batch)
         with self._keep(batch):
             for number, part in enumerate(parts):
-                left = [message for part in parts[number:] for message in part]
+                rest = [message for part in parts[number + 1 :] for message in part]
                 if batch.origin.lost:
-                    return self._count(lost=len(left))
+                    return self._count(lost=len(part) + len(rest))
                 if self._stop.is_set() and batch.origin.token is not None:
-                    return self._give_back(left)
-                self._handle_part(part)
+                    return self._give_back([*part, *rest])
+                attempt = Attempt(part, rest)
+                try:
+                    self._handle_part(attempt)
+                finally:
+                    if attempt.timed_out:
+                        self._move(stuck=-1)
+                if attempt.timed_out:
+                    return None
 
     def _keep(self, batch: Batch[Message]) -> AbstractContextManager[None]:
         while True:
@@ -320,23 +441,47 @@ class Consumer:
                 if self._stop.is_set():
                     return nullcontext()
 
-    def _handle_part(self, part: Sequence[Message]) -> None:
-        plan, given = self._plan, self._plan.argument(part)
+    def _handle_part(self, attempt: Attempt) -> None:
+        plan, part = self._plan, attempt.part
+        given = plan.argument(part)
         try:
-            _ended(plan.handler(given))
-        except Exception as error:
-            self._failed(part, given, error)
+            with self._lifeline.limit(attempt, self._time_out):
+                _ended(plan.handler(given))
+        except BaseException as error:
+            if not attempt.timed_out:
+                self._failed(part, given, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        if attempt.timed_out:
             return
         self._count(succeeded=len(part))
         if plan.on_success is not None:
             self._call_back(plan.on_success, given)
+        left = unsettled(part)
+        token = part[0]._share.origin.token
+        if left and token is not None and self._lifeline.holds(token):
+            self._count(unsettled=len(left))
+            self._lifeline.warn(left)
 
-    def _failed(self, part: Sequence[Message], given: Any, error: Exception) -> None:
-        plan = self._plan
+    def _time_out(self, attempt: Attempt) -> None:
+        """A handler does not end. Its thread cannot be ended: its messages go to others."""
+        part = attempt.part
+        self._count(timed_out=len(part))
+        self._move(stuck=1)
+        self._settle_failed(part, self._plan.argument(part), TimeoutError(OVERDUE))
+        if attempt.rest and part[0].token is not None:
+            self._give_back(attempt.rest)
+
+    def _failed(self, part: Sequence[Message], given: Any, error: BaseException) -> None:
         if isinstance(error, LeaseLost) and not isinstance(error, AlreadySettled):
             self._count(lost=len(part))
         else:
             self._count(failed=len(part))
+        self._settle_failed(part, given, error)
+
+    def _settle_failed(self, part: Sequence[Message], given: Any, error: BaseException) -> None:
+        plan = self._plan
         if plan.on_error is not None:
             self._call_back(plan.on_error, given, error)
         elif plan.called_back or part[0].token is None:
@@ -369,6 +514,22 @@ class Consumer:
                 if self._stop.wait(PAUSES[-1]):
                     log.warning("%s; what is held comes again when its lease ends", error)
                     return
+
+
+def log_end(plan: Plan[Any], error: BaseException) -> None:
+    """Say what ended a loop: it may be that nobody joins it."""
+    if not isinstance(error, SessionForked):
+        queue = plan.request.queue
+        log.error("the consume loop of %s has ended: %s", queue, text_of(error), exc_info=error)
+
+
+def described(plan: Plan[Any], running: bool, counts: Counted) -> str:
+    """A consume loop in one line."""
+    request = plan.request
+    group = "" if request.group == QUEUE_MODE else f" as {request.group}"
+    done = {name: n for name, n in structs.asdict(counts).items() if n}
+    state = "running" if running else "ended"
+    return f"<Consumer of {request.queue}{group}, {state}: {done or 'nothing received'}>"
 
 
 def _ended(answer: Any) -> None:

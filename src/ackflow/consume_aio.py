@@ -1,15 +1,29 @@
 """The consume loop for asyncio; the rules are those of `consume`."""
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol, Self
 
 from .broker.pop import PopRequest
-from .consume import IDLE_SECONDS, PAUSES, Asking, Counted, Lifeline, Plan, text_of
-from .delivery import Batch, Delivery, Settled
+from .consume import (
+    IDLE_SECONDS,
+    OVERDUE,
+    PAUSES,
+    STOPPING,
+    Asking,
+    Attempt,
+    Counted,
+    Lifeline,
+    Plan,
+    described,
+    log_end,
+)
+from .delivery import Batch, Delivery, Settled, unsettled
 from .errors import (
     PASSING,
     AckflowError,
@@ -17,6 +31,7 @@ from .errors import (
     InvalidArgument,
     LeaseLost,
     SessionClosed,
+    text_of,
 )
 from .session import Session
 
@@ -58,6 +73,8 @@ class Consumer:
             lambda queue, group: session.beside().group_stats(queue, group),
         )
         self._popping: set[asyncio.Future[Any]] = set()
+        self._handlers: set[asyncio.Future[Any]] = set()
+        self._error: BaseException | None = None
         self.counts = Counted()
         self._running = self._loop.create_task(self._run())
 
@@ -75,25 +92,50 @@ class Consumer:
         self._plan.check()
         return self
 
+    @property
+    def running(self) -> bool:
+        """Whether it pops or handles. It ends by a stop, or by an error, which `join` raises."""
+        return not self._running.done()
+
     def stop(self) -> None:
         """Take nothing new. Returns at once; `join` waits for what is being handled."""
         self._stop.set()
         self._end_pops()
 
     async def join(self) -> Counted:
-        """Wait until the loop has ended; raises what ended it. Cancelled, it stops it gracefully."""
+        """Wait until the loop has ended; raises what ended it.
+
+        Cancelled, as Ctrl-C does, it stops it gracefully; cancelled again while it is stopping, it
+        cancels the handlers, and what they did not settle goes back.
+        """
         try:
-            return await asyncio.shield(self._running)
+            await asyncio.shield(self._running)
         except asyncio.CancelledError:
             if not self._running.done():
-                self.stop()
-                await self._running
+                await self._stop_gracefully()
             raise
+        if self._error is not None:
+            raise self._error
+        return self.counts
+
+    async def _stop_gracefully(self) -> None:
+        try:
+            if not self._stop.is_set():
+                log.info(STOPPING)
+            self.stop()
+            await self._running
+        except KeyboardInterrupt:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """End it at once: its handlers are cancelled, and what they did not settle goes back."""
+        self._running.cancel()
 
     async def close(self) -> None:
         """Stop and wait; a handler may close its own consumer."""
         self.stop()
-        if asyncio.current_task() not in self._workers:
+        if asyncio.current_task() not in {*self._handlers, *self._workers}:
             await self.join()
 
     def __await__(self) -> Generator[Any, None, Counted]:
@@ -102,32 +144,32 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if interrupted(kind):
+            self.abandon()
         await self.close()
+
+    def __repr__(self) -> str:
+        return described(self._plan, self.running, self.counts)
 
     # the tasks
 
     _workers: Sequence[asyncio.Task[None]] = ()
 
-    async def _run(self) -> Counted:
+    async def _run(self) -> None:
         self._workers = [
             self._loop.create_task(self._work()) for _ in range(self._plan.concurrency)
         ]
         watch = self._loop.create_task(self._watch())
         try:
-            _, rest = await asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION)
-            self.stop()
-            if rest:
-                await asyncio.wait(rest)
-            for task in self._workers:
-                task.result()
+            await asyncio.wait(self._workers)
         finally:
             watch.cancel()
             for task in self._workers:
                 task.cancel()
+            await asyncio.wait(self._workers)
             self._session.leave(self)
             await asyncio.to_thread(self._lifeline.close)
-        return self.counts
 
     async def _watch(self) -> None:
         """End the pops also when the stop comes from the caller's event."""
@@ -149,7 +191,11 @@ class Consumer:
                 elif self._plan.wait <= 0:
                     await self._pause(IDLE_SECONDS)
         except SessionClosed:
-            self._stop.set()
+            self.stop()
+        except (Exception, SystemExit) as error:
+            self._error = error
+            log_end(self._plan, error)
+            self.stop()
 
     async def _pop(self, asking: Asking) -> Batch[Any] | None:
         popping = asyncio.ensure_future(self._session.take(asking.request(), self._plan.wait))
@@ -157,9 +203,12 @@ class Consumer:
         try:
             batch = await popping
         except asyncio.CancelledError:
-            if not self._stop.is_set() or not popping.cancelled():
-                raise
-            return None
+            if self._stop.is_set() and popping.cancelled():
+                return None
+            if popping.done() and not popping.cancelled() and popping.exception() is None:
+                found = popping.result()  # it came together with the cancellation
+                await self._settle(lambda: self._session.release(found))
+            raise
         except AckflowError as error:
             await self._pause(asking.pause(error))
             return None
@@ -167,13 +216,15 @@ class Consumer:
             self._popping.discard(popping)
         asking.answered(batch)
         batch.origin.pause = self._pause
+        batch.origin.settled = set()
         self.counts.received += len(batch)
         return batch
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; whether the loop is to end."""
         try:
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
         except TimeoutError:
             return False
         return True
@@ -192,14 +243,18 @@ class Consumer:
         keeping = await self._keep(batch, lost)
         with keeping:
             for number, part in enumerate(parts):
-                left = [message for part in parts[number:] for message in part]
+                rest = [message for part in parts[number + 1 :] for message in part]
                 if batch.origin.lost:
-                    self.counts.lost += len(left)
+                    self.counts.lost += len(part) + len(rest)
                     return
                 if self._stop.is_set() and batch.origin.token is not None:
-                    await self._give_back(left)
+                    await self._give_back([*part, *rest])
                     return
-                await self._handle_part(batch, part, handling)
+                attempt = Attempt(part, rest)
+                await self._handle_part(attempt, handling)
+                if attempt.timed_out:
+                    await self._timed_out(attempt)
+                    return
 
     async def _keep(
         self, batch: Batch[Any], lost: Callable[[], None]
@@ -215,33 +270,68 @@ class Consumer:
                 if await self._pause(PAUSES[-1]):
                     return nullcontext()
 
-    async def _handle_part(
-        self, batch: Batch[Any], part: Sequence[Any], handling: list[asyncio.Future[Any]]
-    ) -> None:
-        given = self._plan.argument(part)
-        task = asyncio.ensure_future(_awaited(self._plan.handler, given))
+    async def _handle_part(self, attempt: Attempt, handling: list[asyncio.Future[Any]]) -> None:
+        part, given = attempt.part, self._plan.argument(attempt.part)
+        task = asyncio.ensure_future(_handled(self._plan.handler, given))
         handling[:] = [task]
+        self._handlers.add(task)
         try:
-            await task
+            with self._lifeline.limit(attempt, partial(self._cancel, task)):
+                await task
         except asyncio.CancelledError:
-            if not (batch.origin.lost and task.cancelled()):
-                raise
-            self.counts.lost += len(part)
+            if attempt.timed_out:
+                return
+            if part[0].lost and task.cancelled():
+                self.counts.lost += len(part)
+                return
+            if part[0].token is not None:
+                await self._give_back([*unsettled(part), *attempt.rest])
+            raise
         except Exception as error:
-            await self._failed(part, given, error)
+            if attempt.timed_out:
+                return
+            cause = error.exit if isinstance(error, Exits) else error
+            await self._failed(part, given, cause)
+            if isinstance(error, Exits):
+                raise error.exit from None
         else:
-            self.counts.succeeded += len(part)
-            if self._plan.on_success is not None:
-                await self._call_back(self._plan.on_success, given)
+            if not attempt.timed_out:
+                await self._succeeded(part, given)
         finally:
             handling.clear()
+            self._handlers.discard(task)
 
-    async def _failed(self, part: Sequence[Any], given: Any, error: Exception) -> None:
-        plan = self._plan
+    def _cancel(self, task: "asyncio.Future[Any]", _: Attempt) -> None:
+        """A handler does not end: cancel it, from the thread of the limits."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    async def _timed_out(self, attempt: Attempt) -> None:
+        part = attempt.part
+        self.counts.timed_out += len(part)
+        await self._settle_failed(part, self._plan.argument(part), TimeoutError(OVERDUE))
+        if attempt.rest and part[0].token is not None:
+            await self._give_back(attempt.rest)
+
+    async def _succeeded(self, part: Sequence[Any], given: Any) -> None:
+        self.counts.succeeded += len(part)
+        if self._plan.on_success is not None:
+            await self._call_back(self._plan.on_success, given)
+        left = unsettled(part)
+        token = part[0]._share.origin.token
+        if left and token is not None and await asyncio.to_thread(self._lifeline.holds, token):
+            self.counts.unsettled += len(left)
+            self._lifeline.warn(left)
+
+    async def _failed(self, part: Sequence[Any], given: Any, error: BaseException) -> None:
         if isinstance(error, LeaseLost) and not isinstance(error, AlreadySettled):
             self.counts.lost += len(part)
         else:
             self.counts.failed += len(part)
+        await self._settle_failed(part, given, error)
+
+    async def _settle_failed(self, part: Sequence[Any], given: Any, error: BaseException) -> None:
+        plan = self._plan
         if plan.on_error is not None:
             await self._call_back(plan.on_error, given, error)
         elif plan.called_back or part[0].token is None:
@@ -274,6 +364,25 @@ class Consumer:
                 if await self._pause(PAUSES[-1]):
                     log.warning("%s; what is held comes again when its lease ends", error)
                     return
+
+
+def interrupted(kind: type[BaseException] | None) -> bool:
+    """Whether an error is a second Ctrl-C: under asyncio the first one is a cancellation."""
+    return kind is not None and issubclass(kind, KeyboardInterrupt)
+
+
+class Exits(Exception):
+    """A handler called `sys.exit`. In a task that would end the event loop at once."""
+
+    def __init__(self, exit: SystemExit) -> None:
+        self.exit = exit
+
+
+async def _handled(handler: Callable[..., Any], given: Any) -> Any:
+    try:
+        return await _awaited(handler, given)
+    except SystemExit as exit:
+        raise Exits(exit) from None
 
 
 async def _awaited(call: Callable[..., Any], *given: Any) -> Any:

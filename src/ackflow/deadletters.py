@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from . import checks
+from .checks import Duration
 from .clock import SECOND
 from .codec import Item, in_parts
 from .delivery import Receipt
@@ -115,7 +116,7 @@ class Alert:
         queue: str,
         call: Callable[[str, int], Any],
         above: int = ABOVE,
-        every: float = EVERY_SECONDS,
+        every: Duration = EVERY_SECONDS,
         group: str | None = None,
     ) -> None:
         self._session = session

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, Self, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -10,8 +10,9 @@ from msgspec import Struct
 from . import checks, ids, ranges
 from .broker.handout import Handout, Run, is_binary, payload
 from .broker.push import Answer
-from .broker.settle import VERBS, Mark, Outcome, Verdict
-from .errors import InvalidArgument
+from .broker.settle import VERBS, Mark, Outcome, Verb, Verdict
+from .checks import Duration, Reason
+from .errors import InvalidArgument, by_code
 from .model import Metadata, Sequences, when
 from .policy import DEFAULT_PARTITION
 from .ranges import Ranges
@@ -23,7 +24,8 @@ class Origin(Struct, gc=False):
     """The hand-out a message came with.
 
     `lost`: the lease is known to be lost. `pause` is of a consume loop: it waits for some seconds
-    and tells whether the loop is to end.
+    and tells whether the loop is to end. So is `settled`: the messages on which a verb was used, by
+    lane and sequence; None when that is not recorded, or it was a verb on more than its message.
     """
 
     session: Any
@@ -34,6 +36,7 @@ class Origin(Struct, gc=False):
     expires_at: int | None
     lost: bool = False
     pause: Callable[[float], Any] | None = None
+    settled: set[tuple[int, int]] | None = None
 
 
 class Share(Struct, gc=False):
@@ -165,7 +168,7 @@ class Settles(Protocol):
     """What a message needs of its session."""
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None: ...
-    def extend_one(self, message: Delivery, seconds: float | None) -> datetime | None: ...
+    def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None: ...
 
 
 class Message(Delivery, gc=False, eq=False):
@@ -181,29 +184,30 @@ class Message(Delivery, gc=False, eq=False):
         self._session.settle_one(self, Verdict("ack", confirm=confirm, up_to=up_to))
 
     def nack(
-        self, reason: str | None = None, *, delay: float | None = None, rest: bool = False
+        self, reason: Reason | None = None, *, delay: Duration | None = None, rest: bool = False
     ) -> None:
         """Failed: comes again after `delay`, else after the back-off, else now; at the limit it
-        becomes a dead letter. `rest`: release what comes after it in the batch."""
-        self._session.settle_one(self, Verdict("nack", reason, delay, rest))
+        becomes a dead letter. The reason is text or an exception. `rest`: release what comes after
+        it in the batch."""
+        self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     def release(self) -> None:
         """Give it back at once, in its old place, uncounted."""
         self._session.settle_one(self, Verdict("release"))
 
-    def requeue(self, *, delay: float | None = None) -> None:
+    def requeue(self, *, delay: Duration | None = None) -> None:
         """Put a copy at the end of its lane for this group, with its counters; this one is done."""
-        self._session.settle_one(self, Verdict("requeue", delay=delay))
+        self._session.settle_one(self, to_verdict("requeue", delay=delay))
 
-    def reject(self, reason: str | None = None) -> None:
+    def reject(self, reason: Reason | None = None) -> None:
         """Never again: kept in the dead letters with the reason."""
-        self._session.settle_one(self, Verdict("reject", reason))
+        self._session.settle_one(self, to_verdict("reject", reason))
 
-    def dead_letter(self, reason: str | None = None) -> None:
+    def dead_letter(self, reason: Reason | None = None) -> None:
         """To the dead letters now, as a failure."""
-        self._session.settle_one(self, Verdict("dead_letter", reason))
+        self._session.settle_one(self, to_verdict("dead_letter", reason))
 
-    def extend(self, seconds: float | None = None) -> datetime | None:
+    def extend(self, seconds: Duration | None = None) -> datetime | None:
         """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
         return self._session.extend_one(self, seconds)
 
@@ -211,7 +215,7 @@ class Message(Delivery, gc=False, eq=False):
         """Still at work: the lease begins anew. JetStream's word for `extend`."""
         self.extend()
 
-    def term(self, reason: str | None = None) -> None:
+    def term(self, reason: Reason | None = None) -> None:
         """Never again, kept in the dead letters. JetStream's word for `reject`."""
         self.reject(reason)
 
@@ -247,6 +251,7 @@ class Batch(tuple[M, ...]):
 
     def marks(self, verdict: Verdict) -> dict[int, list[Mark]]:
         """One verdict on everything in the batch, by lease token."""
+        self.origin.settled = None
         if self.origin.token is None:
             return {}
         if len(self.runs) == 1:
@@ -291,6 +296,11 @@ class Receipt(Sequence[str]):
             return [self._id(entry) for entry in flat[index]]
         return self._id(flat[index])
 
+    def __repr__(self) -> str:
+        n = len(self)
+        some = ", ".join(self[: min(n, 3)]) + (", ..." if n > 3 else "")
+        return f"<Receipt of {n:,} message{'s' * (n != 1)}{some and ': '}{some}>"
+
     @property
     def duplicates(self) -> list[int]:
         """Which messages of the push were already there, by their place in the push."""
@@ -329,12 +339,29 @@ class Refusal(Struct, frozen=True):
 
 
 class Settled(Struct):
-    """What settling a batch did. `noop`: settled the same way before. `refused`: not settled."""
+    """What settling a batch did. `noop`: settled the same way before. `refused`: not settled.
+
+    A verb on a list answers with this, and raises nothing when some messages are no longer held; a
+    verb on one message raises. `q.ack(messages).raise_for_refused()` does that for a list.
+    """
 
     settled: int = 0
     noop: int = 0
     dead: int = 0
     refused: list[Refusal] = []
+
+    def raise_for_refused(self) -> Self:
+        """Raise what the first refused message would have raised alone, `LeaseLost` mostly; the
+        others are settled. Answers with itself when none was refused."""
+        if self.refused:
+            first, n = self.refused[0], len(self.refused)
+            said = (
+                first.message
+                if n == 1
+                else f"{n:,} messages were refused, the first: {first.message}"
+            )
+            raise by_code(first.code)(said, refused=[one.message_id for one in self.refused])
+        return self
 
     def add(self, store: int, outcome: Outcome) -> None:
         self.settled += outcome.settled
@@ -383,6 +410,13 @@ def verdict_of(given: object) -> Verdict:
     return given.check()
 
 
+def to_verdict(
+    verb: Verb, reason: Reason | None = None, delay: Duration | None = None, rest: bool = False
+) -> Verdict:
+    """A verdict as the arguments of a verb say it."""
+    return Verdict(verb, checks.reason(reason), checks.seconds_or_none(delay, "delay"), rest)
+
+
 def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], Any] | None:
     """How to wait for a server that is away while messages are settled; None: not at all.
 
@@ -409,11 +443,36 @@ def marks_of(
     return marks
 
 
+def record(messages: Sequence[Delivery], verdict: Verdict) -> None:
+    """Let the consume loop these messages come from know that a verb was used on them."""
+    for message in messages:
+        _record(message._share, verdict, [message._index])
+
+
+def _record(share: Share, verdict: Verdict, indexes: list[int]) -> None:
+    origin, run = share.origin, share.run
+    if origin.settled is None:
+        return
+    if verdict.up_to or verdict.rest:
+        origin.settled = None
+    else:
+        origin.settled.update([(run.lane, run.first + index) for index in indexes])
+
+
+def unsettled(part: Sequence[Delivery]) -> list[Delivery]:
+    """What of a consume loop's messages no verb was used on, as far as it is recorded."""
+    settled = part[0]._share.origin.settled
+    if settled is None:
+        return []
+    return [m for m in part if (m._share.run.lane, m.sequence) not in settled]
+
+
 def _close(
     marks: dict[int, list[Mark]], share: Share | None, verdict: Verdict | None, indexes: list[int]
 ) -> None:
     if share is None or verdict is None or share.origin.token is None:
         return
+    _record(share, verdict, indexes)
     first = share.run.first
     low, high = indexes[0], indexes[-1] + 1
     if high - low == len(indexes) and indexes == list(range(low, high)):

@@ -257,6 +257,46 @@ class CircuitOpen(AckflowError):
     status = 503
 
 
+class BodyTooLarge(PayloadTooLarge):
+    """The request body is larger than the server takes."""
+
+    code = "body_too_large"
+
+
+class TooManyWaiting(AckflowError):
+    """Too many pops are waiting already; try again later."""
+
+    code = "too_many_waiting"
+    status = 429
+
+
+class Internal(AckflowError):
+    """The server failed at this request; its log says why."""
+
+    code = "internal_error"
+    status = 500
+
+
+def by_code(code: str) -> type[AckflowError]:
+    """The class of an error; of a code that is not known here, the class of all of them."""
+    if not _CLASSES:
+        left: list[type[AckflowError]] = [AckflowError]
+        while left:
+            found = left.pop()
+            _CLASSES[found.code] = found
+            left += found.__subclasses__()
+    return _CLASSES.get(code, AckflowError)
+
+
+_CLASSES: dict[str, type[AckflowError]] = {}
+
+
+def text_of(error: BaseException) -> str:
+    """An error as one line: its class, then what it says."""
+    said = str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 # Codes of what passes by itself: the same call may work later.
 PASSING = frozenset(
     {

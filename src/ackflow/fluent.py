@@ -3,8 +3,10 @@
 q.queue("orders").group("workers").batch(100).each().consume(handler)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
+
+from .checks import Duration, Time
 
 Receipt = TypeVar("Receipt")
 Batch = TypeVar("Batch")
@@ -32,9 +34,17 @@ class Choices:
         """Push with this priority: 0 is served first."""
         return self._with(priority=level)
 
-    def delay(self, seconds: float) -> Self:
+    def delay(self, seconds: Duration) -> Self:
         """Push what is to be delivered later."""
         return self._with(delay=seconds)
+
+    def at(self, time: Time) -> Self:
+        """Push what is to be delivered from this time on."""
+        return self._with(at=time)
+
+    def headers(self, headers: Mapping[str, str]) -> Self:
+        """Push with these headers."""
+        return self._with(headers=headers)
 
     def batch(self, size: int) -> Self:
         """Take so many at once; the handler gets them as a list, unless `each` is said."""
@@ -48,12 +58,12 @@ class Choices:
         """What is handed out is done."""
         return self._with(auto_ack=on)
 
-    def renew_lease(self, on: bool = True, seconds: float | None = None) -> Self:
+    def renew_lease(self, on: bool = True, seconds: Duration | None = None) -> Self:
         """Renew leases while their messages are handled: at half of their time, or every so many
         seconds."""
         return self._with(renew=seconds if on and seconds is not None else on)
 
-    def lease(self, seconds: float) -> Self:
+    def lease(self, seconds: Duration) -> Self:
         """Hold what is taken for so long."""
         return self._with(lease_seconds=seconds)
 
@@ -61,7 +71,7 @@ class Choices:
         """Let so many workers pop and handle at once."""
         return self._with(concurrency=workers)
 
-    def wait(self, seconds: float) -> Self:
+    def wait(self, seconds: Duration) -> Self:
         """Let a pop wait so long for a first message."""
         return self._with(wait=seconds)
 
@@ -94,7 +104,7 @@ class FluentQueue(Choices, Generic[Receipt, Batch, Consumer, Options]):
 
     def push(self, data: Any, *, key: str | None = None) -> Receipt:
         """Push one message, or a list of them."""
-        chosen = self._only("partition", "priority", "delay")
+        chosen = self._only("partition", "priority", "delay", "at", "headers")
         answer: Receipt = self._session.push(self._queue, data, key=key, **chosen)
         return answer
 

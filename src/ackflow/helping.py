@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from . import deadletters
 from .broker.pop import PopRequest
 from .buffer import SECONDS, SIZE, Buffer
+from .checks import Duration
 from .consume import Consumer, Plan
 from .deadletters import ABOVE, EVERY_SECONDS, Alert
 from .delivery import Batch, Message, Receipt
@@ -46,13 +47,14 @@ class Helping(Looking, ABC):
         auto_ack: bool = False,
         on_success: Callable[[Any], Any] | None = None,
         on_error: Callable[[Any, Exception], Any] | None = None,
-        renew: bool | float = True,
-        wait: float = 1.0,
+        renew: bool | Duration = True,
+        wait: Duration = 1.0,
         stop: threading.Event | None = None,
-        lease_seconds: float | None = None,
+        lease_seconds: Duration | None = None,
         partition: str | None = None,
         dialect: Dialect = "native",
         create: bool = True,
+        timeout: Duration | None = None,
     ) -> Consumer:
         """Call `handler` with every message, from `concurrency` threads; returns at once.
 
@@ -65,16 +67,17 @@ class Helping(Looking, ABC):
         or `on_error(message, error)` the callbacks settle, and the loop settles nothing.
 
         While the handler runs its lease is renewed: at half of its time, or every `renew` seconds.
-        If the lease is lost all the same, that is logged and `message.lost` is True. A server that
-        goes away is waited for. `stop`, if set from outside, ends the loop as `stop()` does; a stop
+        If the lease is lost all the same, that is logged and `message.lost` is True. After `timeout`
+        it is renewed no more and the message is nacked, though the handler cannot be ended. A server
+        that goes away is waited for. `stop`, if set from outside, ends the loop as `stop()` does; a stop
         may take as long as a pop waits, which is `wait` seconds at most.
         """
         request: PopRequest = self._whole.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
-        plan: Plan[Message] = Plan(
-            handler, request, each, concurrency, on_success, on_error, renew, wait
+        plan: Plan[Message] = Plan.of(
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
         )
         return self._join(Consumer(self._whole, plan, stop))
 
@@ -82,7 +85,7 @@ class Helping(Looking, ABC):
         """A queue in the fluent style: `q.queue("orders").group("workers").batch(100).pop()`."""
         return FluentQueue(self, name)
 
-    def buffer(self, size: int = SIZE, seconds: float = SECONDS) -> Buffer:
+    def buffer(self, size: int = SIZE, seconds: Duration = SECONDS) -> Buffer:
         """Gather pushes and settles and send them together; see `Buffer`. Closing the session
         sends what is left."""
         return self._join(Buffer(self._whole, size, seconds))
@@ -108,7 +111,7 @@ class Helping(Looking, ABC):
         call: Callable[[str, int], Any],
         *,
         above: int = ABOVE,
-        every: float = EVERY_SECONDS,
+        every: Duration = EVERY_SECONDS,
         group: str | None = None,
     ) -> Alert:
         """Call `call(queue, depth)` when the queue has more than `above` dead letters."""

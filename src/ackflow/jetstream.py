@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from . import aio, consume, consume_aio
+from .checks import Duration
 from .delivery import Batch, Message
 from .policy import AckPolicy
 from .session import Session
@@ -31,9 +32,9 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True):
     """
 
     ack_policy: AckPolicy = "explicit"
-    ack_wait: float = 30.0
+    ack_wait: Duration = 30.0
     max_deliver: int = -1
-    backoff: tuple[float, ...] | list[float] = ()
+    backoff: tuple[Duration, ...] | list[Duration] = ()
     max_ack_pending: int = 1000
 
     def options(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class Consumer:
         self.queue = queue
         self.name = name
 
-    def fetch(self, n: int = 1, wait: float = WAIT_SECONDS) -> Batch[Message]:
+    def fetch(self, n: int = 1, wait: Duration = WAIT_SECONDS) -> Batch[Message]:
         """Up to n messages, as soon as there is one; empty when none came within `wait`."""
         return self._session.pop(
             self.queue, group=self.name, batch=n, wait=wait, dialect="jetstream"
@@ -80,7 +81,7 @@ class AwaitedConsumer:
         self.queue = queue
         self.name = name
 
-    async def fetch(self, n: int = 1, wait: float = WAIT_SECONDS) -> Batch[aio.Message]:
+    async def fetch(self, n: int = 1, wait: Duration = WAIT_SECONDS) -> Batch[aio.Message]:
         """Up to n messages, as soon as there is one; empty when none came within `wait`."""
         return await self._session.pop(
             self.queue, group=self.name, batch=n, wait=wait, dialect="jetstream"

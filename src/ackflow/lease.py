@@ -8,7 +8,8 @@ from . import checks, ids
 from .broker import settle
 from .broker.broker import Verbs
 from .broker.settle import Mark, Verdict
-from .delivery import Batch, Message, Refusal, Settled
+from .checks import Duration, Reason
+from .delivery import Batch, Message, Refusal, Settled, to_verdict
 from .errors import NotFound
 from .model import when
 
@@ -39,24 +40,24 @@ class Lease:
         return self._settle(message_ids, Verdict("ack", confirm=confirm))
 
     def nack(
-        self, *message_ids: str, reason: str | None = None, delay: float | None = None
+        self, *message_ids: str, reason: Reason | None = None, delay: Duration | None = None
     ) -> Settled:
-        return self._settle(message_ids, Verdict("nack", reason, delay))
+        return self._settle(message_ids, to_verdict("nack", reason, delay))
 
     def release(self, *message_ids: str) -> Settled:
         return self._settle(message_ids, Verdict("release"))
 
-    def requeue(self, *message_ids: str, delay: float | None = None) -> Settled:
-        return self._settle(message_ids, Verdict("requeue", delay=delay))
+    def requeue(self, *message_ids: str, delay: Duration | None = None) -> Settled:
+        return self._settle(message_ids, to_verdict("requeue", delay=delay))
 
-    def reject(self, *message_ids: str, reason: str | None = None) -> Settled:
-        return self._settle(message_ids, Verdict("reject", reason))
+    def reject(self, *message_ids: str, reason: Reason | None = None) -> Settled:
+        return self._settle(message_ids, to_verdict("reject", reason))
 
-    def dead_letter(self, *message_ids: str, reason: str | None = None) -> Settled:
-        return self._settle(message_ids, Verdict("dead_letter", reason))
+    def dead_letter(self, *message_ids: str, reason: Reason | None = None) -> Settled:
+        return self._settle(message_ids, to_verdict("dead_letter", reason))
 
-    def extend(self, seconds: float | None = None) -> datetime:
-        given = None if seconds is None else checks.positive(seconds, "seconds")
+    def extend(self, seconds: Duration | None = None) -> datetime:
+        given = checks.positive_or_none(seconds, "seconds")
         return when(self._session.broker.do(settle.extend, False, self._token, given))
 
     def read(self) -> Batch[Message]:

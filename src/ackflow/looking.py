@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Concatenate, ParamSpec, TypeVar
 
 from . import checks
 from .broker import ahead, browse, dead, inspect
 from .broker import why as whys
 from .broker.broker import Verbs
+from .checks import Time
 from .clock import SECOND
 from .errors import InvalidArgument
 from .model import (
@@ -30,7 +30,6 @@ from .store.tx import Tx
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Time = datetime | float
 
 
 class Looking(ABC):

@@ -1,13 +1,15 @@
-"""Leases are kept alive here while their messages are worked on.
+"""What is to be done at its time while messages are worked on: leases are renewed, and handlers that
+do not end are found.
 
-The work may block its thread or its event loop for as long as it likes: the renewals come from a
-thread of their own.
+The work may block its thread or its event loop for as long as it likes: this comes from threads of
+their own.
 """
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -22,35 +24,39 @@ IDLE_SECONDS = 3600.0
 class Kept(Struct):
     """A lease in use: when it is renewed next, and what to call when it is found lost."""
 
+    due: int
     token: int
     every: int
-    due: int
     lost: Callable[[], None]
 
 
-class Renewal:
-    """Renews the leases in use with `extend`, each in its own interval."""
+class Limit(Struct):
+    """A call that may take until `due`, and what to call when it takes longer."""
 
-    def __init__(self, extend: Callable[[int], object], clock: Clock) -> None:
-        self._extend = extend
+    due: int
+    over: Callable[[], None]
+
+
+class Timed(Protocol):
+    """A call that may take too long."""
+
+    timed_out: bool
+
+
+E = TypeVar("E", Kept, Limit)
+
+
+class Schedule(Generic[E]):
+    """Entries by key, each acted on when it is due, in a thread of its own."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name = name
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[Hashable, E] = {}
         self._signal = Signal()
         self._closed = False
         self._thread: threading.Thread | None = None
-
-    @contextlib.contextmanager
-    def keep(self, token: int, every: float, lost: Callable[[], None]) -> Iterator[None]:
-        """Within this a lease is renewed every so many seconds. `lost` is called, in the thread of
-        the renewals, when it turns out that somebody else may have its messages."""
-        step = micros(every)
-        self._begin(Kept(token, step, self._clock.steady() + step, lost))
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._kept.pop(token, None)
 
     def close(self) -> None:
         self._closed = True
@@ -58,53 +64,99 @@ class Renewal:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _begin(self, kept: Kept) -> None:
+    def drop(self, key: Hashable) -> bool:
+        """Forget an entry; whether it was still there."""
+        with self._lock:
+            return self._kept.pop(key, None) is not None
+
+    def _begin(self, key: Hashable, entry: E) -> None:
         with self._lock:
             first = min((other.due for other in self._kept.values()), default=None)
-            self._kept[kept.token] = kept
+            self._kept[key] = entry
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ackflow-renew", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-        if first is None or kept.due < first:
+        if first is None or entry.due < first:
             self._signal.ring()
+
+    def _act(self, key: Hashable, entry: E) -> None:
+        """Do what is due; an entry that is neither dropped nor put off is due again at once."""
+        raise NotImplementedError
 
     def _run(self) -> None:
         self._clock.watch(self._signal)
         try:
             while not self._closed:
                 self._signal.clear()
-                for kept in self._due():
-                    self._renew(kept)
+                for key, entry in self._due():
+                    self._act(key, entry)
                 self._signal.wait(self._seconds())
         finally:
             self._clock.unwatch(self._signal)
 
-    def _due(self) -> list[Kept]:
+    def _due(self) -> list[tuple[Hashable, E]]:
         now = self._clock.steady()
         with self._lock:
-            return [kept for kept in self._kept.values() if kept.due <= now]
+            return [(key, entry) for key, entry in self._kept.items() if entry.due <= now]
 
     def _seconds(self) -> float:
         with self._lock:
-            due = min((kept.due for kept in self._kept.values()), default=None)
+            due = min((entry.due for entry in self._kept.values()), default=None)
         return IDLE_SECONDS if due is None else self._clock.seconds_left(due)
 
-    def _renew(self, kept: Kept) -> None:
+
+class Renewal(Schedule[Kept]):
+    """Renews the leases in use with `extend`, each in its own interval."""
+
+    def __init__(self, extend: Callable[[int], object], clock: Clock) -> None:
+        super().__init__("ackflow-renew", clock)
+        self._extend = extend
+
+    @contextlib.contextmanager
+    def keep(self, token: int, every: float, lost: Callable[[], None]) -> Iterator[None]:
+        """Within this a lease is renewed every so many seconds. `lost` is called, in the thread of
+        the renewals, when it turns out that somebody else may have its messages."""
+        step = micros(every)
+        self._begin(token, Kept(self._clock.steady() + step, token, step, lost))
+        try:
+            yield
+        finally:
+            self.drop(token)
+
+    def _act(self, key: Hashable, entry: Kept) -> None:
         asked = self._clock.steady()  # the lease begins anew at some time after this
         try:
-            self._extend(kept.token)
-            kept.due = asked + kept.every
+            self._extend(entry.token)
+            entry.due = asked + entry.every
         except (AlreadySettled, SessionClosed):
-            self._drop(kept)  # nothing is left to be kept
+            self.drop(key)  # nothing is left to be kept
         except LeaseLost:
-            if self._drop(kept):
-                kept.lost()
+            if self.drop(key):
+                entry.lost()
         except AckflowError as error:
             # The lease may still be alive when the server is back.
             log.warning("a lease could not be renewed and is tried again: %s", error)
-            kept.due = self._clock.steady() + min(kept.every, micros(AGAIN_SECONDS))
+            entry.due = self._clock.steady() + min(entry.every, micros(AGAIN_SECONDS))
 
-    def _drop(self, kept: Kept) -> bool:
-        """Forget a lease; whether it was still in use."""
-        with self._lock:
-            return self._kept.pop(kept.token, None) is not None
+
+class Limits(Schedule[Limit]):
+    """Calls that must end within their time."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("ackflow-timeout", clock)
+
+    @contextlib.contextmanager
+    def within(self, seconds: float, call: Timed, over: Callable[[], None]) -> Iterator[None]:
+        """What is done within this must end in time; else `call.timed_out` is set and `over` is
+        called, once, in the thread of the limits. After the end it is not called any more."""
+        key = object()
+        self._begin(key, Limit(self._clock.steady() + micros(seconds), over))
+        try:
+            yield
+        finally:
+            if not self.drop(key):
+                call.timed_out = True  # `over` may be about to say so
+
+    def _act(self, key: Hashable, entry: Limit) -> None:
+        if self.drop(key):
+            entry.over()

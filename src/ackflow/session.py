@@ -3,7 +3,7 @@
 import os
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -16,6 +16,7 @@ from .broker.pop import PopRequest
 from .broker.settle import Mark, Verb, Verdict
 from .broker.transact import Settles, transact
 from .broker.unclosed import close_when_dropped
+from .checks import Duration, Reason, Time
 from .clock import Clock
 from .delivery import (
     Batch,
@@ -26,12 +27,13 @@ from .delivery import (
     deliveries,
     judged,
     marks_of,
+    record,
+    to_verdict,
     waits,
 )
 from .errors import PASSING, AckflowError, InvalidArgument, SessionForked
 from .helping import Helping
 from .lease import Lease
-from .looking import Time
 from .model import GroupStats, Upkeep, when
 from .policy import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
 from .store import sqlite
@@ -135,18 +137,22 @@ class Session(Helping):
         *,
         partition: str = DEFAULT_PARTITION,
         priority: int = 0,
-        delay: float | None = None,
+        delay: Duration | None = None,
         key: str | None = None,
+        at: Time | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Receipt:
         """Append messages to a queue; they are on disk when this returns.
 
         A list or tuple is many messages, anything else is one; an `Item` brings settings of its
-        own. A repeat with the same `key` adds nothing and answers with the first receipt.
+        own. They are handed out after `delay`, or from the time `at` on (an aware datetime, or
+        seconds since 1970). A repeat with the same `key` adds nothing and answers with the first
+        receipt.
         """
         broker = self.broker
         request, places = codec.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key,
-            whole=broker.whole,
+            whole=broker.whole, at=at, headers=headers,
         )  # fmt: skip
         return Receipt(broker.store.id, broker.push(request), places, key is not None)
 
@@ -159,13 +165,15 @@ class Session(Helping):
         *,
         partition: str = DEFAULT_PARTITION,
         priority: int = 0,
-        delay: float | None = None,
+        delay: Duration | None = None,
     ) -> str:
         """Write messages that nobody sees until the stage, named by the answer, is published."""
         request, _ = codec.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
         checks.whole(batch, "batch", 0, 1 << 60)
+        if any(chunk.at is not None for chunk in request.chunks):
+            raise InvalidArgument(codec.STAGED_AT)
         return self.broker.do(
             stage.stage, True, checks.name(producer, "producer"), batch, request.chunks
         )
@@ -202,8 +210,8 @@ class Session(Helping):
         *,
         group: str = QUEUE_MODE,
         batch: int | None = None,
-        wait: float = 0.0,
-        lease_seconds: float | None = None,
+        wait: Duration = 0.0,
+        lease_seconds: Duration | None = None,
         auto_ack: bool = False,
         partition: str | None = None,
         partitions: int | None = None,
@@ -238,7 +246,7 @@ class Session(Helping):
         *,
         group: str = QUEUE_MODE,
         batch: int | None = None,
-        lease_seconds: float | None = None,
+        lease_seconds: Duration | None = None,
         auto_ack: bool = False,
         partition: str | None = None,
         partitions: int | None = None,
@@ -254,9 +262,7 @@ class Session(Helping):
             group=checks.name(group, "group"),
             consumer=self.consumer if consumer is None else checks.name(consumer, "consumer"),
             batch=0 if batch is None else checks.batch(batch),
-            lease_seconds=None
-            if lease_seconds is None
-            else checks.positive(lease_seconds, "lease_seconds"),
+            lease_seconds=checks.positive_or_none(lease_seconds, "lease_seconds"),
             auto_ack=checks.flag(auto_ack, "auto_ack"),
             partition=None if partition is None else checks.name(partition, "partition"),
             partitions=None
@@ -284,30 +290,31 @@ class Session(Helping):
     # settling
 
     def ack(self, messages: Messages, *, confirm: bool = False) -> Settled:
-        """Done. What is no longer held is told in the answer; it comes again to someone."""
+        """Done. What is no longer held is in `refused` of the answer and comes again to someone; it
+        is not raised, as `message.ack()` would: see `Settled.raise_for_refused`."""
         return self._settle_all(messages, Verdict("ack", confirm=confirm))
 
     def nack(
-        self, messages: Messages, reason: str | None = None, *, delay: float | None = None
+        self, messages: Messages, reason: Reason | None = None, *, delay: Duration | None = None
     ) -> Settled:
         """Failed: they come again after `delay`, else after the back-off, else now."""
-        return self._settle_all(messages, Verdict("nack", reason, delay))
+        return self._settle_all(messages, to_verdict("nack", reason, delay))
 
     def release(self, messages: Messages) -> Settled:
         """Give them back at once, in their old places, uncounted."""
         return self._settle_all(messages, Verdict("release"))
 
-    def requeue(self, messages: Messages, *, delay: float | None = None) -> Settled:
+    def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
         """Put copies at the end of their lanes for this group; the originals are done."""
-        return self._settle_all(messages, Verdict("requeue", delay=delay))
+        return self._settle_all(messages, to_verdict("requeue", delay=delay))
 
-    def reject(self, messages: Messages, reason: str | None = None) -> Settled:
+    def reject(self, messages: Messages, reason: Reason | None = None) -> Settled:
         """Never again: kept in the dead letters with the reason."""
-        return self._settle_all(messages, Verdict("reject", reason))
+        return self._settle_all(messages, to_verdict("reject", reason))
 
-    def dead_letter(self, messages: Messages, reason: str | None = None) -> Settled:
+    def dead_letter(self, messages: Messages, reason: Reason | None = None) -> Settled:
         """To the dead letters now, as failures."""
-        return self._settle_all(messages, Verdict("dead_letter", reason))
+        return self._settle_all(messages, to_verdict("dead_letter", reason))
 
     def settle(
         self, verdicts: Iterable[tuple[Delivery, Verdict | Verb]], *, atomic: bool = False
@@ -323,10 +330,10 @@ class Session(Helping):
             some, lambda: self.settle_marks(marks_of(given), len(some), synced, atomic)
         )
 
-    def extend(self, messages: Messages, seconds: float | None = None) -> datetime | None:
+    def extend(self, messages: Messages, seconds: Duration | None = None) -> datetime | None:
         """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
         Answers with the earliest new end."""
-        given = None if seconds is None else checks.positive(seconds, "seconds")
+        given = checks.positive_or_none(seconds, "seconds")
         tokens = {m._share.origin.token for m in deliveries(messages)} - {None}
         ends = [self.broker.do(settle.extend, False, cast(int, token), given) for token in tokens]
         return when(min(ends)) if ends else None
@@ -342,13 +349,14 @@ class Session(Helping):
         if share.origin.pause is None:
             self._settle_one(token, mark)
         else:
+            record([message], verdict)
             self._patiently([message], lambda: self._settle_one(token, mark))
 
     def release_all(self, token: int) -> None:
         """Give back everything a lease still holds."""
         self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
 
-    def extend_one(self, message: Delivery, seconds: float | None) -> datetime | None:
+    def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None:
         return self.extend([message], seconds)
 
     def _settle_one(self, token: int, mark: Mark) -> None:

@@ -1,6 +1,7 @@
 """Transactions as a user writes them: operations are gathered, then done all or not at all."""
 
 import hashlib
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -17,8 +18,9 @@ from .broker.transact import (
     Settles,
     TransactionRequest,
 )
+from .checks import Duration, Reason, Time
 from .codec import encode
-from .delivery import Batch, Delivery, Receipt, deliveries, marks_of, verdict_of
+from .delivery import Batch, Delivery, Receipt, deliveries, marks_of, to_verdict, verdict_of
 from .errors import InvalidArgument
 from .policy import DEFAULT_PARTITION
 
@@ -50,14 +52,14 @@ class Operations:
         """Done, if all of the transaction is. Unlike alone, a repeated ack is refused here."""
         return self.settle(messages, Verdict("ack"))
 
-    def nack(self, messages: Delivery | list[Any] | Batch[Any], reason: str | None = None, *,
-             delay: float | None = None) -> Self:  # fmt: skip
-        return self.settle(messages, Verdict("nack", reason, delay))
+    def nack(self, messages: Delivery | list[Any] | Batch[Any], reason: Reason | None = None, *,
+             delay: Duration | None = None) -> Self:  # fmt: skip
+        return self.settle(messages, to_verdict("nack", reason, delay))
 
     def reject(
-        self, messages: Delivery | list[Any] | Batch[Any], reason: str | None = None
+        self, messages: Delivery | list[Any] | Batch[Any], reason: Reason | None = None
     ) -> Self:
-        return self.settle(messages, Verdict("reject", reason))
+        return self.settle(messages, to_verdict("reject", reason))
 
     def settle(self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict | Verb) -> Self:
         judged = verdict_of(verdict)
@@ -73,11 +75,14 @@ class Operations:
         *,
         partition: str = DEFAULT_PARTITION,
         priority: int = 0,
-        delay: float | None = None,
+        delay: Duration | None = None,
+        at: Time | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Self:
         request, places = codec.request(
-            queue, data, partition=partition, priority=priority, delay=delay, key=None
-        )
+            queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
+            headers=headers,
+        )  # fmt: skip
         self.add(Pushes(request))
         self.places[len(self._operations) - 1] = places
         return self
@@ -140,7 +145,7 @@ class PushTo(Generic[T]):
         self._chosen["priority"] = level
         return self
 
-    def delay(self, seconds: float) -> Self:
+    def delay(self, seconds: Duration) -> Self:
         self._chosen["delay"] = seconds
         return self
 

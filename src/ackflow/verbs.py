@@ -78,6 +78,8 @@ def _chunk(chunk: Chunk) -> None:
     checks.priority(chunk.priority)
     if chunk.delay is not None:
         checks.seconds(chunk.delay, "delay")
+    if chunk.at is not None:
+        checks.whole(chunk.at, "at", 0, 1 << 62)
     if chunk.whole:
         raise InvalidArgument("a chunk that is sent says where each of its messages ends")
     ends = chunk.ends.tolist()
@@ -168,6 +170,8 @@ def _stage(producer: str, batch: int, chunks: list[Chunk], *_: object) -> None:
     checks.whole(batch, "batch", 0, 1 << 60)
     for chunk in chunks:
         _chunk(chunk)
+        if chunk.at is not None:
+            raise InvalidArgument(codec.STAGED_AT)
 
 
 def _publish(

@@ -45,26 +45,13 @@ def tell(error: AckflowError) -> Told:
 
 def untell(told: Told) -> AckflowError:
     """The error a client raises; a code of a newer server becomes the error of the whole family."""
-    kind = _by_code().get(told.code, AckflowError)
+    kind = errors.by_code(told.code)
     error = kind(told.message, **told.details)
     if kind is AckflowError:
         error.code = told.code  # type: ignore[misc]
     if told.cause is not None:
         error.__cause__ = untell(told.cause)
     return error
-
-
-def _by_code() -> dict[str, type[AckflowError]]:
-    if not _KINDS:
-        kinds = [errors.AckflowError]
-        while kinds:
-            kind = kinds.pop()
-            _KINDS[kind.code] = kind
-            kinds += kind.__subclasses__()
-    return _KINDS
-
-
-_KINDS: dict[str, type[AckflowError]] = {}
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,10 @@
 """The consume loop for asyncio: the same rules, and handlers that are cancelled."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from ackflow.aio import Message
 from ackflow.broker.pop import PopRequest
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
 
-from .waiting import until_awaited
+from .waiting import until, until_awaited
 
 Test = Callable[[aio.Session], Coroutine[Any, Any, None]]
 Run = Callable[[Test], None]
@@ -317,5 +319,137 @@ def test_a_server_that_goes_away_is_waited_for(run: Run, monkeypatch: pytest.Mon
         async with q.consume("orders", q.ack, group="g", **NOW) as consumer:
             await until_awaited(lambda: consumer.counts.succeeded == 1)
         assert len({request.token for request in asked[:4]}) == 1
+
+    run(test)
+
+
+# handlers that forget, hang or end the loop
+
+
+def test_a_handler_that_returns_without_settling_is_warned_of_once_and_counted(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2])
+
+        async def handle(_: Message) -> None:
+            pass
+
+        async with q.consume("orders", handle, group="g", **NOW) as consumer:
+            await until_awaited(lambda: consumer.counts.unsettled == 2)
+        assert (await counts(q)).leased == 2
+
+    run(test)
+    assert caplog.text.count("did not settle") == 1
+
+
+def test_a_handler_that_hangs_is_cancelled_after_the_timeout_and_its_message_nacked(
+    run: Run, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2])
+        begun = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            if message.deliveries > 1 or message.data == 2:
+                await message.ack()
+                return
+            begun.set()
+            await asyncio.Event().wait()
+
+        options: dict[str, Any] = {"batch": 2, "each": True, "timeout": timedelta(seconds=30)}
+        async with q.consume("orders", handle, group="g", **options, **NOW) as consumer:
+            await begun.wait()
+            clock.advance(30)
+            await until_awaited(lambda: consumer.counts.succeeded == 2)
+        assert consumer.counts == consume.Counted(received=4, succeeded=2, returned=1, timed_out=1)
+        assert (await counts(q)).done == 2
+
+    run(test)
+    assert "did not end within 30 s" in caplog.text
+
+
+def test_a_handler_that_blocks_the_loop_for_too_long_is_not_renewed_and_its_message_comes_again(
+    run: Run, clock: VirtualClock
+) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", 1)
+
+        def handle(message: Message) -> None:
+            if message.deliveries == 1:
+                clock.advance(30)
+                until(lambda: message.lost)
+
+        async with q.consume("orders", handle, group="g", timeout=30, auto_ack=False,
+                             on_success=lambda message: message.ack(),
+                             on_error=lambda message, error: message.nack(str(error)),
+                             **NOW) as consumer:  # fmt: skip
+            await until_awaited(lambda: consumer.counts.succeeded == 1)
+        assert (consumer.counts.timed_out, (await counts(q)).done) == (1, 1)
+
+    run(test)
+
+
+def test_a_loop_that_an_exit_ends_says_so_and_nacks_its_message(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", 1)
+
+        async def handle(_: Message) -> None:
+            raise SystemExit(3)
+
+        consumer = q.consume("orders", handle, group="g", concurrency=2, **NOW)
+        assert consumer.running
+        await until_awaited(lambda: not consumer.running)
+        (message,) = await q.pop("orders", group="g")
+        assert message.failures == 1
+        with pytest.raises(SystemExit):
+            await consumer
+        assert "ended" in repr(consumer)
+
+    run(test)
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "ackflow"]
+    assert record.getMessage() == "the consume loop of orders has ended: SystemExit: 3"
+
+
+def test_a_handler_may_close_its_own_loop(run: Run) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2])
+
+        async def handle(message: Message) -> None:
+            await message.ack()
+            await consumer.close()
+
+        consumer = q.consume("orders", handle, group="g", batch=2, each=True, **NOW)
+        async with asyncio.timeout(10):
+            assert (await consumer).succeeded == 1
+
+    run(test)
+
+
+def test_a_loop_cancelled_while_it_stops_cancels_its_handlers_and_returns_their_messages(
+    run: Run,
+) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2, 3])
+        begun = asyncio.Event()
+
+        async def handle(_: Message) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        consumer = q.consume("orders", handle, group="g", batch=3, each=True, **NOW)
+        waiting = asyncio.ensure_future(consumer.join())
+        await begun.wait()
+        for _ in range(2):
+            waiting.cancel()
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert not consumer.running
+        found = await counts(q)
+        assert (found.ready, found.leased) == (3, 0)
 
     run(test)

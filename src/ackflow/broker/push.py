@@ -27,6 +27,7 @@ class Chunk(Struct):
 
     `whole`: the data is one JSON array of so many messages, and there are no offsets. It is never
     sent from afar, and never joined with others: to part it costs more than to write it.
+    `at`: not to be handed out before this time; a time that is over is no delay.
     """
 
     queue: str
@@ -38,6 +39,11 @@ class Chunk(Struct):
     rest: Rest | None = None
     dialect: Dialect = "native"
     whole: int = 0
+    at: int | None = None
+
+    @property
+    def late(self) -> tuple[float | None, int | None]:
+        return self.delay, self.at
 
     @property
     def count(self) -> int:
@@ -97,7 +103,7 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
             lane = chunk.queue, chunk.partition, chunk.priority
             before = joined.get(lane, [])
             alone = chunk.rest is not None or chunk.whole
-            if before and (alone or chunk.delay != before[0][0].delay):
+            if before and (alone or chunk.late != before[0][0].late):
                 _flush(tx, joined.pop(lane))
             if chunk.rest is not None:
                 places += push_with_rest(tx, chunk)
@@ -129,7 +135,7 @@ def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
     if queue is None or queue.options.max_size is not None:
         return None
     lane = lane_for(tx, queue, chunk.partition, chunk.priority)
-    due = not_before(tx, queue, chunk.delay)
+    due = not_before(tx, queue, *chunk.late)
     ends = chunk.ends.tobytes()
     segment = append(tx, queue, lane, ends, chunk.data, None, whole=chunk.whole, not_before=due)
     return [[Placed(lane.id, segment.first, lane.head)]]
@@ -233,8 +239,10 @@ def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
     tx.touched.add(queue.name)
 
 
-def not_before(tx: Tx, queue: Queue, delay: float | None) -> int | None:
-    """When a message with this delay is due: its own delay, else the queue's, else at once."""
+def not_before(tx: Tx, queue: Queue, delay: float | None, at: int | None = None) -> int | None:
+    """When a message is due: at its own time or after its delay, else the queue's, else at once."""
+    if at is not None:
+        return at if at > tx.now else None
     seconds = queue.options.delay_seconds if delay is None else delay
     return tx.now + micros(seconds) if seconds > 0 else None
 
@@ -281,7 +289,7 @@ def _append_chunk(
 ) -> Segment:
     queue = queue_for(tx, chunk.queue, chunk.dialect)
     lane = lane_for(tx, queue, chunk.partition, chunk.priority)
-    due = not_before(tx, queue, chunk.delay)
+    due = not_before(tx, queue, *chunk.late)
     return append(tx, queue, lane, ends.tobytes(), data, rest, whole=chunk.whole, not_before=due)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from .. import wire
 from ..broker.pop import PopRequest
 from ..broker.push import Answer, PushRequest
-from ..errors import InvalidArgument, SessionClosed, Unavailable
+from ..errors import InvalidArgument, SessionClosed, Unauthenticated, Unavailable
 from ..model import Upkeep
 from ..verbs import BY_FUNCTION
 from ..wire import MSGPACK, Codec, Popped, Pushed, Told
@@ -101,6 +101,10 @@ def result(request: Request, status: int, headers: Mapping[str, str], body: byte
     error = wire.untell(told)
     if isinstance(error, SessionClosed):
         raise Unavailable("the server is shutting down")  # its session, not the caller's
+    if isinstance(error, Unauthenticated):
+        hint = error.details.get("hint") if error.details.get("error") else None
+        why = f"{error.message}: {hint or 'the server asks for a token'}"
+        raise Unauthenticated(f"{why}; give connect one with token=", **error.details)
     raise error
 
 

@@ -15,7 +15,7 @@ from ..broker.broker import Broker
 from ..broker.handout import Handout
 from ..broker.pop import PopRequest
 from ..broker.tokens import queue_of_lease
-from ..errors import AckflowError, BatchTooLarge
+from ..errors import AckflowError, BatchTooLarge, Internal, TooManyWaiting
 from ..onloop import OnLoop
 from ..policy import MAX_BATCH, Counting
 from ..session import Session
@@ -52,20 +52,6 @@ class Limits(Struct, frozen=True):
     body_bytes: int = 64 * 1024 * 1024
     batch: int = MAX_BATCH
     waiting_pops: int = 10_000
-
-
-class TooManyWaiting(AckflowError):
-    """Too many pops are waiting already; try again later."""
-
-    code = "too_many_waiting"
-    status = 429
-
-
-class Internal(AckflowError):
-    """The server failed at this request; its log says why."""
-
-    code = "internal_error"
-    status = 500
 
 
 class Server:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from .. import checks
-from ..errors import AckflowError, InvalidArgument
+from ..errors import AckflowError, BodyTooLarge, InvalidArgument
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,13 +21,6 @@ T = TypeVar("T")
 
 JSON = b"application/json"
 _encode = msgspec.json.Encoder().encode
-
-
-class BodyTooLarge(AckflowError):
-    """The request body is larger than the server takes."""
-
-    code = "body_too_large"
-    status = 413
 
 
 class NoSuchPath(AckflowError):
