@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from ackflow import Session, VirtualClock
-from ackflow.errors import Gone, LeaseExpired, LeaseLost
+from ackflow.errors import Gone, LeaseExpired, LeaseLost, NotFound
 
 DAY = 24 * 3600.0
 
@@ -107,15 +107,132 @@ def test_nothing_goes_while_a_group_needs_it(
     assert stored(q) == []
 
 
-def test_nothing_goes_while_a_delayed_message_waits(q: Session, clock: VirtualClock) -> None:
+def test_what_is_settled_goes_although_a_delayed_message_before_it_waits(
+    q: Session, clock: VirtualClock
+) -> None:
     q.push("orders", "later", delay=30 * DAY)
     q.push("orders", "now")
     assert len(q.pop("orders", batch=9, auto_ack=True)) == 1
     keep(q, clock, 20 * DAY)
-    assert stored(q) == ["later", "now"]
+    assert stored(q) == ["later"]
     clock.advance(10 * DAY)
     assert [m.data for m in q.pop("orders", batch=9, auto_ack=True)] == ["later"]
     keep(q, clock, DAY)
+    assert stored(q) == []
+
+
+def stuck(q: Session, clock: VirtualClock) -> list[str]:
+    """Ten messages, of which the first and the sixth are held and all others were trimmed."""
+    ids = [q.push("orders", n)[0] for n in range(10)]
+    batch = q.pop("orders", batch=10, lease_seconds=90 * DAY)
+    q.ack([batch[n] for n in (1, 2, 3, 4, 6, 7, 8, 9)])
+    keep(q, clock, DAY)
+    assert stored(q) == [0, 5]
+    return ids
+
+
+def test_what_every_group_has_settled_goes_from_between_what_is_held(
+    q: Session, clock: VirtualClock
+) -> None:
+    ids = stuck(q, clock)
+    assert q.queue_stats("orders").messages == 2
+    assert [p.messages for p in q.partitions("orders")] == [2]
+    assert [m.data for m in q.browse("orders").items] == [0, 5]
+    assert q.message("orders", ids[5]).data == 5
+    with pytest.raises(NotFound):
+        q.message("orders", ids[3])
+    assert q.why("orders", ids[3]).state == "acked"
+    assert q.why("orders", ids[0]).state == "leased"
+    assert not q.delete_message("orders", ids[3])
+    q.push("orders", 10)
+    assert [m.data for m in q.pop("orders", batch=9, auto_ack=True)] == [10]
+    counts = q.group_stats("orders").counts
+    assert (counts.leased, counts.done, counts.ready, counts.pushed) == (2, 9, 0, 11)
+
+
+@pytest.mark.parametrize("how", ["new group", "seek", "peek", "purge", "delete"])
+def test_a_lane_with_gaps_is_read_as_any_other(q: Session, clock: VirtualClock, how: str) -> None:
+    ids = stuck(q, clock)
+    q.push("orders", [10, 11])
+    if how == "new group":
+        assert [m.data for m in q.peek("orders", group="new", limit=9)] == [0, 5, 10, 11]
+        assert [m.data for m in q.pop("orders", group="new", batch=2)] == [0, 5]
+        counts = q.group_stats("orders", "new").counts
+        assert (counts.leased, counts.ready, counts.purged, counts.pushed) == (2, 2, 8, 12)
+        assert [m.data for m in q.pop("orders", group="new", batch=9)] == [10, 11]
+    elif how == "seek":
+        q.seek("orders", "__QUEUE_MODE__", to="start")
+        counts = q.group_stats("orders").counts
+        assert (counts.ready, counts.purged, counts.pushed) == (4, 8, 12)
+        assert [m.data for m in q.pop("orders", batch=9)] == [0, 5, 10, 11]
+        q.seek("orders", "__QUEUE_MODE__", sequence=3)
+        assert [m.data for m in q.pop("orders", batch=1)] == [5]
+    elif how == "peek":
+        assert [m.data for m in q.peek("orders", limit=9)] == [10, 11]
+    elif how == "purge":
+        assert q.purge("orders") == 4
+        assert stored(q) == []
+    else:
+        assert [q.delete_message("orders", ids[n]) for n in (0, 0, 5, 7)] == [
+            True,
+            False,
+            True,
+            False,
+        ]
+        assert q.queue_stats("orders").messages == 2
+        keep(q, clock, DAY)
+        assert stored(q) == [10, 11]
+    counts = q.group_stats("orders").counts
+    assert counts.pushed == 12
+
+
+def test_a_gap_at_the_end_of_a_lane_is_passed(q: Session, clock: VirtualClock) -> None:
+    stuck(q, clock)
+    assert [m.data for m in q.pop("orders", group="new", batch=9)] == [0, 5]
+    assert len(q.pop("orders", group="new", batch=9)) == 0
+    assert q.group_stats("orders", "new").counts.purged == 8
+    q.seek("orders", "new", to="start")
+    assert [m.data for m in q.pop("orders", group="new", batch=9, auto_ack=True)] == [0, 5]
+    q.seek("orders", "__QUEUE_MODE__", to="end")
+    keep(q, clock, DAY)
+    assert q.queue_stats("orders").messages == 0
+    q.push("orders", 10)
+    assert [m.data for m in q.pop("orders", group="new", batch=9)] == [10]
+
+
+def test_a_gap_of_copies_for_a_group_stays_hidden_from_the_others(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("orders", "other")
+    q.push("orders", 1)
+    q.pop("orders", group="other", lease_seconds=90 * DAY)
+    q.requeue(q.pop("orders"))
+    q.push("orders", 2)
+    assert [m.data for m in q.pop("orders", group="other", batch=9, auto_ack=True)] == [2]
+    q.pop("orders", batch=9, auto_ack=True)
+    keep(q, clock, DAY)
+    assert stored(q) == [1]
+    q.seek("orders", "other", to="start")
+    counts = q.group_stats("orders", "other").counts
+    assert (counts.ready, counts.purged, counts.skipped, counts.pushed) == (1, 1, 0, 2)
+    assert [m.data for m in q.pop("orders", group="other", batch=9)] == [1]
+    counts = q.group_stats("orders", "other").counts
+    assert (counts.leased, counts.purged, counts.pushed) == (1, 1, 2)
+
+
+def test_retention_removes_what_is_old_from_between_what_is_held(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.configure("orders", retention_seconds=100)
+    for n in range(4):
+        q.push("orders", n)
+    batch = q.pop("orders", batch=3, lease_seconds=DAY)
+    q.ack(batch[1])
+    keep(q, clock, 100)
+    assert stored(q) == [0, 2]
+    assert q.group_stats("orders").counts.expired == 1
+    q.ack([batch[0], batch[2]])
+    keep(q, clock, 1)
     assert stored(q) == []
 
 

@@ -182,7 +182,7 @@ class Model:
         return place
 
     def _fresh(self, msg: Msg) -> State:
-        return State("purged" if msg.gone else "open", msg.due, *msg.carry)
+        return State("purged" if msg.gone or not msg.stored else "open", msg.due, *msg.carry)
 
     def _copy(
         self, key: GroupKey, place: Place, delay: float, carry: tuple[int, int, bool]

@@ -37,7 +37,7 @@ class Rows:
             r["id"]: (queues[r["queue"]], r["name"])
             for r in rows(tx, "select id, queue, name from groups")
         }
-        sql = "select id, queue, partition, priority, base, head, gone, copies from lanes"
+        sql = "select id, queue, partition, priority, base, head, gone, gone_to, copies from lanes"
         self.lanes = {r["id"]: r for r in rows(tx, sql)}
         self.keys = {
             id: LaneKey(queues[r["queue"]], homes[r["partition"]], r["priority"])
@@ -70,10 +70,14 @@ class Rows:
         }
         self.staged = [r["body"] for r in rows(tx, "select body from stages")]
         self.dead = rows(tx, "select grp, lane, counted from dead")
+        self.ranges_gone = rows(tx, "select lane, lo, hi, for_group from gone order by lane, lo")
 
     def gone(self, lane: int) -> list[int]:
-        packed = self.lanes[lane]["gone"]
-        return ranges.unpack(packed) if packed else []
+        found: list[int] = []
+        for row in self.ranges_gone:
+            if row["lane"] == lane:
+                found = ranges.add(found, row["lo"], row["hi"])
+        return found
 
     def held(self) -> Iterator[Held]:
         for claim in self.claims:
@@ -90,6 +94,13 @@ class Rows:
 
     def bases(self) -> dict[LaneKey, int]:
         return {self.keys[id]: lane["base"] for id, lane in self.lanes.items()}
+
+    def stored(self) -> dict[LaneKey, set[int]]:
+        """The sequences of each lane that lie in a segment."""
+        found: dict[LaneKey, set[int]] = {key: set() for key in self.keys.values()}
+        for s in self.segments:
+            found[self.keys[s["lane"]]].update(range(s["first"], s["first"] + s["count"]))
+        return found
 
     def nexts(self, group: GroupKey) -> dict[LaneKey, int]:
         return {
@@ -136,22 +147,35 @@ def check_rows(found: Rows) -> None:
 
 
 def _hidden_ahead(found: Rows, cursor: dict[str, Any]) -> int:
-    """Copies for other groups at or behind the place of a cursor."""
+    """Copies for other groups from the place of a cursor on, those that were trimmed included."""
+    lane = cursor["lane"]
+    copies = [
+        (s["first"], s["first"] + s["count"], s["for_group"])
+        for s in found.segments
+        if s["lane"] == lane
+    ]
+    copies += [(r["lo"], r["hi"], r["for_group"]) for r in found.ranges_gone if r["lane"] == lane]
     return sum(
-        segment["first"] + segment["count"] - max(segment["first"], cursor["next"])
-        for segment in found.segments
-        if segment["lane"] == cursor["lane"]
-        and segment["for_group"] not in (None, cursor["grp"])
-        and segment["first"] + segment["count"] > cursor["next"]
+        hi - max(lo, cursor["next"])
+        for lo, hi, for_group in copies
+        if for_group not in (None, cursor["grp"]) and hi > cursor["next"]
     )
 
 
 def _check_segments(found: Rows) -> None:
-    ends = {id: lane["base"] for id, lane in found.lanes.items()}
-    for segment in sorted(found.segments, key=lambda s: (s["lane"], s["first"])):
-        assert segment["first"] == ends[segment["lane"]], f"a gap before {segment}"
-        ends[segment["lane"]] += segment["count"]
-    assert ends == {id: lane["head"] for id, lane in found.lanes.items()}
+    stored: dict[int, list[int]] = {id: [] for id in found.lanes}
+    for segment in found.segments:
+        lane, stop = segment["lane"], segment["first"] + segment["count"]
+        assert not ranges.clip(stored[lane], segment["first"], stop), f"{segment} lies over another"
+        stored[lane] = ranges.add(stored[lane], segment["first"], stop)
+    for id, lane in found.lanes.items():
+        base, head, gone = lane["base"], lane["head"], found.gone(id)
+        assert (stored[id] or [head])[0] == base, f"{lane} begins with {stored[id]}"
+        whole = [base, head] if base < head else []
+        assert ranges.union(stored[id], gone) == whole, f"a gap in {lane}: {stored[id]} {gone}"
+        assert (lane["gone"], lane["gone_to"]) == (ranges.count(gone), (gone or [0])[-1])
+    rows_gone = [range(row["lo"], row["hi"]) for row in found.ranges_gone]
+    assert sum(map(len, rows_gone)) == sum(lane["gone"] for lane in found.lanes.values())
     bodies = [segment["body"] for segment in found.segments if segment["body"]]
     assert all((s["body"] == 0) == (s["data"] is not None) for s in found.segments)
     kept = sorted([*bodies, *found.staged])

@@ -192,3 +192,47 @@ def test_a_history_made_shorter_is_removed_in_the_next_round() -> None:
         assert q.broker._keeper.run_once().pruned == 1  # type: ignore[attr-defined]
         q.configure("long", history_seconds=600)
         assert q.broker._keeper.run_once().pruned == 1  # type: ignore[attr-defined]
+
+
+def among_deleted(n: int) -> dict[str, int]:
+    """Steps of verbs in a lane of which every other message ahead was deleted, n in all."""
+    with ackflow.connect(":memory:", clock=VirtualClock(), upkeep=False) as q:
+        q.group("q", "g")
+        ids = list(q.push("q", list(range(2 * n + 100))))
+        for id in ids[100 : 100 + 2 * n : 2]:
+            q.delete_message("q", id)
+        found: dict[str, int] = {}
+        for _ in range(2):
+            one, after = ids.pop(60), ids.pop(-1)
+            found["delete"] = steps(q, lambda q, one=one: q.delete_message("q", one))
+            found["pop"] = steps(q, pop(1))
+            found["ack"] = steps(q, ack)
+            found["delete the last"] = steps(q, lambda q, one=after: q.delete_message("q", one))
+            found["pop again"] = steps(q, pop(1))
+        return found
+
+
+def test_thousands_of_deleted_messages_cost_no_more_steps_than_a_few() -> None:
+    few, many = among_deleted(10), among_deleted(2_000)
+    assert {what: many[what] for what in few if many[what] > 1.1 * few[what]} == {}
+
+
+def test_a_stuck_message_costs_no_more_steps_of_upkeep_the_more_was_trimmed_behind_it() -> None:
+    found = []
+    for n in (10, 1_000):
+        clock = VirtualClock()
+        with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+            q.configure("q", keep_seconds=0)
+            q.push("q", "stuck")
+            q.pop("q", lease_seconds=86_400)
+            for number in range(n):
+                q.push("q", number)
+                q.ack(q.pop("q"))
+                if number % 10 == 9:
+                    clock.advance(0.05)
+                    round_of_upkeep(q)
+            q.push("q", n)
+            q.ack(q.pop("q"))
+            found.append(steps(q, round_of_upkeep))
+            assert q.queue_stats("q").messages == 1
+    assert found[1] <= 1.05 * found[0]

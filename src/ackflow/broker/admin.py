@@ -15,6 +15,7 @@ from .expire import (
     held_by,
     hidden_in,
     move_base,
+    note_deleted,
     pass_over,
     refresh,
     refresh_stretch,
@@ -158,11 +159,13 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     _refresh_all(tx, queue)
     removed = 0
     for lane in _lanes(tx, queue, partition):
-        removed += int(tx.all("lane_totals", lane.id)[0][1]) - ranges.count(lane.gone)
+        removed += lane.head - lane.base - lane.gone
         for cursor in tx.cursors_of_lane(lane.id):
             pass_over(tx, lane, cursor, lane.head, "purged")
             cursor.ready = False
             tx.changed(cursor)
+        if lane.gone:
+            note_deleted(tx, lane, list(tx.headers_from(lane.id, lane.base)))
         tx.drop_segments(lane.id)
         tx.run("drop_txids_of_lane", lane.partition, lane.id)
         move_base(tx, lane, lane.head)
@@ -185,6 +188,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
         tx.drop_segments(lane.id)
         tx.run("drop_claims_of_lane", lane.id)
         tx.run("drop_cursors_of_lane", lane.id)
+        tx.run("drop_gone_of_lane", lane.id)
     for group in tx.groups(queue.id):
         forget_readers_of_group(tx, group.id)
         tx.run("drop_leases_of_group", group.id)
@@ -236,14 +240,14 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     if lane is None or lane.queue != queue.id or not lane.base <= place.sequence < lane.head:
         return False
     one = [place.sequence, place.sequence + 1]
-    if ranges.contains(lane.gone, place.sequence):
+    if tx.is_gone(lane, place.sequence):
         return False
     for group in tx.groups(queue.id):
         refresh_stretch(tx, group, lane.id, *one)
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)
-    lane.gone = ranges.union(lane.gone, one)
+    tx.add_gone(lane, *one)
     tx.save_lane(lane)
     _forget_txid(tx, lane, place.sequence)
     tx.touched.add(queue.name)

@@ -51,7 +51,9 @@ def _next_of(
         if len(found) >= want:
             break
         if segment.for_group in (None, mine) and not segment.delayed(tx.now):
-            there = ranges.difference([max(start, segment.first), segment.stop], lane.gone)
+            first = max(start, segment.first)
+            gone = tx.gone(lane, first, segment.stop)
+            there = ranges.difference([first, segment.stop], gone)
             found += [
                 view(tx, queue, group, lane, segment, sequence)
                 for sequence in ranges.numbers(ranges.lowest(there, want - len(found)))
@@ -95,9 +97,10 @@ def _last(tx: Tx, queue: Queue, lanes: list[Lane], last: int) -> News:
 
 
 def _from(tx: Tx, queue: Queue, lane: Lane, start: int, want: int) -> list[StoredMessage]:
-    wanted = ranges.lowest(ranges.difference([start, lane.head], lane.gone), want)
     if start >= lane.head or want <= 0:
         return []
+    gone = tx.gone(lane, start, lane.head)
+    wanted = ranges.lowest(ranges.difference([start, lane.head], gone), want)
     return [
         view(tx, queue, None, lane, segment, sequence)
         for segment, first, stop in tx.segments_over(lane.id, wanted)

@@ -171,7 +171,7 @@ class Broker:
         """Do every duty of upkeep once, now, whoever has the turn."""
         self.check_open()
         with self._keeping:
-            return Keeper(self.read, self.write).run_once()
+            return Keeper(self.read, self.write, whole=True).run_once()
 
     def catch_up(self) -> None:
         """Take back leases that are over and wake what is due, before it is looked at."""

@@ -58,11 +58,7 @@ def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessa
     group = None if group_name is None else find_group(tx, queue, group_name)
     place = ids.parse_message_id(id)
     lane = tx.lane(place.lane) if place.store == tx.store else None
-    if (
-        lane is not None
-        and lane.queue == queue.id
-        and not ranges.contains(lane.gone, place.sequence)
-    ):
+    if lane is not None and lane.queue == queue.id and not tx.is_gone(lane, place.sequence):
         one = [place.sequence, place.sequence + 1]
         for segment, sequence, _ in tx.segments_over(lane.id, one):
             return view(tx, queue, group, lane, segment, sequence)
@@ -96,10 +92,11 @@ def _look(
         return segment.stop
     if request.text is not None and request.text not in tx.body(segment).data:
         return segment.stop
+    gone = tx.gone(lane, first, segment.stop)
     for sequence in range(first, segment.stop):
         if len(found) >= request.limit:
             return sequence
-        if ranges.contains(lane.gone, sequence):
+        if ranges.contains(gone, sequence):
             continue
         if request.text is None or request.text in payload(
             tx.body(segment), sequence - segment.first

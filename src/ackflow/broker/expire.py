@@ -4,7 +4,6 @@ Pop and settle call this before they look, so that nothing depends on when upkee
 """
 
 from collections.abc import Iterable
-from itertools import islice
 from time import monotonic
 from typing import NamedTuple
 
@@ -235,13 +234,36 @@ def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
     tx.drop_segment(segment)
 
 
+def drop_segments(tx: Tx, queue: Queue, lane: Lane, segments: list[Segment]) -> None:
+    """Remove segments from anywhere in a lane."""
+    for segment in segments:
+        drop_segment(tx, queue, lane, segment)
+    close_gaps(tx, lane, segments)
+
+
+def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
+    """Move the base of a lane to what is left; what is missing behind it is noted as gone."""
+    first = tx.value("first_segment", lane.id)
+    base = lane.head if first is None else int(first)
+    note_deleted(tx, lane, dropped)
+    for segment in dropped:
+        if segment.first > base:
+            tx.add_gone(lane, segment.first, segment.stop, segment.for_group)
+    move_base(tx, lane, base)
+
+
+def note_deleted(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
+    """Leave a note for `why` of what was deleted from segments before they were dropped: then it is
+    no longer told from what was trimmed."""
+    deleted = ranges.union_all(tx.gone(lane, segment.first, segment.stop) for segment in dropped)
+    for cursor in tx.cursors_of_lane(lane.id) if deleted else ():
+        remember(tx, cursor.grp, lane.id, deleted, "gone")
+
+
 def move_base(tx: Tx, lane: Lane, base: int) -> None:
-    """Begin a lane later. What was deleted before that is no longer among the gone: note it."""
-    gone = ranges.clip(lane.gone, 0, base)
-    for cursor in tx.cursors_of_lane(lane.id) if gone else ():
-        remember(tx, cursor.grp, lane.id, gone, "gone")
-    lane.base = base
-    lane.gone = ranges.clip(lane.gone, base, max(lane.head, base))
+    if base > lane.base:
+        lane.base = base
+        tx.cut_gone(lane, base)
     tx.save_lane(lane)
 
 
@@ -254,20 +276,23 @@ def hidden_in(tx: Tx, lane: Lane, grp: int, first: int, stop: int) -> ranges.Ran
         if odd.for_group not in (None, grp):
             part = ranges.clip([odd.first, odd.stop], first, stop)
             hidden = ranges.union(hidden, part) if part else hidden
-    return hidden
+    copies = tx.gone_copies(lane, grp, first, stop)
+    return ranges.union(hidden, copies) if copies else hidden
 
 
 def to_come(tx: Tx, lane: Lane, grp: int, start: int) -> int:
     """How many messages of a lane there are for a group from a sequence on."""
     if start >= lane.head:
         return 0
+    if start >= lane.odd:
+        return lane.head - start - tx.gone_after(lane, grp, start)
     there = ranges.difference([start, lane.head], hidden_in(tx, lane, grp, start, lane.head))
-    return ranges.count(ranges.difference(there, lane.gone) if lane.gone else there)
+    return ranges.count(ranges.difference(there, tx.gone(lane, start, lane.head)))
 
 
 def unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
     """How many messages of a lane there are for a group from its cursor on."""
-    if lane.gone and lane.gone[-1] > cursor.next:
+    if lane.gone_to > cursor.next:
         return to_come(tx, lane, cursor.grp, cursor.next)
     return lane.head - cursor.next - (lane.copies - cursor.copies)
 
@@ -295,19 +320,20 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
         return 0
     claims = tx.claims_of_lane(lane.id)
     pass_all(tx, queue, lane, claims, sequence_at(tx, lane, before + 1))
-    # What a consumer holds goes only when its lease is over.
-    held = min((c.ranges[0] for c in claims if c.state == LEASED), default=lane.head)
-    dropped, base = 0, lane.base
-    for segment in islice(tx.segments_from(lane.id, lane.base), limit):
-        if segment.created_at > before or segment.stop > held:
+    held: ranges.Ranges = []
+    for claim in claims:
+        held = ranges.union(held, claim.ranges) if claim.state == LEASED else held
+    old: list[Segment] = []
+    for segment in tx.headers_from(lane.id, lane.base):
+        if segment.created_at > before or len(old) >= limit:
             break
-        deleted = ranges.clip(lane.gone, segment.first, segment.stop)
-        drop_segment(tx, queue, lane, segment)
-        dropped += segment.count - ranges.count(deleted)
-        base = segment.stop
-    if base > lane.base:
-        move_base(tx, lane, base)
-    return dropped
+        # What a consumer holds goes only when its lease is over.
+        if not ranges.clip(held, segment.first, segment.stop):
+            old.append(segment)
+    gone = [ranges.count(tx.gone(lane, segment.first, segment.stop)) for segment in old]
+    if old:
+        drop_segments(tx, queue, lane, old)
+    return sum(segment.count for segment in old) - sum(gone)
 
 
 def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
@@ -356,7 +382,7 @@ def pass_over(
     if cursor.next < stop:
         hidden = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
         there = ranges.difference([cursor.next, stop], hidden)
-        left = ranges.difference(there, lane.gone)
+        left = ranges.difference(there, tx.gone(lane, cursor.next, stop))
         cursor.hide(ranges.count(hidden))
         cursor.purged += ranges.count(there) - ranges.count(left)
         passed += ranges.count(left)

@@ -90,7 +90,8 @@ def _unread(tx: Tx, groups: dict[int, GroupFigures]) -> None:
         lane = tx.lane(lane_id)
         assert lane is not None
         there, delayed = unseen(tx, grp, lane, start, lane.head)
-        groups[grp].ready += ranges.count(ranges.difference(there, lane.gone)) - delayed
+        fresh = ranges.difference(there, tx.gone(lane, start, lane.head))
+        groups[grp].ready += ranges.count(fresh) - delayed
         groups[grp].waiting += delayed
 
 

@@ -40,7 +40,7 @@ def queue_stats(tx: Tx, name: str) -> QueueStats:
         paused=queue.paused,
         options=queue.options,
         partitions=len({lane.partition for lane in lanes}),
-        messages=sum(t[1] for t in totals) - sum(ranges.count(lane.gone) for lane in lanes),
+        messages=sum(lane.head - lane.base - lane.gone for lane in lanes),
         bytes=sum(t[2] for t in totals),
         dead_letters=sum(dead.values()),
         groups=[_group_stats(tx, queue, g, dead.get(g.id, 0)) for g in tx.groups(queue.id)],
@@ -85,7 +85,7 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
         lane = tx.lane(cursor.lane)
         assert lane is not None
         there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
-        fresh = ranges.difference(there, lane.gone)
+        fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
         total.ready += ranges.count(fresh) - delayed
         total.waiting += delayed
         total.purged += cursor.purged + ranges.count(there) - ranges.count(fresh)
@@ -115,7 +115,8 @@ def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.
     for segment in tx.odd_segments(lane, first):
         if segment.delayed(tx.now):
             part = ranges.intersection(there, [segment.first, segment.stop])
-            delayed += ranges.count(ranges.difference(part, lane.gone))
+            gone = tx.gone(lane, segment.first, segment.stop)
+            delayed += ranges.count(ranges.difference(part, gone))
     return there, delayed
 
 
@@ -125,11 +126,11 @@ def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[Partitio
     for home in tx.partitions(queue.id, after, limit):
         lanes = tx.lanes_in(home.id)
         totals = [tx.all("lane_totals", lane.id)[0] for lane in lanes]
-        gone = sum(ranges.count(lane.gone) for lane in lanes)
         result.append(
             PartitionStats(queue.name, home.name, when(home.created_at),
                            [lane.priority for lane in lanes],
-                           sum(t[1] for t in totals) - gone, sum(t[2] for t in totals))
+                           sum(lane.head - lane.base - lane.gone for lane in lanes),
+                           sum(t[2] for t in totals))
         )  # fmt: skip
     return result
 

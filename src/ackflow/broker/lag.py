@@ -160,7 +160,7 @@ def _lane_lag(
     lane = tx.lane(cursor.lane)
     assert lane is not None
     there, _ = unseen(tx, group.id, lane, cursor.next, lane.head)
-    fresh = ranges.difference(there, lane.gone)
+    fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
     firsts = [lowest for _, lowest in claimed] + fresh[:1]
     oldest = tx.created_at(lane.id, min(firsts)) if firsts else None
     return ranges.count(fresh) + sum(n for n, _ in claimed), oldest

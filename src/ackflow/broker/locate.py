@@ -4,7 +4,6 @@ import time
 
 from msgspec import Struct, msgpack
 
-from .. import ranges
 from ..store.rows import DeadRow, Lane, Partition, Queue, Rest, Segment
 from ..store.tx import Tx
 from . import named
@@ -48,7 +47,7 @@ def letters(tx: Tx, message: Located) -> list[DeadRow]:
 
 
 def _segment(tx: Tx, lane: Lane, sequence: int) -> Segment | None:
-    if ranges.contains(lane.gone, sequence):
+    if tx.is_gone(lane, sequence):
         return None
     for segment, _, _ in tx.segments_over(lane.id, [sequence, sequence + 1]):
         return segment

@@ -113,7 +113,9 @@ def _counts_of_all(tx: Tx, queue: Queue) -> dict[int, Counts]:
     for lane in sorted(tx.lanes(queue.id), key=lambda lane: lane.priority):
         there, delayed = unseen(tx, 0, lane, lane.base, lane.head)
         counts = found.setdefault(lane.priority, Counts())
-        counts.ready += ranges.count(ranges.difference(there, lane.gone)) - delayed
+        counts.ready += (
+            ranges.count(ranges.difference(there, tx.gone(lane, lane.base, lane.head))) - delayed
+        )
         counts.waiting += delayed
     return found
 

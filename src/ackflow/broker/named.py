@@ -202,7 +202,7 @@ def _settle_alone(tx: Tx, item: Named, partition: int, told: Told) -> None:
     spot = locate(tx, partition, item.txid)
     lane = tx.lane(spot[0]) if spot else None
     group = tx.group(lane.queue, item.group) if lane else None
-    if spot is None or lane is None or group is None or not _stored(lane, spot[1]):
+    if spot is None or lane is None or group is None or not _stored(tx, lane, spot[1]):
         told.error = _not_there()
         return
     told.queue, told.partition = _home(tx, lane)
@@ -294,8 +294,8 @@ def _not_there() -> NotFound:
     return NotFound("there is no such message in this partition")
 
 
-def _stored(lane: Lane, sequence: int) -> bool:
-    return lane.base <= sequence < lane.head and not ranges.contains(lane.gone, sequence)
+def _stored(tx: Tx, lane: Lane, sequence: int) -> bool:
+    return lane.base <= sequence < lane.head and not tx.is_gone(lane, sequence)
 
 
 def locate(tx: Tx, partition: int, txid: str) -> Spot | None:

@@ -115,14 +115,15 @@ def _open(tx: Tx, queue: Queue) -> dict[int, _Open]:
 
 
 def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> Figures:
-    total = int(tx.all("lane_totals", lane.id)[0][1]) - ranges.count(lane.gone)
+    total = lane.head - lane.base - lane.gone
     if not groups:
         return Figures(total, total, dead_letter=ranges.count(dead))
     held = ranges.count(open.held)
-    left = ranges.count(ranges.difference(open.left, lane.gone))
+    gone = tx.gone(lane, lane.base, lane.head)
+    left = ranges.count(ranges.difference(open.left, gone))
     failed = ranges.count(ranges.difference(open.failed, open.held))
     # A dead letter may outlive its message, and another group may still have to read it.
-    stored = ranges.difference(ranges.clip(dead, lane.base, lane.head), lane.gone)
+    stored = ranges.difference(ranges.clip(dead, lane.base, lane.head), gone)
     died = ranges.count(ranges.difference(stored, open.left))
     completed = max(0, total - left - died)
     return Figures(total, left - held, held, completed, failed, ranges.count(dead))

@@ -108,7 +108,8 @@ def _newest(tx: Tx, queue: Queue, lane: Lane, request: RecentRequest) -> Iterato
             if segment.created_at < request.since:
                 return
             if segment.created_at < request.until:
+                gone = tx.gone(lane, segment.first, segment.stop)
                 for sequence in range(segment.stop - 1, segment.first - 1, -1):
-                    if not ranges.contains(lane.gone, sequence):
+                    if not ranges.contains(gone, sequence):
                         yield -segment.created_at, -lane.id, -sequence, lane, segment, queue
         top = segments[-1].first

@@ -60,5 +60,5 @@ def _add(left: dict[int, Ranges], lane: int, which: Ranges) -> None:
 
 def _count(tx: Tx, lane: int, which: Ranges) -> int:
     found = tx.lane(lane)
-    gone = found.gone if found else []
+    gone = tx.gone(found, which[0], which[-1]) if found and which else []
     return ranges.count(ranges.difference(which, gone) if gone else which)

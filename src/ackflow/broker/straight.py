@@ -43,7 +43,7 @@ def lease(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Han
         or stop > segment.first + segment.count
         or segment.not_before is not None
         or segment.for_group is not None
-        or lane.gone
+        or lane.gone_to > first
         or (id, group.id) not in tx.cache.nothing_due
     ):
         return False

@@ -154,6 +154,7 @@ def _take_new(
     while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
         before = passed
         for segment in tx.segments_from(lane.id, cursor.next):
+            _pass_gap(tx, lane, cursor, segment.first)
             # Deleted messages make a stretch shorter than it looks: the segment may need another.
             while want > 0 and cursor.next < segment.stop and passed == before:
                 if _passed_now(tx, queue, group, segment):
@@ -163,7 +164,7 @@ def _take_new(
             if want <= 0 or cursor.next >= lane.head or passed > before:
                 break
         else:
-            raise StorageFailed("the file is damaged: messages are missing; restore a backup")
+            _pass_gap(tx, lane, cursor, lane.head)
     return taken
 
 
@@ -188,7 +189,7 @@ def _pass_run(
     first, cursor.next = max(cursor.next, segment.first), stop
     if hides:
         cursor.hide(stop - first)
-    elif there := _present(lane, cursor, first, stop):
+    elif there := _present(tx, lane, cursor, first, stop):
         tx.add_claim(
             Claim(0, group.id, lane.id, there, WAITING, at, at, 0, 0, 0, None, None)
         )  # fmt: skip
@@ -218,13 +219,27 @@ def _run_from(
     return passed, stop, at
 
 
+def _pass_gap(tx: Tx, lane: Lane, cursor: Cursor, stop: int) -> None:
+    """Move a cursor over segments that were trimmed from between others, or from the end."""
+    first = cursor.next
+    if first >= stop:
+        return
+    gone = tx.gone(lane, first, stop)
+    if gone != [first, stop]:
+        raise StorageFailed("the file is damaged: messages are missing; restore a backup")
+    hidden = ranges.count(tx.gone_copies(lane, cursor.grp, first, stop))
+    cursor.hide(hidden)
+    cursor.purged += stop - first - hidden
+    cursor.next = stop
+
+
 def _take_segment(
     tx: Tx, lane: Lane, cursor: Cursor, segment: Segment, want: int, taken: list[Taken]
 ) -> int:
     """Take from the next segment of a cursor, and move the cursor past it."""
     first = max(cursor.next, segment.first)
     stop = min(segment.stop, first + want)
-    there = _present(lane, cursor, first, stop)
+    there = _present(tx, lane, cursor, first, stop)
     cursor.next = stop
     if there:
         _add(taken, segment, there)
@@ -235,12 +250,13 @@ def _pass_by(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
 ) -> None:
     """Move a cursor past a segment of which nothing is handed out now."""
+    _pass_gap(tx, lane, cursor, segment.first)
     first = max(cursor.next, segment.first)
     cursor.next = segment.stop
     if segment.for_group not in (None, group.id):
         cursor.hide(segment.stop - first)
         return
-    there = _present(lane, cursor, first, segment.stop)
+    there = _present(tx, lane, cursor, first, segment.stop)
     if not there:
         return
     if _too_old(tx, queue, segment):
@@ -259,11 +275,11 @@ def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
     )
 
 
-def _present(lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
+def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
     """What is left of a stretch once deleted messages are taken out and counted."""
-    if not lane.gone:
+    if first >= lane.gone_to:
         return [first, stop]
-    there = ranges.difference([first, stop], ranges.clip(lane.gone, first, stop))
+    there = ranges.difference([first, stop], tx.gone(lane, first, stop))
     cursor.purged += stop - first - ranges.count(there)
     return there
 

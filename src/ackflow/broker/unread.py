@@ -5,9 +5,9 @@ from itertools import islice
 from .. import ranges
 from ..clock import micros
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Cursor, Lane, Queue
+from ..store.rows import LEASED, Claim, Cursor, Lane, Queue, Segment
 from ..store.tx import Tx
-from .expire import drop_segment, hidden_in, move_base, pass_all
+from .expire import drop_segments, hidden_in, pass_all
 
 
 def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
@@ -33,8 +33,9 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     unread = _unread(tx, lane, cursors, claims, start, stop)
     passed = pass_all(tx, queue, lane, claims, stop)
     if unread:
-        lane.gone = ranges.union(lane.gone, unread)
-        _drop_gone(tx, queue, lane, stop)
+        for lo, hi in ranges.pairs(unread):
+            tx.add_gone(lane, lo, hi)
+        _drop_gone(tx, queue, lane, start, stop)
         tx.touched.add(queue.name)
     return ranges.count(unread) or passed
 
@@ -84,22 +85,15 @@ def _unread(
             held = ranges.union(held, below)
         else:
             unread = ranges.union(unread, below)
-    return ranges.difference(ranges.difference(unread, held), lane.gone)
+    return ranges.difference(ranges.difference(unread, held), tx.gone(lane, start, stop))
 
 
-def _drop_gone(tx: Tx, queue: Queue, lane: Lane, stop: int) -> None:
-    """Free the space of the first segments, which all cursors have passed, if nothing of them is
-    left."""
-    base = lane.base
-    for segment in tx.segments_from(lane.id, lane.base):
-        if (
-            segment.stop > stop
-            or ranges.count(ranges.clip(lane.gone, segment.first, segment.stop)) < segment.count
-        ):
+def _drop_gone(tx: Tx, queue: Queue, lane: Lane, start: int, stop: int) -> None:
+    """Free the space of segments, which all cursors have passed, if nothing of them is left."""
+    empty: list[Segment] = []
+    for segment in tx.headers_from(lane.id, start):
+        if segment.stop > stop:
             break
-        drop_segment(tx, queue, lane, segment)
-        base = segment.stop
-    if base > lane.base:
-        move_base(tx, lane, base)
-    else:
-        tx.save_lane(lane)
+        if ranges.count(tx.gone(lane, segment.first, segment.stop)) == segment.count:
+            empty.append(segment)
+    drop_segments(tx, queue, lane, empty) if empty else tx.save_lane(lane)

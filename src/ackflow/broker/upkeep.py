@@ -7,16 +7,17 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from .. import ranges
 from ..clock import micros
 from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
-from ..store.rows import Queue
+from ..ranges import Ranges
+from ..store.rows import Queue, Segment
 from ..store.tx import Tx
-from .expire import Refreshed, drop_old, drop_segment, move_base, refresh
+from .expire import Refreshed, close_gaps, drop_old, drop_segment, refresh
 from .hands import forget_readers
 from .history import MOST, History
 from .lanes import group_for
@@ -39,10 +40,13 @@ READER_SECONDS = 30 * 24 * 3600
 class Keeper:
     """Runs every duty once; remembers only where its walks have got to."""
 
-    def __init__(self, read: Run, write: Run) -> None:
+    def __init__(self, read: Run, write: Run, whole: bool = False) -> None:
+        """`whole`: a round leaves nothing for the next one."""
         self._read = read
         self._write = write
+        self._whole = whole
         self._trimmed_to = 0
+        self._walks: dict[int, int] = {}  # by lane, where to go on with a long one
         self._history = History()
 
     def run_once(self) -> Upkeep:
@@ -99,12 +103,34 @@ class Keeper:
         return buried
 
     def _trim(self) -> int:
-        """Remove segments that every group has passed and that are kept no longer."""
+        """Remove segments that every group has settled and that are kept no longer."""
+        until = time.monotonic() + SLICE_SECONDS
         self._trimmed_to, lanes = self._read(partial(_lanes_to_trim, start=self._trimmed_to))
         dropped = 0
-        for lane in lanes:
-            while n := self._do(partial(trim, lane_id=lane), 0):
+        for place, lane in enumerate(lanes):
+            if place and not self._whole and time.monotonic() > until:
+                self._trimmed_to = lane - 1
+                break
+            dropped += self._trim_lane(lane)
+        return dropped
+
+    def _trim_lane(self, lane: int) -> int:
+        """Go through a lane from where its last walk ended; what is needed is passed by, so a long
+        stretch of it ends the walk for this round."""
+        at: int | None = self._walks.pop(lane, 0)
+        dropped = 0
+        while at is not None:
+            found = self._read(partial(free_segments, lane_id=lane, start=at))
+            if found.segments:
+                start = found.segments[0].first
+                nothing: tuple[int, int | None] = (0, None)
+                n, at = self._do(partial(trim, lane_id=lane, start=start), nothing)
                 dropped += n
+            else:
+                at = found.next
+                if at is not None and not self._whole:
+                    self._walks[lane] = at
+                    break
         return dropped
 
     def _prune(self) -> int:
@@ -129,34 +155,64 @@ class Keeper:
         return len(old)
 
 
-def trim(tx: Tx, lane_id: int) -> int:
-    """Remove a slice of a lane's settled and no longer kept segments."""
+class Stretch(NamedTuple):
+    """The segments of a stretch of a lane that may go, and where the next one begins, if it does."""
+
+    segments: list[Segment]
+    next: int | None
+
+
+def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
+    """Look through some segments for those that every group has settled and that are kept no longer.
+
+    What is needed stays, and all around it goes.
+    """
     lane = tx.lane(lane_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
-    if lane is None or queue is None:
-        return 0
+    if lane is None or queue is None or queue.options.keep_seconds is None:
+        return Stretch([], None)
     tx.flush()
     low = tx.value("lowest_cursor", lane.id)
-    if low is None:
-        return 0
-    claimed = tx.value("lowest_claim", lane.id)
-    low = low if claimed is None else min(low, claimed)
-    if queue.options.keep_seconds is None:
-        return 0
     limit = tx.now - micros(queue.options.keep_seconds)
-    deadline = time.monotonic() + SLICE_SECONDS
-    dropped, base = 0, lane.base
-    for segment in islice(tx.segments_from(lane.id, lane.base), ROWS):
-        if segment.stop > low or segment.created_at > limit:
+    settled: list[Segment] = []
+    for segment in tx.headers_from(lane.id, max(start, lane.base)) if low is not None else ():
+        if segment.stop > low or segment.created_at > limit or len(settled) == ROWS:
             break
+        settled.append(segment)
+    if not settled:
+        return Stretch([], None)
+    used = _used(tx, lane.id, settled[0].first, settled[-1].stop)
+    free = [s for s in settled if not ranges.clip(used, s.first, s.stop)]
+    return Stretch(free, settled[-1].stop if len(settled) == ROWS else None)
+
+
+def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
+    """What of [first, stop) is claimed by a group, or may be read again by a reader."""
+    found: Ranges = []
+    for lo, hi, packed in sorted(tx.all("used_in", lane, first, stop), key=lambda row: row[0]):
+        some = [lo, hi] if packed is None else ranges.unpack(packed)
+        found = ranges.union(found, ranges.clip(some, first, stop))
+    return found
+
+
+def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
+    """Remove a slice of the segments of a stretch that may go; answers with how many, and where to
+    go on."""
+    found = free_segments(tx, lane_id, start)
+    lane = tx.lane(lane_id)
+    queue = tx.queue_by_id(lane.queue) if lane else None
+    if lane is None or queue is None or not found.segments:
+        return 0, found.next
+    deadline = time.monotonic() + SLICE_SECONDS
+    dropped: list[Segment] = []
+    for segment in found.segments:
         if dropped and time.monotonic() > deadline:
             break  # but one at least, or a slow machine would never get on
         drop_segment(tx, queue, lane, segment)
-        base = segment.stop
-        dropped += 1
-    if dropped:
-        move_base(tx, lane, base)
-    return dropped
+        dropped.append(segment)
+    close_gaps(tx, lane, dropped)
+    whole = len(dropped) == len(found.segments)
+    return len(dropped), found.next if whole else dropped[-1].stop
 
 
 def _refresh(tx: Tx, id: int) -> Refreshed:

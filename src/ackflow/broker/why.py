@@ -66,10 +66,10 @@ class _Case:
     def answer(self) -> Why:
         if hidden_in(self.tx, self.lane, self.group.id, self.sequence, self.sequence + 1):
             return self.say("hidden", "Not for this group: it is a copy made for another group.")
-        if ranges.contains(self.lane.gone, self.sequence):
+        if self.tx.is_gone(self.lane, self.sequence) and not self.trimmed():
             return self.gone()
         if self.sequence >= self.cursor.next:
-            return self.unseen()
+            return self.forgotten() if self.trimmed() else self.unseen()
         for claim in self.tx.claims_in(
             self.lane.id, self.group.id, self.sequence, self.sequence + 1
         ):
@@ -104,7 +104,8 @@ class _Case:
             return self.say("delayed", f"Delayed until {_time(until)}.", until=when(until),
                             deliveries=0)  # fmt: skip
         there, delayed = unseen(self.tx, self.group.id, self.lane, self.cursor.next, self.sequence)
-        ahead = ranges.count(ranges.difference(there, self.lane.gone)) - delayed
+        gone = self.tx.gone(self.lane, self.cursor.next, self.sequence)
+        ahead = ranges.count(ranges.difference(there, gone)) - delayed
         return self.ready(ahead + self.due_before(self.cursor.next) + 1, {"deliveries": 0})
 
     def due_before(self, sequence: int) -> int:
@@ -207,6 +208,11 @@ class _Case:
                     )
         return "Held back: its partition is leased.", None, None
 
+    def trimmed(self) -> bool:
+        """Whether its segment is gone as well: every group had settled it."""
+        one = [self.sequence, self.sequence + 1]
+        return not any(self.tx.segments_over(self.lane.id, one))
+
     def gone(self) -> Why:
         """It is no longer there for anybody, but for a time to live perhaps not by hand."""
         last = self.last_fate()
@@ -255,7 +261,9 @@ class _Case:
     def forgotten(self) -> Why:
         """Nothing is remembered of it: it was over long ago, never held, or never for this group."""
         history = self.tx.now - round(self.queue.options.history_seconds * SECOND)
-        created = self.tx.created_at(self.lane.id, self.sequence)
+        created = None
+        if not self.trimmed():
+            created = self.tx.created_at(self.lane.id, self.sequence)
         if created is not None and self.before_the_group(created):
             return self.say("skipped", "Skipped: the group begins after it.")
         if created is not None and created > history:

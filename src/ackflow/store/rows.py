@@ -41,7 +41,8 @@ class Lane(Struct):
     last_at: int = 0
     odd: int = 0
     copies: int = 0
-    gone: Ranges = []
+    gone: int = 0
+    gone_to: int = 0
 
 
 class Carry(Struct, array_like=True):

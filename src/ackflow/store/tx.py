@@ -24,6 +24,7 @@ from .forms import (
     to_segment,
     unpack_body,
 )
+from .gone import GoneRows
 from .holds import Holds
 from .rows import (
     Body,
@@ -49,7 +50,7 @@ _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
 
 
-class Tx(Holds):
+class Tx(Holds, GoneRows):
     """A transaction in progress; `now` decides every expiry in it."""
 
     def __init__(
@@ -190,8 +191,7 @@ class Tx(Holds):
     def _cached_lane(self, row: Row) -> Lane:
         lane = self.cache.lanes.get(row[0])
         if lane is None:
-            *columns, gone = row
-            lane = Lane(*[*columns, ranges.unpack(gone) if gone else []])
+            lane = Lane(*row)
             self.cache.keep_lane(lane)
         return lane
 
@@ -212,8 +212,7 @@ class Tx(Holds):
 
     def save_lane(self, lane: Lane) -> None:
         """Write a lane down; it must be done when segments are dropped, as they told its head."""
-        gone = ranges.pack(lane.gone) if lane.gone else None
-        self.run("save_lane", lane.id, lane.base, lane.head, lane.last_at, gone)
+        self.run("save_lane", lane.id, lane.base, lane.head, lane.last_at, lane.gone, lane.gone_to)
 
     # segments and bodies
 
@@ -256,9 +255,16 @@ class Tx(Holds):
         if first is not None:
             yield first
             sequence = first.stop
+        yield from self._in_steps("segments_from", lane, sequence)
+
+    def headers_from(self, lane: int, sequence: int) -> Iterator[Segment]:
+        """As `segments_from`, without the payloads that lie in some headers."""
+        return self._in_steps("headers_from", lane, sequence)
+
+    def _in_steps(self, statement: str, lane: int, sequence: int) -> Iterator[Segment]:
         step = FIRST_STEP
         while True:
-            rows = self.all("segments_from", lane, sequence, step)
+            rows = self.all(statement, lane, sequence, step)
             for row in rows:
                 segment = to_segment(row)
                 if segment.stop > sequence:

@@ -45,7 +45,7 @@ from queues q left join lanes l on l.queue = q.id group by q.id order by q.name
 -- name: group_figures
 select g.id, g.queue, g.name, coalesce(sum(c.delivered), 0), coalesce(sum(c.consumed), 0),
     coalesce(sum(c.failed), 0), coalesce(sum(c.dead), 0),
-    coalesce(sum(case when l.gone is null then l.head - c.next end), 0)
+    coalesce(sum(case when l.gone_to <= c.next then l.head - c.next end), 0)
 from groups g left join cursors c on c.grp = g.id left join lanes l on l.id = c.lane
 group by g.id order by g.name
 -- name: odd_figures
@@ -53,7 +53,7 @@ select grp, coalesce(sum(case when other then n end), 0),
     coalesce(sum(case when not other and not_before > ?1 then n end), 0)
 from (select c.grp as grp, s.for_group is not null and s.for_group <> c.grp as other, s.not_before,
         s.first + s.count - case when s.first > c.next then s.first else c.next end as n
-    from cursors c join lanes l on l.id = c.lane and l.odd > c.next and l.gone is null
+    from cursors c join lanes l on l.id = c.lane and l.odd > c.next and l.gone_to <= c.next
     join segments s on s.lane = c.lane and s.first + s.count > c.next and s.first >=
         coalesce((select max(first) from segments where lane = c.lane and first <= c.next), 0)
     where s.not_before is not null or s.for_group is not null) as odd
@@ -63,7 +63,7 @@ select grp, case when state = 1 and at <= ?1 then 2 else state end as now_state,
 from claims group by grp, now_state
 -- name: cursors_with_gone
 select c.grp, c.lane, c.next from cursors c join lanes l on l.id = c.lane
-where l.gone is not null and l.head > c.next
+where l.gone_to > c.next and l.head > c.next
 -- name: oldest_figures
 select c.grp, min((select s.created_at from segments s where s.lane = c.lane and s.first >=
         coalesce((select max(first) from segments where lane = c.lane and first <= c.next), 0)
@@ -98,25 +98,40 @@ insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
 delete from partitions where queue = ?1
 
 -- name: lane_of
-select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes
 where partition = ?1 and priority = ?2
 -- name: lane_by_id
-select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes where id = ?1
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes where id = ?1
 -- name: lanes_of_queue
-select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes where queue = ?1
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes where queue = ?1
 order by id
 -- name: lanes_of_partition
-select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes where partition = ?1
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes where partition = ?1
 order by priority
 -- name: lanes_after
-select id, queue, partition, priority, base, head, last_at, odd, copies, gone from lanes
+select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes
 where queue = ?1 and id >= ?2 order by id limit ?3
 -- name: add_lane
 insert into lane_rows (queue, partition, priority) values (?1, ?2, ?3)
 -- name: save_lane
-update lane_rows set base = ?2, head = ?3, last_at = ?4, gone = ?5 where id = ?1
+update lane_rows set base = ?2, head = ?3, last_at = ?4, gone = ?5, gone_to = ?6 where id = ?1
 -- name: note_odd
 update lane_rows set odd = ?2, copies = ?3 where id = ?1
+-- name: gone_near
+select lo, hi, for_group from gone where lane = ?1 and lo <= ?3 and hi >= ?2
+    and lo >= coalesce((select max(lo) from gone where lane = ?1 and lo <= ?2), ?2) order by lo
+-- name: gone_after
+select coalesce(sum(case when lo < ?2 then hi - ?2 else hi - lo end), 0) from gone
+where lane = ?1 and hi > ?2
+    and lo >= coalesce((select max(lo) from gone where lane = ?1 and lo <= ?2), ?2)
+-- name: add_gone
+insert into gone values (?1, ?2, ?3, ?4)
+-- name: drop_gone
+delete from gone where lane = ?1 and lo = ?2
+-- name: drop_gone_below
+delete from gone where lane = ?1 and lo < ?2
+-- name: drop_gone_of_lane
+delete from gone where lane = ?1
 -- name: drop_lanes
 delete from lane_rows where queue = ?1
 
@@ -135,6 +150,13 @@ from segments
 where lane = ?1
   and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
 order by first limit ?3
+-- name: headers_from
+select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
+where lane = ?1
+  and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
+order by first limit ?3
+-- name: first_segment
+select min(first) from segments where lane = ?1
 -- name: segments_before
 select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
 where lane = ?1 and first < ?2 order by first desc limit ?3
@@ -316,9 +338,9 @@ select min(lo) from claim_rows where lane = ?1 and lease = 0
 -- name: first_returned
 select min(lo) from claim_rows where lane = ?1 and grp = ?2 and state = 1 and redelivered = 1
     and lease = 0
--- name: lowest_claim
-select min(lo) from (select lo from claims where lane = ?1
-    union all select min(lo) from hand_parts where lane = ?1) as used
+-- name: used_in
+select lo, hi, ranges from claims where lane = ?1 and lo < ?3 and hi > ?2
+union all select lo, hi, ranges from hand_parts where lane = ?1 and lo < ?3 and hi > ?2
 -- name: expired_leases
 select c.lease, c.n from (
     select * from (select lane, lease, lo, n from claim_rows

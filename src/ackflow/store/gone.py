@@ -1,0 +1,89 @@
+"""What is no longer there of a lane above its base: deleted, or trimmed from between others.
+
+It lies in disjoint rows, so that each costs the same however many there are. `Lane.gone` counts the
+messages, `Lane.gone_to` is where the last of them ends: beyond it no row is looked for.
+"""
+
+from .. import ranges
+from ..ranges import Ranges
+from .asking import Asking
+from .rows import Lane
+
+
+class GoneRows(Asking):
+    """The part of a transaction that is about messages that are gone."""
+
+    def gone(self, lane: Lane, first: int, stop: int) -> Ranges:
+        """What is gone of [first, stop)."""
+        found: Ranges = []
+        for lo, hi, _ in self._near(lane, first, stop):
+            if found and found[-1] == lo:
+                found[-1] = hi
+            else:
+                found += (lo, hi)
+        return ranges.clip(found, first, stop)
+
+    def is_gone(self, lane: Lane, sequence: int) -> bool:
+        return bool(self.gone(lane, sequence, sequence + 1))
+
+    def gone_copies(self, lane: Lane, grp: int, first: int, stop: int) -> Ranges:
+        """What is gone of [first, stop) and was made for other groups than this."""
+        found: Ranges = []
+        for lo, hi, for_group in self._near(lane, first, stop):
+            if for_group not in (None, grp):
+                found = ranges.add(found, lo, hi)
+        return ranges.clip(found, first, stop)
+
+    def gone_after(self, lane: Lane, grp: int, first: int) -> int:
+        """How many are gone from a sequence on; a group that reads on is counted on."""
+        if first >= lane.gone_to:
+            return 0
+        at, n = self.cache.gone_after.get(lane.id, {}).get(grp, (first + 1, 0))
+        if at > first:
+            n = int(self.value("gone_after", lane.id, first))
+        elif at < first:
+            n -= ranges.count(self.gone(lane, at, first))
+        self.cache.gone_after.setdefault(lane.id, {})[grp] = first, n
+        return n
+
+    def add_gone(self, lane: Lane, first: int, stop: int, for_group: int | None = None) -> None:
+        """Note that [first, stop) is gone; the caller saves the lane."""
+        lo, hi, more, was = first, stop, [], 0
+        for start, end, only in self._near(lane, first, stop):
+            was += end - start
+            self.run("drop_gone", lane.id, start)
+            if only == for_group:
+                lo, hi = min(lo, start), max(hi, end)
+            else:
+                more += [(start, min(end, first), only), (max(start, stop), end, only)]
+        rows = [(lo, hi, for_group), *((a, b, only) for a, b, only in more if a < b)]
+        for row in rows:
+            self.run("add_gone", lane.id, *row)
+        new = sum(b - a for a, b, _ in rows) - was
+        lane.gone += new
+        lane.gone_to = max(lane.gone_to, stop)
+        counted = self.cache.gone_after.get(lane.id, {})
+        for grp, (at, n) in list(counted.items()):
+            if at <= first:
+                counted[grp] = at, n + new
+            elif at < stop:
+                del counted[grp]
+
+    def cut_gone(self, lane: Lane, base: int) -> None:
+        """Forget what is gone below a new base; the caller saves the lane."""
+        if not lane.gone:
+            return
+        for start, end, only in self._near(lane, base, base):
+            if start < base < end:
+                self.run("drop_gone", lane.id, start)
+                self.run("add_gone", lane.id, base, end, only)
+        self.run("drop_gone_below", lane.id, base)
+        lane.gone = int(self.value("gone_after", lane.id, base))
+        lane.gone_to = lane.gone_to if lane.gone else 0
+        self.cache.gone_after.pop(lane.id, None)
+
+    def _near(self, lane: Lane, first: int, stop: int) -> list[tuple[int, int, int | None]]:
+        """The rows that overlap or touch [first, stop), in order."""
+        if first > lane.gone_to:
+            return []
+        return [(lo, hi, only) for lo, hi, only in self.all("gone_near", lane.id, first, stop)]
