@@ -205,10 +205,7 @@ class FileClock(SystemClock):
         self._boot = _this_boot() if boot is None else boot
         self._joined = False
         self._look_at = 0
-
-    def due(self) -> bool:
-        """Whether it is time to agree again."""
-        return self._steady() >= self._look_at
+        self.due = True  # whether it is time to agree again, as found by the last `now`
 
     def to_write(self) -> bool:
         return bool(self._boot) and self._corrected(self._course.bearing) != self._course.bearing
@@ -217,6 +214,7 @@ class FileClock(SystemClock):
         """Follow the row of the file; answers with what it is to become, if it is to be written."""
         with self._correcting:
             self._look_at = self._steady() + LOOK
+            self.due = False
             boot, found = _parse(row)
             ours, known = boot == self._boot, self._course.bearing
             # A reader may see a row that is older than what the writer knows.
@@ -231,7 +229,7 @@ class FileClock(SystemClock):
         return f"{self._boot} {bearing.offset} {bearing.corrected} {bearing.apart} {self.now()}"
 
     def _look(self, steady: int) -> None:
-        pass  # the file is followed
+        self.due = True  # the file is followed
 
 
 def _parse(row: str | None) -> tuple[str | None, Bearing | None]:

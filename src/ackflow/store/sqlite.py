@@ -84,6 +84,7 @@ class SqliteStore:
         # A custom VFS has no shared memory, and a database in memory no second connection.
         self._single = path == ":memory:" or vfs is not None
         self.clock: Clock = clock or (SystemClock() if self._single else FileClock())
+        self._shared_clock = self.clock if isinstance(self.clock, FileClock) else None
         self._hurried = threading.Event()
         self._vfs = vfs
         self._cache = Cache()
@@ -254,7 +255,7 @@ class SqliteStore:
             execute("begin", ())
             try:
                 self._refuse_newer(db)
-                self._agree(execute, writes=False)
+                self._now(execute, writes=False)
                 tx = self._tx(execute, Cache())
                 return tx, body(tx)
             finally:
@@ -324,8 +325,7 @@ class SqliteStore:
                 self._refuse_newer(db)
             if self._cache.crowded:
                 self._cache.shrink()
-            self._agree(self._execute, writes=True)
-            tx.begin(self.clock.now(), self._full)
+            tx.begin(self._now(self._execute, writes=True), self._full)
             body(tx)
             tx.flush()
             if synced:
@@ -361,14 +361,16 @@ class SqliteStore:
         self._cache.clear()
         self._execute("rollback", ())
 
-    def _agree(self, execute: Execute, *, writes: bool) -> None:
-        """Agree with other processes on what time it is, once in a second."""
-        clock = self.clock
-        if isinstance(clock, FileClock) and clock.due():
+    def _now(self, execute: Execute, *, writes: bool) -> int:
+        """What time it is; once in a second, as agreed upon with other processes."""
+        now, clock = self.clock.now(), self._shared_clock
+        if clock is not None and clock.due:
             found = execute(self._statements["get_meta"], ("clock",))
             row = clock.agree(found[0][0] if found else None, writes)
             if row is not None:
                 execute(self._statements["put_meta"], ("clock", row))
+            now = clock.now()
+        return now
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
         """A newer Ackflow may have migrated the file while it was open here."""
@@ -480,11 +482,11 @@ class SqliteStore:
 
     def _note_clock(self) -> None:
         """Agree on the time, and note when the clock was further ahead before."""
-        if not isinstance(self.clock, FileClock):
+        if self._shared_clock is None:
             return
         row = self._execute(self._statements["get_meta"], ("clock",))
-        self._agree(self._execute, writes=True)
-        last, now = written_at(row[0][0] if row else None), self.clock.now()
+        last = written_at(row[0][0] if row else None)
+        now = self._now(self._execute, writes=True)
         if now + AHEAD < last:
             self._execute(self._statements["put_meta"], (CLOCK_BACK, f"{now} {last}"))
 
