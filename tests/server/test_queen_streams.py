@@ -277,3 +277,51 @@ def test_a_cycle_that_makes_no_sense_is_refused(
 ) -> None:
     home = queen.push("orders", 1)[0]["partition_id"]
     post(http, "cycle", 400, query_id=register(http), partition_id=home, **more)
+
+
+# a window that two cycles want to close
+
+
+WINDOW = {"acc": 2, "windowEnd": 1_000}
+EMIT = [{"queue": "sums", "payload": 2}]
+CLOSE: dict[str, Any] = {"state_ops": [{"type": "delete", "key": "w"}], "push_items": EMIT}
+
+
+def opened(queen: Queen, http: httpx.Client) -> tuple[str, str]:
+    """A query with a window that is ripe."""
+    query, home = register(http), queen.push("orders", 1)[0]["partition_id"]
+    post(http, "cycle", query_id=query, partition_id=home, state_ops=[upsert("w", WINDOW)])
+    return query, home
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_a_window_is_closed_once_whoever_comes_first(
+    queen: Queen, http: httpx.Client, acks: bool
+) -> None:
+    query, home = opened(queen, http)
+    messages = queen.pop("orders", consumerGroup="streams.totals")
+    ack = {"ack": last(messages)} if acks else {}
+    post(http, "cycle", query_id=query, partition_id=home, **CLOSE)
+    refused = post(http, "cycle", 409, query_id=query, partition_id=home, **CLOSE, **ack)
+    assert (refused["success"], refused["code"]) == (False, "stale_state")
+    assert data(queen.pop("sums", batch=9)) == [2]
+    again = queen.pop("orders", consumerGroup="streams.totals")
+    assert data(again) == ([1] if acks else [])  # at once, to be computed from what is there now
+    assert [message["deliveries"] for message in again] == [1] * acks
+
+
+def test_ripe_state_is_left_to_the_cycle_that_is_at_work_on_its_partition(
+    queen: Queen, http: httpx.Client
+) -> None:
+    query, home = opened(queen, http)
+    asked = {"query_id": query, "partition_id": home, "ripe_at_or_before": 2_000}
+
+    def ripe() -> list[str]:
+        return [row["key"] for row in post(http, "state/get", **asked)["rows"]]
+
+    assert ripe() == ["w"]
+    messages = queen.pop("orders", consumerGroup="streams.totals")
+    assert ripe() == []
+    assert state(http, query, home) == {"w": WINDOW}
+    post(http, "cycle", query_id=query, partition_id=home, ack=last(messages))
+    assert ripe() == ["w"]

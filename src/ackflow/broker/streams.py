@@ -31,6 +31,13 @@ class QueryChanged(AckflowError):
     status = 409
 
 
+class StaleState(AckflowError):
+    """Another cycle has changed the state meanwhile; read it again."""
+
+    code = "stale_state"
+    status = 409
+
+
 class Query(Struct):
     """A registered query; `hash` tells its configuration from another."""
 
@@ -73,6 +80,7 @@ class Cycled(Struct):
     pushed: Result | None = None
     dead: bool = False
     released: bool = False
+    stale: bool = False
 
 
 def register(tx: Tx, name: str, query: Query, reset: bool) -> Registered:
@@ -105,8 +113,10 @@ class Wanted(Struct):
 
 def get_state(tx: Tx, query: str, partition: int, wanted: Wanted) -> list[tuple[str, bytes, int]]:
     """The state of a query in a partition as (key, JSON, when it changed)."""
-    _known(tx, query)
+    name = _known(tx, query)
     home = _prefix(tx, query, partition)
+    if wanted.ripe_at is not None and _at_work(tx, name, partition):
+        return []  # that cycle closes what is ripe, or leaves it to the next look
     if wanted.keys:
         keys = [key for key in dict.fromkeys(wanted.keys) if key.startswith(wanted.prefix)]
         found = [(key, tx.one("get_value", home + key)) for key in keys]
@@ -120,6 +130,13 @@ def get_state(tx: Tx, query: str, partition: int, wanted: Wanted) -> list[tuple[
     return [row for row in rows if _window_end(row[1]) <= wanted.ripe_at]
 
 
+def _at_work(tx: Tx, name: str, partition: int) -> bool:
+    """Whether the group of a query, as clients name it, holds messages of a partition."""
+    home = tx.partition_by_id(partition)
+    group = tx.group(home.queue, f"streams.{name}") if home else None
+    return group is not None and tx.value("partition_leased", group.id, partition) is not None
+
+
 def _window_end(value: bytes) -> float:
     """When the window ends that a value is the state of; one that is of none never does."""
     found = msgspec.json.decode(value)
@@ -128,9 +145,18 @@ def _window_end(value: bytes) -> float:
 
 
 def cycle(tx: Tx, one: Cycle) -> Cycled:
-    """Move a query on: all of it happens, or nothing."""
+    """Move a query on: all of it happens, or nothing.
+
+    State to be deleted was read before. If it is gone, another cycle closed that window meanwhile,
+    and this one is stale: it only gives its messages back, to be computed anew.
+    """
     _known(tx, one.query)
     prefix = _prefix(tx, one.query, one.partition)
+    first = dict(reversed(one.state))  # what is done first to each key
+    if any(value is None and _missing(tx, prefix + key) for key, value in first.items()):
+        if one.ack is not None:
+            _release(tx, one.ack.token, one.partition)
+        return Cycled(0, stale=True)
     operations: list[Operation] = [
         Deletes(prefix + key) if value is None else Puts(prefix + key, value)
         for key, value in one.state
@@ -205,9 +231,16 @@ def _prefix(tx: Tx, query: str, partition: int) -> str:
     return f"{STATES}{query}/{ids.partition_uuid(tx.store, partition)}/"
 
 
-def _known(tx: Tx, query: str) -> None:
-    if "/" in query or tx.one("get_value", STATES + query) is None:
+def _known(tx: Tx, query: str) -> str:
+    """The name of a query."""
+    row = None if "/" in query else tx.one("get_value", STATES + query)
+    if row is None:
         raise NotFound(f"there is no query {query!r}; register it first")
+    return msgspec.json.decode(row[0], type=str)
+
+
+def _missing(tx: Tx, key: str) -> bool:
+    return tx.one("get_value", key) is None
 
 
 def _put(tx: Tx, key: str, value: bytes) -> None:

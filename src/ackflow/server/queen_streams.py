@@ -8,7 +8,7 @@ from .. import checks, ids
 from ..broker import streams
 from ..broker.pick import queue_of
 from ..broker.settle import Verdict
-from ..broker.streams import Cycle, CycleAck, Query, QueryChanged, Wanted
+from ..broker.streams import Cycle, CycleAck, Query, QueryChanged, StaleState, Wanted
 from ..broker.transact import Pushes
 from ..errors import AckflowError, InvalidArgument, NotFound
 from .http import Answer, Call, json
@@ -165,6 +165,8 @@ async def cycle(call: Call) -> Answer:
         if refusal.status >= 500:
             raise
         return _refused(refusal)
+    if done.stale:
+        return _refused(StaleState())
     results: list[Pushed] = []
     if done.pushed is not None and places is not None:
         results = await pushed(call, items, done.pushed.places, places)
