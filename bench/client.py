@@ -71,8 +71,8 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def _against_redis(messages: Sequence[Json], plan: Plan, path: Path) -> list[Table]:
-    if not peers.redis_is_here():
-        print("\nRedis is not installed and left out (apt-get install redis-server)")
+    if missing := peers.redis_missing():
+        print(f"\nRedis is left out: {missing}")
         return []
     case = Rates(messages[: min(len(messages), 50_000)], BATCH)
     rates: dict[str, dict[str, list[float]]] = {}

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -43,8 +44,27 @@ def _wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
             time.sleep(0.02)
 
 
-def redis_is_here() -> bool:
-    return shutil.which("redis-server") is not None
+def redis_missing() -> str | None:
+    """What Redis cannot be measured without, and how to install it; None when it is all there."""
+    if shutil.which("redis-server") is None:
+        return "redis-server is not installed (apt-get install redis-server)"
+    if find_spec("redis") is None:
+        return "the Python client of Redis is not installed (pip install redis)"
+    return None
+
+
+def spark_missing() -> str | None:
+    """What Spark cannot be measured without, and how to install it; None when it is all there."""
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            return f"{package} is not installed (pip install ackflow[spark])"
+    from ackflow.spark.start import JavaMissing, find_java
+
+    try:
+        find_java()
+    except JavaMissing as missing:
+        return str(missing)
+    return None
 
 
 @contextmanager

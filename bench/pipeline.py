@@ -4,7 +4,6 @@ The plain job reads the CSV files and keeps no promise at all: it is the limit. 
 processes within the time that is measured.
 """
 
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from . import peers
 from .measure import Json, Plan, folder, seconds
 from .report import Row, Table, Target
 
@@ -24,8 +24,8 @@ MB = 1 << 20
 
 
 def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
-    if importlib.util.find_spec("pyspark") is None:
-        print("\npyspark is not installed and the pipeline is left out")
+    if missing := peers.spark_missing():
+        print(f"\nThe pipeline is left out: {missing}")
         return []
     sizes = SIZES if len(messages) >= 200_000 else QUICK_SIZES
     with folder() as path:

@@ -5,7 +5,6 @@ Parquet. Sink: writing payloads to a queue against writing them to Parquet. Trig
 a few rows costs, against Spark's rate source.
 """
 
-import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import ackflow
 
+from . import peers
 from .measure import Json, Plan, folder, seconds
 from .report import Row, Table, Target
 
@@ -24,17 +24,13 @@ PARTITIONS = 8
 
 
 def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
-    if importlib.util.find_spec("pyspark") is None:
-        print("\npyspark is not installed and Spark is left out (pip install ackflow[spark])")
+    if missing := peers.spark_missing():
+        print(f"\nSpark is left out: {missing}")
         return []
     import ackflow.spark
 
-    try:
-        conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-        spark = ackflow.spark.session("bench", "local[2]", **conf)
-    except ackflow.spark.JavaMissing as missing:
-        print(f"\n{missing}; Spark is left out")
-        return []
+    conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    spark = ackflow.spark.session("bench", "local[2]", **conf)
     try:
         with folder() as path:
             return list(Bench(spark, path, messages, max(3, plan.rounds // 2)).tables())

@@ -51,9 +51,11 @@ def configure(
     if not given:
         _show(link, _plain(link.session.queue_stats(queue).options))
         return
-    if not _exists(link, queue):
+    new = not _exists(link, queue)
+    options = link.session.configure(queue, **given)
+    if new:
         link.out.note(f"the queue {queue} is made")
-    _show(link, _plain(link.session.configure(queue, **given)))
+    _show(link, _plain(options))
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -31,6 +31,14 @@ FAILED, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])  # Typer does not export it
 _UNREACHABLE = {"unavailable", "circuit_open", StorageAway.code, NoDatabase.code}
 _PANEL = "Where and how"
+# Which extra brings the packages that commands import when they need them.
+_EXTRAS = {
+    **dict.fromkeys(("aiohttp", "greenlet", "urllib3"), "client"),
+    **dict.fromkeys(("cryptography", "httptools", "prometheus_client", "uvicorn"), "server"),
+    **dict.fromkeys(("psycopg", "psycopg_binary"), "postgres"),
+    **dict.fromkeys(("pyspark", "pyarrow", "py4j"), "spark"),
+    "pika": "rabbitmq",
+}
 PANELS = ("Messages", "Looking", "Dead letters", "Administration", "Operation")
 
 Url = Annotated[
@@ -80,6 +88,12 @@ _FILE: dict[str, tuple[Any, Any]] = {
     )
 }
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class ExtraMissing(AckflowError):
+    """A package that the command needs is not installed."""
+
+    code = "extra_missing"
 
 
 class Refused(AckflowError):
@@ -363,6 +377,16 @@ class Commands(TyperGroup):
                 discard()
             _tell(error, self._json)
             raise typer.Exit(exit_code(error)) from None
+        except ModuleNotFoundError as missing:
+            package = (missing.name or "").partition(".")[0]
+            if package not in _EXTRAS:
+                raise
+            needs = f"pip install 'ackflow[{_EXTRAS[package]}]' ({package} is missing)"
+            _tell(
+                ExtraMissing(f"`{self.name} {ctx.invoked_subcommand}` needs more: {needs}"),
+                self._json,
+            )
+            raise typer.Exit(FAILED) from None
         except BrokenPipeError:
             discard()  # its reader has what it wanted
             raise typer.Exit(0) from None

@@ -76,7 +76,9 @@ def _read(name: str, given: str) -> Keys:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
-        raise NoEncryptionKey("encryption needs the package cryptography; install it") from None
+        raise NoEncryptionKey(
+            "encryption needs more: pip install ackflow[server] (cryptography is missing)"
+        ) from None
     ciphers: dict[bytes, Any] = {}
     for text in given.split(","):
         if not re.fullmatch("[0-9a-fA-F]{64}", text.strip()):
