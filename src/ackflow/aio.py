@@ -64,7 +64,7 @@ async def connect(
             session.connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
             patience=patience,
         )  # fmt: skip
-        return Session(session.Session(remote, consumer), beside)
+        return Session(session.Session(remote, consumer, checks.shown(url)), beside)
     opened = partial(
         session.connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
     )
@@ -482,6 +482,9 @@ class Session:
     def transaction(self, key: str | None = None) -> Transaction:
         """Settles and pushes over any queues, and small values: all or nothing."""
         return Transaction(self, key)
+
+    def __repr__(self) -> str:
+        return f"<Awaitable {repr(self.sync)[1:]}"
 
     async def close(self) -> None:
         """End the session; what was answered stays. Consume loops are stopped, buffers sent."""

@@ -32,6 +32,9 @@ class Lease:
         self._session = session
         self._token = token
 
+    def __repr__(self) -> str:
+        return f"<Lease {self.token}>"
+
     @property
     def token(self) -> str:
         return ids.token_text(self._token)

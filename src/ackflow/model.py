@@ -1,7 +1,8 @@
 """The records a user reads. Times are aware datetimes in UTC, durations are seconds."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -38,11 +39,27 @@ class Metadata(Struct, frozen=True):
 
 
 class Page(Struct, Generic[T], frozen=True):
-    """Some items; `next` continues after them, None when there are no more."""
+    """Some items; `next` continues after them, None when there are no more.
+
+    It is used as the list of its items, and is false when it has none; `next` may still be given.
+    """
 
     items: list[T]
     next: str | None = None
     total: int | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return self.items[index]
 
 
 class StoredMessage(Struct, frozen=True):

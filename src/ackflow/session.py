@@ -77,7 +77,8 @@ def connect(
     if consumer is not None:
         checks.name(consumer, "consumer")
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        return Session(client().remote(url, token, ca_file, patience, clock), consumer)
+        remote = client().remote(url, token, ca_file, patience, clock)
+        return Session(remote, consumer, checks.shown(url))
     store: Store
     name = "PostgreSQL"  # not its URL, which may have a password
     if isinstance(url, str) and url.startswith(checks.POSTGRES):
@@ -85,7 +86,9 @@ def connect(
     else:
         name = checks.place(url)
         store = SqliteStore(name, clock, may_lose)
-    session = Session(Broker(store, store.clock, upkeep), consumer)
+    session = Session(
+        Broker(store, store.clock, upkeep), consumer, checks.shown(os.fspath(url))
+    )
     session._watching = close_when_dropped(session, session._broker, name)
     return session
 
@@ -120,10 +123,11 @@ def client() -> ModuleType:
 class Session(Helping):
     """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
 
-    def __init__(self, broker: Verbs, consumer: str | None = None) -> None:
+    def __init__(self, broker: Verbs, consumer: str | None = None, place: str = "") -> None:
         super().__init__()
         self._broker = broker
         self._watching: weakref.finalize | None = None  # type: ignore[type-arg]
+        self._place = place  # as it may be shown
         self._pid = os.getpid()
         given = f"{socket.gethostname()}:{self._pid}" if consumer is None else consumer
         self.consumer = checks.name(given, "consumer")
@@ -575,6 +579,9 @@ class Session(Helping):
     def forked(self) -> bool:
         """Whether this is not the process that opened the session."""
         return os.getpid() != self._pid
+
+    def __repr__(self) -> str:
+        return f"<Session on {self._place or 'a broker'} as {self.consumer}>"
 
     def __enter__(self) -> "Session":
         return self

@@ -289,8 +289,8 @@ def test_a_lost_lease_cancels_its_handler(run: Run, clock: VirtualClock) -> None
             clock.advance(150)
             await until_awaited(lambda: consumer.counts.lost == 2)
             # The loop lives on.
-            await q.push("orders", 3)
             begun.clear()
+            await q.push("orders", 3)
             await begun.wait()
             await q.seek("orders", "g", to="end")
             clock.advance(150)

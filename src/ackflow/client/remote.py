@@ -14,8 +14,9 @@ from ..broker.push import Answer, PushRequest
 from ..broker.transact import TransactionRequest
 from ..clock import Clock, SystemClock
 from ..codec import digest_of
-from ..errors import InvalidArgument, SessionClosed
+from ..errors import AckflowError, InvalidArgument, SessionClosed
 from ..model import Upkeep
+from ..policy import MAX_BATCH
 from ..store.tx import Tx
 from . import requests
 from .requests import Request
@@ -77,7 +78,28 @@ class RemoteBroker:
             # A key of its own lets the push be repeated when its answer was lost.
             digest = digest_of(request.chunks)
             request = msgspec.structs.replace(request, key=secrets.token_hex(12), digest=digest)
-        answer: Answer = self.transport.send(requests.push(request))
+        whole = requests.push(request)
+        if len(whole.body) <= requests.PUSH_BYTES and _count(request) <= MAX_BATCH:
+            answer: Answer = self.transport.send(whole)
+            return answer
+        return self._push_in_parts(request)
+
+    def _push_in_parts(self, request: PushRequest) -> Answer:
+        """Push what is more than a server takes in one request, in several. Each has a key of its
+        own, made of the whole's, so that a repeat adds what is missing and no more."""
+        answer: Answer = []
+        for number, part in enumerate(requests.parts(request), 1):
+            try:
+                answer += self.transport.send(requests.push(part))
+            except AckflowError as error:
+                if number > 1:
+                    done, total = (
+                        sum(chunk.count for chunk in request.chunks[: len(answer)]),
+                        _count(request),
+                    )
+                    said = f"{error.message}; {done:,} of {total:,} messages were pushed before"
+                    raise type(error)(said, **error.details) from error
+                raise
         return answer
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
@@ -100,6 +122,10 @@ class RemoteBroker:
         if not self._closed:
             self._closed = True
             self.transport.close()
+
+
+def _count(request: PushRequest) -> int:
+    return sum(chunk.count for chunk in request.chunks)
 
 
 def _with_key(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,16 +1,18 @@
 """Requests to a server and what their answers mean, without any I/O."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from .. import wire
+from .. import codec, wire
 from ..broker.pop import PopRequest
-from ..broker.push import Answer, PushRequest
+from ..broker.push import Answer, Chunk, PushRequest
 from ..errors import InvalidArgument, SessionClosed, Unauthenticated, Unavailable
 from ..model import Upkeep
+from ..policy import MAX_BATCH
 from ..verbs import BY_FUNCTION
 from ..wire import MSGPACK, Codec, Popped, Pushed, Told
 
@@ -42,6 +44,7 @@ class _Failed(msgspec.Struct):
 
 
 PUSH = "/v1/push"
+PUSH_BYTES = 60 * 1024 * 1024  # of one push: a server takes requests of 64 MiB
 SMALL_BYTES = 16 * 1024
 _PUSHED = Codec(list[Pushed])
 _ABOUT, _PLACES, _POPPED, _UPKEEP = Codec(About), Codec(Answer), Codec(Popped), Codec(Upkeep)
@@ -59,6 +62,25 @@ def about() -> Request:
 def push(request: PushRequest) -> Request:
     body = wire.write(request, MSGPACK)
     return Request("POST", PUSH, body, _PLACES, request.key is not None)
+
+
+def parts(request: PushRequest) -> Iterator[PushRequest]:
+    """A push in several, none of them more than a server takes, with a key each."""
+    # What the first part has tells another body under the same key from a repeat.
+    stem = hashlib.blake2b((request.key or "").encode(), digest_size=16).hexdigest()
+    some: list[Chunk] = []
+    size = count = number = 0
+    for chunk in [*request.chunks, None]:
+        length = 0 if chunk is None else len(wire.write(chunk, MSGPACK))
+        more = 0 if chunk is None else chunk.count
+        if some and (chunk is None or size + length > PUSH_BYTES or count + more > MAX_BATCH):
+            number += 1
+            key = request.key if number == 1 else f"{stem}#{number}"
+            yield PushRequest(some, key, codec.digest_of(some))
+            some, size, count = [], 0, 0
+        if chunk is not None:
+            some.append(chunk)
+            size, count = size + length, count + more
 
 
 def small_push(request: Request) -> bool:
