@@ -14,6 +14,7 @@ import psycopg
 from psycopg import RawCursor
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.generators import send
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
@@ -151,7 +152,7 @@ class Channel:
         if not sql.startswith("select"):
             self.wrote = True
         asking = self._asking.execute(sql, args, binary=True)
-        self._pipeline.sync()
+        self.sync()
         return asking.fetchall()
 
     def write(self, sql: str, args: Sequence[Any] = ()) -> None:
@@ -177,6 +178,8 @@ class Channel:
 
     def sync(self) -> None:
         """Wait until everything sent is done; raises what was wrong with any of it."""
+        if self.db.pgconn.flush():  # a pipeline waits for the answer to what it has not all sent
+            self.db.wait(send(self.db.pgconn))
         self._pipeline.sync()
 
     def rollback(self, error: BaseException) -> bool:
