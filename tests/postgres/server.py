@@ -21,15 +21,15 @@ OPEN = "select 1 from pg_stat_activity where application_name = 'ackflow' limit 
 
 
 class Server:
-    """A running server; it can be killed and started again."""
+    """A running server; it can be killed and started again. A standby follows another one."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, follows: "Server | None" = None) -> None:
         self._settings = settings
         self._user = "nobody" if os.geteuid() == 0 else None  # it refuses to run as root
         # Not one of pytest's folders, which others may not enter.
         self._folder = Path(tempfile.mkdtemp(prefix="ackflow-postgres-"))
         self._folder.chmod(0o755)
-        self._programs = _programs(self._folder)
+        self._programs = _programs(self._folder) if follows is None else follows._programs
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -38,8 +38,13 @@ class Server:
         self._data.mkdir()
         if self._user is not None:
             os.chown(self._data, pwd.getpwnam(self._user).pw_uid, -1)
-        self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-N", "-E",
-                  "UTF8", "--locale=C")  # fmt: skip
+        if follows is None:
+            self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-N", "-E",
+                      "UTF8", "--locale=C")  # fmt: skip
+        else:
+            self._data.chmod(0o700)
+            self._run("pg_basebackup", "-D", str(self._data), "-d", follows.url, "-R", "-c", "fast",
+                      "--no-sync")  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -78,6 +83,12 @@ class Server:
         while any(_alive(one) for one in children):
             time.sleep(0.005)
 
+    def process(self, title: str) -> psutil.Process:
+        """The process of the server with that in its title."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children()
+        return next(one for one in children if title in " ".join(one.cmdline()))
+
     def stop(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)  # ends what clients have open
@@ -99,8 +110,8 @@ def _alive(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def running(*settings: str) -> Iterator[Server]:
-    server = Server(*settings)
+def running(*settings: str, follows: Server | None = None) -> Iterator[Server]:
+    server = Server(*settings, follows=follows)
     try:
         yield server
     finally:
