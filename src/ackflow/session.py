@@ -86,9 +86,7 @@ def connect(
     else:
         name = checks.place(url)
         store = SqliteStore(name, clock, may_lose)
-    session = Session(
-        Broker(store, store.clock, upkeep), consumer, checks.shown(os.fspath(url))
-    )
+    session = Session(Broker(store, store.clock, upkeep), consumer, checks.shown(os.fspath(url)))
     session._watching = close_when_dropped(session, session._broker, name)
     return session
 
