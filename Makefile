@@ -5,14 +5,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 CLIENTS := $(VENV)/clients
 QUEEN_CLIENTS := 0.15.0 2.6.0
 
 .PHONY: setup test demo bench soak lint clean
 
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
 setup: $(STAMP) $(CLIENTS)/.ready
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
 		echo "installing python3-venv"; \
 		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
@@ -20,6 +23,13 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "installing Java for Spark"; apt-get update -qq; \
 		apt-get install -y -qq openjdk-17-jre-headless || apt-get install -y -qq default-jre-headless; }; } \
 		|| echo "Java is missing: Spark and its tests need Java 17 or later"
+
+# What the demo runs, without the tools and services of the tests.
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) -e ".[spark]"
+	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
 	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || { [ "$$(id -u)" = 0 ] \
 		&& command -v apt-get >/dev/null && { echo "installing pgbouncer for the tests"; \
 		apt-get update -qq; apt-get install -y -qq pgbouncer; }; } \
@@ -28,8 +38,8 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "installing a C compiler for the power-cut tests"; apt-get update -qq; \
 		apt-get install -y -qq gcc libc6-dev; }; } \
 		|| echo "A C compiler (cc) is missing: the power-cut tests of several processes need it"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
-	@touch $(STAMP)
+	$(PIP) -e ".[all,dev]"
+	@touch $(STAMP) $(DEMO)
 
 # Clients of other queues that the server is tested with, each in a folder of its own.
 $(CLIENTS)/.ready: $(STAMP)
@@ -47,7 +57,7 @@ lint: setup
 test: lint
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-demo: setup
+demo: $(DEMO)
 	$(BIN)/python -m ackflow.demo
 
 bench: setup

@@ -74,7 +74,8 @@ def story(q: ackflow.Session, path: str) -> None:
     step(5, "The cause is fixed: the dead letter is sent back to the group it belongs to.")
     for line in q.dead_summary("orders"):
         say(f"   {line.count} dead of {line.error!r} in group {line.group}")
-    say(f"   redriven: {q.redrive('orders')}")
+    redriven = q.redrive("orders")
+    say(f"   redriven: {redriven}, as a copy for its group")
 
     step(6, "Everything left is done; an invoice is pushed in the same transaction as each ack.")
     while batch := q.pop("orders", group="billing", batch=10):
@@ -86,8 +87,8 @@ def story(q: ackflow.Session, path: str) -> None:
 
     counts = q.group_stats("orders", "billing").counts
     invoices = q.queue_stats("invoices").messages
-    say(f"\n   billing: {counts.done} done, {counts.dead} dead, {counts.lag} left, "
-        f"of {counts.pushed} pushed; {invoices} invoices")  # fmt: skip
+    say(f"\n   billing: {counts.pushed - redriven} orders pushed and {redriven} redriven; "
+        f"{counts.done} done, {counts.dead} dead, {counts.lag} left; {invoices} invoices")  # fmt: skip
     if counts.lag or counts.dead or counts.done != counts.pushed or invoices != 3:
         raise SystemExit("the demo ended with messages unaccounted for")
 

@@ -1,5 +1,6 @@
 """The commands of a pipeline that need no Spark, the status they show, and the chart."""
 
+import itertools
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
@@ -165,6 +166,30 @@ def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Pat
         Run(Settings(data=str(tmp_path / "data"), out=str(afile)))
     with pytest.raises(InvalidArgument, match="client1 cannot be a folder: Not a directory"):
         generate(afile, transactions=1, clients=1, seed=1)
+
+
+def test_the_ticks_of_a_timeline_are_whole_numbers_and_its_labels_apart() -> None:
+    drawn = chart.draw(
+        [
+            {"at": 20.0, "what": "progress", "handled": 65, "held": 13},
+            {"at": 21.0, "what": "kill", "stage": "router"},
+            {"at": 22.0, "what": "recovered", "stage": "router", "seconds": 1.0, "held": 13},
+            *({"at": 23.0 + n / 10, "what": "done", "client": f"client{n}"} for n in range(6)),
+        ]
+    )
+    texts = [node for node in ET.fromstring(drawn).iter() if node.tag.endswith("text")]
+    labels = ["".join(node.itertext()) for node in texts]
+    assert {"17", "34", "51", "68", "4", "8", "12", "16"} <= set(labels)
+    assert "router back after 1.0 s, 13 delivered again" in labels
+    boxes = [
+        (float(node.get("x", 0)), float(node.get("y", 0)), chart.CHARACTER * len(label))
+        for node, label in zip(texts, labels, strict=True)
+        if label.endswith(("killed", "again", "finished"))
+    ]
+    assert len(boxes) == 8
+    for (x, y, width), (other, beside, _) in itertools.permutations(boxes, 2):
+        assert y != beside or other < x or other > x + width
+        assert x + width < chart.WIDTH + 4
 
 
 def test_a_timeline_is_drawn_with_kills_and_recoveries() -> None:

@@ -9,6 +9,8 @@ WIDTH, HEIGHT = 900, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 64, 64, 56
 BATCHES, HELD, KILL, BACK = "#1f6feb", "#d97706", "#c62828", "#2e7d32"
 
+TICKS = 4
+CHARACTER = 6.5  # about how wide one is, in pixels
 Event = dict[str, Any]
 
 
@@ -25,8 +27,8 @@ def draw(events: list[Event]) -> str:
     last = max((event["at"] for event in events), default=0.0) or 1.0
     seen = [event for event in events if event["what"] == "progress"]
     axes = _Axes(
-        last, max([1, *(event["handled"] for event in seen)]),
-        max([1, *(event["held"] for event in seen)]),
+        last, _round_up(max([1, *(event["handled"] for event in seen)])),
+        _round_up(max([1, *(event["held"] for event in seen)])),
     )  # fmt: skip
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -40,6 +42,11 @@ def draw(events: list[Event]) -> str:
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _round_up(most: int) -> int:
+    """The end of a scale: its four ticks are whole numbers."""
+    return TICKS * -(-most // TICKS)
 
 
 class _Axes:
@@ -64,8 +71,8 @@ class _Axes:
 def _grid(axes: _Axes) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = []
-    for i in range(5):
-        share = i / 4
+    for i in range(TICKS + 1):
+        share = i / TICKS
         y, x = axes._y(share), axes.x(axes.last * share)
         parts += [
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="#ddd"/>',
@@ -88,24 +95,34 @@ def _line(axes: _Axes, points: list[tuple[float, float]], colour: str) -> str:
 
 
 def _marks(axes: _Axes, events: list[Event]) -> list[str]:
-    """Kills, recoveries and finished clients, each a line with its name."""
+    """Kills, recoveries and finished clients, each a line with its name, in a row where it has room."""
     parts = []
-    for n, event in enumerate(e for e in events if e["what"] in ("kill", "recovered", "done")):
-        x, low = axes.x(event["at"]), TOP + 14 * (n % 4)
-        match event["what"]:
-            case "kill":
-                colour, told = KILL, f"{event['stage']} killed"
-            case "recovered":
-                colour, told = BACK, f"{event['stage']} back after {event['seconds']:.1f} s"
-            case _:
-                colour, told = "#666", f"{event['client']} finished"
-        anchor, side = ("end", -4) if x > WIDTH * 0.7 else ("start", 4)
+    rows: list[float] = []  # where the last label of each row ends
+    for event in [e for e in events if e["what"] in ("kill", "recovered", "done")]:
+        colour, label = _label(event)
+        x, width = axes.x(event["at"]), CHARACTER * len(label)
+        first = x + 4 if x + 4 + width < WIDTH else x - 4 - width
+        free = (row for row, end in enumerate(rows) if end + 8 < first)
+        row = next(free, len(rows))
+        rows[row : row + 1] = [first + width]
         parts += [
             f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="{colour}" '
             'stroke-dasharray="4 3"/>',
-            _text(x + side, low + 10, told, colour, anchor),
+            _text(round(first, 1), TOP + 10 + 14 * row, label, colour, "start"),
         ]
     return parts
+
+
+def _label(event: Event) -> tuple[str, str]:
+    """The colour of an event, and its name."""
+    match event["what"]:
+        case "kill":
+            return KILL, f"{event['stage']} killed"
+        case "recovered":
+            again = f", {event['held']} delivered again" if event.get("held") else ""
+            return BACK, f"{event['stage']} back after {event['seconds']:.1f} s{again}"
+        case _:
+            return "#666", f"{event['client']} finished"
 
 
 def _legend() -> list[str]:

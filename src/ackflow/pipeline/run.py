@@ -227,7 +227,8 @@ class Run:
         for back in self._recovery.back({name: p.pid for name, p in self.processes.items()}):
             self._back.append(back)
             self._told(str(back))
-            self.note("recovered", stage=back.stage, seconds=round(back.seconds, 1))
+            seconds = round(back.seconds, 1)
+            self.note("recovered", stage=back.stage, seconds=seconds, held=back.held)
 
     def _tell_recoveries(self) -> None:
         if self._back:
