@@ -1,5 +1,6 @@
 """SQLite's log is copied into the file while the writer goes on, and starts again from its beginning."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 import ackflow
 from ackflow.store import copying
+from ackflow.store.ballast import SIZE
 from ackflow.store.copying import LONG_PAGES, NOW_PAGES, Copying
 from ackflow.store.sqlite import PAGE_SIZE
 
@@ -55,6 +57,37 @@ def test_the_log_of_several_sessions_stays_short(tmp_path: Path) -> None:
     assert log_pages(path) < len(sessions) * 2 * LONG_PAGES
     for q in sessions:
         q.close()
+
+
+def test_the_log_stays_short_though_readers_follow_each_other_without_a_pause(
+    tmp_path: Path,
+) -> None:
+    path, reading = tmp_path / "a.db", threading.Event()
+    readers: list[apsw.Connection] = []
+
+    def read() -> None:
+        """One snapshot begins before the other ends: at no time is there none."""
+        held = apsw.Connection(str(path)), apsw.Connection(str(path))
+        readers.extend(held)
+        with contextlib.suppress(apsw.ConnectionClosedError):
+            while not reading.is_set():
+                for db, other in (held, held[::-1]):
+                    db.execute("begin; select count(*) from queues")
+                    reading.wait(0.03)
+                    if other.in_transaction:
+                        other.execute("commit")
+
+    with ackflow.connect(path, upkeep=False, may_lose="recent") as q:
+        q.push("q", BODY)
+        thread = threading.Thread(target=read)
+        thread.start()
+        for _ in range(60):
+            q.push("q", [BODY] * 1_000)
+            assert log_pages(path) * FRAME < 2 * SIZE  # twice the reserve
+        reading.set()
+        thread.join()
+        for db in readers:
+            db.close()
 
 
 class Watched(apsw.Connection):

@@ -15,7 +15,9 @@ import apsw
 SOON_PAGES = 800
 NOW_PAGES = 1_000
 LONG_PAGES = 2_000
+STUCK_PAGES = 2_500
 ALONE_SECONDS = 1.0
+READERS_SECONDS = 0.25
 
 _WRITTEN = apsw.SQLITE_DBSTATUS_CACHE_WRITE
 
@@ -83,14 +85,24 @@ class Copying:
             try:
                 while True:
                     try:
-                        other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                        return
+                        pages, _ = other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                        break
                     except apsw.BusyError:  # another copies, and has not much left to do now
                         if time.monotonic() > until:
                             raise
                         time.sleep(0.001)
             finally:
                 db.execute("rollback")
+            if pages > STUCK_PAGES:
+                self._restart(other)
+
+    def _restart(self, other: apsw.Connection) -> None:
+        """Readers that follow each other without a pause keep the log from starting again although it
+        is copied: wait for those there are now, with writers kept out, as the next ones read the
+        file alone. One that reads for longer is not waited for."""
+        other.set_busy_timeout(round(READERS_SECONDS * 1000))
+        with contextlib.suppress(apsw.BusyError):
+            other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
 
     def close(self) -> None:
         self._closing = True
