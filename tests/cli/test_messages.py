@@ -117,7 +117,7 @@ def test_what_was_broken_off_goes_on_under_its_key(cli: Cli) -> None:
     ("arguments", "told"),
     [
         (["{bad"], "message 1 is not JSON"),
-        (["1", "--priority", "999"], "priority"),
+        (["1", "--priority", "3000000000"], "priority"),
         (["1", "--delay", "soon"], "is not a duration"),
         (["1", "--header", "novalue"], "NAME=VALUE"),
         (["1", "2", "--transaction-id", "x"], "single message"),
