@@ -23,7 +23,7 @@ from .expire import (
     sequence_at,
 )
 from .hands import forget_readers_of_group
-from .lanes import group_for, is_undecided, queue_for
+from .lanes import complete, cursor_for, group_for, is_undecided, queue_for
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
@@ -120,8 +120,7 @@ def seek(
     refresh(tx, group, whole=True)
     lanes = _lanes(tx, queue, partition)
     for lane in lanes:
-        cursor = tx.cursor(lane.id, group.id)
-        assert cursor is not None
+        cursor = cursor_for(tx, group, lane)
         seek_lane(tx, group, lane, cursor, _target(tx, lane, to, time))
     tx.cache.room.pop(queue.id, None)
     tx.run("raise_epochs", group.id)
@@ -160,6 +159,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     removed = 0
     for lane in _lanes(tx, queue, partition):
         removed += lane.head - lane.base - lane.gone
+        complete(tx, queue, lane)
         for cursor in tx.cursors_of_lane(lane.id):
             pass_over(tx, lane, cursor, lane.head, "purged")
             cursor.ready = False
@@ -244,6 +244,7 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
         return False
     for group in tx.groups(queue.id):
         refresh_stretch(tx, group, lane.id, *one)
+    complete(tx, queue, lane)
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)

@@ -118,7 +118,13 @@ class Broker:
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a verb that only reads, on a snapshot beside the writer."""
         self.check_open()
-        return self.store.read(lambda tx: verb(tx, *args, **kwargs))
+
+        def verb_on(tx: Tx) -> T:
+            return verb(tx, *args, **kwargs)
+
+        while (found := self.store.read(partial(_look, verb=verb_on))) is _LATER:
+            Keeper(self.read, self.write).make_cursors()
+        return found  # type: ignore[return-value]
 
     def push(self, request: PushRequest) -> Answer:
         self.check_open()
@@ -254,8 +260,7 @@ class Broker:
             if self.clock.to_write():
                 self.write(_nothing)
             with self._keeping:
-                busy = self._keeper.run_once().total > 0
-            return busy
+                return self._keeper.run_once().total > 0 or self._keeper.unfinished
         except NotMyTurn:
             return False
         except AckflowError as error:
@@ -273,6 +278,14 @@ def patience(clock: Clock, deadline: int, retry_at: int | None) -> float:
 
 def _nothing(_: Tx) -> None:
     """Every transaction writes what the clock has to write."""
+
+
+_LATER = object()
+
+
+def _look(tx: Tx, verb: Callable[[Tx], T]) -> T | object:
+    """What is looked at is counted over all lanes: not before every group has its cursors."""
+    return _LATER if tx.all("groups_in_the_making") else verb(tx)
 
 
 def _never(_: Tx) -> Sequence[Any]:

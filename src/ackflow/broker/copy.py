@@ -10,6 +10,7 @@ from ..ranges import Ranges
 from ..store.rows import Carry, Group, Lane, Rest
 from ..store.tx import Tx
 from .handout import payload, rest_of
+from .lanes import complete
 from .push import append, not_before
 
 
@@ -47,6 +48,7 @@ def append_copies(
     queue = tx.queue_by_id(lane.queue)
     assert queue is not None
     tx.cache.room.pop(queue.id, None)
+    complete(tx, queue, lane)
     due = not_before(tx, queue, delay)
     for part in _parts(copies):
         if for_group is not None:

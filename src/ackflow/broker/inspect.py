@@ -32,18 +32,17 @@ def queues(tx: Tx) -> list[QueueStats]:
 def queue_stats(tx: Tx, name: str) -> QueueStats:
     queue = find_queue(tx, name)
     dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
-    lanes = tx.lanes(queue.id)
-    totals = [tx.all("lane_totals", lane.id)[0] for lane in lanes]
+    head, messages = tx.all("queue_totals", queue.id)[0]
     return QueueStats(
         name=queue.name,
         created_at=when(queue.created_at),
         paused=queue.paused,
         options=queue.options,
-        partitions=len({lane.partition for lane in lanes}),
-        messages=sum(lane.head - lane.base - lane.gone for lane in lanes),
-        bytes=sum(t[2] for t in totals),
+        partitions=tx.value("count_partitions", queue.id),
+        messages=messages,
+        bytes=tx.value("queue_bytes", queue.id),
         dead_letters=sum(dead.values()),
-        groups=[_group_stats(tx, queue, g, dead.get(g.id, 0)) for g in tx.groups(queue.id)],
+        groups=[_group_stats(tx, queue, g, dead.get(g.id, 0), head) for g in tx.groups(queue.id)],
     )
 
 
@@ -51,12 +50,26 @@ def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
     dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
-    return _group_stats(tx, queue, group, dead.get(group.id, 0))
+    head = tx.all("queue_totals", queue.id)[0][0]
+    return _group_stats(tx, queue, group, dead.get(group.id, 0), head)
 
 
-def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int) -> GroupStats:
-    cursors = tx.cursors_of_group(group.id)
-    counts, oldest = count(tx, group, cursors)
+def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int, head: int) -> GroupStats:
+    """Sums over the lanes of the queue, which end at `head` together."""
+    tx.flush()
+    next, delivered, consumed, failed, *rest = tx.all("group_totals", group.id, queue.id)[0]
+    oldest = rest.pop()
+    counts = Counts(head - next, 0, 0, rest[1], rest[0], *rest[2:])
+    oldest = _uneven(tx, queue, group, counts, oldest)
+    for state, n, created in tx.all("group_claims", group.id, tx.now):
+        if state == LEASED:
+            counts.leased += n
+        elif state == DUE:
+            counts.ready += n
+        else:
+            counts.waiting += n
+        if created is not None:
+            oldest = min(created, oldest or created)
     return GroupStats(
         queue=queue.name,
         name=group.name,
@@ -68,10 +81,31 @@ def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int) -> GroupStats:
         counts=counts,
         dead_letters=dead,
         oldest_seconds=None if oldest is None else max(0.0, (tx.now - oldest) / SECOND),
-        consumed=sum(c.consumed for c in cursors),
-        failed=sum(c.failed for c in cursors),
-        delivered=sum(c.delivered for c in cursors),
+        consumed=consumed,
+        failed=failed,
+        delivered=delivered,
     )
+
+
+def _uneven(tx: Tx, queue: Queue, group: Group, counts: Counts, oldest: int | None) -> int | None:
+    """Correct what was counted where delayed messages, copies or deleted ones lie ahead; answers with
+    the time of the oldest unread message."""
+    uneven = [row[0] for row in tx.all("uneven_lanes", queue.id, group.id)]
+    if not uneven:
+        return oldest
+    firsts = [oldest] if oldest is not None else []
+    for id in uneven:
+        lane, cursor = tx.lane(id), tx.cursor(id, group.id)
+        assert lane is not None
+        assert cursor is not None
+        there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
+        fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
+        counts.ready += ranges.count(fresh) - delayed - (lane.head - cursor.next)
+        counts.waiting += delayed
+        counts.purged += ranges.count(there) - ranges.count(fresh)
+        created = tx.created_at(lane.id, fresh[0]) if fresh else None
+        firsts += [] if created is None else [created]
+    return min(firsts, default=None)
 
 
 def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | None]:

@@ -18,9 +18,9 @@ from . import straight
 from .admin import find_queue
 from .expire import never_handed_out, refresh, unread
 from .handout import Handout, Part, Taken, count_pending, runs_of
-from .lanes import group_for, is_undecided, queue_for
+from .lanes import group_for, is_undecided, make_all, make_more, queue_for
 from .maintenance import halted
-from .quiet import next_work, quiet_time
+from .quiet import may_have_more, next_work, quiet_time
 from .read import read_lease
 from .take import take
 from .waiting import ANY_QUEUE, Kind
@@ -124,9 +124,12 @@ def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
             continue
         group = _group(tx, queue, request)
         answer.again = refresh(tx, group, request.batch).more or answer.again
-        cursor, _ = tx.next_work(group.id, None)
+        cursor, _ = next_work(tx, queue, group, None)
         if cursor is not None:
             found.append((-queue.options.priority, cursor.priority, cursor.served, queue, group))
+        elif may_have_more(group):
+            make_more(tx, group.id)
+            answer.again = True
         elif (at := tx.next_time(group.id)) is not None:
             answer.retry_at = min(at, answer.retry_at or at)
     for *_, queue, group in sorted(found, key=lambda one: one[:3]):
@@ -157,6 +160,9 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
         partition = home.id
     parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide, answer)
     if not parts:
+        if may_have_more(group) and partition is None and answer.why is None:
+            make_more(tx, group.id)
+            answer.again = True
         return _empty(tx, group, answer)
     if request.auto_ack or group.rules.policy == "none":
         _settle_at_once(tx, parts)
@@ -164,6 +170,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
         lease_parts(tx, group, request, parts, answer)
     answer.runs = [run for part in parts for run in part.runs]
     if group.dialect == "jetstream":
+        make_all(tx, group)
         count_pending(answer.runs, never_handed_out(tx, group))
     return answer
 

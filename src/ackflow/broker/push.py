@@ -13,7 +13,7 @@ from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BY
 from ..store.forms import make_body, pack_body
 from ..store.rows import Carry, Lane, Queue, Rest, Segment
 from ..store.tx import Tx
-from .lanes import lane_for, queue_for
+from .lanes import complete, lane_for, queue_for
 from .room import make_room
 
 if TYPE_CHECKING:
@@ -197,6 +197,8 @@ def append(
     carry: Carry | None = None,
 ) -> Segment:
     """Write one segment at the head of a lane and mark the lane for the groups that read it."""
+    if tx.in_the_making(queue.id):
+        complete(tx, queue, lane)
     count = whole or len(ends) // 4
     size = len(data) - whole - 1 if whole else len(data)
     packed = pack_body(ends, data, rest, queue.options.encrypted)

@@ -7,6 +7,7 @@ from ..store.rows import Claim, Lease
 from ..store.tx import Tx
 from .expire import never_handed_out, to_come
 from .handout import Handout, Taken, count_pending, runs_of
+from .lanes import make_all
 
 
 def read(tx: Tx, token: int) -> Handout:
@@ -35,6 +36,7 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
             raise Gone("some messages of the lease are no longer stored")
         answer.runs += runs
     if group.dialect == "jetstream":
+        make_all(tx, group)
         count_pending(answer.runs, never_handed_out(tx, group))
     return answer
 

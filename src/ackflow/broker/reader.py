@@ -32,7 +32,7 @@ from .hands import (
 )
 from .lanes import group_for, queue_for
 from .pop import PopRequest, lease_parts, room_for, together
-from .quiet import next_work
+from .quiet import may_have_more, next_work
 from .read import shares_of
 from .regain import consumer_of, regain, standing
 from .settle import Mark, Verdict, extend, settle
@@ -106,7 +106,9 @@ def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
         return False
     if any(not hand.done for hand in hands_between(tx, reader, -1, NO_END)):
         return False
-    return not tx.value("group_has_work", found.grp, tx.now)
+    group = tx.group_by_id(found.grp)
+    making = group is not None and may_have_more(group)
+    return not making and not tx.value("group_has_work", found.grp, tx.now)
 
 
 def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:

@@ -8,6 +8,7 @@ from ..ranges import Ranges
 from ..store.rows import Queue
 from ..store.tx import Tx
 from .expire import hidden_in
+from .lanes import make_all
 
 
 def make_room(tx: Tx, wanted: Mapping[str, int], write: Callable[[], None] = lambda: None) -> None:
@@ -35,6 +36,9 @@ def make_room(tx: Tx, wanted: Mapping[str, int], write: Callable[[], None] = lam
 
 def backlog(tx: Tx, queue: Queue) -> int:
     """Messages that some group has not settled; of a queue without groups, all that are stored."""
+    for grp in tx.in_the_making(queue.id):
+        if (group := tx.group_by_id(grp)) is not None:
+            make_all(tx, group)
     tx.flush()
     left: dict[int, Ranges] = {}
     if not tx.group_ids(queue.id):

@@ -17,7 +17,7 @@ from ..store.forms import pack_body
 from ..store.rows import Rest, Segment, Stage
 from ..store.sealing import unseal
 from ..store.tx import Tx
-from .lanes import lane_for, queue_for
+from .lanes import complete, lane_for, queue_for
 from .push import Answer, Chunk, Placed, announce, created_at, not_before, push_with_rest
 from .room import make_room
 from .transact import TransactionRequest, transact
@@ -115,6 +115,7 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
         return push_with_rest(tx, chunk)
     queue = queue_for(tx, piece.queue)
     lane = lane_for(tx, queue, piece.partition, piece.priority)
+    complete(tx, queue, lane)
     due = not_before(tx, queue, delay)
     created = created_at(tx, lane)
     segment = Segment(

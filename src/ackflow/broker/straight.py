@@ -21,6 +21,7 @@ def lease(tx: Tx, queue: Queue, group: Group, request: "PopRequest", answer: Han
     id, options, rules = tx.only_lane(group.id), queue.options, group.rules
     if (
         id is None
+        or group.made is not None
         or rules.ordering != "shared"
         or rules.policy == "none"
         or options.retention_seconds is not None

@@ -7,7 +7,7 @@ from ..store.rows import Group, Partition, Queue
 from ..store.tx import Tx
 from .admin import configure, delete_group, find_queue, seek_lane
 from .expire import sequence_at
-from .lanes import group_for
+from .lanes import group_for, make_all
 
 
 def declare(
@@ -31,6 +31,7 @@ def unsubscribe(tx: Tx, queue_name: str | None, name: str, forget: bool) -> list
         group = tx.group(queue.id, name)
         if group is None:
             continue
+        make_all(tx, group)
         partitions = len({cursor.partition for cursor in tx.cursors_of_group(group.id)})
         dialect, options = group.dialect, _start_kept(group)
         delete_group(tx, queue.name, name)
@@ -54,6 +55,7 @@ def resubscribe(tx: Tx, name: str, time: int) -> list[str]:
         group = tx.group(queue.id, name)
         if group is None:
             continue
+        make_all(tx, group)
         group.options = structs.replace(group.options, start=time)
         tx.save_group(group)
         for cursor in tx.cursors_of_group(group.id):

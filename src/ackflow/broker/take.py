@@ -11,6 +11,7 @@ from ..store.tx import Tx
 from .bury import bury
 from .expire import DELAYED_RUN, drop_old
 from .handout import Taken, carried
+from .lanes import complete
 from .unread import drop_unread
 
 AT_ONCE = 256
@@ -28,10 +29,12 @@ def take(
     served, which saves a write; one that joins it then waits for one hand-out more at most.
     """
     if queue.options.retention_seconds is not None:
+        complete(tx, queue, lane)
         drop_old(
             tx, queue, lane, 100
         )  # every group has passed what is too old; upkeep drops the rest
     if queue.options.ttl_seconds is not None:
+        complete(tx, queue, lane)
         for _ in range(OLD_SLICES):
             if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
                 break
@@ -336,13 +339,7 @@ def overdue(tx: Tx, grp: int, lane_id: int) -> tuple[int, bool]:
     return cursor.dead - dead, looked >= AT_ONCE
 
 
-def may_be_overdue(tx: Tx, queue: Queue, grp: int, lane: int) -> bool:
-    """Whether it is worth a write to look for what waited too long in a lane."""
-    cursor, limit = tx.cursor(lane, grp), micros(queue.options.max_wait_seconds or 0)
-    if cursor is None:
-        return False
-    created = tx.created_at(lane, cursor.next)
-    if created is not None and created + limit <= tx.now:
-        return True
+def may_be_overdue(tx: Tx, limit: int, grp: int, lane: int) -> bool:
+    """Whether something that is due waited too long: then it is worth a write."""
     due = tx.due_claims(lane, grp, AT_ONCE)
     return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)

@@ -40,20 +40,28 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     return ranges.count(unread) or passed
 
 
-def old_lanes(tx: Tx, queue: Queue) -> list[int]:
-    """The lanes of a queue in which something is too old, for upkeep to go there only."""
-    return [
-        lane.id for lane in tx.lanes(queue.id) if lane.base < lane.head and _old(tx, queue, lane)
-    ]
+def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int]]:
+    """The queues and lanes in which something is too old, for upkeep to go there only."""
+    queues = {
+        queue.id: queue
+        for queue in tx.queues()
+        if (queue.options.retention_seconds, queue.options.ttl_seconds) != (None, None)
+    }
+    found = []
+    for id, home, created in tx.all("oldest_of_lanes", after, end) if queues else ():
+        queue = queues.get(home)
+        if queue is not None and _old(tx, queue, id, created):
+            found.append((home, id))
+    return found
 
 
-def _old(tx: Tx, queue: Queue, lane: Lane) -> bool:
+def _old(tx: Tx, queue: Queue, id: int, oldest: int) -> bool:
+    """Whether something is too old in a lane whose oldest message was pushed then."""
     age, life = queue.options.retention_seconds, queue.options.ttl_seconds
-    if age is not None:
-        created = tx.created_at(lane.id, lane.base)
-        if created is not None and created + micros(age) <= tx.now:
-            return True
-    if life is None:
+    if age is not None and oldest + micros(age) <= tx.now:
+        return True
+    lane = tx.lane(id)
+    if life is None or oldest + micros(life) > tx.now or lane is None:
         return False
     start = _first_unread(tx, lane, tx.cursors_of_lane(lane.id))
     created = tx.created_at(lane.id, start) if start < lane.head else None

@@ -5,9 +5,11 @@ Each duty finds its work beside the writer and does it in slices short enough no
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from .. import ranges
 from ..clock import micros
@@ -15,12 +17,12 @@ from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
 from ..ranges import Ranges
-from ..store.rows import Queue, Segment
+from ..store.rows import Segment
 from ..store.tx import Tx
 from .expire import Refreshed, close_gaps, drop_old, drop_segment, refresh
-from .hands import forget_readers
+from .hands import NO_END, forget_readers
 from .history import MOST, History
-from .lanes import group_for
+from .lanes import complete, group_for, is_undecided, make_more
 from .recover import Run, recover
 from .stage import drop_old_stages
 from .take import may_be_overdue, overdue
@@ -33,8 +35,17 @@ log = logging.getLogger("ackflow")
 
 SLICE_SECONDS = 0.010
 ROWS = 500
-LANES = 2_000
+LANES = 1_000
+RESTS = 20  # times as long as it took, a walk through all lanes waits before the next
 READER_SECONDS = 30 * 24 * 3600
+
+
+class Walk(Struct):
+    """A walk through all lanes in slices: how far it is, what it took, how long it rests."""
+
+    after: int = 0
+    spent: float = 0.0
+    rest_until: float = 0.0
 
 
 class Keeper:
@@ -45,19 +56,25 @@ class Keeper:
         self._read = read
         self._write = write
         self._whole = whole
-        self._trimmed_to = 0
+        self._old, self._waiting, self._passed = Walk(), Walk(), Walk()
         self._walks: dict[int, int] = {}  # by lane, where to go on with a long one
         self._history = History()
 
     def run_once(self) -> Upkeep:
         done = Upkeep()
         recover(self._read, self._write)
+        self.make_cursors()
         done.leases_expired = self.expire()
         done.expired = self._drop_old()
         done.max_wait = self._bury_overdue()
         done.trimmed = self._trim()
         done.pruned = self._prune()
         return done
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a walk through the lanes goes on in the next round."""
+        return any(walk.after for walk in (self._old, self._waiting, self._passed))
 
     def expire(self) -> int:
         """Take back leases that are over, and wake what is due, so that waiting pops are told."""
@@ -70,6 +87,12 @@ class Keeper:
                 ended += found.ended
         return ended
 
+    def make_cursors(self) -> None:
+        """Make the cursors that new groups have not got yet."""
+        for (id,) in self._read(lambda tx: tx.all("groups_in_the_making")):
+            while self._write(partial(make_more, grp=id)):
+                pass
+
     def _do(self, duty: Callable[[Tx], T], nothing: T) -> T:
         """Do one piece of a duty; what needs a key that is not given must not hold up the rest."""
         try:
@@ -78,38 +101,48 @@ class Keeper:
             log.warning("upkeep left something out: %s", error)
             return nothing
 
+    def _walk(self, walk: Walk, find: Callable[[Tx, int, int], list[T]]) -> Iterator[T]:
+        """What is found in the next slice of lanes, or in all of them; a walk of several rests."""
+        while self._whole or time.monotonic() >= walk.rest_until:
+            start = time.monotonic()
+            end, found = self._read(partial(_in_slice, find=find, after=walk.after))
+            walk.spent += time.monotonic() - start
+            if not end:
+                walk.rest_until = time.monotonic() + RESTS * walk.spent if walk.after else 0.0
+                walk.spent = 0.0
+            walk.after = end
+            yield from found
+            if not end or not self._whole:
+                return
+
     def _drop_old(self) -> int:
         """Remove what is older than its queue's retention."""
         dropped = 0
-        for queue in self._read(Tx.queues):
-            if (queue.options.retention_seconds, queue.options.ttl_seconds) != (None, None):
-                for lane in self._read(partial(old_lanes, queue=queue)):
-                    while n := self._do(partial(_drop, queue=queue.id, lane=lane), 0):
-                        dropped += n
+        for queue, lane in self._walk(self._old, old_lanes):
+            while n := self._do(partial(_drop, queue=queue, lane=lane), 0):
+                dropped += n
         return dropped
 
     def _bury_overdue(self) -> int:
         """Dead-letter what waited too long for its first delivery, though nobody pops."""
         buried = 0
-        for queue in self._read(Tx.queues):
-            if queue.options.max_wait_seconds is not None:
-                if self._read(partial(_dies_unread, queue=queue)):
-                    self._do(partial(_expect_group, id=queue.id), None)
-                for group, lane in self._read(partial(_waiting_lanes, queue=queue)):
-                    more = True
-                    while more:
-                        n, more = self._do(partial(overdue, grp=group, lane_id=lane), (0, False))
-                        buried += n
+        for queue, group, lane in self._walk(self._waiting, _waiting_lanes):
+            id = group or self._do(partial(_expect_group, id=queue), 0)
+            if not group:
+                self.make_cursors()
+            more = True
+            while more:
+                n, more = self._do(partial(overdue, grp=id, lane_id=lane), (0, False))
+                buried += n
         return buried
 
     def _trim(self) -> int:
         """Remove segments that every group has settled and that are kept no longer."""
         until = time.monotonic() + SLICE_SECONDS
-        self._trimmed_to, lanes = self._read(partial(_lanes_to_trim, start=self._trimmed_to))
         dropped = 0
-        for place, lane in enumerate(lanes):
+        for place, lane in enumerate(self._walk(self._passed, _passed_lanes)):
             if place and not self._whole and time.monotonic() > until:
-                self._trimmed_to = lane - 1
+                self._passed.after = lane - 1
                 break
             dropped += self._trim_lane(lane)
         return dropped
@@ -171,6 +204,8 @@ def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
     queue = tx.queue_by_id(lane.queue) if lane else None
     if lane is None or queue is None or queue.options.keep_seconds is None:
         return Stretch([], None)
+    if tx.in_the_making(queue.id):
+        return Stretch([], None)  # a group may have still to read what the others have settled
     tx.flush()
     low = tx.value("lowest_cursor", lane.id)
     limit = tx.now - micros(queue.options.keep_seconds)
@@ -231,6 +266,7 @@ def _drop(tx: Tx, queue: int, lane: int) -> int:
     found, where = tx.queue_by_id(queue), tx.lane(lane)
     if found is None or where is None:
         return 0
+    complete(tx, found, where)
     return drop_old(tx, found, where, 100) + drop_unread(tx, found, where, 100)
 
 
@@ -239,41 +275,51 @@ def _drop_leases(tx: Tx, old: list[int]) -> None:
         tx.run("drop_lease", id)
 
 
-def _dies_unread(tx: Tx, queue: Queue) -> bool:
-    """Whether something waited too long in a queue that has no group yet."""
-    before = tx.now - micros(queue.options.max_wait_seconds or 0)
-    return not tx.groups(queue.id) and tx.value("any_pushed_before", queue.id, before) is not None
+def _expect_group(tx: Tx, id: int) -> int:
+    """The group that dead letters belong to until the first one comes; 0: one has come."""
+    queue, groups = tx.queue_by_id(id), tx.groups(id)
+    if queue is None or any(not is_undecided(group) for group in groups):
+        return 0
+    return group_for(tx, queue, QUEUE_MODE, UNDECIDED).id
 
 
-def _expect_group(tx: Tx, id: int) -> None:
-    """Make the group that dead letters belong to until the first one comes, and then to that one."""
-    queue = tx.queue_by_id(id)
-    if queue is not None and not tx.groups(id):
-        group_for(tx, queue, QUEUE_MODE, UNDECIDED)
+def _in_slice(tx: Tx, find: Callable[[Tx, int, int], list[T]], after: int) -> tuple[int, list[T]]:
+    """What is found in the lanes after one, and the last of the slice; 0: there are no more."""
+    end = tx.value("lane_after", after, LANES - 1)
+    return end or 0, find(tx, after, end or NO_END)
 
 
-def _waiting_lanes(tx: Tx, queue: Queue) -> list[tuple[int, int]]:
-    """Groups and lanes in which something may have waited too long."""
-    return [
-        (group.id, lane)
-        for group in tx.groups(queue.id)
-        for (lane,) in tx.all("ready_lanes", group.id)
-        if may_be_overdue(tx, queue, group.id, lane)
-    ]
+def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int, int]]:
+    """Queues, groups and lanes in which something may have waited too long; 0: there is no group."""
+    limits = {
+        queue.id: micros(queue.options.max_wait_seconds)
+        for queue in tx.queues()
+        if queue.options.max_wait_seconds is not None
+    }
+    found = []
+    for grp, lane, queue, created, due in tx.all("waiting_lanes", after, end) if limits else ():
+        limit = limits.get(queue)
+        if limit is not None and (
+            (created is not None and created + limit <= tx.now)
+            or (due and may_be_overdue(tx, limit, grp, lane))
+        ):
+            found.append((queue, grp, lane))
+    early = {queue: limit for queue, limit in limits.items() if not tx.group_ids(queue)}
+    for lane, queue, created in tx.all("oldest_of_lanes", after, end) if early else ():
+        if queue in early and created + early[queue] <= tx.now:
+            found.append((queue, 0, lane))
+    return found
 
 
-def _lanes_to_trim(tx: Tx, start: int) -> tuple[int, list[int]]:
-    """Lanes whose oldest segment may go, and where to go on with the next round."""
-    rows = tx.all("lanes_to_trim", start, LANES)
-    ripe = []
-    for (id,) in rows:
-        lane = tx.lane(id)
-        queue = tx.queue_by_id(lane.queue) if lane else None
-        if lane and queue:
-            created, kept = tx.created_at(id, lane.base), queue.options.keep_seconds
-            if created is not None and kept is not None and created + micros(kept) <= tx.now:
-                ripe.append(id)
-    return (rows[-1][0] if len(rows) == LANES else 0), ripe
+def _passed_lanes(tx: Tx, after: int, end: int) -> list[int]:
+    """Lanes whose oldest segment every group has passed, and which is kept no longer."""
+    kept = {queue.id: queue.options.keep_seconds for queue in tx.queues()}
+    found = []
+    for lane, queue, created in tx.all("passed_lanes", after, end):
+        seconds = kept.get(queue)
+        if seconds is not None and created + micros(seconds) <= tx.now:
+            found.append(lane)
+    return found
 
 
 def _anything_old(tx: Tx) -> bool:

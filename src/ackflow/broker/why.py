@@ -11,6 +11,7 @@ from ..store.tx import Tx
 from .admin import no_group
 from .expire import drop_old, hidden_in, refresh, refresh_stretch
 from .inspect import unseen
+from .lanes import complete, cursor_for
 from .maintenance import halted
 from .take import overdue
 from .unread import drop_unread
@@ -48,8 +49,7 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     refresh(tx, group)
     refresh_stretch(tx, group, lane.id, place.sequence, place.sequence + 1)
     _drop_overdue(tx, queue, group, lane)
-    cursor = tx.cursor(lane.id, group.id)
-    assert cursor is not None
+    cursor = cursor_for(tx, group, lane)
     return _Case(tx, queue, group, lane, cursor, place.sequence, base).answer()
 
 
@@ -286,6 +286,7 @@ class _Case:
 def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
     """What no pop would hand out any more is not ready, whether or not upkeep has run."""
     options = queue.options
+    complete(tx, queue, lane)
     while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
         pass
     while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):

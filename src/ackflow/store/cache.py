@@ -33,6 +33,7 @@ class Cache:
         self.alone: dict[int, int] = {}  # by group, the one lane with work if there is just one
         self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
         self.gone_after: dict[int, dict[int, tuple[int, int]]] = {}  # by lane and group
+        self.making: dict[int, list[int]] = {}  # by queue, groups without a cursor of every lane
         self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
         self.in_window: dict[int, int] = {}  # by group with a window, how many messages are in it
         self.last_lease: int | None = None  # the highest id given, once it was read
@@ -57,6 +58,7 @@ class Cache:
         self.alone.clear()
         self.nothing_due.clear()
         self.gone_after.clear()
+        self.making.clear()
         self.room.clear()
         self.in_window.clear()
         self.last_lease = None

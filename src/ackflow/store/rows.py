@@ -146,6 +146,8 @@ def joined(items: list[Raw]) -> tuple[bytes, bytes]:
 
 
 class Group(Struct):
+    """`made`: it has cursors up to the lane of this priority and id only; None: of all lanes."""
+
     id: int
     queue: int
     name: str
@@ -154,6 +156,7 @@ class Group(Struct):
     paused: bool
     options: GroupOptions
     rules: Settings
+    made: tuple[int, int] | None = None
 
 
 class Cursor(Struct):

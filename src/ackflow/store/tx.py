@@ -355,12 +355,13 @@ class Tx(Holds, GoneRows):
     def _cached_group(self, row: Row) -> Group:
         found = self.cache.groups.get(row[0])
         if found is None:
-            id, home, name, created_at, dialect, paused, packed = row
+            id, home, name, created_at, dialect, paused, packed, *made = row
             options = _group_options(packed)
             queue = self.queue_by_id(home)
             assert queue is not None, "a group without its queue"
             rules = policy.settings(dialect, queue.options, options)
             found = Group(id, home, name, created_at, dialect, bool(paused), options, rules)
+            found.made = None if made[1] is None else (made[0], made[1])
             self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found
         return found
 
@@ -395,6 +396,31 @@ class Tx(Holds, GoneRows):
         if found is None:
             found = self.cache.group_ids[queue] = [row[0] for row in self.all("groups_of", queue)]
         return found
+
+    def in_the_making(self, queue: int) -> list[int]:
+        """The groups of a queue that have not yet a cursor of every lane."""
+        found = self.cache.making.get(queue)
+        if found is None:
+            rows = self.all("making_of_queue", queue)
+            found = self.cache.making[queue] = [row[0] for row in rows]
+        return found
+
+    def make_cursors(self, group: Group, limit: int) -> None:
+        """Make the cursors of a group in the next lanes, where there is none."""
+        assert group.made is not None
+        start = group.options.start
+        kind, time = (start, 0) if isinstance(start, str) else ("time", start)
+        ordered = int(group.rules.ordering == "ordered")
+        self.flush()
+        self.run("make_cursors", group.id, group.queue, *group.made, limit, kind, time, ordered)
+        end = self.one("slice_end", group.queue, *group.made, limit - 1)
+        self.save_made(group, None if end is None else (end[0], end[1]))
+        self.cache.alone.pop(group.id, None)
+
+    def save_made(self, group: Group, made: tuple[int, int] | None) -> None:
+        group.made = made
+        self.run("save_making", group.id, *(made or (None, None)))
+        self.cache.making.pop(group.queue, None)
 
     # dead letters and stages
 

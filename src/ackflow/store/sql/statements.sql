@@ -186,6 +186,31 @@ select count(*), sum(count), max(first + count), min(not_before), count(not_befo
 from (select first, count, not_before, for_group from segments
     where lane = ?1 and (not_before is not null or for_group is not null) and first >= ?2
     order by first limit ?3) as run
+-- name: queue_totals
+select coalesce(sum(head), 0), coalesce(sum(head - base - gone), 0) from lanes where queue = ?1
+-- name: queue_bytes
+select coalesce(sum(s.bytes), 0) from segments s join lane_rows l on l.id = s.lane where l.queue = ?1
+-- name: uneven_lanes
+select l.id from lane_rows l join cursors c on c.lane = l.id and c.grp = ?2
+where l.queue = ?1 and (l.odd > 0 or l.gone_to > 0) and (l.odd > c.next or l.gone_to > c.next)
+-- name: group_totals
+select coalesce(sum(next), 0), coalesce(sum(delivered), 0), coalesce(sum(consumed), 0),
+    coalesce(sum(failed), 0), coalesce(sum(done), 0), coalesce(sum(dead), 0),
+    coalesce(sum(skipped), 0), coalesce(sum(purged), 0), coalesce(sum(expired), 0),
+    min((select case when first + count > c.next then created_at end from segments s
+        where s.lane = c.lane and s.first <= c.next and c.lane not in
+            (select l.id from lane_rows l join cursors k on k.lane = l.id and k.grp = ?1
+            where l.queue = ?2 and (l.odd > 0 or l.gone_to > 0)
+                and (l.odd > k.next or l.gone_to > k.next))
+        order by first desc limit 1))
+from cursors c where grp = ?1
+-- name: group_claims
+select case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n),
+    min((select created_at from segments s where s.lane = c.lane and s.first <= c.lo
+        order by first desc limit 1))
+from claims c where grp = ?1 group by now_state
+-- name: count_partitions
+select count(*) from partitions where queue = ?1
 -- name: lane_totals
 select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments where lane = ?1
 -- name: drop_segment
@@ -196,15 +221,50 @@ delete from bodies where id in (select body from segments where lane = ?1)
 delete from segments where lane = ?1
 
 -- name: group_named
-select id, queue, name, created_at, dialect, paused, options from groups
+select id, queue, name, created_at, dialect, paused, options, made_priority, made_lane from groups
 where queue = ?1 and name = ?2
 -- name: group_by_id
-select id, queue, name, created_at, dialect, paused, options from groups where id = ?1
+select id, queue, name, created_at, dialect, paused, options, made_priority, made_lane from groups
+where id = ?1
 -- name: groups_of
-select id, queue, name, created_at, dialect, paused, options from groups where queue = ?1
-order by name
+select id, queue, name, created_at, dialect, paused, options, made_priority, made_lane from groups
+where queue = ?1 order by name
 -- name: add_group
 insert into groups (queue, name, created_at, dialect, options) values (?1, ?2, ?3, ?4, ?5)
+-- name: groups_in_the_making
+select id from groups where made_lane is not null order by id
+-- name: making_of_queue
+select id from groups where queue = ?1 and made_lane is not null
+-- name: save_making
+update groups set made_priority = ?2, made_lane = ?3 where id = ?1
+-- name: slice_end
+select priority, id from lane_rows where queue = ?1 and (priority, id) > (?2, ?3)
+order by priority, id limit 1 offset ?4
+-- name: make_cursors
+insert into cursors (lane, grp, partition, priority, next, ready, blocked, skipped, hidden,
+    copies)
+select id, ?1, partition, priority, start, case when start < head then 1 else 0 end,
+    case when ?8 = 1 and exists (select 1 from cursors k
+        where k.grp = ?1 and k.partition = made.partition and k.blocked = 1) then 1 else 0 end,
+    start - hidden, hidden, copies - ahead
+from (select begun.*, case when odd <= base or start <= base then 0 else
+        (select coalesce(sum(count), 0) from segments s where s.lane = begun.id
+            and s.for_group is not null and s.for_group <> ?1 and s.first < begun.start)
+        + (select coalesce(sum(hi - lo), 0) from gone g where g.lane = begun.id
+            and g.for_group is not null and g.for_group <> ?1 and g.hi <= begun.start)
+        end as hidden,
+        case when odd <= start then 0 else
+        (select coalesce(sum(count), 0) from segments s where s.lane = begun.id
+            and s.for_group is not null and s.for_group <> ?1 and s.first >= begun.start)
+        + (select coalesce(sum(hi - lo), 0) from gone g where g.lane = begun.id
+            and g.for_group is not null and g.for_group <> ?1 and g.lo >= begun.start)
+        end as ahead
+    from (select l.*, case when ?6 = 'all' then base when ?6 = 'new' then head else
+            coalesce((select first from segments s where s.lane = l.id and s.created_at >= ?7
+                order by first limit 1), head) end as start
+        from (select * from lanes where queue = ?2 and (priority, id) > (?3, ?4)
+            order by priority, id limit ?5) as l) as begun) as made
+where true on conflict (lane, grp) do nothing
 -- name: save_group
 update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
 -- name: decide_group
@@ -294,14 +354,25 @@ delete from cursors where grp = ?1
 delete from cursors where lane = ?1
 -- name: lowest_cursor
 select min(next) from cursors where lane = ?1
--- name: lanes_to_trim
-select l.id from lane_rows l join cursors c on c.lane = l.id where l.id > ?1
-group by l.id having min(c.next) > l.base order by l.id limit ?2
--- name: any_pushed_before
-select 1 from lane_rows l where l.queue = ?1 and
-    (select s.created_at from segments s where s.lane = l.id order by s.first limit 1) <= ?2 limit 1
 -- name: ready_lanes
 select lane from cursors where grp = ?1 and ready = 1 order by lane
+-- name: lane_after
+select id from lane_rows where id > ?1 order by id limit 1 offset ?2
+-- name: passed_lanes
+select l.id, l.queue, s.created_at from lane_rows l join segments s on s.lane = l.id and s.first = l.base
+where l.id > ?1 and l.id <= ?2 and l.base < (select min(next) from cursors c where c.lane = l.id)
+order by l.id
+-- name: oldest_of_lanes
+select l.id, l.queue, s.created_at from lane_rows l join segments s on s.lane = l.id and s.first = l.base
+where l.id > ?1 and l.id <= ?2 order by l.id
+-- name: waiting_lanes
+select c.grp, c.lane, l.queue,
+    (select case when first + count > c.next then created_at end from segments s
+        where s.lane = c.lane and s.first <= c.next order by first desc limit 1),
+    exists (select 1 from claim_rows k
+        where k.lane = c.lane and k.grp = c.grp and k.lease = 0 and k.state = 2)
+from cursors c join lane_rows l on l.id = c.lane
+where c.lane > ?1 and c.lane <= ?2 and c.ready = 1 order by c.lane
 
 -- name: add_claim
 insert into claim_rows (lane, grp, id, lo, hi, n, ranges, state, at, since, deliveries, failures,

@@ -68,6 +68,13 @@ select id, queue, partition, priority, base,
     odd, copies, gone, gone_to
 from lane_rows;
 
+-- A new group gets its cursors in slices, in the order in which lanes are served: it has those of all
+-- lanes up to this one. Null: of all.
+alter table groups add column made_priority bigint;
+alter table groups add column made_lane bigint;
+create index groups_in_the_making on groups (queue) where made_lane is not null;
+create index lanes_in_order on lane_rows (queue, priority, id);
+
 -- Times may have been written under a clock that was ahead, before that was noticed: upkeep looks.
 
 insert into meta select 'clock_back', '0 0' where exists (select 1 from segments)
