@@ -445,3 +445,21 @@ def test_a_repeat_within_a_push_needs_no_room(q: Session) -> None:
     items = [Item(data=n, transaction_id="same", delay=n) for n in range(3)]
     assert q.push("orders", items).duplicates == [1, 2]
     assert stored(q) == [1, 0]
+
+
+def test_what_one_of_two_groups_settles_makes_no_room(q: Session) -> None:
+    q.configure("orders", max_size=3)
+    q.push("orders", [1, 2, 3])
+    held = q.pop("orders", group="a", batch=3)
+    with pytest.raises(QueueFull):
+        q.push("orders", 4)
+    q.group("orders", "b")
+    with pytest.raises(QueueFull):
+        q.push("orders", 4)
+    q.ack(held)
+    with pytest.raises(QueueFull):
+        q.push("orders", 4)
+    q.ack(q.pop("orders", group="b", batch=1))
+    q.push("orders", 4)
+    with pytest.raises(QueueFull):
+        q.push("orders", 5)

@@ -10,6 +10,7 @@ import pytest
 
 import ackflow
 from ackflow import Message, Session, VirtualClock
+from ackflow.errors import QueueFull
 from ackflow.store import tx
 
 Verb = Callable[[Session], object]
@@ -236,3 +237,30 @@ def test_a_stuck_message_costs_no_more_steps_of_upkeep_the_more_was_trimmed_behi
             found.append(steps(q, round_of_upkeep))
             assert q.queue_stats("q").messages == 1
     assert found[1] <= 1.05 * found[0]
+
+
+def test_a_push_to_a_full_queue_costs_no_more_steps_the_more_waits() -> None:
+    """Also when something is settled between two pushes."""
+    found = []
+    for n in (10, 500):
+        with ackflow.connect(":memory:", clock=VirtualClock(), upkeep=False) as q:
+            q.configure("q", max_size=n)
+            q.push("q", list(range(n)))
+            for message in q.pop("q", batch=n):
+                message.nack(delay=60 + message.data)
+            costs = []
+            for _ in range(3):
+                costs.append(steps(q, refused))
+                q.delete_message("q", q.browse("q", limit=1).items[0].id)
+                q.push("q", "one more")
+                refused(q)
+                q.ack(q.pop("q"))
+                q.push("q", "and another")
+            assert q.group_stats("q").counts.pushed == n + 6
+            found.append(costs[1:])
+    assert max(found[1]) <= 1.05 * max(found[0])
+
+
+def refused(q: Session) -> None:
+    with pytest.raises(QueueFull):
+        q.push("q", "too much")

@@ -171,6 +171,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
         move_base(tx, lane, lane.head)
     for grp in tx.group_ids(queue.id):
         tx.run("raise_epochs", grp)
+    tx.cache.room.pop(queue.id, None)
     tx.touched.add(queue.name)
     return removed
 
@@ -249,6 +250,7 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)
     tx.add_gone(lane, *one)
+    tx.cache.room.pop(queue.id, None)
     tx.save_lane(lane)
     _forget_txid(tx, lane, place.sequence)
     tx.touched.add(queue.name)

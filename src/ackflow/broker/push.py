@@ -300,6 +300,8 @@ def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
     rest = chunk.rest or Rest()
     known = _duplicates(tx, chunk, rest)
     fresh = [i for i in range(len(chunk.ends)) if i not in known]
+    if known:
+        tx.cache.room_known.clear()  # room was counted for them, and they take none
     places: list[Placed | None] = [None] * len(chunk.ends)
     if fresh:
         kept = chunk if not known else _only(chunk, fresh)

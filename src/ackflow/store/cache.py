@@ -36,6 +36,7 @@ class Cache:
         self.making: dict[int, list[int]] = {}  # by queue, groups without a cursor of every lane
         self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
         self.in_window: dict[int, int] = {}  # by group with a window, how many messages are in it
+        self.room_known: set[int] = set()  # of these, by group, it is exactly as much
         self.last_lease: int | None = None  # the highest id given, once it was read
         self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
         # By group, consumers and the times of their first and last pop; stays.
@@ -61,6 +62,7 @@ class Cache:
         self.making.clear()
         self.room.clear()
         self.in_window.clear()
+        self.room_known.clear()
         self.last_lease = None
         self.halted = None
         self._tokens.clear()

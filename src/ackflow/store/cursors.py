@@ -34,6 +34,7 @@ class Cursors(Asking):
         found = self.cache.cursors.get(row[:2])
         if found is None:
             found = Cursor(*row)
+            found.counted = found.settled
             self.cache.keep_cursor(found)
         return found
 
@@ -66,13 +67,26 @@ class Cursors(Asking):
         if self._counted:
             for key, c in self._counted.items():
                 if key not in self._changed:
+                    self._make_room(c)
                     self.run("save_counts", *cursor_columns(c))
             self._counted.clear()
         if self._changed:
             for c in self._changed.values():
+                self._make_room(c)
                 self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
                 self.cache.alone.pop(c.grp, None)
             self._changed.clear()
+
+    def _make_room(self, cursor: Cursor) -> None:
+        """Add what a cursor has settled to the room of a queue of which that is known exactly."""
+        if cursor.grp not in self.cache.room_known:
+            return
+        before, cursor.counted = cursor.counted, cursor.settled
+        group = self.cache.groups.get(cursor.grp)
+        if group is None or cursor.counted[1] != before[1]:
+            self.cache.room_known.discard(cursor.grp)  # what was purged may have been gone before
+        elif group.queue in self.cache.room:
+            self.cache.room[group.queue] += cursor.counted[0] - before[0]
 
     def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
         """The lane to serve next: lowest priority number, then served longest ago.
@@ -143,6 +157,7 @@ class Cursors(Asking):
     def keep(self, cursor: Cursor, claim: Claim | None) -> None:
         """Lay a claim into a cursor, or take it out; what was counted before is written with it."""
         self._counted.pop((cursor.lane, cursor.grp), None)
+        self._make_room(cursor)
         cursor.kept = (claim.lease or 0) if claim else 0
         kept = (cursor.kept, *claim.ranges, claim.at, claim.since) if claim else _NOTHING
         self.run("save_kept", *cursor_columns(cursor), *kept)

@@ -190,6 +190,11 @@ class Cursor(Struct):
     last_at: int | None = None
     keeps: bool = False
     kept: int = 0
+    counted: tuple[int, int] = (0, 0)  # settled and purged, when the room of its queue was
+
+    @property
+    def settled(self) -> tuple[int, int]:
+        return self.done + self.dead + self.skipped + self.expired, self.purged
 
     def hide(self, n: int) -> None:
         """Pass copies that are for other groups; back over them when `n` is negative."""
