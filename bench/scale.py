@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ackflow
 
-from . import growth
+from . import growth, lanes
 from .measure import Json, Noise, Plan, batches, folder, seconds
 from .ours import NAME, Ackflow
 from .report import Row, Table, Target
@@ -25,7 +25,8 @@ Sides = tuple[list[float], list[float]]
 
 
 def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
-    return [depth(messages, plan), partitions(messages, plan), *growth.run(plan)]
+    tables = [depth(messages, plan), partitions(messages, plan)]
+    return [*tables, *growth.run(plan), *lanes.run(messages, plan)]
 
 
 def pairs(first: Step, second: Step, rounds: int, noise: Noise) -> dict[str, Sides]:
