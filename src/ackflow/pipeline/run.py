@@ -59,8 +59,12 @@ class Run:
         if settings.db is None:
             made(self.out)
         self._q: Session = settings.session("pipeline")
-        self.done()  # when no server answers, nothing is made
-        made(self.out)
+        try:
+            self.done()  # when no server answers, nothing is made
+            made(self.out)
+        except BaseException:
+            self.close()
+            raise
         self._recovery = Recovery(self._q, self.pipeline)
         self.standby = Standby(
             lambda line: self._spawn("standby", "0", self.out / "router.log", line),
@@ -76,6 +80,12 @@ class Run:
 
     def run(self, each: Callable[["Run"], None] | None = None, alarm_after: float = 60.0) -> bool:
         """Run to the end; False when there was nothing to do. `each` is called every moment."""
+        try:
+            return self._run(each, alarm_after)
+        finally:
+            self.close()
+
+    def _run(self, each: Callable[["Run"], None] | None, alarm_after: float) -> bool:
         keep_width(self._q, self.pipeline, self.settings, "workers", "shards", "rows")
         gone = cancelled(self._q, self.pipeline)
         if set(self.clients) <= {*self.done(), *gone}:
@@ -91,7 +101,6 @@ class Run:
             self._tell_dead()
         finally:
             self._write_events()
-            self.close()
         return True
 
     def _work(self, each: Callable[["Run"], None] | None, alarm_after: float) -> None:
