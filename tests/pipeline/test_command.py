@@ -139,14 +139,13 @@ def test_started_on_finished_data_or_in_another_width_it_says_so(
     with pytest.raises(NotFound, match=r"query1_results.json, .* is missing; begin anew"):
         run.run()
     (tmp_path / "data" / "bob").mkdir()
-    run.clients.append("bob")
+    run = Run(settings, told.append)
     announce(run._q, run.pipeline, ["bob"])
     cancel(run._q, run.pipeline, "bob")
     write(tmp_path / "out" / "ann", {query.name: [] for query in run.pipeline.queries})
     assert run.run() is False
     assert "finished already" in told[0]
     assert told[1] == "cancelled, and without answers: bob"
-    run._q.close()
     other = Run(structs.replace(settings, workers=5), told.append)
     with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
         other.run()
