@@ -148,6 +148,24 @@ def test_leases_at_their_last_delivery_do_not_hide_one_that_comes_again(
     assert q.group_stats("q").counts.dead == 10
 
 
+def test_a_lease_of_many_claims_does_not_end_the_slices_too_soon(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.group("q", QUEUE_MODE, max_deliver=2)
+    for partition in "abcdefgh":
+        q.push("q", partition, partition=partition)
+    # One lease with a claim in every partition, twice.
+    assert len(q.pop("q", batch=8, lease_seconds=10)) == 8
+    clock.advance(10)
+    assert len(q.pop("q", batch=8, lease_seconds=10)) == 8
+    clock.advance(5)
+    q.push("q", "last")
+    assert len(q.pop("q", lease_seconds=5)) == 1
+    clock.advance(5)
+    assert drain(q) == ["last"]
+    assert q.group_stats("q").counts.dead == 8
+
+
 def test_copies_for_another_group_are_passed_and_not_counted(q: Session) -> None:
     q.group("q", "other")
     q.push("q", list(range(20)))

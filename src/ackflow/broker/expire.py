@@ -84,7 +84,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
 def _end_over(tx: Tx, group: Group, some: Slice) -> tuple[int, bool]:
     """End leases that are over; answers with how many, and whether there may be more."""
     limit = some.at_most(LEASES_AT_ONCE)
-    leases = tx.leases_over(group.id, limit)
+    leases, more = tx.leases_over(group.id, limit)
     for ended, (id, n) in enumerate(leases.items()):
         if some.over:
             return ended, True
@@ -92,7 +92,7 @@ def _end_over(tx: Tx, group: Group, some: Slice) -> tuple[int, bool]:
         assert lease is not None, "a leased claim without its lease"
         expire(tx, group, lease)
         some.count(n)
-    return len(leases), len(leases) >= limit > 0
+    return len(leases), more
 
 
 def _wake(tx: Tx, group: Group, some: Slice) -> bool:

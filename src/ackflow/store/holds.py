@@ -154,13 +154,15 @@ class Holds(Cursors):
             self.cache.nothing_due.add((lane, grp))
         return found
 
-    def leases_over(self, grp: int, limit: int) -> dict[int, int]:
-        """Leases that are over, by what is to be served first, with how many messages they hold."""
+    def leases_over(self, grp: int, limit: int) -> tuple[dict[int, int], bool]:
+        """Leases that are over, by what is to be served first, with how many messages they hold, and
+        whether there may be more. `limit` is one of claims: a lease may have several."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
+        rows = self.all("expired_leases", grp, self.now, among, limit)
         found: dict[int, int] = {}
-        for lease, n in self.all("expired_leases", grp, self.now, among, limit):
+        for lease, n in rows:
             found[lease] = found.get(lease, 0) + n
-        return found
+        return found, len(rows) == limit
 
     def wake_due(self, grp: int, limit: int) -> list[int]:
         """Make waiting claims due whose time has come, of those that came back, by what is to be
