@@ -83,11 +83,9 @@ def configure_group(
     changes = {k: v for k, v in changes.items() if k != "start"}
     found.options = structs.replace(found.options, **changes)
     found.dialect = dialect or found.dialect
-    had_window = tx.has_window(found.id)
     found.rules = settings(found.dialect, queue.options, found.options)
     tx.save_group(found)
-    if not had_window and tx.has_window(found.id):
-        tx.count_window(found.id)
+    tx.note_window(found)
     tx.reblock(found)
     tx.touched.add(queue.name)
     return found

@@ -35,6 +35,7 @@ class Cache:
         self.gone_after: dict[int, dict[int, tuple[int, int]]] = {}  # by lane and group
         self.making: dict[int, list[int]] = {}  # by queue, groups without a cursor of every lane
         self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
+        self.windowed: set[int] = set()  # groups with a window, of those that were read
         self.in_window: dict[int, int] = {}  # by group with a window, how many messages are in it
         self.room_known: set[int] = set()  # of these, by group, it is exactly as much
         self.last_lease: int | None = None  # the highest id given, once it was read
@@ -61,6 +62,7 @@ class Cache:
         self.gone_after.clear()
         self.making.clear()
         self.room.clear()
+        self.windowed.clear()
         self.in_window.clear()
         self.room_known.clear()
         self.last_lease = None
@@ -123,10 +125,13 @@ class Cache:
     def keep_lease(self, lease: Lease, claims: list[Claim]) -> None:
         """Keep a live lease with its claims, exactly as they are stored."""
         if len(self.leases) >= MAX_LEASES:
-            self.leases.clear()
-            self._tokens.clear()
+            self.forget_leases()
         self.leases[lease.token] = lease, claims
         self._tokens[lease.id] = lease.token
+
+    def forget_leases(self) -> None:
+        self.leases.clear()
+        self._tokens.clear()
 
     def forget_lease(self, id: int | None) -> None:
         """Forget a lease before it, or a claim of it, is changed."""

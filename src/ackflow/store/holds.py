@@ -8,7 +8,7 @@ from msgspec import msgpack
 from .. import ids, ranges
 from .cursors import Cursors
 from .forms import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
-from .rows import LEASED, Claim, Cursor, Lease, tell_acks
+from .rows import LEASED, Claim, Cursor, Group, Lease, tell_acks
 
 # Of the claims that come back at once, so many that did so first are put in order.
 CLAIMS_COMPARED = 2_000
@@ -53,16 +53,12 @@ class Holds(Cursors):
         self._count(claim, columns[2] if claim.state == LEASED else 0)
 
     def _count(self, claim: Claim, n: int) -> None:
-        """Keep count of what a group with a window has out."""
-        if n != claim.counted:
-            if self.has_window(claim.grp):
-                self.tally.add(claim.grp, IN_WINDOW, n - claim.counted)
-                if claim.grp in self.cache.in_window:
-                    self.cache.in_window[claim.grp] += n - claim.counted
+        """Keep count of what a group with a window has out; whoever has a claim has read its group."""
+        if claim.grp in self.cache.windowed and n != claim.counted:
+            self.tally.add(claim.grp, IN_WINDOW, n - claim.counted)
+            if claim.grp in self.cache.in_window:
+                self.cache.in_window[claim.grp] += n - claim.counted
             claim.counted = n
-
-    def has_window(self, grp: int) -> bool:
-        raise NotImplementedError
 
     def in_window(self, grp: int) -> int:
         """How many messages of a group with a window are leased, but for those that are held."""
@@ -72,11 +68,18 @@ class Holds(Cursors):
             found = self.cache.in_window[grp] = int(self.value("tally", grp, IN_WINDOW) or 0)
         return found
 
-    def count_window(self, grp: int) -> None:
-        """Count what a group has out that had no window before."""
+    def note_window(self, group: Group) -> None:
+        """Begin or cease to count what a group has out, once its window was changed."""
+        grp, had = group.id, group.id in self.cache.windowed
+        if group.rules.max_ack_pending is None:
+            self.cache.windowed.discard(grp)
+        if had or group.rules.max_ack_pending is None:
+            return
+        self.cache.windowed.add(grp)
         self.flush()
         self.run("put_tally", grp, IN_WINDOW, self.value("leased_count", grp))
         self.cache.in_window.pop(grp, None)
+        self.cache.forget_leases()  # their claims were not counted
 
     def _take_out(self, claim: Claim) -> None:
         """Give a claim that lies in its cursor a row, as it is now."""

@@ -363,11 +363,9 @@ class Tx(Holds, GoneRows):
             found = Group(id, home, name, created_at, dialect, bool(paused), options, rules)
             found.made = None if made[1] is None else (made[0], made[1])
             self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found
+            if rules.max_ack_pending is not None:
+                self.cache.windowed.add(id)
         return found
-
-    def has_window(self, grp: int) -> bool:
-        group = self.group_by_id(grp)
-        return group is not None and group.rules.max_ack_pending is not None
 
     def groups(self, queue: int) -> list[Group]:
         return [self._cached_group(row) for row in self.all("groups_of", queue)]
