@@ -517,7 +517,7 @@ class Consumer:
 
 
 def log_end(plan: Plan[Any], error: BaseException) -> None:
-    """Say what ended a loop: it may be that nobody joins it."""
+    """Log what ended a loop, which may never be joined."""
     if not isinstance(error, SessionForked):
         queue = plan.request.queue
         log.error("the consume loop of %s has ended: %s", queue, text_of(error), exc_info=error)

@@ -49,7 +49,7 @@ async def awaited(url: str, seconds: float) -> None:
 
 
 def forgotten(url: str, seconds: float) -> None:
-    """The main thread ends while a handler is at work, and nobody joins or closes anything."""
+    """The main thread ends while a handler is at work, without a join or a close."""
     begun = threading.Event()
 
     def handle(message: ackflow.Message) -> None:

@@ -59,7 +59,7 @@ def make(q: Session, clock: VirtualClock, schema: int) -> Made:
     if schema >= 4:
         _traces(q)
     made["stale"] = q.pop("orders", group="s", lease_seconds=1).token
-    clock.advance(2)  # its lease is over, which nobody has noticed
+    clock.advance(2)  # its lease is over, and not ended yet
     return made
 
 

@@ -59,7 +59,7 @@ class Connection(psycopg.Connection[Row]):
     """A connection with the settings of its place.
 
     Behind a pooler each transaction may be on another server process: what is set is set in every
-    transaction, nothing is prepared, and nobody can listen.
+    transaction, nothing is prepared, and LISTEN is not available.
     """
 
     pooled: bool = False

@@ -160,7 +160,7 @@ class SqliteStore:
             time.sleep(0.0001)
 
     def _sync_shown(self) -> None:
-        """Sync for one who reads, and does not know whose commits the log holds by now."""
+        """Sync the whole log for a reader, which does not hold the write lock."""
         with self._syncing:
             if self._closed:
                 raise SessionClosed()

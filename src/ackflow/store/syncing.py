@@ -112,7 +112,7 @@ class SyncRecord:
                 at = RING + number % ENTRIES * 2
                 if cells[at] == lane and cells[at + 1] < stop:
                     return True
-            # One who reads without the write lock may have been overtaken.
+            # A reader without the write lock may see an entry that is being replaced.
             return not 0 <= cells[BEGUN] - synced <= ENTRIES
         return True
 
