@@ -33,7 +33,7 @@ from .lease import Lease as PlainLease
 from .measure import AckStats
 from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect, QueueOptions
-from .store.levels import MayLose
+from .store.durability import MayLose
 from .transaction import Committed, Operations
 
 P = ParamSpec("P")

@@ -18,8 +18,8 @@ from .broker.push import Chunk, PushRequest
 from .checks import Duration, Time
 from .errors import InvalidArgument, PayloadTooLarge
 from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
-from .store import forms
-from .store.rows import Rest, joined
+from .store import mapping
+from .store.records import Rest, joined
 
 T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
@@ -158,7 +158,7 @@ def _many(
     """One chunk of many values, encoded in one go; none if they need a closer look."""
     try:
         data = _encode(items)
-        encoded = forms.items_of(data)
+        encoded = mapping.items_of(data)
     except UNWRITABLE:
         return []
     if len(data) > MAX_SEGMENT_BYTES or len(encoded) != len(items):

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import ackflow
-from ackflow.pipeline import demo as pipeline
+
+from .pipeline import demo as pipeline
 
 CONSUMER = """
 import sys, time, ackflow

@@ -19,8 +19,8 @@ from .broker.push import Answer, PushRequest
 from .broker.settle import Mark, Verdict, settle
 from .clock import Signal, micros
 from .errors import SessionClosed
+from .store.group_commit import Job
 from .store.tx import Tx
-from .store.writer import Job
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -36,9 +36,9 @@ from .helping import Helping
 from .lease import Lease
 from .model import GroupStats, Upkeep, when
 from .policy import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
-from .store import sqlite
-from .store.levels import MayLose
-from .store.sqlite import SqliteStore
+from .store.durability import MayLose
+from .store.sqlite import store as sqlite
+from .store.sqlite.store import SqliteStore
 from .transaction import Committed, Operations, Transaction
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def set_may_lose(path: str | os.PathLike[str], may_lose: MayLose) -> None:
 def postgres() -> ModuleType:
     """What opens PostgreSQL; it is loaded when it is needed."""
     try:
-        from .store import postgres as module
+        from .store.postgres import store as module
     except ImportError as missing:
         raise InvalidArgument(
             f"PostgreSQL needs its driver: pip install ackflow[postgres] ({missing.name} is missing)"

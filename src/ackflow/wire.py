@@ -14,7 +14,7 @@ from . import errors, ranges
 from .broker.handout import Handout, Run
 from .broker.push import Answer as Places
 from .errors import AckflowError, InvalidArgument
-from .store.rows import Body, Rest
+from .store.records import Body, Rest
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"

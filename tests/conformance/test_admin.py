@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from ackflow import Batch, Message, Session, VirtualClock
-from ackflow.errors import (
-    Gone,
-    GroupNotFound,
-    LeaseLost,
-    NotFound,
-    QueueNotFound,
-    UnknownOption,
-)
+from ackflow.errors import Gone, GroupNotFound, LeaseLost, NotFound, QueueNotFound, UnknownOption
 
 START = 1_700_000_000.0
 

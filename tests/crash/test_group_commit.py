@@ -24,9 +24,9 @@ from ackflow.errors import (
     StorageFailed,
     TransactionFailed,
 )
-from ackflow.store import sqlite
+from ackflow.store.group_commit import Writer
+from ackflow.store.sqlite import store as sqlite
 from ackflow.store.tx import Tx
-from ackflow.store.writer import Writer
 
 THREADS = 16
 

@@ -10,8 +10,8 @@ import pytest
 
 import ackflow
 from ackflow import Session, ids
-from ackflow.store import sqlite, syncing
-from ackflow.store.levels import MayLose
+from ackflow.store.durability import MayLose
+from ackflow.store.sqlite import store, wal_sync
 
 MESSAGES = 40
 
@@ -37,7 +37,7 @@ def test_an_id_that_a_consumer_has_seen_is_there_after_a_power_cut(
 ) -> None:
     path = tmp_path / "a.db"
     disk = SlowDisk(path)
-    monkeypatch.setattr(syncing, "_sync", disk.sync)
+    monkeypatch.setattr(wal_sync, "_sync", disk.sync)
     seen: list[tuple[str, int]] = []  # an id, and what a cut at that moment would have left
     with ackflow.connect(path, upkeep=False) as q:
         other = ackflow.connect(path, upkeep=False) if processes == 2 else q
@@ -107,7 +107,7 @@ def test_a_file_that_may_have_lost_pushes_in_a_power_cut_gives_other_ids_from_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_lose: MayLose, stores: int
 ) -> None:
     def run(boot: str, work: Callable[[Session], object]) -> int:
-        monkeypatch.setattr(sqlite, "boot_id", lambda: boot)
+        monkeypatch.setattr(store, "boot_id", lambda: boot)
         with ackflow.connect(tmp_path / "a.db", upkeep=False, may_lose=may_lose) as q:
             work(q)
             return q.broker.store.id

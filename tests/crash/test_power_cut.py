@@ -25,7 +25,7 @@ import ackflow
 from ackflow import Message, Session, VirtualClock
 from ackflow.broker.broker import Broker
 from ackflow.errors import AckflowError, OutcomeUnknown
-from ackflow.store.sqlite import MayLose, SqliteStore
+from ackflow.store.sqlite.store import MayLose, SqliteStore
 
 NAME = "queue.db"
 GROUP = "g"

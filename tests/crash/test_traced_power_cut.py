@@ -25,8 +25,8 @@ from traced_backup import MESSAGES
 import ackflow
 from ackflow import Session, VirtualClock, ids
 from ackflow.broker.broker import Broker
-from ackflow.store.levels import MayLose
-from ackflow.store.sqlite import SqliteStore
+from ackflow.store.durability import MayLose
+from ackflow.store.sqlite.store import SqliteStore
 
 NAME = "queue.db"
 WORKERS = 4

@@ -16,7 +16,7 @@ from typing import cast
 
 import ackflow
 from ackflow import Message
-from ackflow.store.levels import MayLose
+from ackflow.store.durability import MayLose
 
 GROUP = "g"
 FILLERS = (0, 0, 0, 200, 3_000, 20_000)

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import ackflow
-from ackflow.store import postgres
-from ackflow.store.channel import Channel
+from ackflow.store.postgres import store
+from ackflow.store.postgres.connection import Channel
 
 # At which statement of the push, and whether before or after it was sent.
 POINTS = {
-    "after the lock": (postgres.LOOK, "after"),
+    "after the lock": (store.LOOK, "after"),
     "between begin and lock": ("begin", "after"),
-    "between lock and answer": (postgres.LOOK, "before"),
-    "between two writes": (postgres.WROTE, "before"),
+    "between lock and answer": (store.LOOK, "before"),
+    "between two writes": (store.WROTE, "before"),
     "before the commit": ("commit", "before"),
     "after the commit": ("commit", "after"),
 }

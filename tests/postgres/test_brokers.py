@@ -13,15 +13,10 @@ import pytest
 
 import ackflow
 from ackflow import Session
-from ackflow.errors import (
-    LeaseLost,
-    OutcomeUnknown,
-    StorageAway,
-    StorageBusy,
-)
-from ackflow.store import postgres
-from ackflow.store.bell import LOOK_SECONDS
-from ackflow.store.channel import Channel
+from ackflow.errors import LeaseLost, OutcomeUnknown, StorageAway, StorageBusy
+from ackflow.store.postgres import store
+from ackflow.store.postgres.connection import Channel
+from ackflow.store.postgres.notify import LOOK_SECONDS
 
 from . import server as servers
 
@@ -140,7 +135,7 @@ def test_a_commit_that_never_came_is_done_again(
 def test_a_server_that_stays_away_is_given_up_and_nothing_was_changed(
     mortal: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(store, "AWAY_SECONDS", 0.5)
     with ackflow.connect(mortal.url, upkeep=False) as q:
         q.configure("jobs")
         mortal.kill()
@@ -212,7 +207,7 @@ def test_a_broker_that_hangs_in_the_middle_makes_others_wait_and_then_say_so(
     with ackflow.connect(f"{postgres_url}?options=-c%20lock_timeout%3D200ms", upkeep=False) as q:
         q.push("jobs", 1)
         with psycopg.connect(postgres_url) as hung:
-            hung.execute("select pg_advisory_xact_lock(%s)", (postgres._lock_key("ackflow"),))
+            hung.execute("select pg_advisory_xact_lock(%s)", (store._lock_key("ackflow"),))
             with pytest.raises(StorageBusy):
                 q.push("jobs", 2)
         q.push("jobs", 3)
@@ -240,7 +235,7 @@ def test_a_step_back_of_the_servers_clock_freezes_no_broker(
         first.push("q", "a")
         first.pop("q", lease_seconds=1)
         back = "clock_timestamp() - interval '1 hour'"
-        monkeypatch.setattr(postgres, "LOOK", postgres.LOOK.replace("clock_timestamp()", back))
+        monkeypatch.setattr(store, "LOOK", store.LOOK.replace("clock_timestamp()", back))
         began = time.monotonic()
         assert not second.pop("none", wait=0.5)
         assert 0.5 <= time.monotonic() - began < 5
@@ -249,7 +244,7 @@ def test_a_step_back_of_the_servers_clock_freezes_no_broker(
 
 
 def test_a_broker_that_only_reads_has_the_servers_time(postgres_url: str) -> None:
-    late = postgres.ServerClock(lambda: time.time_ns() - 3600 * 1_000_000_000)
+    late = store.ServerClock(lambda: time.time_ns() - 3600 * 1_000_000_000)
     with ackflow.connect(postgres_url, clock=late, upkeep=False) as q:
         assert abs(q.broker.clock.now() / 1_000_000 - time.time()) < 60
 
@@ -261,17 +256,17 @@ def test_a_servers_clock_that_is_years_ahead_for_a_moment_removes_nothing(
         q.configure("q", retention_seconds=3600)
         q.push("q", ["a", "b"])
         q.pop("q", lease_seconds=600)
-        right, wrong = postgres.LOOK, "clock_timestamp() + interval '3650 days'"
-        monkeypatch.setattr(postgres, "LOOK", right.replace("clock_timestamp()", wrong))
+        right, wrong = store.LOOK, "clock_timestamp() + interval '3650 days'"
+        monkeypatch.setattr(store, "LOOK", right.replace("clock_timestamp()", wrong))
         assert q.upkeep().total == 0
         q.push("q", "c")
-        monkeypatch.setattr(postgres, "LOOK", right)
+        monkeypatch.setattr(store, "LOOK", right)
         assert [m.data for m in q.pop("q", batch=9)] == ["b", "c"]
 
 
 def test_a_servers_clock_that_stays_years_ahead_is_followed_after_five_minutes() -> None:
     steady = [0]
-    clock = postgres.ServerClock(lambda: 0, lambda: steady[0])
+    clock = store.ServerClock(lambda: 0, lambda: steady[0])
     start, years = 1_700_000_000_000_000, 315_360_000_000_000
     assert clock.follow(start) == start
     for seconds in (0, 100, 299):

@@ -9,7 +9,7 @@ import pytest
 
 import ackflow
 from ackflow import aio
-from ackflow.store import postgres
+from ackflow.store.postgres import store
 
 from ..cli.conftest import Cli, home, nowhere  # noqa: F401
 from ..server.conftest import Process, start_process  # noqa: F401
@@ -38,7 +38,7 @@ def test_a_password_is_saved_and_never_shown(
     shown: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(store, "AWAY_SECONDS", 0.0)
     told = nowhere("context", "add", "shared", url, "--use")
     told += nowhere("context", "list") + nowhere("context", "list", "--json")
     told += nowhere.fails(4, "queues") + nowhere.fails(4, "queues", "--url", url)

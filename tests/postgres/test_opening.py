@@ -8,13 +8,8 @@ import psycopg
 import pytest
 
 import ackflow
-from ackflow.errors import (
-    InvalidArgument,
-    NotADatabase,
-    SchemaTooNew,
-    StorageAway,
-)
-from ackflow.store import channel, postgres
+from ackflow.errors import InvalidArgument, NotADatabase, SchemaTooNew, StorageAway
+from ackflow.store.postgres import connection, store
 
 from . import server as servers
 
@@ -43,9 +38,9 @@ def test_many_may_make_the_same_new_schema_at_once(postgres_url: str) -> None:
 def test_every_statement_fits_the_schema(postgres_url: str) -> None:
     with ackflow.connect(postgres_url, upkeep=False):
         pass
-    place = channel.Place(postgres_url)
+    place = connection.Place(postgres_url)
     with place.open() as db:
-        for name, sql in channel.statements().items():
+        for name, sql in connection.statements().items():
             db.execute(f"prepare {name} as {sql}".encode())
 
 
@@ -148,11 +143,11 @@ def test_connect_waits_for_a_server_that_restarts() -> None:
     ],
 )
 def test_only_what_may_pass_is_waited_for(message: str, passes: bool) -> None:
-    assert postgres._lost(psycopg.OperationalError(message)) == passes
+    assert store._lost(psycopg.OperationalError(message)) == passes
 
 
 def test_an_unknown_role_is_refused_at_once(postgres_url: str) -> None:
     began = time.monotonic()
     with pytest.raises(StorageAway, match="no_such_role"):
         ackflow.connect(postgres_url.replace("postgres@", "no_such_role@"))
-    assert time.monotonic() - began < postgres.AWAY_SECONDS / 2
+    assert time.monotonic() - began < store.AWAY_SECONDS / 2

@@ -8,7 +8,7 @@ import pytest
 from ackflow.broker.push import Chunk, PushRequest
 from ackflow.errors import InvalidArgument
 from ackflow.policy import MAX_SEGMENT_COUNT
-from ackflow.store.rows import Rest
+from ackflow.store.records import Rest
 from ackflow.verbs import check_push
 
 GOOD = Chunk("q", "p", 0, None, array("i", [1, 3]), b"123")

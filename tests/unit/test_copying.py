@@ -12,10 +12,10 @@ import apsw
 import pytest
 
 import ackflow
-from ackflow.store import copying
-from ackflow.store.ballast import SIZE
-from ackflow.store.copying import LONG_PAGES, NOW_PAGES, Copying
-from ackflow.store.sqlite import PAGE_SIZE
+from ackflow.store.sqlite import checkpoint
+from ackflow.store.sqlite.checkpoint import LONG_PAGES, NOW_PAGES, Copying
+from ackflow.store.sqlite.disk_reserve import SIZE
+from ackflow.store.sqlite.store import PAGE_SIZE
 
 BODY = "x" * 1_000
 FRAME = PAGE_SIZE + 24
@@ -153,7 +153,7 @@ def test_another_that_copies_is_waited_for_with_the_writers_kept_out(db: apsw.Co
 def test_another_that_copies_for_ever_is_waited_for_once_and_not_at_every_commit(
     db: apsw.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "ALONE_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint, "ALONE_SECONDS", 0.01)
     stuck = Copying(lambda: Watched(db.filename, busy=1 << 30))
     fill(db, LONG_PAGES + 1)
     stuck.look(db)

@@ -6,8 +6,8 @@ import pytest
 
 import ackflow
 from ackflow.errors import InvalidArgument, StorageBusy
-from ackflow.store.levels import MODES, MayLose
-from ackflow.store.sqlite import SqliteStore
+from ackflow.store.durability import MODES, MayLose
+from ackflow.store.sqlite.store import SqliteStore
 
 
 def synchronous(q: ackflow.Session) -> tuple[int, bool]:

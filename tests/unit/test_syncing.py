@@ -18,8 +18,8 @@ from ackflow.broker.pop import PopRequest
 from ackflow.broker.push import PushRequest
 from ackflow.errors import OutcomeUnknown
 from ackflow.onloop import OnLoop
-from ackflow.store import syncing
-from ackflow.store.levels import MayLose
+from ackflow.store.durability import MayLose
+from ackflow.store.sqlite import wal_sync
 
 
 class Syncs:
@@ -39,7 +39,7 @@ class Syncs:
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
     made = Syncs()
-    monkeypatch.setattr(syncing, "_sync", made)
+    monkeypatch.setattr(wal_sync, "_sync", made)
     return made
 
 

@@ -21,9 +21,9 @@ from ackflow import Session
 from ackflow.broker.pop import PopRequest
 from ackflow.errors import OutcomeUnknown, StorageFailed
 from ackflow.onloop import OnLoop
-from ackflow.store import syncing
-from ackflow.store.sqlite import SqliteStore
-from ackflow.store.writer import Writer
+from ackflow.store.group_commit import Writer
+from ackflow.store.sqlite import wal_sync
+from ackflow.store.sqlite.store import SqliteStore
 
 
 class Disk:
@@ -58,7 +58,7 @@ def store_of(session: Session) -> SqliteStore:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
-    monkeypatch.setattr(syncing, "_sync", made)
+    monkeypatch.setattr(wal_sync, "_sync", made)
     return made
 
 
@@ -219,7 +219,7 @@ def test_a_push_to_more_partitions_than_are_remembered_is_waited_for_as_well(
     disk: Disk, sessions: Callable[[], Session]
 ) -> None:
     q, other = sessions(), sessions()
-    items = [ackflow.Item(data=n, partition=f"p{n}") for n in range(syncing.ENTRIES + 60)]
+    items = [ackflow.Item(data=n, partition=f"p{n}") for n in range(wal_sync.ENTRIES + 60)]
     with SlowPush(disk, q, "q", items):
         assert len(other.pop("q")) == 1
         assert disk.of(other) == 1
@@ -236,10 +236,10 @@ def peer(path: Path, sync: str) -> "subprocess.CompletedProcess[bytes]":
     """A process that pushes one message, and whose sync is this."""
     script = (
         "import os, sys, errno, ackflow\n"
-        "from ackflow.store import syncing\n"
+        "from ackflow.store.sqlite import wal_sync\n"
         "def fail(): raise OSError(errno.EIO, 'Input/output error')\n"
         "q = ackflow.connect(sys.argv[1], upkeep=False)\n"
-        f"syncing._sync = lambda handle: {sync}\n"
+        f"wal_sync._sync = lambda handle: {sync}\n"
         "try:\n    q.push('q', 'maybe')\n"
         "except ackflow.errors.OutcomeUnknown:\n    os._exit(5)\n"
     )
@@ -356,12 +356,12 @@ def test_a_log_that_the_disk_did_not_take_while_it_was_copied_is_in_doubt(
 
 def test_the_record_of_another_run_of_the_machine_counts_for_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db-sync")
-    before = syncing.SyncRecord(path)
+    before = wal_sync.SyncRecord(path)
     before.begin(1)
     before.note(1, 0)
     before.ask(7)
     before.fail()
-    now = syncing.SyncRecord(path)
+    now = wal_sync.SyncRecord(path)
     now.begin(1)
     assert now.unsynced(1, 1)
     assert now.doubtful

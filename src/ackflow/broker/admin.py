@@ -6,8 +6,8 @@ from .. import checks, ids, ranges
 from ..errors import GroupNotFound, NotFound, QueueNotFound
 from ..policy import QUEUE_MODE, Dialect, GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
-from ..store.rows import LEASED, Cursor, Group, Lane, Partition, Queue
-from ..store.sealing import check_key
+from ..store.encryption import check_key
+from ..store.records import LEASED, Cursor, Group, Lane, Partition, Queue
 from ..store.tx import Tx
 from .expire import (
     Ended,

@@ -3,7 +3,7 @@
 from .. import ranges
 from ..model import News, StoredMessage
 from ..ranges import Ranges
-from ..store.rows import Group, Lane, Queue
+from ..store.records import Group, Lane, Queue
 from ..store.tx import Tx
 from .admin import find_partition, find_queue
 from .browse import view

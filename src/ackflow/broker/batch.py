@@ -5,7 +5,7 @@ from msgspec import Struct
 from .. import ranges
 from ..errors import LeaseExpired, LeaseLost
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, tell_acks
+from ..store.records import LEASED, Claim, tell_acks
 from ..store.tx import Tx
 from .expire import expire_if_over
 from .hands import Hand, get_reader, hands_between, hands_of_batch, put_hand

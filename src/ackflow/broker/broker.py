@@ -14,8 +14,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from ..clock import SECOND, Clock, Signal, micros
 from ..errors import AckflowError, NotMyTurn, SessionClosed
 from ..model import Upkeep
+from ..store.group_commit import Writer
 from ..store.tx import Tx
-from ..store.writer import Writer
 from .handout import Handout
 from .pop import PopRequest, pop
 from .push import Answer, PushRequest, push

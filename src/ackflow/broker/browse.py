@@ -8,7 +8,7 @@ from msgspec import Struct
 from .. import ids, ranges
 from ..errors import NotFound
 from ..model import Page, StoredMessage, when
-from ..store.rows import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
+from ..store.records import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .handout import is_binary, payload

@@ -3,8 +3,8 @@
 from ..errors import StorageFailed
 from ..policy import Kind
 from ..ranges import Ranges, count
-from ..store.rows import Cursor, DeadRow, Group, Lane
-from ..store.tally import Died
+from ..store.counters import Died
+from ..store.records import Cursor, DeadRow, Group, Lane
 from ..store.tx import Tx
 from .handout import payload, rest_of
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .. import ids, ranges
 from ..policy import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ..ranges import Ranges
-from ..store.rows import Carry, Group, Lane, Rest
+from ..store.records import Carry, Group, Lane, Rest
 from ..store.tx import Tx
 from .handout import payload, rest_of
 from .lanes import complete

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from .. import ids, ranges
 from ..model import DeadLetter, DeadSummary, Page, when
-from ..store.rows import Carry, DeadRow, Lane, Queue, Rest
+from ..store.records import Carry, DeadRow, Lane, Queue, Rest
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .copy import Copy, append_copies

@@ -12,7 +12,7 @@ from msgspec import structs
 from .. import ranges
 from ..clock import micros
 from ..policy import MAX_CLAIM, Dead, after_expiry
-from ..store.rows import (
+from ..store.records import (
     DUE,
     LEASED,
     WAITING,

@@ -7,8 +7,8 @@ from msgspec import Struct, field
 
 from .. import ranges
 from ..clock import SECOND
-from ..store.rows import DUE, LEASED
-from ..store.tally import GONE
+from ..store.counters import GONE
+from ..store.records import DUE, LEASED
 from ..store.tx import Tx
 from .inspect import unseen
 

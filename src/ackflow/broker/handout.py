@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from .. import ranges
 from ..ranges import Ranges
-from ..store.rows import Body, Carry, Cursor, Lane, Rest, Segment
+from ..store.records import Body, Carry, Cursor, Lane, Rest, Segment
 from ..store.tx import Tx
 
 Piece = tuple[Segment, int, int]

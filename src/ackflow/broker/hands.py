@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from .. import ranges
 from ..ranges import Ranges
-from ..store.forms import Row
+from ..store.mapping import Row
 from ..store.tx import Tx
 
 NO_END = 1 << 62

@@ -11,7 +11,7 @@ import heapq
 from msgspec import Struct, structs
 
 from ..clock import micros
-from ..store.forms import Row
+from ..store.mapping import Row
 from ..store.tx import Tx
 
 SOON = micros(30)  # a walk waits for a lease that ends its history within this, rather than note it

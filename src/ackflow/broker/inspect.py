@@ -17,7 +17,7 @@ from ..model import (
     when,
     when_or_none,
 )
-from ..store.rows import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
+from ..store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ..store.tx import Tx
 from .admin import find_group, find_partition, find_queue
 from .expire import hidden_in

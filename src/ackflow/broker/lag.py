@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from .. import ranges
 from ..clock import SECOND
 from ..policy import GroupOptions
-from ..store.rows import Cursor, Group, Queue
+from ..store.records import Cursor, Group, Queue
 from ..store.tx import Tx
 from .inspect import LEASES_AT_MOST, unseen
 

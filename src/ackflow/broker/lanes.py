@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from .. import ranges
 from ..policy import UNDECIDED, Dialect, GroupOptions, born
-from ..store.rows import Cursor, Group, Lane, Queue
+from ..store.records import Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import hidden_in, pass_over, sequence_at
 

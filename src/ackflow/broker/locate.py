@@ -4,7 +4,7 @@ import time
 
 from msgspec import Struct, msgpack
 
-from ..store.rows import DeadRow, Lane, Partition, Queue, Rest, Segment
+from ..store.records import DeadRow, Lane, Partition, Queue, Rest, Segment
 from ..store.tx import Tx
 from . import named
 

@@ -5,7 +5,7 @@ from msgspec import Struct, field
 from .. import ranges
 from ..errors import LeaseExpired, NoLock, WrongLock
 from ..model import Counts
-from ..store.rows import Cursor, Group, Queue
+from ..store.records import Cursor, Group, Queue
 from ..store.tx import Tx
 from .admin import find_queue
 from .expire import refresh

@@ -19,7 +19,7 @@ from ..errors import (
     TransactionFailed,
 )
 from ..policy import QUEUE_MODE
-from ..store.rows import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
+from ..store.records import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
 from ..store.tx import Tx
 from .expire import hidden_in, make_ready, refresh_stretch
 from .settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened

@@ -5,7 +5,7 @@ from msgspec import Struct
 from .. import ranges
 from ..clock import SECOND
 from ..ranges import Ranges
-from ..store.rows import LEASED, Lane, Partition, Queue
+from ..store.records import LEASED, Lane, Partition, Queue
 from ..store.tx import Tx
 from .admin import find_queue
 from .expire import hidden_in

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from .. import ids
 from ..errors import NotFound
-from ..store.rows import DeadRow, Queue
+from ..store.records import DeadRow, Queue
 from ..store.tx import Tx
 from .admin import delete_message
 from .dead import DeadFilter, redrive

@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..ids import new_token
 from ..policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
+from ..store.records import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from . import straight
 from .admin import find_queue

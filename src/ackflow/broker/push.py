@@ -10,8 +10,8 @@ from .. import ranges
 from ..clock import AHEAD, SECOND, micros
 from ..errors import AckflowError, KeyConflict, QueueFull, StorageFull
 from ..policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
-from ..store.forms import make_body, pack_body
-from ..store.rows import Carry, Lane, Queue, Rest, Segment
+from ..store.mapping import make_body, pack_body
+from ..store.records import Carry, Lane, Queue, Rest, Segment
 from ..store.tx import Tx
 from .lanes import complete, lane_for, queue_for
 from .room import make_room

@@ -1,7 +1,7 @@
 """The window of a queue: a partition is handed out once nothing was pushed to it for a while."""
 
 from ..clock import micros
-from ..store.rows import Cursor, Group, Queue
+from ..store.records import Cursor, Group, Queue
 from ..store.tx import Tx
 from .lanes import cursor_for
 

@@ -3,7 +3,7 @@
 from .. import ranges
 from ..errors import Gone, LeaseLost
 from ..ranges import Ranges
-from ..store.rows import Claim, Lease
+from ..store.records import Claim, Lease
 from ..store.tx import Tx
 from .expire import never_handed_out, to_come
 from .handout import Handout, Taken, count_pending, runs_of

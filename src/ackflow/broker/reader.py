@@ -12,7 +12,7 @@ from msgspec import Struct
 from .. import checks, ranges
 from ..errors import Gone, InvalidArgument, LeaseLost
 from ..ranges import Ranges
-from ..store.rows import RETURNED, Claim, Cursor, Group, Lane, Queue
+from ..store.records import RETURNED, Claim, Cursor, Group, Lane, Queue
 from ..store.tx import Tx
 from .expire import refresh
 from .handout import Handout, Part, Taken, runs_of

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from .. import ranges
 from ..model import StoredMessage
-from ..store.rows import LEASED, Group, Lane, Queue, Segment
+from ..store.records import LEASED, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .browse import state_of, view
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from msgspec import structs
 
 from ..clock import AHEAD, SECOND, micros
-from ..store.rows import DUE, RETURNED, WAITING
+from ..store.records import DUE, RETURNED, WAITING
 from ..store.tx import CLOCK_BACK, Tx
 from .expire import make_ready
 from .tokens import changed

@@ -6,7 +6,7 @@ from msgspec import Struct
 from .. import ranges
 from ..clock import micros
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Group, Lane, Lease, LeasePart
+from ..store.records import LEASED, Claim, Group, Lane, Lease, LeasePart
 from ..store.tx import Tx
 from .expire import expire_if_over
 from .hands import Hand, HandPart, parts_of, put_part

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from .. import ranges
 from ..errors import QueueFull
 from ..ranges import Ranges
-from ..store.rows import Queue
+from ..store.records import Queue
 from ..store.tx import Tx
 from .expire import hidden_in
 from .lanes import make_all

@@ -12,7 +12,7 @@ from ..clock import SECOND, micros
 from ..errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
 from ..policy import Counting, Dead, Kind, after_nack, spent
 from ..ranges import Ranges
-from ..store.rows import (
+from ..store.records import (
     DUE,
     LEASED,
     WAITING,

@@ -13,9 +13,9 @@ from msgspec import msgpack
 from ..clock import SECOND
 from ..errors import StageMissing, StorageFull
 from ..policy import STAGE_SECONDS
-from ..store.forms import pack_body
-from ..store.rows import Rest, Segment, Stage
-from ..store.sealing import unseal
+from ..store.encryption import unseal
+from ..store.mapping import pack_body
+from ..store.records import Rest, Segment, Stage
 from ..store.tx import Tx
 from .lanes import complete, lane_for, queue_for
 from .push import Answer, Chunk, Placed, announce, created_at, not_before, push_with_rest

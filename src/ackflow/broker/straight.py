@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..clock import micros
 from ..policy import MAX_CLAIM
-from ..store.rows import LEASED, Claim, Group, Lease, LeasePart, Queue
+from ..store.records import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ..store.tx import Tx
 from .expire import unread
 from .handout import Handout, Run

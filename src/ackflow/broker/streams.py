@@ -13,7 +13,7 @@ from msgspec import Struct
 from .. import ids, ranges
 from ..errors import AckflowError, LeaseLost, NotFound
 from ..ranges import Ranges
-from ..store.rows import Lease
+from ..store.records import Lease
 from ..store.tx import Tx
 from .named import LeaseNames, Spot
 from .settle import Mark, Verdict, settle

@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from ..policy import Dialect, GroupOptions
-from ..store.rows import Group, Partition, Queue
+from ..store.records import Group, Partition, Queue
 from ..store.tx import Tx
 from .admin import configure, delete_group, find_queue, seek_lane
 from .expire import sequence_at

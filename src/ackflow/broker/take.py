@@ -6,7 +6,7 @@ from .. import ranges
 from ..clock import micros
 from ..errors import StorageFailed
 from ..ranges import Ranges
-from ..store.rows import COPIED, DUE, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
+from ..store.records import COPIED, DUE, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
 from ..store.tx import Tx
 from .bury import bury
 from .expire import DELAYED_RUN, drop_old

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from ..clock import SECOND
 from ..errors import NotFound
-from ..store.forms import Row
+from ..store.mapping import Row
 from ..store.tx import Tx
 from .handout import is_binary, payload
 from .locate import Located, locate

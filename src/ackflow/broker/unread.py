@@ -5,7 +5,7 @@ from itertools import islice
 from .. import ranges
 from ..clock import micros
 from ..ranges import Ranges
-from ..store.rows import LEASED, Claim, Cursor, Lane, Queue, Segment
+from ..store.records import LEASED, Claim, Cursor, Lane, Queue, Segment
 from ..store.tx import Tx
 from .expire import drop_segments, hidden_in, pass_all
 

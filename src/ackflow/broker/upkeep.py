@@ -17,7 +17,7 @@ from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
 from ..ranges import Ranges
-from ..store.rows import Segment
+from ..store.records import Segment
 from ..store.tx import Tx
 from .expire import Refreshed, close_gaps, drop_old, drop_segment, refresh
 from .hands import NO_END, forget_readers

@@ -6,7 +6,7 @@ from .. import checks, ids, ranges
 from ..clock import SECOND, micros
 from ..model import Why, when
 from ..policy import QUEUE_MODE
-from ..store.rows import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
+from ..store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ..store.tx import Tx
 from .admin import no_group
 from .expire import drop_old, hidden_in, refresh, refresh_stretch

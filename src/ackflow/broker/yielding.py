@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from .. import ranges
 from ..clock import micros
-from ..store.rows import LEASED, Claim, Group, Lane, Queue
+from ..store.records import LEASED, Claim, Group, Lane, Queue
 from ..store.tx import Tx
 from .handout import Taken
 from .settle import Mark, Settlement, Verdict

@@ -130,7 +130,7 @@ def _of_file(path: str, deep: bool) -> Iterator[Finding]:
 
 
 def _schema(path: str, deep: bool) -> Finding:
-    from ..store.examine import examine
+    from ..store.sqlite.check import examine
 
     try:
         found = examine(path, deep)

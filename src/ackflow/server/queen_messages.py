@@ -15,18 +15,7 @@ from ..policy import QUEUE_MODE, QueueOptions
 from .http import Answer, Call, Param, json
 from .queen_base import iso, partition_of
 from .queen_configure import told
-from .queen_look import (
-    PAGE,
-    SPAN,
-    TEXT,
-    iso_of,
-    iso_or_none,
-    looked,
-    paging,
-    raw,
-    route,
-    span,
-)
+from .queen_look import PAGE, SPAN, TEXT, iso_of, iso_or_none, looked, paging, raw, route, span
 from .queen_resources import LABELS
 
 STATUSES = ("pending", "processing", "completed", "dead_letter")

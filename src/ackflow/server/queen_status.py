@@ -14,15 +14,7 @@ from .http import Answer, Call, Param, json
 from .queen_base import body_of, iso
 from .queen_configure import Options, told
 from .queen_look import PAGE, SPAN, Paging, iso_or_none, looked, paging, route, span
-from .queen_resources import (
-    LABELS,
-    Overview,
-    QueueLine,
-    line,
-    overall,
-    view_of,
-    views,
-)
+from .queen_resources import LABELS, Overview, QueueLine, line, overall, view_of, views
 
 INTERVALS = {"minute": 60, "hour": 3600, "day": 86_400}
 SPAN_SECONDS = {"minute": 3600, "hour": 86_400, "day": 30 * 86_400}

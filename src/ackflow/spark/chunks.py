@@ -14,7 +14,7 @@ from .. import checks
 from ..broker.push import Chunk
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
-from ..store.rows import Rest
+from ..store.records import Rest
 from .options import SinkOptions
 
 COLUMNS: dict[str, str] = {

@@ -6,7 +6,7 @@ is rolled back; only then may a verb change a cached record before its transacti
 
 from collections import OrderedDict, deque
 
-from .rows import DUE, Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
+from .records import DUE, Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
 
 MAX_CURSORS = 50_000
 MAX_LEASES = 1_000

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from .asking import Asking
-from .forms import Row, cursor_columns
-from .rows import Claim, Cursor, Group
-from .tally import Tally
+from .counters import Tally
+from .mapping import Row, cursor_columns
+from .records import Claim, Cursor, Group
+from .statements import Asking
 
 _NOTHING = 0, None, None, None, None
 

@@ -6,8 +6,8 @@ messages, `Lane.gone_to` is where the last of them ends: beyond it no row is loo
 
 from .. import ranges
 from ..ranges import Ranges
-from .asking import Asking
-from .rows import Lane
+from .records import Lane
+from .statements import Asking
 
 
 class GoneRows(Asking):

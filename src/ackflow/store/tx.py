@@ -14,32 +14,13 @@ from .. import policy, ranges
 from ..clock import AHEAD
 from ..policy import GroupOptions, QueueOptions
 from ..ranges import Ranges
-from .asking import Execute
 from .cache import Cache
-from .forms import (
-    Row,
-    dead_columns,
-    to_dead,
-    to_queue,
-    to_segment,
-    unpack_body,
-)
+from .claims import Holds
 from .gone import GoneRows
-from .holds import Holds
-from .rows import (
-    Body,
-    DeadRow,
-    Group,
-    Lane,
-    Odd,
-    Packed,
-    Partition,
-    Queue,
-    Rest,
-    Segment,
-    Stage,
-)
-from .syncing import SyncRecord
+from .mapping import Row, dead_columns, to_dead, to_queue, to_segment, unpack_body
+from .records import Body, DeadRow, Group, Lane, Odd, Packed, Partition, Queue, Rest, Segment, Stage
+from .sqlite.wal_sync import SyncRecord
+from .statements import Execute
 
 NO_BODY = (None, None, None)
 FIRST_STEP, LAST_STEP = 4, 256

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .cache import Cache
-from .forms import Row
+from .mapping import Row
 
 Execute = Callable[[str, Sequence[Any]], list[Row]]
 

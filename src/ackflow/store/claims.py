@@ -7,8 +7,8 @@ from msgspec import msgpack
 
 from .. import ids, ranges
 from .cursors import Cursors
-from .forms import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
-from .rows import LEASED, Claim, Cursor, Group, Lease, tell_acks
+from .mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
+from .records import LEASED, Claim, Cursor, Group, Lease, tell_acks
 
 # Of the claims that come back at once, so many that did so first are put in order.
 CLAIMS_COMPARED = 2_000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 if TYPE_CHECKING:
-    from .channel import Connection
+    from .connection import Connection
 
 LOOK_SECONDS = 0.5
 HEAR_SECONDS = 0.05  # how long closing may have to wait

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import apsw
 
-from ..errors import NotADatabase, SessionClosed, StorageBusy, StorageFailed, StorageFull
+from ...errors import NotADatabase, SessionClosed, StorageBusy, StorageFailed, StorageFull
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ from typing import TypeVar
 import psycopg
 from psycopg import errors as pg
 
-from .. import ids
-from ..clock import FAR, Bearing, Clock, SystemClock
-from ..errors import (
+from ... import ids
+from ...clock import FAR, Bearing, Clock, SystemClock
+from ...errors import (
     InvalidArgument,
     NotADatabase,
     OutcomeUnknown,
@@ -30,12 +30,12 @@ from ..errors import (
     StorageFailed,
     StorageFull,
 )
-from . import migrate
-from .bell import Bell
-from .cache import Cache
-from .channel import Channel, Connection, Place, statements
-from .levels import MayLose, chosen
-from .tx import CLOCK_BACK, Tx
+from .. import migrate
+from ..cache import Cache
+from ..durability import MayLose, chosen
+from ..tx import CLOCK_BACK, Tx
+from .connection import Channel, Connection, Place, statements
+from .notify import Bell
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import mmap
 import os
 from pathlib import Path
 
-from ..errors import OutcomeUnknown
+from ...errors import OutcomeUnknown
 
 _sync = getattr(os, "fdatasync", os.fsync)
 

@@ -18,9 +18,9 @@ from weakref import WeakSet
 
 import apsw
 
-from .. import ids
-from ..clock import AHEAD, Clock, FileClock, SystemClock, written_at
-from ..errors import (
+from ... import ids
+from ...clock import AHEAD, Clock, FileClock, SystemClock, written_at
+from ...errors import (
     AckflowError,
     InvalidArgument,
     OutcomeUnknown,
@@ -30,17 +30,17 @@ from ..errors import (
     StorageFailed,
     StorageFull,
 )
-from . import migrate
-from .asking import Execute
+from .. import migrate
+from ..cache import Cache
+from ..durability import MayLose, agreed, checked
+from ..mapping import Row
+from ..statements import Execute
+from ..tx import CLOCK_BACK, Tx
 from .backup import COPY_OF, backup
-from .ballast import Ballast
-from .cache import Cache
-from .copying import NOW_PAGES, Copying
-from .forms import Row
-from .levels import MayLose, agreed, checked
-from .sqlite_errors import translated
-from .syncing import Log, SyncRecord, boot_id
-from .tx import CLOCK_BACK, Tx
+from .checkpoint import NOW_PAGES, Copying
+from .disk_reserve import Ballast
+from .errors import translated
+from .wal_sync import Log, SyncRecord, boot_id
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from ..errors import NoEncryptionKey, PayloadSealed
-from .rows import Rest
+from .records import Rest
 
 VARIABLES = ("ACKFLOW_ENCRYPTION_KEY", "QUEEN_ENCRYPTION_KEY")
 ID, NONCE = 4, 12

@@ -6,7 +6,8 @@ from msgspec import Raw, json, msgpack
 
 from .. import ranges
 from ..policy import QueueOptions
-from .rows import (
+from .encryption import seal, unseal
+from .records import (
     LEASED,
     Body,
     Carry,
@@ -21,7 +22,6 @@ from .rows import (
     Rest,
     Segment,
 )
-from .sealing import seal, unseal
 
 Row = tuple[Any, ...]
 

@@ -6,7 +6,7 @@ import secrets
 
 import apsw
 
-from ..errors import StorageFailed
+from ...errors import StorageFailed
 
 COPY_OF = "copy_of"  # in a copy that was not opened yet, the same as its store id
 

@@ -18,9 +18,9 @@ from psycopg.generators import send
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
-from ..errors import AckflowError, InvalidArgument
-from . import migrate
-from .forms import Row
+from ...errors import AckflowError, InvalidArgument
+from .. import migrate
+from ..mapping import Row
 
 CONNECT_SECONDS = 10
 # A broker that hangs in the middle of a transaction keeps all others out until it is ended: by the

@@ -6,8 +6,8 @@ from contextlib import closing
 import apsw
 from msgspec import Struct
 
-from . import migrate
-from .sqlite_errors import translated
+from .. import migrate
+from .errors import translated
 
 
 class Examined(Struct):

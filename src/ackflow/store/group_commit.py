@@ -29,7 +29,7 @@ from ..errors import (
     StorageBusy,
     StorageFailed,
 )
-from .tally import Tally
+from .counters import Tally
 from .tx import Tx
 
 AIDES = 3  # one may sync, and one wait for a sync, while the third goes on

@@ -1,0 +1,1 @@
+"""The shared store: a schema in a PostgreSQL database."""
