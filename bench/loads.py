@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from ackflow import codec, wire
-from ackflow.broker import admin
-from ackflow.broker.pop import PopRequest
-from ackflow.broker.settle import Mark, Verdict
+from ackflow.broker.core import admin
+from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.core.settle import Mark, Verdict
 from ackflow.client import requests
 from ackflow.wire import MSGPACK
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import errors, model
-from .broker.settle import Verdict
+from .broker.core.settle import Verdict
 from .clock import VirtualClock
 from .codec import Item
 from .delivery import Batch, Message, Receipt, Refusal, Settled

@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import buffer, checks, session
+from .broker.aio import OnLoop
 from .broker.broker import Broker
-from .broker.handout import Handout
-from .broker.pop import PopRequest
-from .broker.settle import Verdict
+from .broker.core.handout import Handout
+from .broker.core.pop import PopRequest
+from .broker.core.settle import Verdict
 from .buffer import SECONDS, SIZE
 from .checks import Duration, Reason
 from .clock import Clock
@@ -31,7 +32,6 @@ from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionFork
 from .fluent import FluentQueue
 from .lease import Lease as PlainLease
 from .measure import AckStats
-from .onloop import OnLoop
 from .policy import QUEUE_MODE, Dialect, QueueOptions
 from .store.durability import MayLose
 from .transaction import Committed, Operations

@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 
 from . import checks, codec
 from .broker.broker import Verbs
-from .broker.push import Chunk, PushRequest
-from .broker.settle import Verdict
+from .broker.core.push import Chunk, PushRequest
+from .broker.core.settle import Verdict
 from .checks import Duration, Reason, Time
 from .clock import Signal, micros
 from .delivery import Delivery, Settled, deliveries, record, to_verdict

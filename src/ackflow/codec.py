@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from . import checks, ranges
-from .broker.push import Chunk, PushRequest
+from .broker.core.push import Chunk, PushRequest
 from .checks import Duration, Time
 from .errors import InvalidArgument, PayloadTooLarge
 from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect

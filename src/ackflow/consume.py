@@ -21,8 +21,8 @@ from msgspec import Struct, structs
 
 from . import checks
 from .broker.broker import Broker, Verbs
-from .broker.pop import PopRequest
-from .broker.settle import extend
+from .broker.core.pop import PopRequest
+from .broker.core.settle import extend
 from .checks import Duration
 from .delivery import Batch, Delivery, Message, Settled, unsettled
 from .errors import (

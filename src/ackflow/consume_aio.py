@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, Self
 
-from .broker.pop import PopRequest
+from .broker.core.pop import PopRequest
 from .consume import (
     IDLE_SECONDS,
     OVERDUE,

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from . import checks, ids, ranges
-from .broker.handout import Handout, Run, is_binary, payload
-from .broker.push import Answer
-from .broker.settle import VERBS, Mark, Outcome, Verb, Verdict
+from .broker.core.handout import Handout, Run, is_binary, payload
+from .broker.core.push import Answer
+from .broker.core.settle import VERBS, Mark, Outcome, Verb, Verdict
 from .checks import Duration, Reason
 from .errors import InvalidArgument, by_code
 from .model import Metadata, Sequences, when

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import deadletters
-from .broker.pop import PopRequest
+from .broker.core.pop import PopRequest
 from .buffer import SECONDS, SIZE, Buffer
 from .checks import Duration
 from .consume import Consumer, Plan

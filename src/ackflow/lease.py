@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Protocol
 
 from . import checks, ids
-from .broker import settle
 from .broker.broker import Verbs
-from .broker.settle import Mark, Verdict
+from .broker.core import settle
+from .broker.core.settle import Mark, Verdict
 from .checks import Duration, Reason
 from .delivery import Batch, Message, Refusal, Settled, to_verdict
 from .errors import NotFound

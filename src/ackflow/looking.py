@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from . import checks
-from .broker import ahead, browse, dead, inspect
-from .broker import why as whys
 from .broker.broker import Verbs
+from .broker.core import dead_letters
+from .broker.core.dead_letters import DeadFilter
+from .broker.views import browse, peek, stats
+from .broker.views import why as whys
 from .checks import Time
 from .clock import SECOND
 from .errors import InvalidArgument
@@ -44,27 +46,27 @@ class Looking(ABC):
         return self.broker.do(whys.why, False, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
-        return self._look(inspect.queues)
+        return self._look(stats.queues)
 
     def queue_stats(self, queue: str) -> QueueStats:
-        return self._look(inspect.queue_stats, queue)
+        return self._look(stats.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
-        return self._look(inspect.group_stats, queue, group)
+        return self._look(stats.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
-        return self.broker.look(inspect.partitions, queue, 0, -1)
+        return self.broker.look(stats.partitions, queue, 0, -1)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
         """The live leases of a queue or group: who holds what until when. Not more than the first
         thousand of each group."""
-        return self._look(inspect.leases, queue, group)
+        return self._look(stats.leases, queue, group)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
         """How far a group is, partition by partition. Not more than a thousand leases are looked at."""
-        return self._look(inspect.progress, queue, group, partition)
+        return self._look(stats.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
         """One stored message, without side effects."""
@@ -74,7 +76,7 @@ class Looking(ABC):
         """The messages a group would be given next, without side effects."""
         checks.name(group, "group")
         checks.whole(limit, "limit", 1, 10_000)
-        return self._look(ahead.peek, queue, group, limit)
+        return self._look(peek.peek, queue, group, limit)
 
     def follow(
         self,
@@ -96,7 +98,7 @@ class Looking(ABC):
             and all(isinstance(n, int) for pair in after.items() for n in pair)
         ):
             raise InvalidArgument(f"after is the `after` of the news before, not {after!r}")
-        return self._look(ahead.follow, queue, partition, after, last, limit)
+        return self._look(peek.follow, queue, partition, after, last, limit)
 
     def browse(
         self,
@@ -171,32 +173,32 @@ class Looking(ABC):
         place = checks.page(after, 1)
         checks.whole(limit, "limit", 1, 10_000)
         checks.whole(offset, "offset", 0, 1 << 60)
-        return self._look(dead.entries, which, limit, offset, place[0] if place else None)
+        return self._look(dead_letters.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """How many died of what, most first; errors are taken together up to the first colon."""
-        return self._look(dead.summary, queue, group)
+        return self._look(dead_letters.summary, queue, group)
 
     def overdue_seconds(self) -> float:
         """For how long upkeep is behind: it takes back what is over, as every pop and look does."""
-        return self.broker.look(inspect.overdue) / SECOND
+        return self.broker.look(stats.overdue) / SECOND
 
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""
         checks.name(key, "key")
-        return self.broker.look(inspect.value, key)
+        return self.broker.look(stats.value, key)
 
     def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
         """The values whose keys begin with a prefix, in order of key."""
         prefix = checks.text(prefix, "prefix") or ""
         checks.whole(limit, "limit", 1, 100_000)
-        return self.broker.look(inspect.values, prefix, limit)
+        return self.broker.look(stats.values, prefix, limit)
 
     def _which(
         self, queue: str, group: str | None, partition: str | None, kind: str | None,
         error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
-    ) -> dead.DeadFilter:  # fmt: skip
-        return dead.DeadFilter(
+    ) -> DeadFilter:  # fmt: skip
+        return DeadFilter(
             queue, group, partition, checks.kind(kind), checks.time_or_none(since, "since"),
             checks.time_or_none(until, "until"), checks.text(error, "error"), None if given is None else checks.numbers(given, "ids"),
         )  # fmt: skip

@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from . import aio, checks, ids
 from .broker import lock
-from .broker.handout import Handout, is_binary, payload
-from .broker.pop import PopRequest
-from .broker.settle import Verdict
+from .broker.core.handout import Handout, is_binary, payload
+from .broker.core.pop import PopRequest
+from .broker.core.settle import Verdict
 from .clock import SECOND
 from .errors import (
     AckflowError,

@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import checks, codec, ids, ranges
-from .broker import admin, dead, read, settle, stage
 from .broker.broker import Broker, Store, Verbs
-from .broker.handout import Handout
-from .broker.pop import PopRequest
-from .broker.settle import Mark, Verb, Verdict
-from .broker.transact import Settles, transact
+from .broker.core import admin, dead_letters, leases, settle, stage
+from .broker.core.handout import Handout
+from .broker.core.pop import PopRequest
+from .broker.core.settle import Mark, Verb, Verdict
+from .broker.core.transactions import Settles, transact
 from .broker.unclosed import close_when_dropped
 from .checks import Duration, Reason, Time
 from .clock import Clock
@@ -283,7 +283,7 @@ class Session(Helping):
         return Batch.of(self, self.read_again(token), Message)
 
     def read_again(self, token: str) -> Handout:
-        return self.broker.do(read.read, False, ids.parse_token(token))
+        return self.broker.do(leases.read, False, ids.parse_token(token))
 
     def lease(self, token: str) -> Lease:
         """A lease by its token alone, to settle messages of it from anywhere."""
@@ -512,7 +512,7 @@ class Session(Helping):
             checks.whole(limit, "limit", 0, 1 << 60)
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         return self._slices(
-            lambda n: self.broker.do(dead.redrive, True, which, to, n), which, limit
+            lambda n: self.broker.do(dead_letters.redrive, True, which, to, n), which, limit
         )
 
     def purge_dead(
@@ -529,13 +529,15 @@ class Session(Helping):
     ) -> int:
         """Throw dead letters away: all of the queue's that fit everything given."""
         which = self._which(queue, group, partition, kind, error, since, until, ids)
-        return self._slices(lambda n: self.broker.do(dead.purge_dead, True, which, n), which, None)
+        return self._slices(
+            lambda n: self.broker.do(dead_letters.purge_dead, True, which, n), which, None
+        )
 
-    def _slices(self, act: Any, which: dead.DeadFilter, limit: int | None) -> int:
+    def _slices(self, act: Any, which: dead_letters.DeadFilter, limit: int | None) -> int:
         """Act on at most as many as there are now, so that what dies meanwhile is left alone."""
-        left = self.broker.look(dead.count, which) if limit is None else limit
+        left = self.broker.look(dead_letters.count, which) if limit is None else limit
         total = 0
-        while left > 0 and (n := act(min(left, dead.SLICE))):
+        while left > 0 and (n := act(min(left, dead_letters.SLICE))):
             total += n
             left -= n
         return total

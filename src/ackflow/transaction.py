@@ -8,8 +8,16 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from . import checks, codec
-from .broker.settle import Verb, Verdict
-from .broker.transact import Deletes, Operation, Pushes, Puts, Result, Settles, TransactionRequest
+from .broker.core.settle import Verb, Verdict
+from .broker.core.transactions import (
+    Deletes,
+    Operation,
+    Pushes,
+    Puts,
+    Result,
+    Settles,
+    TransactionRequest,
+)
 from .checks import Duration, Reason, Time
 from .codec import encode
 from .delivery import Batch, Delivery, Receipt, deliveries, marks_of, to_verdict, verdict_of

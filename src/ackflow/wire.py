@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from . import errors, ranges
-from .broker.handout import Handout, Run
-from .broker.push import Answer as Places
+from .broker.core.handout import Handout, Run
+from .broker.core.push import Answer as Places
 from .errors import AckflowError, InvalidArgument
 from .store.records import Body, Rest
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ackflow
-from ackflow.broker import tokens
+from ackflow.broker import access_tokens
 from ackflow.broker.broker import Broker
 from ackflow.cli import doctor
 from ackflow.cli.main import app
@@ -166,8 +166,8 @@ def guarded() -> Iterator[tuple[str, str]]:
     with ackflow.connect(":memory:", upkeep=False) as q:
         q.push("orders", 1)
         assert isinstance(q.broker, Broker)
-        grants = [tokens.grant("read-only")]
-        token = q.broker.do(tokens.create, True, "reader", grants, None)
+        grants = [access_tokens.grant("read-only")]
+        token = q.broker.do(access_tokens.create, True, "reader", grants, None)
         running = Running(q)
         yield running.url, token
         running.stop()
@@ -342,8 +342,8 @@ def test_days_that_cannot_be_are_wrong_usage(nowhere: Cli, tmp_path: Path, days:
 def test_what_a_token_lacks_is_told_with_its_queue() -> None:
     with ackflow.connect(":memory:", upkeep=False) as q:
         assert isinstance(q.broker, Broker)
-        grants = [tokens.grant("read-write:mine"), tokens.grant("read-only:theirs")]
-        token = q.broker.do(tokens.create, True, "some", grants, None)
+        grants = [access_tokens.grant("read-write:mine"), access_tokens.grant("read-only:theirs")]
+        token = q.broker.do(access_tokens.create, True, "some", grants, None)
         q.push("mine", 1)
         running = Running(q)
         some = Cli(running.url)

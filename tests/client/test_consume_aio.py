@@ -12,7 +12,7 @@ import pytest
 
 from ackflow import VirtualClock, aio, consume, consume_aio
 from ackflow.aio import Message
-from ackflow.broker.pop import PopRequest
+from ackflow.broker.core.pop import PopRequest
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
 
 from .waiting import until, until_awaited

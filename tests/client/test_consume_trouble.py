@@ -9,7 +9,7 @@ import pytest
 
 import ackflow
 from ackflow import Message, Session, VirtualClock, consume
-from ackflow.broker import tokens
+from ackflow.broker import access_tokens
 from ackflow.errors import QueueNotFound, Unauthenticated
 
 from ..running import Running
@@ -167,8 +167,8 @@ def test_a_loop_that_is_refused_says_so(tmp_path: Path, caplog: pytest.LogCaptur
     running = Running(ackflow.connect(tmp_path / "test.db", upkeep=False))
     with ackflow.connect(running.url) as q:
         consumer = q.consume("orders", print, group="g", wait=0)
-        grants = [tokens.grant("admin")]
-        running.session.broker.do(tokens.create, True, "operator", grants, None)
+        grants = [access_tokens.grant("admin")]
+        running.session.broker.do(access_tokens.create, True, "operator", grants, None)
         until(lambda: not consumer.running)
         (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
         assert "the consume loop of orders has ended: Unauthenticated" in record.getMessage()

@@ -9,9 +9,9 @@ from urllib3.exceptions import NewConnectionError, ReadTimeoutError
 
 import ackflow
 from ackflow import Session
-from ackflow.broker import settle
-from ackflow.broker.pop import PopRequest
-from ackflow.broker.push import PushRequest
+from ackflow.broker.core import settle
+from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.core.push import PushRequest
 from ackflow.client import green, patience, requests, sync
 from ackflow.client.patience import Breaker, Patience
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable

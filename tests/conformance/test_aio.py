@@ -24,7 +24,7 @@ from tests.running import Running
 import ackflow
 from ackflow import Batch, Message, VirtualClock, aio
 from ackflow.broker.broker import Broker
-from ackflow.broker.handout import Handout
+from ackflow.broker.core.handout import Handout
 from ackflow.lease import Lease
 from ackflow.transaction import Transaction
 

@@ -11,9 +11,9 @@ import pytest
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
-from ackflow.broker import tokens
+from ackflow.broker import access_tokens
 from ackflow.broker.broker import Broker
-from ackflow.broker.recover import recover
+from ackflow.broker.core.clock_recovery import recover
 from ackflow.model import when
 from ackflow.store.migrate import shipped
 
@@ -295,8 +295,8 @@ def test_an_access_token_made_under_a_wrong_clock_lives_as_long_as_it_was_to(
 ) -> None:
     with ackflow.connect(tmp_path / "a.db", clock=clock, upkeep=False) as q:
         with years_ahead(q, clock):
-            q.broker.do(tokens.create, True, "t", [tokens.grant("admin")], 100.0)
-        (token,) = q.broker.look(tokens.tokens)
+            q.broker.do(access_tokens.create, True, "t", [access_tokens.grant("admin")], 100.0)
+        (token,) = q.broker.look(access_tokens.tokens)
         assert token.live(clock.now())
         assert not token.live(clock.now() + 100_000_000)
 
@@ -317,8 +317,8 @@ def test_the_time_to_an_ack_is_never_negative(clock: VirtualClock) -> None:
 def test_many_are_set_right_in_slices(
     tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ackflow.broker.recover.ROWS", 2)
-    monkeypatch.setattr("ackflow.broker.recover.LOOKED_AT", 3)
+    monkeypatch.setattr("ackflow.broker.core.clock_recovery.ROWS", 2)
+    monkeypatch.setattr("ackflow.broker.core.clock_recovery.LOOKED_AT", 3)
     with ackflow.connect(tmp_path / "a.db", clock=clock, upkeep=False) as q:
         q.push("q", "before")
         with years_ahead(q, clock):

@@ -10,7 +10,7 @@ import pytest
 
 import ackflow
 from ackflow import errors
-from ackflow.broker.settle import RolledBack
+from ackflow.broker.core.settle import RolledBack
 from ackflow.errors import AckflowError
 
 # A code is part of the interface: a line here is added, never changed.

@@ -4,13 +4,13 @@ import pytest
 from tests.stateful.recount import Rows, check_rows
 
 from ackflow import Item, Session, VirtualClock
-from ackflow.broker import lanes
 from ackflow.broker.broker import Broker
+from ackflow.broker.core import topology
 
 
 @pytest.fixture(autouse=True)
 def _two_lanes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "LANES_AT_ONCE", 2)
+    monkeypatch.setattr(topology, "LANES_AT_ONCE", 2)
 
 
 def filled(q: Session, count: int = 9) -> list[str]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from ackflow import Session
-from ackflow.broker import expire, take
+from ackflow.broker.core import expiry, take
 from ackflow.clock import VirtualClock
 from ackflow.policy import QUEUE_MODE
 
@@ -22,9 +22,9 @@ class Sizes(NamedTuple):
 @pytest.fixture(autouse=True)
 def slices(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     sizes = Sizes()
-    monkeypatch.setattr(expire, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(expire, "LEASES_AT_ONCE", sizes.leases)
-    monkeypatch.setattr(expire, "CLAIMS_AT_ONCE", sizes.claims)
+    monkeypatch.setattr(expiry, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(expiry, "LEASES_AT_ONCE", sizes.leases)
+    monkeypatch.setattr(expiry, "CLAIMS_AT_ONCE", sizes.claims)
     monkeypatch.setattr(take, "DELAYED_RUN", sizes.run)
     monkeypatch.setattr(take, "PASSED_AT_ONCE", sizes.passed)
     return sizes

@@ -4,10 +4,10 @@ a hand-out: a pop or a reader that gets nothing leaves the rest with its holder.
 import pytest
 
 from ackflow import Item, Message, Session, VirtualClock, ids
+from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.core.settle import Verdict
 from ackflow.broker.named import Named, Told, settle_named
-from ackflow.broker.pop import PopRequest
-from ackflow.broker.reader import ReaderRequest, hand_over, lease_next, start_reader
-from ackflow.broker.settle import Verdict
+from ackflow.broker.readers.verbs import ReaderRequest, hand_over, lease_next, start_reader
 from ackflow.errors import LeaseLost
 
 # These verbs are called by servers only, so not over HTTP.

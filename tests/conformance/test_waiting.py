@@ -15,8 +15,8 @@ import pytest
 
 import ackflow
 from ackflow import Batch, Message, Session, VirtualClock
-from ackflow.broker.handout import Handout
-from ackflow.broker.pop import WidePop
+from ackflow.broker.core.handout import Handout
+from ackflow.broker.core.pop import WidePop
 from ackflow.errors import SessionClosed
 
 LONG = 10.0

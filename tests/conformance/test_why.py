@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ackflow import Session, VirtualClock, ids
-from ackflow.broker import maintenance
+from ackflow.broker.core import global_pause
 from ackflow.model import Why
 
 START = 1_700_000_000.0
@@ -499,7 +499,7 @@ def test_what_its_partition_is_too_busy_for_is_held_back(q: Session, clock: Virt
 def test_maintenance_holds_back_as_a_pause_does(q: Session) -> None:
     q.group("orders", "g")
     (id,) = q.push("orders", 1)
-    q.broker.do(maintenance.switch, True, pops=True)
+    q.broker.do(global_pause.switch, True, pops=True)
     assert why(q, id).state == "paused"
     assert "everywhere" in why(q, id).sentence
 

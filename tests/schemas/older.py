@@ -126,17 +126,18 @@ def _push_once(q: Session) -> None:
 
 
 def _readers_and_tokens(q: Session, made: Made) -> None:
-    from ackflow.broker import reader, tokens
+    from ackflow.broker import access_tokens
+    from ackflow.broker.readers import verbs
 
     q.push("spark", [f"row {n}" for n in range(6)])
-    made["epoch"] = q.broker.do(reader.start_reader, True, READER, "spark", "query", False, 0)
+    made["epoch"] = q.broker.do(verbs.start_reader, True, READER, "spark", "query", False, 0)
     for start in (0, 1):
-        request = reader.ReaderRequest(READER, made["epoch"], start, 2, 1 << 20, 5_000.0)
-        q.broker.do(reader.lease_next, True, request)
-    q.broker.do(tokens.create, True, "ci", [tokens.grant("read-write:orders*")], None)
-    q.broker.do(tokens.create, True, "old", [tokens.grant("admin")], None)
-    q.broker.do(tokens.revoke, True, "old")
-    made["digests"] = [token.digest.hex() for token in q.broker.look(tokens.tokens)]
+        request = verbs.ReaderRequest(READER, made["epoch"], start, 2, 1 << 20, 5_000.0)
+        q.broker.do(verbs.lease_next, True, request)
+    q.broker.do(access_tokens.create, True, "ci", [access_tokens.grant("read-write:orders*")], None)
+    q.broker.do(access_tokens.create, True, "old", [access_tokens.grant("admin")], None)
+    q.broker.do(access_tokens.revoke, True, "old")
+    made["digests"] = [token.digest.hex() for token in q.broker.look(access_tokens.tokens)]
 
 
 def _traces(q: Session) -> None:
@@ -258,15 +259,16 @@ def _outcome(settled: Any) -> list[int]:
 
 
 def _read_on(q: Session, made: Made) -> list[Any]:
-    from ackflow.broker import reader, tokens
+    from ackflow.broker import access_tokens
+    from ackflow.broker.readers import verbs
 
-    lots = q.broker.do(reader.hand_over, True, READER, made["epoch"], 1, 2, 5_000.0)
-    settled = q.broker.do(reader.settle_to, True, READER, made["epoch"], 2, 5_000.0)
-    request = reader.ReaderRequest(READER, made["epoch"], 2, 2, 1 << 20, 5_000.0)
-    number = q.broker.do(reader.lease_next, True, request).number
+    lots = q.broker.do(verbs.hand_over, True, READER, made["epoch"], 1, 2, 5_000.0)
+    settled = q.broker.do(verbs.settle_to, True, READER, made["epoch"], 2, 5_000.0)
+    request = verbs.ReaderRequest(READER, made["epoch"], 2, 2, 1 << 20, 5_000.0)
+    number = q.broker.do(verbs.lease_next, True, request).number
     known = [
         [token.name, token.digest.hex() in made["digests"], token.revoked_at]
-        for token in q.broker.look(tokens.tokens)
+        for token in q.broker.look(access_tokens.tokens)
     ]
     return [[[lot.number, lot.ranges] for lot in lots], settled, number, known]
 

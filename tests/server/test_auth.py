@@ -12,9 +12,9 @@ import pytest
 
 import ackflow
 from ackflow import VirtualClock, wire
-from ackflow.broker import tokens
-from ackflow.broker.push import Chunk, PushRequest
-from ackflow.broker.tokens import Grant, Token
+from ackflow.broker import access_tokens
+from ackflow.broker.access_tokens import Grant, Token
+from ackflow.broker.core.push import Chunk, PushRequest
 from ackflow.errors import Forbidden, InvalidArgument, NotFound, Unauthenticated
 from ackflow.server import auth
 from ackflow.server.http import Answer, Call, Route, json
@@ -30,8 +30,8 @@ DAY = 86_400.0
 
 def make(running: Running, *grants: str, name: str = "one", days: float | None = None) -> str:
     seconds = None if days is None else days * DAY
-    wanted = [tokens.grant(text) for text in grants]
-    return running.session.broker.do(tokens.create, True, name, wanted, seconds)
+    wanted = [access_tokens.grant(text) for text in grants]
+    return running.session.broker.do(access_tokens.create, True, name, wanted, seconds)
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -122,7 +122,7 @@ def test_a_queue_name_cannot_escape_its_pattern_by_encoding(
 
 def test_a_revoked_token_is_refused(served: Running, http: httpx.Client) -> None:
     token = make(served, "admin")
-    served.session.broker.do(tokens.revoke, True, "one")
+    served.session.broker.do(access_tokens.revoke, True, "one")
     answer = push(http, "orders", token)
     assert answer.status_code == 401
     assert 'error="invalid_token"' in answer.headers["www-authenticate"]
@@ -130,14 +130,14 @@ def test_a_revoked_token_is_refused(served: Running, http: httpx.Client) -> None
 
 def test_revoking_the_last_token_opens_nothing(served: Running, http: httpx.Client) -> None:
     make(served, "admin")
-    served.session.broker.do(tokens.revoke, True, "one")
+    served.session.broker.do(access_tokens.revoke, True, "one")
     assert push(http, "orders").status_code == 401
 
 
 def test_removing_all_tokens_opens_the_server_again(served: Running, http: httpx.Client) -> None:
     make(served, "admin")
     assert push(http, "orders").status_code == 401
-    assert served.session.broker.do(tokens.forget_all, True) == 1
+    assert served.session.broker.do(access_tokens.forget_all, True) == 1
     assert push(http, "orders").status_code == 200
 
 
@@ -153,8 +153,8 @@ def test_a_token_ends_when_its_days_are_over(
 
 def test_only_the_digest_of_a_token_is_stored(served: Running) -> None:
     token = make(served, "admin")
-    (stored,) = served.session.broker.look(tokens.tokens)
-    assert stored.digest == tokens.digest(token)
+    (stored,) = served.session.broker.look(access_tokens.tokens)
+    assert stored.digest == access_tokens.digest(token)
     assert token not in repr(stored)
 
 
@@ -162,16 +162,16 @@ def test_a_name_is_free_again_once_its_token_is_revoked(served: Running) -> None
     first = make(served, "admin")
     with pytest.raises(InvalidArgument, match="already"):
         make(served, "admin")
-    served.session.broker.do(tokens.revoke, True, "one")
+    served.session.broker.do(access_tokens.revoke, True, "one")
     assert make(served, "admin") != first
     with pytest.raises(NotFound):
-        served.session.broker.do(tokens.revoke, True, "two")
+        served.session.broker.do(access_tokens.revoke, True, "two")
 
 
 @pytest.mark.parametrize("text", ["", "owner", "read-write:\n", "READ-ONLY"])
 def test_a_grant_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
-        tokens.grant(text)
+        access_tokens.grant(text)
 
 
 def test_metrics_show_only_the_queues_a_token_may_see(served: Running, http: httpx.Client) -> None:
@@ -385,7 +385,7 @@ def test_a_transaction_is_held_against_the_token_as_a_whole(served: Running) -> 
         work.put("key", 1)
         with pytest.raises(Forbidden) as refused:
             work.commit()
-        assert refused.value.details == {"role": "read-write", "queue": tokens.EVERY_QUEUE}
+        assert refused.value.details == {"role": "read-write", "queue": access_tokens.EVERY_QUEUE}
 
 
 def test_dead_letters_cannot_be_sent_to_a_queue_the_token_is_not_good_for(served: Running) -> None:

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from ackflow import wire
-from ackflow.broker.pop import PopRequest
-from ackflow.broker.push import Chunk, PushRequest
-from ackflow.broker.settle import Mark, Outcome, Verdict
+from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.core.push import Chunk, PushRequest
+from ackflow.broker.core.settle import Mark, Outcome, Verdict
 from ackflow.model import Counts, GroupStats
 from ackflow.wire import MSGPACK, Codec, Popped
 

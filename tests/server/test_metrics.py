@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.broker.figures import figures
+from ackflow.broker.views.metrics import figures
 
 from ..running import Running
 from .conftest import Process

@@ -22,8 +22,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import ackflow
-from ackflow.broker import tokens
-from ackflow.broker.tokens import Grant
+from ackflow.broker import access_tokens
+from ackflow.broker.access_tokens import Grant
 from ackflow.server.openapi import FILES, document
 from ackflow.server.routes import all_routes
 
@@ -184,8 +184,8 @@ def try_all(server: Process, secret: str, examples: int) -> dict[int, int]:
 def make_tokens(db: Path) -> dict[str, str]:
     with ackflow.connect(db, upkeep=False) as session:
         return {
-            role: session.broker.do(tokens.create, True, role, [Grant(role)], None)
-            for role in tokens.ROLES
+            role: session.broker.do(access_tokens.create, True, role, [Grant(role)], None)
+            for role in access_tokens.ROLES
         }
 
 
@@ -198,7 +198,7 @@ def test_an_open_server_answers_any_request_as_the_document_says(start_process: 
     assert statuses[200] > 0
 
 
-@pytest.mark.parametrize("role", ["none", *tokens.ROLES])
+@pytest.mark.parametrize("role", ["none", *access_tokens.ROLES])
 def test_a_closed_server_answers_any_request_as_the_document_says(
     start_process: Start, tmp_path: Path, role: str
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_closed_server_answers_any_request_as_the_document_says(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("role", ["open", "none", *tokens.ROLES])
+@pytest.mark.parametrize("role", ["open", "none", *access_tokens.ROLES])
 def test_the_server_answers_very_many_requests_as_the_document_says(
     start_process: Start, tmp_path: Path, role: str
 ) -> None:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from ackflow import ids
-from ackflow.broker import tokens
+from ackflow.broker import access_tokens
 from ackflow.server import auth
 
 from ..running import Running
@@ -24,8 +24,8 @@ def queen(served: Running, http: httpx.Client) -> Queen:
     """A caller who may use the queues of the shop alone; there are others."""
     for queue in ("shop.orders", "bank.orders"):
         served.session.push(queue, queue)
-    wanted = [tokens.grant("read-write:shop.*")]
-    secret = served.session.broker.do(tokens.create, True, "one", wanted, None)
+    wanted = [access_tokens.grant("read-write:shop.*")]
+    secret = served.session.broker.do(access_tokens.create, True, "one", wanted, None)
     http.headers["authorization"] = f"Bearer {secret}"
     return Queen(http)
 

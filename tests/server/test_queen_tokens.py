@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ackflow.broker import tokens
+from ackflow.broker import access_tokens
 from ackflow.server import auth
 
 from ..running import Running
@@ -38,8 +38,8 @@ def partitions(served: Running, http: httpx.Client) -> dict[str, str]:
 @pytest.fixture
 def mine(served: Running, http: httpx.Client, partitions: dict[str, str]) -> httpx.Client:
     """A client whose token is good for one of the queues only."""
-    grants = [tokens.grant(f"admin:{MINE}")]
-    token = served.session.broker.do(tokens.create, True, "mine", grants, None)
+    grants = [access_tokens.grant(f"admin:{MINE}")]
+    token = served.session.broker.do(access_tokens.create, True, "mine", grants, None)
     http.headers["authorization"] = f"Bearer {token}"
     return http
 

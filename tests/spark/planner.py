@@ -1,10 +1,10 @@
 """What a planner of Spark asks of a broker, without Spark."""
 
 from ackflow import Session
-from ackflow.broker import batch as batches
-from ackflow.broker import reader as readers
-from ackflow.broker.batch import BatchCommit, BatchDone
-from ackflow.broker.reader import Lot, ReaderRequest
+from ackflow.broker.readers import commit as batches
+from ackflow.broker.readers import verbs as readers
+from ackflow.broker.readers.commit import BatchCommit, BatchDone
+from ackflow.broker.readers.verbs import Lot, ReaderRequest
 from ackflow.delivery import Batch, Message
 
 LEASE = 60.0

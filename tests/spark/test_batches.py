@@ -3,11 +3,11 @@
 import pytest
 
 from ackflow import Session, VirtualClock, ids, ranges
-from ackflow.broker import batch as batches
-from ackflow.broker import reader as readers
-from ackflow.broker.batch import BatchDone, Hold
-from ackflow.broker.settle import Mark, Verdict
-from ackflow.broker.transact import Settles
+from ackflow.broker.core.settle import Mark, Verdict
+from ackflow.broker.core.transactions import Settles
+from ackflow.broker.readers import commit as batches
+from ackflow.broker.readers import verbs as readers
+from ackflow.broker.readers.commit import BatchDone, Hold
 from ackflow.delivery import Message
 from ackflow.errors import LeaseLost, StageMissing, TransactionFailed
 

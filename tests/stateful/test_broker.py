@@ -35,7 +35,7 @@ def unhurried_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def small_and_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """One or two messages of the machine are small, more are not."""
-    monkeypatch.setattr("ackflow.broker.push.SMALL_BYTES", 12)
+    monkeypatch.setattr("ackflow.broker.core.push.SMALL_BYTES", 12)
 
 
 @pytest.mark.timeout(900)

@@ -6,8 +6,8 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock, ids
+from ackflow.broker.core.settle import Verdict
 from ackflow.broker.named import Named, settle_named
-from ackflow.broker.settle import Verdict
 from ackflow.store.tx import Tx
 
 from .recount import Rows, check_rows

@@ -5,11 +5,11 @@ from array import array
 import msgspec
 import pytest
 
-from ackflow.broker.push import Chunk, PushRequest
+from ackflow.broker.core.push import Chunk, PushRequest
+from ackflow.broker.registry import check_push
 from ackflow.errors import InvalidArgument
 from ackflow.policy import MAX_SEGMENT_COUNT
 from ackflow.store.records import Rest
-from ackflow.verbs import check_push
 
 GOOD = Chunk("q", "p", 0, None, array("i", [1, 3]), b"123")
 

@@ -11,7 +11,7 @@ import pytest
 
 import ackflow
 from ackflow import Session
-from ackflow.broker import dead
+from ackflow.broker.core import dead_letters
 from ackflow.errors import StorageFailed
 from ackflow.policy import MAX_SEGMENT_BYTES
 
@@ -52,8 +52,8 @@ def test_dead_letters_are_sent_back_in_parts_and_in_order(q: Session, path: Path
     for number in range(20):
         q.push("q", bytes([number]) + b"x" * MIB)
     q.reject(q.pop("q", batch=20), "all of them")
-    first = q.broker.do(dead.redrive, True, dead.DeadFilter("q"), None)
-    assert 0 < first * MIB <= dead.SLICE_BYTES + MIB
+    first = q.broker.do(dead_letters.redrive, True, dead_letters.DeadFilter("q"), None)
+    assert 0 < first * MIB <= dead_letters.SLICE_BYTES + MIB
     assert q.redrive("q") == 20 - first
     assert largest(path) <= MAX_SEGMENT_BYTES
     assert numbered(q, 20) == list(range(20))

@@ -14,10 +14,10 @@ from tests.client.waiting import until
 import ackflow
 import ackflow.aio
 from ackflow import codec
-from ackflow.broker.pop import PopRequest
-from ackflow.broker.push import PushRequest
+from ackflow.broker.aio import OnLoop
+from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.core.push import PushRequest
 from ackflow.errors import OutcomeUnknown
-from ackflow.onloop import OnLoop
 from ackflow.store.durability import MayLose
 from ackflow.store.sqlite import wal_sync
 

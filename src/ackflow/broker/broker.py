@@ -16,12 +16,12 @@ from ..errors import AckflowError, NotMyTurn, SessionClosed
 from ..model import Upkeep
 from ..store.group_commit import Writer
 from ..store.tx import Tx
-from .handout import Handout
-from .pop import PopRequest, pop
-from .push import Answer, PushRequest, push
-from .telling import Telling
+from .core.handout import Handout
+from .core.pop import PopRequest, pop
+from .core.push import Answer, PushRequest, push
+from .observers import Telling
 from .upkeep import Keeper
-from .waiting import Waiting
+from .waiters import Waiting
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from ..clock import SECOND
 from ..policy import GroupOptions
 from ..store.records import Cursor, Group, Queue
 from ..store.tx import Tx
-from .inspect import LEASES_AT_MOST, unseen
+from .views.stats import LEASES_AT_MOST, unseen
 
 SEEN_SECONDS = 60
 Spans = dict[str, tuple[int, int]]  # by consumer, its first and last pop

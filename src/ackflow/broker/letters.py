@@ -5,8 +5,8 @@ from msgspec import Struct
 from ..errors import NotFound
 from ..model import DeadLetter
 from ..store.tx import Tx
-from . import dead
-from .dead import DeadFilter
+from .core import dead_letters
+from .core.dead_letters import DeadFilter
 
 
 class Labelled(Struct):
@@ -30,7 +30,7 @@ def letters(
     found: list[Labelled] = []
     for name in there if offset < total else ():
         which.queue = name
-        page = dead.entries(tx, which, limit + offset)
+        page = dead_letters.entries(tx, which, limit + offset)
         found += [_labelled(tx, letter) for letter in page.items]
     found.sort(key=lambda one: one.letter.id, reverse=True)
     return found[offset : offset + limit], total
@@ -39,7 +39,7 @@ def letters(
 def _count(tx: Tx, which: DeadFilter, queue: str) -> int:
     which.queue = queue
     try:
-        return dead.count(tx, which)
+        return dead_letters.count(tx, which)
     except NotFound:
         return 0
 

@@ -7,10 +7,10 @@ from ..errors import LeaseExpired, NoLock, WrongLock
 from ..model import Counts
 from ..store.records import Cursor, Group, Queue
 from ..store.tx import Tx
-from .admin import find_queue
-from .expire import refresh
-from .inspect import count, unseen
-from .settle import Mark, Verdict, extend, settle
+from .core.admin import find_queue
+from .core.expiry import refresh
+from .core.settle import Mark, Verdict, extend, settle
+from .views.stats import count, unseen
 
 
 class Lock(Struct):

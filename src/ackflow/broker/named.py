@@ -21,9 +21,9 @@ from ..errors import (
 from ..policy import QUEUE_MODE
 from ..store.records import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
 from ..store.tx import Tx
-from .expire import hidden_in, make_ready, refresh_stretch
-from .settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
-from .transact import Pushes, Result, run_all, run_push
+from .core.expiry import hidden_in, make_ready, refresh_stretch
+from .core.settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
+from .core.transactions import Pushes, Result, run_all, run_push
 
 Spot = tuple[int, int]  # lane and sequence
 FEW = 8  # messages of a lease are listed in the time that one is looked up

@@ -7,8 +7,8 @@ from ..clock import SECOND
 from ..ranges import Ranges
 from ..store.records import LEASED, Lane, Partition, Queue
 from ..store.tx import Tx
-from .admin import find_queue
-from .expire import hidden_in
+from .core.admin import find_queue
+from .core.expiry import hidden_in
 
 
 class Figures(Struct, rename="camel"):

@@ -6,9 +6,9 @@ from .. import ids
 from ..errors import NotFound
 from ..store.records import DeadRow, Queue
 from ..store.tx import Tx
-from .admin import delete_message
-from .dead import DeadFilter, redrive
-from .handout import is_binary, payload, rest_of
+from .core.admin import delete_message
+from .core.dead_letters import DeadFilter, redrive
+from .core.handout import is_binary, payload, rest_of
 from .locate import Located, letters, locate
 from .recent import Recent, describe
 

@@ -10,7 +10,7 @@ from .. import ranges
 from ..model import StoredMessage
 from ..store.records import LEASED, Group, Lane, Queue, Segment
 from ..store.tx import Tx
-from .browse import state_of, view
+from .views.browse import state_of, view
 
 SECONDS = 2.0
 SEGMENTS_AT_ONCE = 32

@@ -15,9 +15,17 @@ from ..errors import AckflowError, LeaseLost, NotFound
 from ..ranges import Ranges
 from ..store.records import Lease
 from ..store.tx import Tx
+from .core.settle import Mark, Verdict, settle
+from .core.transactions import (
+    Deletes,
+    Operation,
+    Pushes,
+    Puts,
+    Result,
+    TransactionRequest,
+    transact,
+)
 from .named import LeaseNames, Spot
-from .settle import Mark, Verdict, settle
-from .transact import Deletes, Operation, Pushes, Puts, Result, TransactionRequest, transact
 
 QUERIES = "streams/queries/"
 STATES = "streams/states/"

@@ -5,9 +5,9 @@ from msgspec import structs
 from ..policy import Dialect, GroupOptions
 from ..store.records import Group, Partition, Queue
 from ..store.tx import Tx
-from .admin import configure, delete_group, find_queue, seek_lane
-from .expire import sequence_at
-from .lanes import group_for, make_all
+from .core.admin import configure, delete_group, find_queue, seek_lane
+from .core.expiry import sequence_at
+from .core.topology import group_for, make_all
 
 
 def declare(

@@ -6,7 +6,7 @@ from ..clock import SECOND
 from ..errors import NotFound
 from ..store.mapping import Row
 from ..store.tx import Tx
-from .handout import is_binary, payload
+from .core.handout import is_binary, payload
 from .locate import Located, locate
 
 TRACE_SECONDS = 7 * 24 * 3600

@@ -19,15 +19,15 @@ from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
 from ..ranges import Ranges
 from ..store.records import Segment
 from ..store.tx import Tx
-from .expire import Refreshed, close_gaps, drop_old, drop_segment, refresh
-from .hands import NO_END, forget_readers
-from .history import MOST, History
-from .lanes import complete, group_for, is_undecided, make_more
-from .recover import Run, recover
-from .stage import drop_old_stages
-from .take import may_be_overdue, overdue
+from .core.clock_recovery import Run, recover
+from .core.expiry import Refreshed, close_gaps, drop_old, drop_segment, refresh
+from .core.history import MOST, History
+from .core.retention import drop_unread, old_lanes
+from .core.stage import drop_old_stages
+from .core.take import may_be_overdue, overdue
+from .core.topology import complete, group_for, is_undecided, make_more
+from .readers.records import NO_END, forget_readers
 from .traces import TRACE_SECONDS, forget_old
-from .unread import drop_unread, old_lanes
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..broker import tokens
+from ..broker import access_tokens
+from ..broker.access_tokens import Token
 from ..broker.broker import Broker
-from ..broker.tokens import Token
 from ..errors import InvalidArgument
 from ..model import when
 from . import inputs
@@ -50,9 +50,9 @@ def create(
     ] = None,
 ) -> None:
     """Make a token and show it; it cannot be shown again."""
-    grants = [tokens.grant(text) for text in grant or ["read-write"]]
+    grants = [access_tokens.grant(text) for text in grant or ["read-write"]]
     seconds = None if days is None else _seconds(days)
-    secret = _broker(link).do(tokens.create, True, name, grants, seconds)
+    secret = _broker(link).do(access_tokens.create, True, name, grants, seconds)
     try:
         link.out.record({"name": name, "token": secret}, secret)
         sys.stdout.flush()
@@ -71,7 +71,7 @@ def _seconds(days: float) -> float:
 def show(link: Link) -> None:
     """Show the tokens there are, never what they are."""
     broker = _broker(link)
-    known, now = broker.look(tokens.tokens), broker.clock.now()
+    known, now = broker.look(access_tokens.tokens), broker.clock.now()
     if not known:
         link.out.say("there are no tokens yet")
         return
@@ -116,9 +116,9 @@ def _state(token: Token, now: int) -> str:
 def revoke(link: Link, name: Name, yes: Yes = False) -> None:
     """End a token for good; a running server refuses it within a second. Asks first."""
     broker = _broker(link)
-    broker.look(tokens.find, name)
+    broker.look(access_tokens.find, name)
     confirm(f"Revoke the token {name} for good?", yes)
-    broker.do(tokens.revoke, True, name)
+    broker.do(access_tokens.revoke, True, name)
     link.out.record({"revoked": name}, f"the token {name} is revoked")
 
 
@@ -126,7 +126,7 @@ def revoke(link: Link, name: Name, yes: Yes = False) -> None:
 def disable(link: Link, yes: Yes = False) -> None:
     """Remove all tokens, so that a server on this machine asks for none. Asks first."""
     broker = _broker(link)
-    there = len(broker.look(tokens.tokens))
+    there = len(broker.look(access_tokens.tokens))
     confirm(f"Remove {many(there, 'token')}, so that a server asks for none?", yes)
-    removed = broker.do(tokens.forget_all, True)
+    removed = broker.do(access_tokens.forget_all, True)
     link.out.record({"removed": removed}, f"{many(removed, 'token')} removed")

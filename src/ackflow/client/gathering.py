@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..broker.push import Answer
+from ..broker.core.push import Answer
 from ..errors import AckflowError, Unavailable
 from ..wire import Pushed, tell, untell
 from .requests import Request, pushes

@@ -8,10 +8,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from .. import wire
-from ..broker.handout import Handout
-from ..broker.pop import PopRequest
-from ..broker.push import Answer, PushRequest
-from ..broker.transact import TransactionRequest
+from ..broker.core.handout import Handout
+from ..broker.core.pop import PopRequest
+from ..broker.core.push import Answer, PushRequest
+from ..broker.core.transactions import TransactionRequest
 from ..clock import Clock, SystemClock
 from ..codec import digest_of
 from ..errors import AckflowError, InvalidArgument, SessionClosed

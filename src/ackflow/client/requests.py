@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from .. import codec, wire
-from ..broker.pop import PopRequest
-from ..broker.push import Answer, Chunk, PushRequest
+from ..broker.core.pop import PopRequest
+from ..broker.core.push import Answer, Chunk, PushRequest
+from ..broker.registry import BY_FUNCTION
 from ..errors import InvalidArgument, SessionClosed, Unauthenticated, Unavailable
 from ..model import Upkeep
 from ..policy import MAX_BATCH
-from ..verbs import BY_FUNCTION
 from ..wire import MSGPACK, Codec, Popped, Pushed, Told
 
 HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}

@@ -9,8 +9,8 @@ import threading
 import msgspec
 
 from .. import Session, ids
-from ..broker.settle import Mark, Verdict
-from ..broker.transact import Settles
+from ..broker.core.settle import Mark, Verdict
+from ..broker.core.transactions import Settles
 from ..errors import TransactionFailed
 from ..transaction import Transaction
 from .cancelling import cancelled

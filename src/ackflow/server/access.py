@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from ..broker.push import Chunk
-from ..broker.transact import Deletes, Puts, Settles
+from ..broker.core.push import Chunk
+from ..broker.core.transactions import Deletes, Puts, Settles
+from ..broker.registry import Verb
 from ..model import QueueStats
-from ..verbs import Verb
 from .http import Call
 
 OF_A_LEASE = frozenset({"settle", "extend", "read"})

@@ -11,12 +11,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from ..broker.access_tokens import queue_of_lease
+from ..broker.aio import OnLoop
 from ..broker.broker import Broker
-from ..broker.handout import Handout
-from ..broker.pop import PopRequest
-from ..broker.tokens import queue_of_lease
+from ..broker.core.handout import Handout
+from ..broker.core.pop import PopRequest
 from ..errors import AckflowError, BatchTooLarge, Internal, TooManyWaiting
-from ..onloop import OnLoop
 from ..policy import MAX_BATCH, Counting
 from ..session import Session
 from ..store.tx import Tx

@@ -7,9 +7,9 @@ change, whoever made it.
 import time
 from hmac import compare_digest
 
-from ..broker import tokens
+from ..broker import access_tokens
+from ..broker.access_tokens import Token
 from ..broker.broker import Broker
-from ..broker.tokens import Token
 from ..errors import AckflowError, Forbidden, Unauthenticated
 from .http import Call, Role, Route
 
@@ -63,7 +63,7 @@ class Auth:
 
     def allow_all(self, call: Call) -> None:
         if call.who is not None and not call.who.may_everywhere(call.role):
-            raise _forbidden(call.role, tokens.EVERY_QUEUE)
+            raise _forbidden(call.role, access_tokens.EVERY_QUEUE)
 
     def sees(self, call: Call, queue: str) -> bool:
         return call.who is None or call.who.may(call.role, queue)
@@ -78,7 +78,7 @@ class Auth:
         scheme, _, given = header.partition(" ")
         if scheme.lower() != "bearer" or not given:
             raise Unauthenticated(WHO, hint="send the header Authorization: Bearer <token>")
-        digest = tokens.digest(given.strip())
+        digest = access_tokens.digest(given.strip())
         found = self._by_digest.get(digest)
         if found is None or not compare_digest(found.digest, digest):
             raise Unauthenticated(WHO, hint="the token is not known", error="invalid_token")
@@ -89,10 +89,10 @@ class Auth:
     def _look(self) -> None:
         """Read the tokens again when they have changed."""
         self._look_again = time.monotonic() + LOOK_SECONDS
-        revision = self._broker.look(tokens.revision)
+        revision = self._broker.look(access_tokens.revision)
         if revision == self._revision:
             return
-        known = self._broker.look(tokens.tokens)
+        known = self._broker.look(access_tokens.tokens)
         self._by_digest = {token.digest: token for token in known}
         self._asked = self._required or bool(known)
         self._revision = revision

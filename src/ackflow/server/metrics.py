@@ -20,8 +20,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 
 from .. import __version__
-from ..broker.figures import Figures, GroupFigures, figures
-from ..broker.telling import BOUNDS as ACK_BOUNDS
+from ..broker.observers import BOUNDS as ACK_BOUNDS
+from ..broker.views.metrics import Figures, GroupFigures, figures
 from ..clock import SECOND
 from .http import Answer, Call, Param, Route
 from .observe import BOUNDS, Seen

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from .. import __version__, wire
-from ..broker.handout import Handout
-from ..broker.pop import PopRequest
-from ..broker.push import Answer as Places
-from ..broker.push import PushRequest
+from ..broker.core.handout import Handout
+from ..broker.core.pop import PopRequest
+from ..broker.core.push import Answer as Places
+from ..broker.core.push import PushRequest
+from ..broker.registry import VERBS, Verb, check_pop, check_push
 from ..errors import AckflowError, NotFound
-from ..verbs import VERBS, Verb, check_pop, check_push
 from ..wire import JSON, MSGPACK, Codec, Popped, Pushed
 from . import access
 from .http import Answer, Call, Param, Route, json

@@ -1,6 +1,6 @@
 """Whether the server lives and can take work."""
 
-from ..broker import inspect
+from ..broker.views import stats
 from .http import Answer, Call, Route, json
 
 
@@ -10,7 +10,7 @@ async def livez(_: Call) -> Answer:
 
 async def readyz(call: Call) -> Answer:
     """Ready when the database answers."""
-    await call.server.onloop.look(inspect.ready)
+    await call.server.onloop.look(stats.ready)
     return json({"status": "ok"})
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from .. import checks, ids
 from ..broker import lock
-from ..broker.handout import Handout
-from ..broker.pop import PopRequest
-from ..broker.push import Chunk, PushRequest
-from ..broker.settle import Verdict
+from ..broker.core.handout import Handout
+from ..broker.core.pop import PopRequest
+from ..broker.core.push import Chunk, PushRequest
+from ..broker.core.settle import Verdict
 from ..clock import SECOND
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..policy import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE

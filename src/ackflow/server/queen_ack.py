@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from .. import checks, ids
+from ..broker.core.settle import Verdict, extend
 from ..broker.named import Named, Told, settle_named
-from ..broker.settle import Verdict, extend
 from ..errors import AckflowError, AlreadySettled, InvalidArgument, LeaseLost, NotFound, RolledBack
 from ..policy import QUEUE_MODE
 from .http import Answer, Call, json

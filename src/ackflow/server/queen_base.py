@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from .. import ids
-from ..broker.lanes import homes_of, queues_of
+from ..broker.core.topology import homes_of, queues_of
 from ..clock import micros
 from ..errors import AckflowError, InvalidArgument
 from ..model import when

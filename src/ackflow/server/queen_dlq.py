@@ -3,7 +3,7 @@
 from msgspec import Raw, Struct
 
 from .. import ids
-from ..broker.dead import DeadFilter
+from ..broker.core.dead_letters import DeadFilter
 from ..broker.letters import Labelled, letters
 from ..broker.subscribe import names
 from .http import Answer, Call, Param, json

@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from .. import checks, ids
-from ..broker import admin
+from ..broker.core import admin
 from ..broker.lag import GroupLag, Lag, PartitionLag, lags, members, seen
 from ..broker.subscribe import names, resubscribe, unsubscribe
 from ..errors import GroupNotFound, InvalidArgument

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from .. import checks, ids
-from ..broker.handout import Handout, Run, is_binary, payload
-from ..broker.pop import PopRequest, WidePop
+from ..broker.core.handout import Handout, Run, is_binary, payload
+from ..broker.core.pop import PopRequest, WidePop
 from ..errors import InvalidArgument
 from ..policy import MAX_BATCH, QUEUE_MODE
 from .http import Answer, Call, Param, empty, json

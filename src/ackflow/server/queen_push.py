@@ -5,8 +5,8 @@ from typing import Literal
 from msgspec import Raw, Struct, field
 
 from .. import codec, ids
-from ..broker.push import Answer as Places
-from ..broker.push import PushRequest
+from ..broker.core.push import Answer as Places
+from ..broker.core.push import PushRequest
 from ..codec import Item
 from ..errors import InvalidArgument
 from .http import Answer, Call, json

@@ -6,9 +6,9 @@ from statistics import median
 from msgspec import Struct, field
 
 from .. import checks, ids
-from ..broker import admin
+from ..broker.core import admin
+from ..broker.core.global_pause import pushed_since
 from ..broker.lag import GroupLag, lags, seen
-from ..broker.maintenance import pushed_since
 from ..broker.overview import Figures, PartitionView, QueueView, queue_view, queue_views
 from ..errors import QueueNotFound
 from .http import Answer, Call, Param, json

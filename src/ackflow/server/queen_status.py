@@ -5,9 +5,10 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from .. import __version__, ids
-from ..broker import inspect, maintenance
-from ..broker.maintenance import Maintenance
+from ..broker.core import global_pause
+from ..broker.core.global_pause import Maintenance
 from ..broker.overview import Figures, PartitionView, QueueView, pushed_by_time
+from ..broker.views import stats
 from ..clock import SECOND
 from ..errors import AckflowError, InvalidArgument
 from .http import Answer, Call, Param, json
@@ -100,7 +101,7 @@ class PopSwitched(Struct, rename="camel"):
 async def health(call: Call) -> Answer:
     """Healthy when the database answers."""
     try:
-        await call.server.onloop.look(inspect.ready)
+        await call.server.onloop.look(stats.ready)
     except AckflowError:
         return json(Healthy("unhealthy", "disconnected", "ackflow", __version__), 503)
     return json(Healthy("healthy", "connected", "ackflow", __version__))
@@ -161,7 +162,7 @@ async def analytics(call: Call) -> Answer:
 
 async def buffers(call: Call) -> Answer:
     """What maintenance holds back."""
-    return json(Buffers(await looked(call, maintenance.held_back), True))
+    return json(Buffers(await looked(call, global_pause.held_back), True))
 
 
 async def refresh(_: Call) -> Answer:
@@ -171,29 +172,29 @@ async def refresh(_: Call) -> Answer:
 
 async def maintained(call: Call) -> Answer:
     """Whether what is pushed is held back."""
-    return await _switched(call, await looked(call, maintenance.get))
+    return await _switched(call, await looked(call, global_pause.get))
 
 
 async def maintain(call: Call) -> Answer:
     """Hold back what is pushed, until this is turned off: it is stored, and nothing is handed out."""
-    state = await call.server.do(maintenance.switch, True, pushes=_enabled(call))
+    state = await call.server.do(global_pause.switch, True, pushes=_enabled(call))
     return await _switched(call, state)
 
 
 async def _switched(call: Call, state: Maintenance) -> Answer:
     on = state.pushes is not None
     says = "messages are stored and handed out later" if on else "messages are handed out"
-    return json(Switched(on, await looked(call, maintenance.held_back), True, says))
+    return json(Switched(on, await looked(call, global_pause.held_back), True, says))
 
 
 async def pops_maintained(call: Call) -> Answer:
     """Whether pops are paused everywhere."""
-    return _paused(await looked(call, maintenance.get))
+    return _paused(await looked(call, global_pause.get))
 
 
 async def maintain_pops(call: Call) -> Answer:
     """Pause all pops, or let them go on; settling goes on meanwhile."""
-    return _paused(await call.server.do(maintenance.switch, True, pops=_enabled(call)))
+    return _paused(await call.server.do(global_pause.switch, True, pops=_enabled(call)))
 
 
 def _paused(state: Maintenance) -> Answer:

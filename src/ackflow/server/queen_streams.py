@@ -6,10 +6,10 @@ from msgspec import Raw, Struct, field
 
 from .. import checks, ids
 from ..broker import streams
+from ..broker.core.settle import Verdict
+from ..broker.core.transactions import Pushes
 from ..broker.pick import queue_of
-from ..broker.settle import Verdict
 from ..broker.streams import Cycle, CycleAck, Query, QueryChanged, StaleState, Wanted
-from ..broker.transact import Pushes
 from ..errors import AckflowError, InvalidArgument, NotFound
 from .http import Answer, Call, json
 from .queen_base import body_of, iso, partition_of

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from ..broker.core.transactions import Pushes, Result
 from ..broker.named import Names, transact_named
-from ..broker.transact import Pushes, Result
 from ..errors import AckflowError, InvalidArgument, TransactionFailed
 from .http import Answer, Call, json
 from .queen_ack import Ack, Reader, check, refusal, token_of

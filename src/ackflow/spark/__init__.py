@@ -15,7 +15,7 @@ except ImportError as missing:
         f"({missing.name} is missing)"
     ) from None
 
-from ..broker.batch import BatchDone
+from ..broker.readers.commit import BatchDone
 from .datasource import AckflowDataSource
 from .judging import commit_batch, settle
 from .start import JavaMissing, register, session

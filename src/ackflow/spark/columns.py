@@ -11,7 +11,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from .. import ids
-from ..broker.handout import Handout, Run
+from ..broker.core.handout import Handout, Run
 
 ROWS = 10_000
 BYTES = 4 * 1024 * 1024

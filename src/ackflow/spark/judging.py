@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from .. import ids, ranges
-from ..broker import batch as batches
-from ..broker.batch import BatchCommit, BatchDone, Hold
-from ..broker.settle import VERBS, Mark, Verdict
-from ..broker.transact import Settles
+from ..broker.core.settle import VERBS, Mark, Verdict
+from ..broker.core.transactions import Settles
+from ..broker.readers import commit as batches
+from ..broker.readers.commit import BatchCommit, BatchDone, Hold
 from ..errors import InvalidArgument
 from ..ranges import Ranges
 from ..transaction import Committed, Operations

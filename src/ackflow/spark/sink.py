@@ -13,10 +13,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..broker import batch as batches
-from ..broker import stage as stages
-from ..broker.batch import BatchCommit
-from ..broker.push import Chunk
+from ..broker.core import stage as stages
+from ..broker.core.push import Chunk
+from ..broker.readers import commit as batches
+from ..broker.readers.commit import BatchCommit
 from ..errors import InvalidArgument
 from ..session import Session
 from . import link

@@ -23,10 +23,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from .. import ranges
-from ..broker import batch as batches
-from ..broker import reader as readers
-from ..broker.handout import Handout
-from ..broker.reader import Lot, ReaderRequest
+from ..broker.core.handout import Handout
+from ..broker.readers import commit as batches
+from ..broker.readers import verbs as readers
+from ..broker.readers.verbs import Lot, ReaderRequest
 from ..errors import AckflowError, InvalidArgument, LeaseLost
 from ..ranges import Ranges
 from ..session import Session

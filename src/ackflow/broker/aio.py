@@ -1,0 +1,207 @@
+"""A broker for one event loop: verbs are awaited, and no thread is held while they wait.
+
+The writer's own thread runs all that wait at that moment in one commit; the loop is woken once for
+all of their answers.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ..clock import Signal, micros
+from ..errors import SessionClosed
+from ..store.group_commit import Job
+from ..store.tx import Tx
+from .broker import Broker, patience
+from .core.handout import Handout
+from .core.pop import PopRequest, pop
+from .core.push import Answer, PushRequest
+from .core.settle import Mark, Verdict, settle
+
+P = ParamSpec("P")
+T = TypeVar("T")
+READERS = 4
+
+
+class OnLoop:
+    """Made inside the loop it serves; used only from there."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._loop = asyncio.get_running_loop()
+        self._answered: deque[tuple[asyncio.Future[Any], Job]] = deque()
+        self._woken = False
+        self._returning: set[asyncio.Future[Any]] = set()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ackflow-read")
+
+    def do(
+        self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[T]":
+        """Run one verb in a group transaction; `synced`: it is on disk when this is done."""
+        return self._submit(partial(verb, **kwargs) if kwargs else verb, args, synced, None)
+
+    def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
+        return self._submit(None, (), True, request)
+
+    async def look(
+        self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a verb that only reads, on a snapshot, in a thread beside the loop."""
+        return await self.thread(partial(self.broker.look, verb, *args, **kwargs))
+
+    def thread(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run a blocking call in a thread beside the loop."""
+        return self._loop.run_in_executor(self._readers, call)
+
+    async def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
+        """Pop, waiting up to `wait` seconds. Cancelled while it waits, it leaves nothing leased;
+        cancelled while it is being answered, it gives back what it was given."""
+        answer = await self._try(request)
+        if answer.runs or wait <= 0:
+            return answer
+        clock = self.broker.clock
+        deadline = clock.steady() + micros(wait)
+        signal = LoopSignal(self._loop)
+        with self.broker.wait_for(request, signal):
+            while True:
+                signal.clear()
+                answer = await self._try(request)
+                if answer.runs or clock.steady() >= deadline:
+                    return answer
+                await signal.until(patience(clock, deadline, answer.retry_at))
+
+    async def give_back(self, token: int) -> None:
+        """Release everything a lease still holds."""
+        await self.do(settle, False, token, [Mark(Verdict("release"))])
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False)
+
+    async def returned(self) -> None:
+        """Wait until everything that cancelled pops were given is released."""
+        if self._returning:
+            await asyncio.wait(self._returning)
+
+    async def _try(self, request: PopRequest) -> Handout:
+        answer = await self._try_once(request)
+        while answer.again and not answer.runs:
+            answer = await self._try_once(request)
+        return answer
+
+    async def _try_once(self, request: PopRequest) -> Handout:
+        popping = Popping(self, request)
+        try:
+            answer: Handout = await popping.answered
+        except asyncio.CancelledError:
+            # A second cancellation ends this wait, not the release.
+            await self._await_return(popping.give_up())
+            raise
+        if answer.runs:
+            self.broker.waiting.pass_on(request.kind)
+        return answer
+
+    async def _await_return(self, returned: "asyncio.Future[Any]") -> None:
+        self._returning.add(returned)
+        returned.add_done_callback(self._returning.discard)
+        await asyncio.wait([returned])  # which does not cancel it, and raises nothing of it
+
+    def _submit(
+        self, verb: Any, args: tuple[Any, ...], synced: bool, merge: Any
+    ) -> "asyncio.Future[Any]":
+        self.broker.check_open()
+        future = self._loop.create_future()
+        self.broker.writer.submit(
+            verb, args, synced=synced, merge=merge, answered=partial(self.take, future)
+        )
+        return future
+
+    def future(self) -> "asyncio.Future[Any]":
+        """A future of this loop, for `take`."""
+        return self._loop.create_future()
+
+    def take(self, future: "asyncio.Future[Any]", job: Job) -> None:
+        """Answer a future with what became of a job; may be called from any thread."""
+        self._answered.append((future, job))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False
+        while self._answered:
+            future, job = self._answered.popleft()
+            if future.done():
+                continue
+            if job.error is not None:
+                future.set_exception(job.error)
+            else:
+                future.set_result(job.answer)
+
+
+class Popping:
+    """A pop on its way through the writer. Given up, it releases what it brings, from whichever
+    thread learns of it: the event loop may be closed by then."""
+
+    def __init__(self, onloop: OnLoop, request: PopRequest) -> None:
+        self._onloop = onloop
+        self._writer = onloop.broker.writer
+        self._job: Job | None = None
+        self._given_up: asyncio.Future[Any] | None = None
+        self.answered = onloop.future()
+        onloop.broker.check_open()
+        self._writer.submit(pop, (request,), synced=False, answered=self._answer)
+
+    def give_up(self) -> "asyncio.Future[Any]":
+        """Release what it was or will be given; done when that is released."""
+        self._given_up = returned = self._onloop.future()
+        if self._job is not None:
+            self._release(self._job, returned)
+        return returned
+
+    def _answer(self, job: Job) -> None:
+        # Each side sets its own mark before it looks at the other's, so that one of them, or both,
+        # release: the second time does nothing.
+        self._job = job
+        if self._given_up is None:
+            self._onloop.take(self.answered, job)
+        if self._given_up is not None:
+            self._release(job, self._given_up)
+
+    def _release(self, job: Job, returned: "asyncio.Future[Any]") -> None:
+        token = None if job.error is not None else job.answer.token
+        if token is not None:
+            with contextlib.suppress(SessionClosed):
+                return self._writer.submit(
+                    settle, (token, [Mark(Verdict("release"))]), synced=False,
+                    answered=partial(self._onloop.take, returned),
+                )  # fmt: skip
+        self._onloop.take(returned, job)
+
+
+class LoopSignal(Signal):
+    """A signal that wakes a task; it may be rung from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._woken = asyncio.Event()
+
+    def ring(self) -> None:
+        super().ring()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    def clear(self) -> None:
+        super().clear()
+        self._woken.clear()
+
+    async def until(self, seconds: float) -> None:
+        # Not wait_for: on Python 3.11 it swallows a cancellation that comes together with the end.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()

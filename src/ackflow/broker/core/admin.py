@@ -1,0 +1,288 @@
+"""What an operator changes: options, pauses, where a group reads, what is thrown away."""
+
+from msgspec import structs
+
+from ... import checks, ids, ranges
+from ...errors import GroupNotFound, NotFound, QueueNotFound
+from ...policy import QUEUE_MODE, Dialect, GroupOptions, QueueOptions, settings
+from ...ranges import Ranges
+from ...store.encryption import check_key
+from ...store.records import LEASED, Cursor, Group, Lane, Partition, Queue
+from ...store.tx import Tx
+from ..readers.records import forget_readers_of_group
+from .expiry import (
+    Ended,
+    end_leases,
+    held_by,
+    hidden_in,
+    move_base,
+    note_deleted,
+    pass_over,
+    refresh,
+    refresh_stretch,
+    remember,
+    sequence_at,
+)
+from .topology import complete, cursor_for, group_for, is_undecided, queue_for
+
+
+def find_queue(tx: Tx, name: str) -> Queue:
+    found = tx.queue(checks.name(name, "queue"))
+    if found is None:
+        raise QueueNotFound(f"there is no queue {name!r}")
+    return found
+
+
+def find_group(tx: Tx, queue: Queue, name: str) -> Group:
+    found = tx.group(queue.id, checks.name(name, "group"))
+    if found is None:
+        raise GroupNotFound(no_group(queue.name, name))
+    return found
+
+
+def no_group(queue: str, name: str) -> str:
+    """What to say of a group that does not exist."""
+    if name == QUEUE_MODE:
+        return f"queue {queue!r} was never popped without a group"
+    return f"queue {queue!r} has no group {name!r}"
+
+
+def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
+    found = tx.partition(queue.id, checks.name(name, "partition"))
+    if found is None:
+        raise NotFound(f"queue {queue.name!r} has no partition {name!r}")
+    return found
+
+
+def configure(
+    tx: Tx, name: str, changes: dict[str, object], dialect: Dialect = "native"
+) -> QueueOptions:
+    """Create a queue or change the options given; the others stay."""
+    if changes.get("encrypted"):
+        check_key()
+    queue = queue_for(tx, name, dialect)
+    _refresh_all(tx, queue)
+    tx.cache.room.pop(queue.id, None)
+    queue.options = structs.replace(queue.options, **changes)
+    tx.save_queue(queue)
+    for group in tx.groups(queue.id):
+        group.rules = settings(group.dialect, queue.options, group.options)
+    tx.touched.add(name)
+    return queue.options
+
+
+def configure_group(
+    tx: Tx, queue_name: str, name: str, changes: dict[str, object], dialect: Dialect | None
+) -> Group:
+    """Create a group or change the options given; where it starts is decided once."""
+    queue = queue_for(tx, queue_name)
+    found = tx.group(queue.id, name)
+    if found is None or is_undecided(found):
+        return group_for(tx, queue, name, dialect or "native", GroupOptions(**changes))  # type: ignore[arg-type]
+    refresh(tx, found, whole=True)
+    changes = {k: v for k, v in changes.items() if k != "start"}
+    found.options = structs.replace(found.options, **changes)
+    found.dialect = dialect or found.dialect
+    found.rules = settings(found.dialect, queue.options, found.options)
+    tx.save_group(found)
+    tx.note_window(found)
+    tx.reblock(found)
+    tx.touched.add(queue.name)
+    return found
+
+
+def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
+    """Stop or start handing out, of a queue or of one group; settling and expiry go on."""
+    queue = find_queue(tx, queue_name)
+    if name is None:
+        queue.paused = paused
+        tx.save_queue(queue)
+    else:
+        group = find_group(tx, queue, name)
+        group.paused = paused
+        tx.save_group(group)
+    tx.touched.add(queue.name)
+
+
+def seek(
+    tx: Tx,
+    queue_name: str,
+    name: str,
+    to: str | int,
+    time: bool = False,
+    partition: str | None = None,
+) -> int:
+    """Move a group to the start, the end, a time or a sequence; every claim it had there ends."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, name)
+    refresh(tx, group, whole=True)
+    lanes = _lanes(tx, queue, partition)
+    for lane in lanes:
+        cursor = cursor_for(tx, group, lane)
+        seek_lane(tx, group, lane, cursor, _target(tx, lane, to, time))
+    tx.cache.room.pop(queue.id, None)
+    tx.run("raise_epochs", group.id)
+    tx.touched.add(queue.name)
+    return len(lanes)
+
+
+def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
+    if to == "end":
+        return lane.head
+    if to == "start":
+        return lane.base
+    assert isinstance(to, int)
+    return max(lane.base, min(sequence_at(tx, lane, to) if time else to, lane.head))
+
+
+def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
+    """Move one cursor. Forward, what is passed counts as skipped; back, everything before the target does."""
+    old = cursor.next
+    pass_over(tx, lane, cursor, max(old, target), "skipped")
+    if target < old:
+        remember(tx, group.id, lane.id, [target, old], "sought back")
+        cursor.done = cursor.dead = cursor.purged = cursor.expired = 0
+        cursor.hide(-ranges.count(hidden_in(tx, lane, group.id, target, old)))
+        cursor.skipped = target - cursor.hidden
+        cursor.next = target
+        tx.run("uncount_dead", group.id, lane.id, 0)
+    cursor.ready = cursor.next < lane.head
+    tx.changed(cursor)
+
+
+def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
+    """Remove every message of a queue or partition; dead letters stay."""
+    queue = find_queue(tx, queue_name)
+    _refresh_all(tx, queue)
+    removed = 0
+    for lane in _lanes(tx, queue, partition):
+        removed += lane.head - lane.base - lane.gone
+        complete(tx, queue, lane)
+        for cursor in tx.cursors_of_lane(lane.id):
+            pass_over(tx, lane, cursor, lane.head, "purged")
+            cursor.ready = False
+            tx.changed(cursor)
+        if lane.gone:
+            note_deleted(tx, lane, list(tx.headers_from(lane.id, lane.base)))
+        tx.drop_segments(lane.id)
+        tx.run("drop_txids_of_lane", lane.partition, lane.id)
+        move_base(tx, lane, lane.head)
+    for grp in tx.group_ids(queue.id):
+        tx.run("raise_epochs", grp)
+    tx.cache.room.pop(queue.id, None)
+    tx.touched.add(queue.name)
+    return removed
+
+
+def delete_queue(tx: Tx, name: str) -> bool:
+    """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
+    queue = tx.queue(checks.name(name, "queue"))
+    if queue is None:
+        return False
+    tx.flush()
+    for group in tx.groups(queue.id):
+        _keep_counts(tx, group)
+    tx.run("keep_pushed_of_queue", queue.id)
+    for lane in tx.lanes(queue.id):
+        tx.drop_segments(lane.id)
+        tx.run("drop_claims_of_lane", lane.id)
+        tx.run("drop_cursors_of_lane", lane.id)
+        tx.run("drop_gone_of_lane", lane.id)
+    for group in tx.groups(queue.id):
+        forget_readers_of_group(tx, group.id)
+        tx.run("drop_leases_of_group", group.id)
+        tx.run("drop_group", group.id)
+    tx.run("drop_tallies", -queue.id)
+    for partition in tx.partitions(queue.id):
+        tx.run("drop_txids_of_partition", partition.id)
+        tx.run("drop_trace_names_of_partition", partition.id)
+        tx.run("drop_traces_of_partition", partition.id)
+    tx.run("drop_dead_of_queue", queue.id)
+    tx.run("drop_lanes", queue.id)
+    tx.run("drop_partitions", queue.id)
+    tx.run("drop_queue", queue.id)
+    tx.cache.clear()
+    tx.touched.add(name)
+    return True
+
+
+def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
+    """Remove a group, its claims and its dead letters; a group of that name starts anew."""
+    queue = find_queue(tx, queue_name)
+    group = tx.group(queue.id, checks.name(name, "group"))
+    if group is None:
+        return False
+    tx.flush()
+    forget_readers_of_group(tx, group.id)
+    _keep_counts(tx, group)
+    tx.run("drop_claims_of_group", group.id)
+    tx.run("drop_leases_of_group", group.id)
+    tx.run("drop_dead_of_group", group.id)
+    tx.run("drop_cursors_of_group", group.id)
+    tx.run("drop_group", group.id)
+    tx.cache.clear()
+    return True
+
+
+def _keep_counts(tx: Tx, group: Group) -> None:
+    """Totals over all groups never shrink: what a deleted one has counted is kept."""
+    tx.run("keep_counts_of_group", group.id)
+    tx.run("keep_tallies_of_group", group.id)
+    tx.run("drop_tallies", group.id)
+
+
+def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
+    """Remove one message for every group that has not settled it."""
+    queue = find_queue(tx, queue_name)
+    place = ids.parse_message_id(id)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    if lane is None or lane.queue != queue.id or not lane.base <= place.sequence < lane.head:
+        return False
+    one = [place.sequence, place.sequence + 1]
+    if tx.is_gone(lane, place.sequence):
+        return False
+    for group in tx.groups(queue.id):
+        refresh_stretch(tx, group, lane.id, *one)
+    complete(tx, queue, lane)
+    for cursor in tx.cursors_of_lane(lane.id):
+        if cursor.next > place.sequence:
+            _cut(tx, lane, cursor, one)
+    tx.add_gone(lane, *one)
+    tx.cache.room.pop(queue.id, None)
+    tx.save_lane(lane)
+    _forget_txid(tx, lane, place.sequence)
+    tx.touched.add(queue.name)
+    return True
+
+
+def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
+    for segment, _, _ in tx.segments_over(lane.id, [sequence, sequence + 1]):
+        rest = tx.rest(segment)
+        txid = rest.txids.get(sequence - segment.first) if rest else None
+        if txid is not None:
+            tx.run("drop_txid", lane.partition, txid, lane.id, sequence)
+
+
+def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
+    for claim in tx.claims_in(lane.id, cursor.grp, one[0], one[1]):
+        if not ranges.contains(claim.ranges, one[0]):
+            continue
+        ended = [Ended(held_by(tx, claim), one)] if claim.state == LEASED else []
+        claim.ranges = ranges.difference(claim.ranges, one)
+        tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+        cursor.purged += 1
+        cursor.ready = True  # it may have held back what follows it
+        tx.changed(cursor)
+        end_leases(tx, lane.id, ended, "deleted")
+
+
+def _refresh_all(tx: Tx, queue: Queue) -> None:
+    """A lease that is over ends by the rules it had, before anything is taken away or changed."""
+    for group in tx.groups(queue.id):
+        refresh(tx, group, whole=True)
+
+
+def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
+    if partition is None:
+        return tx.lanes(queue.id)
+    return tx.lanes_in(find_partition(tx, queue, partition).id)

@@ -1,0 +1,86 @@
+"""Copies of stored messages: requeue and redrive put them at the end of a lane."""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ... import ids, ranges
+from ...policy import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ...ranges import Ranges
+from ...store.records import Carry, Group, Lane, Rest
+from ...store.tx import Tx
+from .handout import payload, rest_of
+from .push import append, not_before
+from .topology import complete
+
+
+class Copy(NamedTuple):
+    """A message on its way to the end of a lane; it keeps the transaction id it was known by."""
+
+    payload: bytes
+    own: Rest | None
+    txid: str
+
+
+def copy(tx: Tx, group: Group, lane: Lane, which: Ranges, delay: float, carry: Carry) -> None:
+    """Append copies of messages to their own lane, for one group alone."""
+    copies = (
+        Copy(
+            payload(body, index), rest_of(body, index),
+            ids.message_id(tx.store, lane.id, segment.first + index),
+        )
+        for segment, first, stop in tx.segments_over(lane.id, which)
+        for body in [tx.body(segment)]
+        for index in range(first - segment.first, stop - segment.first)
+    )  # fmt: skip
+    append_copies(tx, lane, copies, delay, group.id, carry)
+
+
+def append_copies(
+    tx: Tx,
+    lane: Lane,
+    copies: Iterable[Copy],
+    delay: float,
+    for_group: int | None,
+    carry: Carry | None,
+) -> None:
+    """Append copies in as many segments as they need."""
+    queue = tx.queue_by_id(lane.queue)
+    assert queue is not None
+    tx.cache.room.pop(queue.id, None)
+    complete(tx, queue, lane)
+    due = not_before(tx, queue, delay)
+    for part in _parts(copies):
+        if for_group is not None:
+            tx.tally.add(-queue.id, "copies", len(part))
+            cursor = tx.cursor(lane.id, for_group)
+            if cursor is not None:
+                cursor.copies += len(part)
+                tx.changed(cursor)
+        ends, data, rest = _body(part)
+        append(tx, queue, lane, ends, data, rest, not_before=due, for_group=for_group, carry=carry)
+
+
+def _parts(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
+    """Copies in runs that fit a segment."""
+    part: list[Copy] = []
+    room = MAX_SEGMENT_BYTES
+    for one in copies:
+        if part and (len(one.payload) > room or len(part) >= MAX_SEGMENT_COUNT):
+            yield part
+            part, room = [], MAX_SEGMENT_BYTES
+        part.append(one)
+        room -= len(one.payload)
+    if part:
+        yield part
+
+
+def _body(part: list[Copy]) -> tuple[bytes, bytes, Rest]:
+    ends, rest = array("i"), Rest()
+    for at, one in enumerate(part):
+        ends.append((ends[-1] if at else 0) + len(one.payload))
+        rest.txids[at] = one.own.txids.get(0, one.txid) if one.own else one.txid
+        if one.own and one.own.headers:
+            rest.headers[at] = one.own.headers[0]
+    rest.binary = ranges.of(at for at, one in enumerate(part) if one.own and one.own.binary)
+    return ends.tobytes(), b"".join([one.payload for one in part]), rest

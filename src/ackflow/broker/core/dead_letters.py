@@ -1,0 +1,205 @@
+"""Dead letters: list, sum up, send back, throw away."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from msgspec import Struct
+
+from ... import ids, ranges
+from ...model import DeadLetter, DeadSummary, Page, when
+from ...store.records import Carry, DeadRow, Lane, Queue, Rest
+from ...store.tx import Tx
+from .admin import find_group, find_partition, find_queue
+from .copies import Copy, append_copies
+from .expiry import remember
+from .topology import lane_for, queue_for
+
+SLICE = 500
+SLICE_BYTES = 8 * 1024 * 1024
+
+
+class DeadFilter(Struct):
+    """Which dead letters of a queue are meant: those that fit everything given; times are of death.
+
+    `error` is a part of the reason it died for, or of the last error it failed with.
+    """
+
+    queue: str
+    group: str | None = None
+    partition: str | None = None
+    kind: str | None = None
+    since: int | None = None
+    until: int | None = None
+    error: str | None = None
+    ids: list[int] | None = None
+
+
+def entries(
+    tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
+) -> Page[DeadLetter]:
+    """One page of dead letters, newest first, and how many there are in all."""
+    queue = find_queue(tx, which.queue)
+    found = rows(tx, which, limit + 1, offset, before)
+    more = str(found[limit - 1].id) if len(found) > limit else None
+    return Page([_letter(tx, queue, row) for row in found[:limit]], more, count(tx, which))
+
+
+def count(tx: Tx, which: DeadFilter) -> int:
+    queue = find_queue(tx, which.queue)
+    if which.ids is not None:
+        return len(_named(tx, queue, which))
+    return int(tx.value("dead_count", queue.id, *_columns(tx, queue, which)))
+
+
+def rows(
+    tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
+) -> list[DeadRow]:
+    queue = find_queue(tx, which.queue)
+    top = before if before is not None else 1 << 62
+    if which.ids is None:
+        return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
+    named = [id for id in reversed(_named(tx, queue, which)) if id < top]
+    return [row for id in named[offset : offset + limit] for row in tx.dead("dead_by_id", id)]
+
+
+def _named(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
+    """The ids given whose dead letters fit the rest of the filter, oldest first."""
+    columns = _columns(tx, queue, which)
+    fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
+    return [id for id in fits if id is not None]
+
+
+def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
+    """The first to be sent or thrown away: so order is kept, and what dies meanwhile comes last.
+
+    Fewer than `limit` when they are large, but one at least.
+    """
+    queue = find_queue(tx, which.queue)
+    if which.ids is not None:
+        numbers = _named(tx, queue, which)
+    else:
+        asked = tx.all("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
+        numbers = [row[0] for row in asked]
+    found: list[DeadRow] = []
+    room = SLICE_BYTES
+    for number in numbers:
+        if len(found) >= limit or room <= 0:
+            break
+        for row in tx.dead("dead_by_id", number):
+            found.append(row)
+            room -= len(row.payload)
+    return found
+
+
+def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
+    """How many died of what: by group, kind and the error's text before the first colon."""
+    queue = find_queue(tx, queue_name)
+    grp = None if group is None else find_group(tx, queue, group).id
+    names = {g.id: g.name for g in tx.groups(queue.id)}
+    return [
+        DeadSummary(names[row[0]], row[1], row[2] or "", row[3], when(row[4]), when(row[5]))
+        for row in tx.all("dead_summary", queue.id, grp)
+    ]
+
+
+def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
+    """Send dead letters back to their lane for their group, or to another queue for all groups.
+
+    Both counters start at 0. Answers with how many were sent; call again until it is 0.
+    """
+    found = oldest(tx, which, limit)
+    for run in _by_lane(found):
+        _send(tx, run, to)
+        _remember(tx, run, "redriven")
+    return len(found)
+
+
+def _by_lane(found: list[DeadRow]) -> Iterator[list[DeadRow]]:
+    """The dead letters of one group and lane together, in order."""
+    found.sort(key=lambda row: (row.grp, row.lane, row.seq))
+    for _, run in groupby(found, key=lambda row: (row.grp, row.lane)):
+        yield list(run)
+
+
+def _remember(tx: Tx, run: list[DeadRow], verb: str) -> None:
+    """Let `why` tell where they went; what a seek has brought back since has another story."""
+    gone = ranges.of(row.seq for row in run if row.counted)
+    if gone:
+        remember(tx, run[0].grp, run[0].lane, gone, verb)
+
+
+def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
+    """Throw dead letters away; answers with how many, call again until it is 0."""
+    found = oldest(tx, which, limit)
+    for run in _by_lane(found):
+        for row in run:
+            _forget(tx, row, "purged")
+        _remember(tx, run, "thrown away")
+    return len(found)
+
+
+def _send(tx: Tx, letters: list[DeadRow], to: str | None) -> None:
+    for row in letters:
+        _forget(tx, row, "done")
+    copies = [
+        Copy(row.payload, row.rest, ids.message_id(tx.store, row.lane, row.seq)) for row in letters
+    ]
+    home = tx.lane(letters[0].lane)
+    assert home is not None, "dead letters go with their queue"
+    if to is None:
+        append_copies(tx, home, copies, 0.0, letters[0].grp, Carry(0, 0, True))
+    else:
+        append_copies(tx, _elsewhere(tx, home, to), copies, 0.0, None, None)
+
+
+def _elsewhere(tx: Tx, home: Lane, to: str) -> Lane:
+    partition = tx.partition_by_id(home.partition)
+    assert partition is not None
+    return lane_for(tx, queue_for(tx, to), partition.name, home.priority)
+
+
+def _forget(tx: Tx, row: DeadRow, counter: str) -> None:
+    tx.run("drop_dead", row.id)
+    cursor = tx.cursor(row.lane, row.grp)
+    if cursor is not None and row.counted:
+        cursor.dead -= 1
+        setattr(cursor, counter, getattr(cursor, counter) + 1)
+        tx.changed(cursor)
+
+
+def _columns(tx: Tx, queue: Queue, which: DeadFilter) -> tuple[object, ...]:
+    grp = None if which.group is None else find_group(tx, queue, which.group).id
+    partition = None
+    if which.partition is not None:
+        partition = find_partition(tx, queue, which.partition).id
+    return grp, which.kind, partition, which.since, which.until, which.error
+
+
+def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
+    lane, group = tx.lane(row.lane), tx.group_by_id(row.grp)
+    home = tx.partition_by_id(lane.partition) if lane else None
+    assert lane
+    assert group
+    assert home
+    id = ids.message_id(tx.store, row.lane, row.seq)
+    rest = row.rest or Rest()
+    return DeadLetter(
+        id=row.id,
+        message_id=id,
+        queue=queue.name,
+        group=group.name,
+        partition=home.name,
+        priority=lane.priority,
+        kind=row.kind,
+        reason=row.reason,
+        error=row.error,
+        deliveries=row.deliveries,
+        failures=row.failures,
+        created_at=when(row.created_at),
+        died_at=when(row.died_at),
+        consumer=row.consumer,
+        raw=row.payload,
+        is_json=not rest.binary,
+        transaction_id=rest.txids.get(0, id),
+        headers=rest.headers.get(0, {}),
+    )

@@ -1,0 +1,141 @@
+"""What a pop hands over: runs of messages as they are stored, and the lease they are held under."""
+
+from msgspec import Struct
+
+from ... import ranges
+from ...ranges import Ranges
+from ...store.records import Body, Carry, Cursor, Lane, Rest, Segment
+from ...store.tx import Tx
+
+Piece = tuple[Segment, int, int]
+_NOTHING = Carry(0, 0, False)
+
+
+class Run(Struct):
+    """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`.
+
+    `number` counts the hand-outs of the lane before the first of them, `pending` the messages never
+    handed out that come after the last, of the lane; in the JetStream style of the group.
+    """
+
+    lane: int
+    partition: str
+    priority: int
+    first: int
+    lo: int
+    hi: int
+    created_at: int
+    body: Body
+    deliveries: int
+    failures: int
+    redelivered: bool
+    number: int
+    pending: int
+
+
+class Handout(Struct):
+    """The answer of a pop. Without runs, `why` and `retry_at` say what it is waiting for.
+
+    `again`: a slice of work ended before the work did; a pop that got nothing is to be run again.
+    """
+
+    queue: str
+    group: str
+    store: int
+    token: int | None = None
+    expires_at: int | None = None
+    runs: list[Run] = []
+    why: str | None = None
+    retry_at: int | None = None
+    again: bool = False
+
+
+class Taken(Struct):
+    """Messages taken from a lane with equal counters, which already count this hand-out."""
+
+    ranges: Ranges
+    pieces: list[Piece]
+    since: int
+    deliveries: int
+    failures: int
+    redelivered: bool
+    error: str | None
+
+
+class Part(Struct):
+    """What one pop took from one lane."""
+
+    lane: Lane
+    cursor: Cursor
+    taken: list[Taken]
+    ranges: Ranges
+    number: int
+    runs: list[Run]
+
+
+def payload(body: Body, index: int) -> bytes:
+    if (items := body.items) is not None:
+        return bytes(items[index])
+    start = body.ends[index - 1] if index else 0
+    return body.data[start : body.ends[index]]
+
+
+def rest_of(body: Body, index: int) -> Rest | None:
+    """What one message has beside its payload, as a Rest of its own."""
+    rest = body.rest
+    if rest is None:
+        return None
+    one = Rest()
+    if index in rest.txids:
+        one.txids = {0: rest.txids[index]}
+    if index in rest.headers:
+        one.headers = {0: rest.headers[index]}
+    if is_binary(body, index):
+        one.binary = [0, 1]
+    return one
+
+
+def is_binary(body: Body, index: int) -> bool:
+    rest = body.rest
+    return rest is not None and bool(rest.binary) and ranges.contains(rest.binary, index)
+
+
+def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -> list[Run]:
+    """The runs to hand over for what was taken from one lane, in order of sequence.
+
+    `number` is how many hand-outs of the lane came before, `pending` how many messages of it are
+    left after these.
+    """
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    runs = [
+        Run(
+            lane.id, home.name, lane.priority, segment.first, lo, hi, segment.created_at,
+            tx.body(segment), some.deliveries, some.failures, bool(some.redelivered), number,
+            pending,
+        )
+        for some in taken
+        for segment, lo, hi in some.pieces
+    ]  # fmt: skip
+    if runs:
+        tx.show(lane.id, max([run.hi for run in runs]))
+    if len(runs) <= 1:
+        return runs
+    runs.sort(key=lambda run: run.lo)
+    for run in runs:
+        run.number = number
+        number += run.hi - run.lo
+    count_pending(runs, pending)
+    return runs
+
+
+def count_pending(runs: list[Run], left: int) -> None:
+    """Write into runs how many messages come after each for the first time, `left` after the last."""
+    for run in reversed(runs):
+        run.pending = left
+        if not run.redelivered:
+            left += run.hi - run.lo
+
+
+def carried(segment: Segment) -> Carry:
+    return segment.carry or _NOTHING

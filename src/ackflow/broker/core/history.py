@@ -1,0 +1,112 @@
+"""The history of leases: finding those whose history is over without reading the others again.
+
+Leases are read in the order they were made, in one walk for each length of history that queues ask
+for. A walk stops at the first lease that is too young and goes on from there in the next round.
+What it passes and may not remove yet (still held, held for long, or needed by a reader) is noted
+with the time to look at it again.
+"""
+
+import heapq
+
+from msgspec import Struct, structs
+
+from ...clock import micros
+from ...store.mapping import Row
+from ...store.tx import Tx
+
+SOON = micros(30)  # a walk waits for a lease that ends its history within this, rather than note it
+FIRST_STEP, LAST_STEP = 16, 1_024
+MOST = 20_000
+
+
+class Walk(Struct):
+    """How far the leases of some groups were read, and when there may be more to remove."""
+
+    groups: set[int]
+    after: int = 0
+    next_at: int = 0
+
+
+class History:
+    """Remembers how far the leases were read; if it is lost, they are read once more."""
+
+    def __init__(self) -> None:
+        self._walks: dict[int, Walk] = {}
+        self._later: list[tuple[int, int]] = []  # a heap of (when, lease)
+        self._noted: set[int] = set()
+
+    def over(self, tx: Tx) -> list[int]:
+        """A slice of the leases whose history is over."""
+        lengths = {
+            group.id: micros(queue.options.history_seconds)
+            for queue in tx.queues()
+            for group in tx.groups(queue.id)
+        }
+        old = self._noted_before(tx, lengths)
+        groups: dict[int, set[int]] = {}
+        for grp, length in lengths.items():
+            groups.setdefault(length, set()).add(grp)
+        self._walks = {length: self._walk(length, some) for length, some in groups.items()}
+        for length, walk in self._walks.items():
+            if walk.next_at <= tx.now:
+                self._follow(tx, length, walk, old)
+        return old
+
+    def mark(self) -> dict[int, Walk]:
+        return {length: structs.replace(walk) for length, walk in self._walks.items()}
+
+    def back_to(self, mark: dict[int, Walk], old: list[int]) -> None:
+        """These leases were not removed after all."""
+        self._walks = mark
+        for id in old:
+            self._note(id, 0)
+
+    def _walk(self, length: int, groups: set[int]) -> Walk:
+        known = self._walks.get(length)
+        if known is None or not groups <= known.groups:
+            return Walk(groups)  # leases of a group that it did not have may lie before
+        return Walk(groups, known.after, known.next_at)
+
+    def _noted_before(self, tx: Tx, lengths: dict[int, int]) -> list[int]:
+        old: list[int] = []
+        for _ in range(MOST):
+            if not self._later or self._later[0][0] > tx.now:
+                break
+            id = heapq.heappop(self._later)[1]
+            self._noted.discard(id)
+            for row in tx.all("lease_times", id):
+                due = _due(tx.now, row, lengths.get(row[1], 0))
+                old.append(id) if due <= tx.now else self._note(id, due)
+        return old
+
+    def _follow(self, tx: Tx, length: int, walk: Walk, old: list[int]) -> None:
+        step = FIRST_STEP
+        while len(old) < MOST:
+            rows = tx.all("leases_after", walk.after, step)
+            for row in rows:
+                id, grp, acquired, ended, _ = row
+                if acquired + length > tx.now:
+                    walk.next_at = acquired + length
+                    return
+                if grp in walk.groups:
+                    due = _due(tx.now, row, length)
+                    if tx.now < due <= tx.now + SOON and ended is not None:
+                        walk.next_at = due
+                        return
+                    old.append(id) if due <= tx.now else self._note(id, due)
+                walk.after = id
+            if len(rows) < step:
+                walk.next_at = tx.now + length  # what is made from now on is not over before
+                return
+            step = min(4 * step, LAST_STEP)
+
+    def _note(self, id: int, due: int) -> None:
+        if id not in self._noted:
+            self._noted.add(id)
+            heapq.heappush(self._later, (due, id))
+
+
+def _due(now: int, row: Row, length: int) -> int:
+    """The end of a lease's history; of one that goes on, the earliest it can be."""
+    _, _, _, ended, needed = row
+    return int(now if needed or ended is None else ended) + length

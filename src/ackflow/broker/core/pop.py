@@ -1,0 +1,321 @@
+"""Pop: find the lanes with work, take a batch from them, hold it under one lease."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, Self
+
+from msgspec import Struct, structs
+
+from ... import ranges
+from ...clock import micros
+from ...errors import InvalidArgument
+from ...ids import new_token
+from ...policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
+from ...ranges import Ranges
+from ...store.records import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
+from ...store.tx import Tx
+from ..waiters import ANY_QUEUE, Kind
+from . import fast_pop
+from .admin import find_queue
+from .expiry import never_handed_out, refresh, unread
+from .global_pause import halted
+from .handout import Handout, Part, Taken, count_pending, runs_of
+from .leases import read_lease
+from .quiet_window import may_have_more, next_work, quiet_time
+from .take import take
+from .takeover import take_in_order
+from .topology import group_for, is_undecided, make_all, make_more, queue_for
+
+LANES_AT_ONCE = 64
+IDLE_AT_ONCE = 256  # lanes that are looked at and have nothing
+
+
+class PopRequest(Struct):
+    """What a consumer asks for. With `token`, a repeated pop answers with the same lease.
+
+    `live`: once that lease is over, a repeat gets nothing instead of what others may have by now.
+    `start` says where a group that is new begins; without a group there is nothing to skip.
+    `batch` 0: as many as the rules of the group say. Without `create` a queue that does not exist is
+    refused; the group is created at its first pop in either case.
+    """
+
+    queue: str
+    group: str
+    consumer: str
+    batch: int = 0
+    lease_seconds: float | None = None
+    auto_ack: bool = False
+    partition: str | None = None
+    partitions: int | None = None
+    token: int | None = None
+    dialect: Dialect = "native"
+    start: Literal["all", "new"] | int = "all"
+    live: bool = False
+    create: bool = True
+
+    def repeatable(self, token: int | None = None) -> Self:
+        """The same with a token, so that it can be repeated, or released, when its answer is lost;
+        what is handed out as done has no lease."""
+        if self.auto_ack or (token is None and self.token is not None):
+            return self
+        return structs.replace(self, token=new_token() if token is None else token, live=True)
+
+    @property
+    def kind(self) -> Kind:
+        """What a pop waits for when there is nothing."""
+        return self.queue, self.group, self.partition
+
+
+class WidePop(PopRequest, kw_only=True):
+    """A pop from whichever queue of a namespace, or with a task, has something.
+
+    `among` says which queues may be asked; a queue that comes later is asked from then on.
+    """
+
+    namespace: str | None = None
+    task: str | None = None
+    among: Callable[[str], bool] | None = None
+
+    @property
+    def kind(self) -> Kind:
+        among = "" if self.among is None else str(id(self.among))  # one may not stand for another
+        parts = f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}{ANY_QUEUE}{among}"
+        return parts, self.group, self.partition
+
+    def matches(self, queue: Queue) -> bool:
+        return (
+            self.namespace in (None, queue.options.namespace)
+            and self.task in (None, queue.options.task)
+            and (self.among is None or self.among(queue.name))
+        )
+
+
+def pop(tx: Tx, request: PopRequest) -> Handout:
+    """Lease up to `batch` messages to a consumer; nothing there gives a hand-out without runs."""
+    if request.token is not None and (lease := tx.lease(request.token)):
+        return _repeat(tx, request, lease)
+    if isinstance(request, WidePop):
+        return _pop_in_turn(tx, request)
+    if request.create:
+        queue = queue_for(tx, request.queue, request.dialect)
+    else:
+        queue = find_queue(tx, request.queue)
+    return _pop_from(tx, queue, _group(tx, queue, request), request)
+
+
+def _group(tx: Tx, queue: Queue, request: PopRequest) -> Group:
+    found = tx.group(queue.id, request.group)
+    if found is None or is_undecided(found):
+        start = "all" if request.group == QUEUE_MODE else request.start
+        found = group_for(tx, queue, request.group, request.dialect, GroupOptions(start=start))
+    return found
+
+
+def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
+    """Pop from one of the queues that match: by queue priority, then as lanes of one queue are.
+
+    A group begins in all of them at once, so that one with `start` new misses nothing later.
+    """
+    answer = Handout("", request.group, tx.store)
+    found: list[tuple[int, int, int, Queue, Group]] = []
+    for (id,) in tx.all("queue_ids"):
+        queue = tx.queue_by_id(id)
+        if queue is None or not request.matches(queue):
+            continue
+        group = _group(tx, queue, request)
+        answer.again = refresh(tx, group, request.batch).more or answer.again
+        cursor, _ = next_work(tx, queue, group, None)
+        if cursor is not None:
+            found.append((-queue.options.priority, cursor.priority, cursor.served, queue, group))
+        elif may_have_more(group):
+            make_more(tx, group.id)
+            answer.again = True
+        elif (at := tx.next_time(group.id)) is not None:
+            answer.retry_at = min(at, answer.retry_at or at)
+    for *_, queue, group in sorted(found, key=lambda one: one[:3]):
+        tried = _pop_from(tx, queue, group, request)
+        if tried.runs:
+            return tried
+        answer.again = answer.again or tried.again
+        if tried.retry_at is not None:
+            answer.retry_at = min(tried.retry_at, answer.retry_at or tried.retry_at)
+    return answer
+
+
+def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handout:
+    answer = Handout(queue.name, group.name, tx.store)
+    if not request.batch:
+        request = structs.replace(request, batch=group.rules.batch)
+    answer.again = refresh(tx, group, request.batch).more
+    tx.cache.saw(group.id, request.consumer, tx.now)
+    room = room_for(tx, queue, group, answer)
+    wide = isinstance(request, WidePop)  # its queues take turns by when they were served
+    if room >= request.batch and not wide and fast_pop.lease(tx, queue, group, request, answer):
+        return answer
+    partition = None
+    if request.partition is not None:
+        home = tx.partition(queue.id, request.partition)
+        if home is None:
+            return _empty(tx, group, answer)
+        partition = home.id
+    parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide, answer)
+    if not parts:
+        if may_have_more(group) and partition is None and answer.why is None:
+            make_more(tx, group.id)
+            answer.again = True
+        return _empty(tx, group, answer)
+    if request.auto_ack or group.rules.policy == "none":
+        _settle_at_once(tx, parts)
+    else:
+        lease_parts(tx, group, request, parts, answer)
+    answer.runs = [run for part in parts for run in part.runs]
+    if group.dialect == "jetstream":
+        make_all(tx, group)
+        count_pending(answer.runs, never_handed_out(tx, group))
+    return answer
+
+
+def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
+    """A pop whose token is known is the same pop again."""
+    if request.live and (lease.ended_at is not None or lease.expires_at <= tx.now):
+        return Handout(request.queue, request.group, tx.store)
+    answer = read_lease(tx, lease)
+    if (answer.queue, answer.group) != (request.queue, request.group):
+        raise InvalidArgument("the token belongs to a lease of another queue or group")
+    return answer
+
+
+def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
+    """How many messages the group may be given now; the answer says why when it is none."""
+    if queue.paused or group.paused or (tx.cache.halted is not False and halted(tx)):
+        answer.why = "paused"
+        return 0
+    if group.rules.ordering == "exclusive":
+        end = tx.value("lock_end", group.id)
+        if end is not None and end > tx.now:
+            answer.why, answer.retry_at = "locked", end
+            return 0
+    window = group.rules.max_ack_pending
+    if window is None:
+        return 1 << 40
+    room = window - tx.in_window(group.id)
+    if room <= 0:
+        answer.why = "window"
+    return max(0, room)
+
+
+def _gather(
+    tx: Tx,
+    queue: Queue,
+    group: Group,
+    request: PopRequest,
+    want: int,
+    partition: int | None,
+    wide: bool,
+    answer: Handout,
+) -> list[Part]:
+    """Take from one lane after the other until there is enough or no lane has work."""
+    idle = 0
+    most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
+    parts: list[Part] = []
+    homes: set[int] = set()
+    while want > 0:
+        cursor, alone = next_work(tx, queue, group, partition)
+        if cursor and cursor.partition not in homes and len(homes) >= most:
+            cursor, alone = _next_in(tx, queue, group, homes), False
+        if cursor is None or any(part.cursor is cursor for part in parts):
+            break  # nothing left, or a lane of which a slice was taken that is not all of it
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        number = cursor.delivered
+        turn = wide or not alone or bool(parts)
+        some = partial(take, tx, queue, group, lane, cursor, want, turn=turn)
+        taken = take_in_order(tx, queue, group, lane, some)
+        if not taken:
+            idle += 1
+            if cursor.ready or idle >= IDLE_AT_ONCE:  # a slice ended before its work did
+                answer.again = True
+                break
+            continue
+        homes.add(cursor.partition)
+        everything = together(taken)
+        left = unread(tx, lane, cursor)
+        runs = runs_of(tx, lane, taken, number, left)
+        parts.append(Part(lane, cursor, taken, everything, number, runs))
+        want -= ranges.count(everything)
+    return parts
+
+
+def _next_in(tx: Tx, queue: Queue, group: Group, homes: set[int]) -> Cursor | None:
+    """The lane to serve next in these partitions, when a batch may not have any other."""
+    found = [next_work(tx, queue, group, home)[0] for home in homes]
+    some = [cursor for cursor in found if cursor is not None]
+    return min(some, key=lambda c: (c.priority, c.served, c.lane), default=None)
+
+
+def _settle_at_once(tx: Tx, parts: list[Part]) -> None:
+    for part in parts:
+        cursor = part.cursor
+        n = ranges.count(part.ranges)
+        cursor.done += n
+        cursor.consumed += n
+        last = part.runs[-1]
+        cursor.last_seq, cursor.last_created, cursor.last_at = last.hi - 1, last.created_at, tx.now
+        tx.changed(cursor)
+
+
+def lease_parts(
+    tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer: Handout
+) -> None:
+    """Hold what was taken under one new lease; the answer gets its token and its end."""
+    seconds = request.lease_seconds or group.rules.lease_seconds
+    expires = tx.now + micros(seconds)
+    token = tx.new_token() if request.token is None else request.token
+    everything = [LeasePart(part.lane.id, part.ranges, part.number) for part in parts]
+    n = sum([ranges.count(part.ranges) for part in parts])
+    lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)
+    id = tx.add_lease(lease)
+    claims = []
+    for part in parts:
+        for taken in part.taken:
+            for piece in pieces_of(taken.ranges):
+                claim = Claim(
+                    0, group.id, part.lane.id, piece, LEASED, expires, taken.since,
+                    taken.deliveries, taken.failures, taken.redelivered, taken.error, id,
+                )  # fmt: skip
+                tx.add_claim(claim)
+                claims.append(claim)
+    tx.cache.keep_lease(lease, claims)
+    if group.rules.ordering == "ordered":
+        for home in {part.lane.partition for part in parts}:
+            tx.block_partition(group.id, home, True)
+    answer.token, answer.expires_at = token, expires
+
+
+def together(taken: list[Taken]) -> Ranges:
+    result = taken[0].ranges
+    for more in taken[1:]:
+        result = ranges.union(result, more.ranges)
+    return result
+
+
+def pieces_of(which: Ranges) -> list[Ranges]:
+    """A range set in claims of at most MAX_CLAIM messages."""
+    if ranges.count(which) <= MAX_CLAIM:
+        return [which]
+    pieces = []
+    while which:
+        piece = ranges.lowest(which, MAX_CLAIM)
+        pieces.append(piece)
+        which = ranges.clip(which, piece[-1], which[-1])
+    return pieces
+
+
+def _empty(tx: Tx, group: Group, answer: Handout) -> Handout:
+    if answer.retry_at is None:
+        answer.retry_at = tx.next_time(group.id)
+        queue = tx.queue_by_id(group.queue)
+        if queue is not None and queue.options.window_seconds:
+            times = [answer.retry_at, quiet_time(tx, queue, group)]
+            answer.retry_at = min((time for time in times if time is not None), default=None)
+    return answer

@@ -1,0 +1,383 @@
+"""Push: append runs of messages to lanes. Neighbouring pushes to one lane become one segment."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, json, msgpack, structs
+
+from ... import ranges
+from ...clock import AHEAD, SECOND, micros
+from ...errors import AckflowError, KeyConflict, QueueFull, StorageFull
+from ...policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
+from ...store.mapping import make_body, pack_body
+from ...store.records import Carry, Lane, Queue, Rest, Segment
+from ...store.tx import Tx
+from .capacity import make_room
+from .topology import complete, lane_for, queue_for
+
+if TYPE_CHECKING:
+    Offsets = array[int]
+else:
+    Offsets = array  # no generic type before Python 3.12, and read from afar by this annotation
+
+
+class Chunk(Struct):
+    """Messages for one lane, encoded and joined before the writer is taken.
+
+    `whole`: the data is one JSON array of so many messages, and there are no offsets. It is never
+    sent from afar, and never joined with others: to part it costs more than to write it.
+    `at`: not to be handed out before this time; a time that is over is no delay.
+    """
+
+    queue: str
+    partition: str
+    priority: int
+    delay: float | None
+    ends: Offsets
+    data: bytes
+    rest: Rest | None = None
+    dialect: Dialect = "native"
+    whole: int = 0
+    at: int | None = None
+
+    @property
+    def late(self) -> tuple[float | None, int | None]:
+        return self.delay, self.at
+
+    @property
+    def count(self) -> int:
+        return self.whole or len(self.ends)
+
+
+class PushRequest(Struct):
+    """What one push call brings. A key makes a repeat answer with the first result."""
+
+    chunks: list[Chunk]
+    key: str | None = None
+    digest: bytes = b""
+
+
+class Placed(Struct, array_like=True):
+    """Where a run of pushed messages lies; a duplicate lies where its first one does.
+
+    `repeated`: an earlier request with the same key put it there.
+    """
+
+    lane: int
+    first: int
+    stop: int
+    duplicate: bool = False
+    repeated: bool = False
+
+
+Answer = list[list[Placed]]
+Joined = dict[tuple[str, str, int], list[tuple[Chunk, list[Placed]]]]
+_answers = msgpack.Decoder(Answer).decode
+
+
+def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]:
+    """Append everything the requests bring; answer each with the places of its messages."""
+    if len(requests) == 1 and not tx.full and (only := _push_alone(tx, requests[0])):
+        return [only]
+    answers: list[Answer | AckflowError] = []
+    joined: Joined = {}
+    for request in requests:
+        if tx.full:
+            answers.append(StorageFull())
+            continue
+        try:
+            known = recall(tx, request.key, request.digest)
+            if known is None:
+                _make_room(tx, request.chunks, joined)
+        except (KeyConflict, QueueFull) as refusal:
+            answers.append(refusal)
+            continue
+        if known is not None:
+            answers.append(_repeated(_answers(known)))
+            continue
+        answer: Answer = []
+        for chunk in request.chunks:
+            places: list[Placed] = []
+            answer.append(places)
+            lane = chunk.queue, chunk.partition, chunk.priority
+            before = joined.get(lane, [])
+            alone = chunk.rest is not None or chunk.whole
+            if before and (alone or chunk.late != before[0][0].late):
+                _flush(tx, joined.pop(lane))
+            if chunk.rest is not None:
+                places += push_with_rest(tx, chunk)
+            elif chunk.whole:
+                _write(tx, [(chunk, places)])
+            else:
+                joined.setdefault(lane, []).append((chunk, places))
+        if request.key is not None:
+            _flush_all(tx, joined)
+            remember(tx, request.key, request.digest, msgpack.encode(answer))
+        answers.append(answer)
+    _flush_all(tx, joined)
+    return answers
+
+
+def _repeated(answer: Answer) -> Answer:
+    for places in answer:
+        for place in places:
+            place.repeated = True
+    return answer
+
+
+def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
+    """What most pushes are, in fewer steps: one chunk that nothing needs to be known of."""
+    chunk = request.chunks[0] if len(request.chunks) == 1 else None
+    if chunk is None or chunk.rest is not None or request.key is not None:
+        return None
+    queue = tx.queue(chunk.queue)
+    if queue is None or queue.options.max_size is not None:
+        return None
+    lane = lane_for(tx, queue, chunk.partition, chunk.priority)
+    due = not_before(tx, queue, *chunk.late)
+    ends = chunk.ends.tobytes()
+    segment = append(tx, queue, lane, ends, chunk.data, None, whole=chunk.whole, not_before=due)
+    return [[Placed(lane.id, segment.first, lane.head)]]
+
+
+def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
+    """Refuse a push to a queue that is full; known transaction ids need no room."""
+    wanted: dict[str, int] = {}
+    for chunk in chunks:
+        queue = tx.queue(chunk.queue)
+        if queue is not None and queue.options.max_size is not None:
+            wanted[queue.name] = wanted.get(queue.name, 0) + chunk.count
+    if not wanted:
+        return
+    try:
+        make_room(tx, wanted, lambda: _flush_all(tx, joined))
+    except QueueFull:
+        known, here = 0, set[tuple[str, str, str]]()
+        for chunk in chunks:
+            if chunk.queue in wanted and chunk.rest is not None:
+                names = {i: (chunk.queue, chunk.partition, t) for i, t in chunk.rest.txids.items()}
+                again = {i for i, name in names.items() if name in here}
+                again.update(_duplicates(tx, chunk, chunk.rest))
+                here.update(names.values())
+                wanted[chunk.queue] -= len(again)
+                known += len(again)
+        if not known:
+            raise
+        make_room(tx, wanted)
+
+
+def recall(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
+    """The answer given to this key before, if any; the same key for another body is refused."""
+    if key is None:
+        return None
+    row = tx.one("get_key", key, tx.now - KEY_SECONDS * SECOND)
+    if row is None:
+        return None
+    if row[0] != digest:
+        raise KeyConflict()
+    return bytes(row[1])
+
+
+def remember(tx: Tx, key: str, digest: bytes, answer: bytes) -> None:
+    tx.run("add_key", key, digest, answer, tx.now)
+
+
+def append(
+    tx: Tx,
+    queue: Queue,
+    lane: Lane,
+    ends: bytes,
+    data: bytes,
+    rest: Rest | None,
+    *,
+    whole: int = 0,
+    not_before: int | None = None,
+    for_group: int | None = None,
+    carry: Carry | None = None,
+) -> Segment:
+    """Write one segment at the head of a lane and mark the lane for the groups that read it."""
+    if tx.in_the_making(queue.id):
+        complete(tx, queue, lane)
+    count = whole or len(ends) // 4
+    size = len(data) - whole - 1 if whole else len(data)
+    packed = pack_body(ends, data, rest, queue.options.encrypted)
+    stored = len(packed[0]) + len(packed[1]) + len(packed[2] or b"")
+    small = packed if stored <= SMALL_BYTES else None
+    body = 0 if small else tx.add_body(packed)
+    segment = Segment(
+        lane.id,
+        lane.head,
+        count,
+        created_at(tx, lane),
+        not_before,
+        for_group,
+        carry,
+        body,
+        size,
+        small,
+    )
+    tx.append(lane, segment)
+    if not whole:
+        tx.cache.keep_body(lane.id, segment.first, make_body(ends, data, rest))
+    announce(tx, queue, lane, for_group)
+    return segment
+
+
+def created_at(tx: Tx, lane: Lane) -> int:
+    """The time of a message pushed now: within a lane it never decreases.
+
+    One that is far ahead was written under a clock that was wrong, and is not followed.
+    """
+    return lane.last_at if tx.now < lane.last_at <= tx.now + AHEAD else tx.now
+
+
+def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
+    for grp in tx.group_ids(queue.id) if for_group is None else [for_group]:
+        cursor = tx.cursor(lane.id, grp)
+        if cursor is not None and not cursor.ready:
+            cursor.ready = True
+            tx.changed(cursor)
+    tx.touched.add(queue.name)
+
+
+def not_before(tx: Tx, queue: Queue, delay: float | None, at: int | None = None) -> int | None:
+    """When a message is due: at its own time or after its delay, else the queue's, else at once."""
+    if at is not None:
+        return at if at > tx.now else None
+    seconds = queue.options.delay_seconds if delay is None else delay
+    return tx.now + micros(seconds) if seconds > 0 else None
+
+
+def _flush_all(tx: Tx, joined: Joined) -> None:
+    for group in joined.values():
+        _flush(tx, group)
+    joined.clear()
+
+
+def _flush(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
+    """Write chunks of one lane as few segments."""
+    while group:
+        size = count = taken = 0
+        for chunk, _ in group:
+            size += len(chunk.data)
+            count += chunk.count
+            if taken and (size > MAX_SEGMENT_BYTES or count > MAX_SEGMENT_COUNT):
+                break
+            taken += 1
+        _write(tx, group[:taken])
+        group = group[taken:]
+
+
+def _write(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
+    head = group[0][0]
+    if len(group) == 1:
+        ends, data = head.ends, head.data
+    else:
+        data = b"".join(chunk.data for chunk, _ in group)
+        ends = array("i")
+        for chunk, _ in group:
+            offset = ends[-1] if ends else 0
+            ends.extend(end + offset for end in chunk.ends)
+    segment = _append_chunk(tx, head, ends, data, None)
+    at = segment.first
+    for chunk, places in group:
+        places.append(Placed(segment.lane, at, at + chunk.count))
+        at += chunk.count
+
+
+def _append_chunk(
+    tx: Tx, chunk: Chunk, ends: "array[int]", data: bytes, rest: Rest | None
+) -> Segment:
+    queue = queue_for(tx, chunk.queue, chunk.dialect)
+    lane = lane_for(tx, queue, chunk.partition, chunk.priority)
+    due = not_before(tx, queue, *chunk.late)
+    return append(tx, queue, lane, ends.tobytes(), data, rest, whole=chunk.whole, not_before=due)
+
+
+def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
+    """Push messages with headers, bytes or transaction ids; a known transaction id adds nothing."""
+    rest = chunk.rest or Rest()
+    known = _duplicates(tx, chunk, rest)
+    fresh = [i for i in range(len(chunk.ends)) if i not in known]
+    if known:
+        tx.cache.room_known.clear()  # room was counted for them, and they take none
+    places: list[Placed | None] = [None] * len(chunk.ends)
+    if fresh:
+        kept = chunk if not known else _only(chunk, fresh)
+        segment = _append_chunk(tx, kept, kept.ends, kept.data, kept.rest)
+        for offset, index in enumerate(fresh):
+            at = segment.first + offset
+            places[index] = Placed(segment.lane, at, at + 1)
+        new = {i: t for i, t in rest.txids.items() if i not in known}
+        _remember_txids(tx, chunk, segment, new, fresh)
+    for index, first in known.items():
+        place = places[first] if isinstance(first, int) else first
+        assert place is not None
+        places[index] = Placed(place.lane, place.first, place.stop, True)
+    return _joined(place for place in places if place is not None)
+
+
+def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
+    """Messages whose transaction id is known, with the place (or the index here) of the first."""
+    queue = tx.queue(chunk.queue)
+    home = tx.partition(queue.id, chunk.partition) if queue else None
+    known: dict[int, Placed | int] = {}
+    here: dict[str, int] = {}
+    given = json.encode(list(rest.txids.values())).decode()
+    rows = tx.all("get_txids", home.id, given) if home else []
+    before = {txid: (lane, seq) for txid, lane, seq, at in rows if at is None or at > tx.now}
+    for index, txid in sorted(rest.txids.items()):
+        if txid in here:
+            known[index] = here[txid]
+        elif place := before.get(txid):
+            known[index] = Placed(place[0], place[1], place[1] + 1)
+        else:
+            here[txid] = index
+    return known
+
+
+def _remember_txids(
+    tx: Tx, chunk: Chunk, segment: Segment, txids: dict[int, str], fresh: list[int]
+) -> None:
+    queue = queue_for(tx, chunk.queue, chunk.dialect)
+    lane = lane_for(tx, queue, chunk.partition, chunk.priority)
+    window = queue.options.dedup_seconds
+    until = None if window is None else tx.now + micros(window)
+    place = {index: offset for offset, index in enumerate(fresh)}
+    if txids:
+        pairs = [(txid, segment.first + place[index]) for index, txid in txids.items()]
+        tx.run("put_txids", lane.partition, lane.id, until, json.encode(pairs).decode())
+
+
+def _only(chunk: Chunk, kept: list[int]) -> Chunk:
+    """The chunk without the messages that are not kept."""
+    rest = chunk.rest or Rest()
+    starts = [0, *chunk.ends]
+    data = b"".join(chunk.data[starts[i] : starts[i + 1]] for i in kept)
+    ends, total = array("i"), 0
+    for i in kept:
+        total += starts[i + 1] - starts[i]
+        ends.append(total)
+    less = Rest(
+        {new: rest.txids[old] for new, old in enumerate(kept) if old in rest.txids},
+        {new: rest.headers[old] for new, old in enumerate(kept) if old in rest.headers},
+        ranges.of(new for new, old in enumerate(kept) if ranges.contains(rest.binary, old)),
+    )
+    return structs.replace(chunk, ends=ends, data=data, rest=less)
+
+
+def _joined(places: Iterable[Placed]) -> list[Placed]:
+    """Neighbouring places as one."""
+    result: list[Placed] = []
+    for place in places:
+        last = result[-1] if result else None
+        if (
+            last is not None
+            and (last.lane, last.stop, last.duplicate) == (place.lane, place.first, False)
+            and not place.duplicate
+        ):
+            last.stop = place.stop
+        else:
+            result.append(place)
+    return result

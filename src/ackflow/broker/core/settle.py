@@ -1,0 +1,579 @@
+"""Settle: every verb that ends a delivery, and extend, which keeps one alive.
+
+All of them are fenced by the token of the hand-out. What is refused changes nothing.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from ... import checks, ranges
+from ...clock import SECOND, micros
+from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
+from ...policy import Counting, Dead, Kind, after_nack, spent
+from ...ranges import Ranges
+from ...store.records import (
+    DUE,
+    LEASED,
+    WAITING,
+    Carry,
+    Claim,
+    Cursor,
+    Group,
+    Lane,
+    Lease,
+    tell_acks,
+)
+from ...store.tx import Tx
+from .bury import bury
+from .copies import copy
+from .expiry import expire_if_over, make_ready, note, refresh_stretch, remember, unblock
+
+Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
+VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
+_SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
+
+
+class Verdict(Struct, frozen=True):
+    """How a delivery ends. `delay`: None follows the back-off. `rest`: also release what follows.
+    `up_to`: also what comes before it in its lane under the same token. `confirm`: on disk first.
+    `counting`: how the retry limit is read. `yields`: see `_yield`.
+    """
+
+    verb: Verb
+    reason: str | None = None
+    delay: float | None = None
+    rest: bool = False
+    up_to: bool = False
+    confirm: bool = False
+    counting: Counting = "failures"
+    yields: bool = False
+
+    @property
+    def synced(self) -> bool:
+        """Whether it is on disk before it is answered."""
+        return self.confirm or self.verb in _SYNCED
+
+    def check(self) -> "Verdict":
+        checks.one_of(self.verb, "verdict", VERBS)
+        checks.text(self.reason, "reason")
+        if self.delay is not None:
+            checks.seconds(self.delay, "delay")
+        for what, value in (("rest", self.rest), ("up_to", self.up_to), ("confirm", self.confirm)):
+            if value is not False:
+                checks.flag(value, what)
+        return self
+
+
+class Mark(Struct):
+    """A verdict on some messages of a lease: all of it, of one lane, or these ranges of a lane."""
+
+    verdict: Verdict
+    lane: int | None = None
+    ranges: Ranges | None = None
+
+
+class Refused(Struct):
+    """Messages a verdict did not apply to, and why."""
+
+    lane: int
+    ranges: Ranges
+    error: AckflowError
+
+
+class Outcome(Struct):
+    """What one mark did: messages settled now, settled so before, refused, gone to dead letters.
+
+    `repeated` and `buried` say which ones the second and the last were.
+    """
+
+    settled: int = 0
+    noop: int = 0
+    dead: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    repeated: list[tuple[int, Ranges]] = []
+    buried: list[tuple[int, Ranges]] = []
+
+
+def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
+    """Apply marks to one lease, in order; each answers for itself."""
+    held = _held(tx, token)
+    if held is None:
+        return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
+    group, lease, claims = held
+    if len(marks) == 1 and claims:
+        outcome = _ack_straight(tx, group, lease, claims, marks[0])
+        if outcome is not None:
+            return [outcome]
+    settlement = Settlement(tx, group, lease, claims)
+    outcomes = [settlement.apply(mark) for mark in marks]
+    settlement.finish()
+    return outcomes
+
+
+def opened(tx: Tx, token: int) -> "Settlement | None":
+    """A lease to be settled; None when it is not known. The caller must `finish` it."""
+    held = _held(tx, token)
+    return None if held is None else Settlement(tx, *held)
+
+
+def _held(tx: Tx, token: int) -> tuple[Group, Lease, list[Claim]] | None:
+    """A lease with its group and what it still holds; None when it is not known."""
+    held = tx.held(token)
+    group = tx.group_by_id(held[0].grp) if held else None
+    if held is None or group is None:
+        return None
+    lease, claims = held
+    return group, lease, [] if expire_if_over(tx, group, lease) else claims
+
+
+def _ack_straight(
+    tx: Tx, group: Group, lease: Lease, claims: list[Claim], mark: Mark
+) -> Outcome | None:
+    """What most calls do, in fewer steps: ack all of a lease that is one claim, or a stretch of one
+    claim.
+
+    None when this is not such a call; the long way does the same for it, too.
+    """
+    verdict, asked = mark.verdict, mark.ranges
+    if verdict.verb != "ack" or verdict.rest or verdict.yields or group.rules.policy == "all":
+        return None
+    claim = claims[0] if len(claims) == 1 else _claim_with(claims, mark)
+    if claim is None or mark.lane not in (None, claim.lane):
+        return None
+    held, cursor = claim.ranges, tx.cursor(claim.lane, claim.grp)
+    assert cursor is not None
+    if asked is None or asked == held:
+        if held != [held[0], held[0] + lease.n] or claim.acked_at is not None or lease.fates:
+            return None
+        n = lease.n
+        consume(tx, cursor, held)
+        tx.end_acked(lease, claim, cursor)
+        unblock(tx, group, {claim.lane})
+    elif len(asked) != 2 or verdict.up_to or not ranges.covers(held, *asked):
+        return None
+    else:
+        n = asked[1] - asked[0]
+        _ack_part(tx, lease, claims, claim, cursor, asked, n)
+    tx.tally.acked.append((group.id, tx.now - lease.acquired_at, n))
+    if _wakes(group):
+        _wake(tx, group)
+    return Outcome(settled=n)
+
+
+def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
+    """Of the claims of a lease, the one that holds all that is asked for, and more."""
+    asked = mark.ranges
+    if asked is None or len(asked) != 2:
+        return None
+    first, stop = asked
+    for claim in claims:
+        if claim.lane == mark.lane and claim.ranges[0] <= first and stop <= claim.ranges[-1]:
+            held = claim.ranges
+            if held != asked and ranges.covers(held, first, stop):
+                return claim
+    return None
+
+
+def _ack_part(
+    tx: Tx, lease: Lease, claims: list[Claim], claim: Claim, cursor: Cursor, part: Ranges, n: int
+) -> None:
+    tells = _date(tx, lease, claims, claim.lane)
+    claim.ranges = ranges.remove(claim.ranges, *part)
+    consume(tx, cursor, part)
+    tx.counted(cursor)
+    tx.shrink_claim(claim, n)
+    if tells:
+        tell_acks(lease, claims)
+        tx.save_lease(lease)
+    tx.cache.keep_lease(lease, claims)
+
+
+def _date(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
+    """Acks are told by what is missing from the claims of a lane, and since when.
+
+    Once a second the lease is written as well; then the answer is True.
+    """
+    first = tx.now
+    for claim in claims:
+        if claim.lane == lane and claim.acked_at is not None and claim.acked_at < first:
+            first = claim.acked_at
+    tells = tx.now - first >= SECOND
+    if tells:
+        tell_acks(lease, claims)
+        first = tx.now
+    for claim in claims:
+        if claim.lane == lane:
+            claim.acked_at = first
+    return tells
+
+
+def _wakes(group: Group) -> bool:
+    """Whether settling may make room or order for those who wait."""
+    return group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
+
+
+def _wake(tx: Tx, group: Group) -> None:
+    queue = tx.queue_by_id(group.queue)
+    assert queue is not None
+    tx.touched.add(queue.name)
+
+
+def extend(tx: Tx, token: int, seconds: float | None) -> int:
+    """Let a live lease end no earlier than `seconds` from now; answers with its new end."""
+    lease = tx.lease(token)
+    group = tx.group_by_id(lease.grp) if lease else None
+    if lease is None or group is None:
+        raise LeaseLost()
+    if lease.ended_at is not None:
+        verbs = {fate.verb for fate in lease.fates}
+        others = sorted(verbs.difference(VERBS), key=lambda verb: verb != "expired")
+        raise refusal(others[0] if others else lease.fates[-1].verb)
+    if lease.expires_at <= tx.now:
+        raise LeaseExpired()
+    wanted = tx.now + micros(group.rules.lease_seconds if seconds is None else seconds)
+    if wanted > lease.expires_at:
+        lease.expires_at = wanted
+        tx.save_lease(lease)
+        tx.move_claims(lease)
+    return lease.expires_at
+
+
+class Settlement:
+    """A lease being settled: its claims in memory, written once at the end."""
+
+    def __init__(self, tx: Tx, group: Group, lease: Lease, claims: list[Claim]) -> None:
+        self._tx = tx
+        self._group = group
+        self.lease = lease
+        self._claims = claims
+        self._changed: dict[int, Claim] = {}
+        self._lost: dict[int, int] = {}
+        self._tell = False  # whether the lease is to be written, not only its claims
+        self._freed: set[int] = set()
+        self._acked = 0
+        self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
+        self._wakes = _wakes(group)
+
+    def apply(self, mark: Mark) -> Outcome:
+        outcome = Outcome()
+        self._passed: list[Refused] = []
+        for part in self.lease.parts:
+            if mark.lane is None:
+                self._apply(mark.verdict, part.lane, part.ranges, outcome, whole=True)
+            elif mark.lane == part.lane:
+                asked = part.ranges if mark.ranges is None else mark.ranges
+                self._apply(mark.verdict, part.lane, asked, outcome)
+        if not outcome.settled and not outcome.noop:
+            outcome.refused += self._passed
+        if mark.lane is not None and all(part.lane != mark.lane for part in self.lease.parts):
+            outcome.refused.append(Refused(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
+        return outcome
+
+    def finish(self) -> None:
+        """Write what changed; a lease with nothing left is over and frees its partitions."""
+        tx, lease = self._tx, self.lease
+        if self._changed:
+            for claim in self._changed.values():
+                if claim.ranges:
+                    tx.shrink_claim(claim, self._lost[claim.id])
+                else:
+                    tx.drop_claim(claim)
+                    self._tell = True
+            if self._tell:
+                tell_acks(lease, self._claims)
+                self._claims = [claim for claim in self._claims if claim.ranges]
+                if not self._claims:
+                    lease.ended_at = tx.now
+                tx.save_lease(lease)
+            unblock(tx, self._group, self._freed)
+            if self._yielding and self._group.rules.ordering == "ordered":
+                self._yield()
+            if self._acked:
+                waited = tx.now - lease.acquired_at
+                tx.tally.acked.append((self._group.id, waited, self._acked))
+        if lease.ended_at is None:
+            tx.cache.keep_lease(lease, self._claims)
+        if self._changed and self._wakes:
+            _wake(tx, self._group)
+
+    def _apply(
+        self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
+    ) -> None:
+        """Apply a verdict to what is asked of one lane; `whole` asks for what is still held."""
+        for_all = verdict.verb == "ack" and self._group.rules.policy == "all"
+        held = self._held(lane, asked, verdict.up_to or for_all)
+        mine = ranges.intersection(held, asked)
+        if len(mine) != len(asked) or mine != asked:
+            self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome, whole)
+        if verdict.up_to and asked and not any(part.lane == lane for part in outcome.refused):
+            mine = ranges.clip(held, 0, asked[-1])
+        elif for_all and mine:
+            mine = ranges.clip(held, 0, mine[-1])
+        if mine:
+            self._end(verdict, lane, mine, outcome)
+            if for_all:
+                outcome.settled += self._ack_for_all(lane, mine[-1])
+            if verdict.rest:
+                self._release_after(lane, mine[-1])
+
+    def _held(self, lane: int, asked: Ranges, before: bool) -> Ranges:
+        """What the claims that reach into `asked` hold of a lane; `before`: all of them below it too."""
+        if not asked:
+            return []
+        low, high = 0 if before else asked[0], asked[-1]
+        mine = [claim.ranges for claim in self._claims if claim.lane == lane and claim.ranges]
+        return ranges.union_all(held for held in mine if held[0] < high and held[-1] > low)
+
+    def _account(
+        self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
+    ) -> None:
+        """Say of messages no longer held whether this verb ended them before, or something else."""
+        if missing:
+            tell_acks(self.lease, self._claims)
+        for fate in self.lease.fates if missing else ():
+            part = ranges.intersection(missing, fate.ranges) if fate.lane == lane else []
+            if part:
+                missing = ranges.difference(missing, part)
+                if fate.verb == verb:
+                    outcome.noop += ranges.count(part)
+                    outcome.repeated.append((lane, part))
+                else:
+                    told = self._passed if whole and fate.verb in VERBS else outcome.refused
+                    told.append(Refused(lane, part, refusal(fate.verb)))
+        if missing:
+            outcome.refused.append(Refused(lane, missing, NotFound(_NOT_HERE)))
+
+    def _end(self, verdict: Verdict, lane: int, which: Ranges, outcome: Outcome) -> None:
+        """End the delivery of messages that are held."""
+        row, cursor = self._tx.lane(lane), self._tx.cursor(lane, self._group.id)
+        assert row is not None
+        assert cursor is not None
+        acks = verdict.verb == "ack"
+        if acks:
+            self._tell = _date(self._tx, self.lease, self._claims, lane) or self._tell
+        else:
+            note(self.lease, verdict.verb, self._tx.now, lane, which)
+            self._tell = True
+        taken: list[tuple[Claim, Ranges]] = []
+        for claim in self._claims:
+            part = ranges.intersection(claim.ranges, which) if claim.lane == lane else []
+            if part:
+                n = ranges.count(part)
+                claim.ranges = ranges.difference(claim.ranges, part)
+                outcome.settled += n
+                if acks:
+                    self._acked += n
+                self._changed[claim.id] = claim
+                self._lost[claim.id] = self._lost.get(claim.id, 0) + n
+                self._freed.add(lane)
+                taken.append((claim, part))
+        for claim, part in _in_order(taken):
+            if dead := self._dispatch(verdict, row, cursor, claim, part):
+                outcome.dead += dead
+                outcome.buried.append((lane, part))
+            elif verdict.yields:
+                self._yielding[lane] = max(part[-1], self._yielding.get(lane, 0))
+        self._tx.counted(cursor)
+
+    def _dispatch(
+        self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
+    ) -> int:
+        """Apply one verb to part of one claim; answers with how many became dead letters."""
+        match verdict.verb:
+            case "ack":
+                consume(self._tx, cursor, part)
+            case "release":
+                self._again(
+                    claim, part, self._tx.now, claim.deliveries - 1, claim.failures, claim.error
+                )
+            case "nack":
+                return self._nack(verdict, lane, cursor, claim, part)
+            case "requeue":
+                return self._requeue(verdict, lane, cursor, claim, part)
+            case "reject":
+                return self._bury(
+                    lane, cursor, claim, part, "rejected", verdict.reason, claim.failures
+                )
+            case "dead_letter":
+                return self._bury(
+                    lane, cursor, claim, part, "failed", verdict.reason, claim.failures
+                )
+        return 0
+
+    def _nack(
+        self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
+    ) -> int:
+        failures, reason = claim.failures + 1, verdict.reason or claim.error
+        cursor.failed += ranges.count(part)
+        fate = after_nack(
+            self._group.rules, claim.deliveries, failures, self._tx.now, verdict.delay,
+            verdict.counting,
+        )  # fmt: skip
+        if isinstance(fate, Dead):
+            return self._bury(lane, cursor, claim, part, fate.kind, reason, failures, reason)
+        self._again(claim, part, fate.at, claim.deliveries, failures, reason)
+        return 0
+
+    def _again(
+        self, claim: Claim, part: Ranges, at: int, deliveries: int, failures: int, error: str | None
+    ) -> None:
+        due = at <= self._tx.now
+        self._tx.add_claim(
+            Claim(0, claim.grp, claim.lane, part, DUE if due else WAITING, None if due else at,
+                  claim.since, deliveries, failures, True, error, None)
+        )  # fmt: skip
+        if due:
+            make_ready(self._tx, claim.lane, claim.grp)
+        self._wakes = True
+
+    def _bury(
+        self, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges, kind: Kind,
+        reason: str | None, failures: int, error: str | None = None,
+    ) -> int:  # fmt: skip
+        return bury(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
+                    deliveries=claim.deliveries, failures=failures, at=self._tx.now,
+                    consumer=self.lease.consumer, error=error or claim.error)  # fmt: skip
+
+    def _requeue(
+        self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
+    ) -> int:
+        """Put a copy at the end of the lane for this group alone; the original is done."""
+        if spent(self._group.rules, claim.deliveries):
+            return self._bury(
+                lane, cursor, claim, part, "max_deliver", verdict.reason, claim.failures
+            )
+        reason = verdict.reason or claim.error
+        copy(self._tx, self._group, lane, part, verdict.delay or 0.0,
+             Carry(claim.deliveries, claim.failures, True, reason))  # fmt: skip
+        cursor.done += ranges.count(part)
+        return 0
+
+    def _release_after(self, lane: int, stop: int) -> None:
+        """Release what comes after a failed message in the batch."""
+        release, after = Verdict("release"), False
+        for part in self.lease.parts:
+            which = part.ranges
+            if part.lane == lane:
+                after, which = True, ranges.clip(which, stop, which[-1])
+            held: Ranges = []
+            for claim in self._claims if after else ():
+                if claim.lane == part.lane:
+                    held = ranges.union(held, ranges.intersection(claim.ranges, which))
+            if held:
+                self._end(release, part.lane, held, Outcome())
+
+    def _yield(self) -> None:
+        """Let the next hand-out to an ordered group take over what follows a failed message.
+
+        Until then its holder may settle it. A consumer that drops the rest of its batch after a
+        failure need not wait for the lease to end, and one that goes on loses nothing it has done.
+        What comes before a failed message is not taken over, and so keeps the partition; so does
+        the rest of a batch after a failure that became a dead letter, for nothing comes again.
+        """
+        tx, grp = self._tx, self._group.id
+        for lane, stop in self._yielding.items():
+            cursor = tx.cursor(lane, grp)
+            assert cursor is not None
+            left = [
+                (other.priority, claim.ranges[0], claim.lane)
+                for claim in self._claims
+                if (other := tx.cursor(claim.lane, grp)) and other.partition == cursor.partition
+            ]
+            if left and min(left) >= (cursor.priority, stop):
+                tx.block_partition(grp, cursor.partition, False)
+                for _, _, rest in left:
+                    make_ready(tx, rest, grp)
+
+    def _ack_for_all(self, lane: int, stop: int) -> int:
+        """Policy all: whoever holds an earlier message of the lane, it is done."""
+        tx, settled = self._tx, 0
+        # What others held too long is not theirs to be settled.
+        refresh_stretch(tx, self._group, lane, 0, stop)
+        cursor = tx.cursor(lane, self._group.id)
+        assert cursor is not None
+        others: dict[int, Ranges] = {}
+        for claim in tx.claims_in(lane, self._group.id, 0, stop):
+            part = ranges.clip(claim.ranges, 0, stop)
+            if claim.lease == self.lease.id or not part:
+                continue
+            if claim.state == LEASED and claim.lease is not None:
+                others[claim.lease] = ranges.union(others.get(claim.lease, []), part)
+            elif claim.returned:
+                claim.ranges = ranges.difference(claim.ranges, part)
+                tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+                consume(tx, cursor, part)
+                cursor.ready = True  # it may have held back what follows it
+                tx.changed(cursor)
+                remember(tx, self._group.id, lane, part, "ack")
+                settled += ranges.count(part)
+        for id, part in others.items():
+            other = tx.lease_by_id(id)
+            assert other is not None
+            theirs = Settlement(tx, self._group, other, tx.claims_of_lease(other))
+            outcome = Outcome()
+            theirs._end(Verdict("ack"), lane, part, outcome)
+            theirs.finish()
+            settled += outcome.settled
+        return settled
+
+
+def _in_order(taken: list[tuple[Claim, Ranges]]) -> list[tuple[Claim, Ranges]]:
+    """Parts of claims, cut where others lie between: their copies and letters go by sequence."""
+    if len(taken) <= 1:
+        return taken
+    pieces = sorted((pair, i) for i, (_, part) in enumerate(taken) for pair in ranges.pairs(part))
+    result: list[tuple[Claim, Ranges]] = []
+    for pair, i in pieces:
+        claim = taken[i][0]
+        if result and result[-1][0] is claim:
+            result[-1][1].extend(pair)
+        else:
+            result.append((claim, list(pair)))
+    return result
+
+
+def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
+    """Count messages as done and remember the last of them; the caller writes the cursor."""
+    n = ranges.count(part)
+    cursor.done += n
+    cursor.consumed += n
+    cursor.last_seq = part[-1] - 1
+    cursor.last_created = tx.created_at(cursor.lane, cursor.last_seq)
+    cursor.last_at = tx.now
+
+
+_NOT_HERE = "the message is not part of this lease"
+
+
+def refusal(fate: str) -> AckflowError:
+    if fate == "expired":
+        return LeaseExpired()
+    if fate in VERBS:
+        return AlreadySettled(f"the delivery was already settled: {fate}")
+    return LeaseLost(f"the lease was ended: the message was {fate}")
+
+
+def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:
+    """Settle on several leases in one transaction; `atomic`: one refusal undoes everything."""
+    if not atomic:
+        return [outcome for token, some in marks.items() for outcome in settle(tx, token, some)]
+    outcomes: list[Outcome] = []
+    try:
+        with tx.savepoint():
+            outcomes = settle_many(tx, marks, False)
+            if any(outcome.refused for outcome in outcomes):
+                raise RolledBack()
+    except RolledBack:
+        _roll_back(outcomes, [mark for some in marks.values() for mark in some])
+    return outcomes
+
+
+def _roll_back(outcomes: list[Outcome], marks: list[Mark]) -> None:
+    for outcome, mark in zip(outcomes, marks, strict=True):
+        others = mark.ranges or []
+        for part in outcome.refused:
+            others = ranges.difference(others, part.ranges)
+        if others:
+            outcome.refused.append(Refused(mark.lane or 0, others, RolledBack()))
+        outcome.settled = outcome.noop = outcome.dead = 0

@@ -1,0 +1,126 @@
+"""Staged pushes: written early and invisible, published later all at once.
+
+Each attempt stages under a random id of its own. Publishing names the stages that count; every
+other stage of that batch is dropped with it, so an attempt that was repeated counts once.
+"""
+
+import secrets
+from array import array
+from collections.abc import Iterable
+
+from msgspec import msgpack
+
+from ...clock import SECOND
+from ...errors import StageMissing, StorageFull
+from ...policy import STAGE_SECONDS
+from ...store.encryption import unseal
+from ...store.mapping import pack_body
+from ...store.records import Rest, Segment, Stage
+from ...store.tx import Tx
+from .capacity import make_room
+from .push import Answer, Chunk, Placed, announce, created_at, not_before, push_with_rest
+from .topology import complete, lane_for, queue_for
+from .transactions import TransactionRequest, transact
+
+_answers = msgpack.Decoder(Answer).decode
+
+
+def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
+    """Write messages under a new stage id; nobody sees them before they are published."""
+    if tx.full:
+        raise StorageFull()
+    name = secrets.token_urlsafe(12)
+    if not chunks:
+        tx.run("add_stage", name, 0, producer, batch, "", "", 0, None, 0, 0, 0, tx.now)
+    for piece, chunk in enumerate(chunks):
+        home = tx.queue(chunk.queue)
+        sealed = home is not None and home.options.encrypted
+        body = tx.add_body(pack_body(chunk.ends.tobytes(), chunk.data, chunk.rest, sealed))
+        delay = None if chunk.delay is None else round(chunk.delay * SECOND)
+        tx.run("add_stage", name, piece, producer, batch, chunk.queue, chunk.partition,
+               chunk.priority, delay, len(chunk.ends), len(chunk.data), body, tx.now)  # fmt: skip
+    return name
+
+
+def publish(
+    tx: Tx, producer: str, batch: int, stages: list[str], also: TransactionRequest | None = None
+) -> Answer:
+    """Publish the named stages and drop the batch's others; `also` happens in the same commit.
+
+    A batch not above the producer's highest publishes nothing and is a success.
+    """
+    row = tx.one("producer", producer)
+    if row is not None and batch <= row[0]:
+        _drop_batch(tx, producer, batch)
+        return _answers(row[1]) if batch == row[0] else []
+    pieces = {name: tx.stage(name) for name in stages}
+    for name, found in pieces.items():
+        if not found or (found[0].producer, found[0].batch) != (producer, batch):
+            raise StageMissing(f"there is no stage {name!r} of {producer!r} batch {batch}")
+    with tx.savepoint():
+        make_room(tx, _sizes(piece for found in pieces.values() for piece in found))
+        answer = [
+            _publish(tx, piece) for found in pieces.values() for piece in found if piece.count
+        ]
+        for name in pieces:
+            tx.run("drop_stage", name)
+        _drop_batch(tx, producer, batch)
+        tx.run("put_producer", producer, batch, msgpack.encode(answer), tx.now)
+        if also is not None:
+            transact(tx, also)
+    return answer
+
+
+def _sizes(pieces: Iterable[Stage]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for piece in pieces:
+        sizes[piece.queue] = sizes.get(piece.queue, 0) + piece.count
+    return sizes
+
+
+def drop_stage(tx: Tx, name: str) -> None:
+    for piece in tx.stage(name):
+        tx.run("drop_body", piece.body)
+    tx.run("drop_stage", name)
+
+
+def drop_old_stages(tx: Tx, limit: int) -> int:
+    """Drop stages that nobody published for a day."""
+    old = tx.all("old_stages", tx.now - STAGE_SECONDS * SECOND, limit)
+    for (name,) in old:
+        drop_stage(tx, name)
+    return len(old)
+
+
+def _drop_batch(tx: Tx, producer: str, batch: int) -> None:
+    for (name,) in tx.all("stages_of_batch", producer, batch):
+        drop_stage(tx, name)
+
+
+def _publish(tx: Tx, piece: Stage) -> list[Placed]:
+    """Give a staged body its place in a lane; only a header is written.
+
+    Transaction ids are compared when they become visible: with any, the messages are pushed anew.
+    """
+    delay = None if piece.delay is None else piece.delay / SECOND
+    beside = tx.value("body_rest", piece.body)
+    if beside is not None and msgpack.decode(beside, type=Rest).txids:
+        row = tx.all("staged_rest", piece.body)[0]
+        ends = row[0]
+        data, rest = unseal(row[1], msgpack.decode(row[2], type=Rest))
+        tx.run("drop_body", piece.body)
+        chunk = Chunk(
+            piece.queue, piece.partition, piece.priority, delay, array("i", ends), data, rest
+        )
+        return push_with_rest(tx, chunk)
+    queue = queue_for(tx, piece.queue)
+    lane = lane_for(tx, queue, piece.partition, piece.priority)
+    complete(tx, queue, lane)
+    due = not_before(tx, queue, delay)
+    created = created_at(tx, lane)
+    segment = Segment(
+        lane.id, lane.head, piece.count, created, due, None, None, piece.body, piece.bytes
+    )
+    tx.append(lane, segment)
+    announce(tx, queue, lane, None)
+    return [Placed(lane.id, segment.first, segment.stop)]

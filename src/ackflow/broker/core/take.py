@@ -1,0 +1,345 @@
+"""Taking messages from one lane: what came back and is due before what is new, then by sequence."""
+
+from itertools import islice
+
+from ... import ranges
+from ...clock import micros
+from ...errors import StorageFailed
+from ...ranges import Ranges
+from ...store.records import COPIED, DUE, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
+from ...store.tx import Tx
+from .bury import bury
+from .expiry import DELAYED_RUN, drop_old
+from .handout import Taken, carried
+from .retention import drop_unread
+from .topology import complete
+
+AT_ONCE = 256
+OLD_AT_ONCE, OLD_SLICES = 100, 4
+PASSED_AT_ONCE = 10_000  # delayed segments and copies for other groups, in runs
+PASSED_ALONE = 25  # as many of these as one segment costs that is passed by itself
+
+
+def take(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, turn: bool = True
+) -> list[Taken]:
+    """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
+
+    `turn`: other lanes wait for theirs. A lane that is alone with work keeps the time it was last
+    served, which saves a write; one that joins it then waits for one hand-out more at most.
+    """
+    if queue.options.retention_seconds is not None:
+        complete(tx, queue, lane)
+        drop_old(
+            tx, queue, lane, 100
+        )  # every group has passed what is too old; upkeep drops the rest
+    if queue.options.ttl_seconds is not None:
+        complete(tx, queue, lane)
+        for _ in range(OLD_SLICES):
+            if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
+                break
+        else:
+            return []  # more of it is too old; the lane stays marked
+    held_at = None
+    if group.rules.ordering == "ordered":
+        held_at = tx.value("first_returned", lane.id, group.id)
+    due = _due(tx, queue, group, lane, cursor, want)
+    taken = _take_due(tx, lane, want, held_at, due) if due else []
+    n = sum([ranges.count(t.ranges) for t in taken]) if taken else 0
+    if n < want and held_at is None and cursor.next < lane.head:
+        new = _take_new(tx, queue, group, lane, cursor, want - n)
+        n += sum([ranges.count(t.ranges) for t in new])
+        taken += new
+    # A lane emptied by exactly what was wanted stays marked: the next pop or push saves a write.
+    fresh = held_at is None and cursor.next < lane.head
+    ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
+    cursor.delivered += n
+    for some in taken:
+        if some.redelivered:
+            tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
+    served = tx.tick() if n and turn else cursor.served  # one that gave nothing keeps its turn
+    if n and ready == cursor.ready and served == cursor.served:
+        tx.counted(cursor)
+    else:
+        cursor.ready, cursor.served = ready, served
+        tx.changed(cursor)
+    return taken
+
+
+def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Claim]:
+    """The claims that are due, once those that waited too long are dead."""
+    while True:
+        claims = tx.due_claims(lane.id, group.id, want)
+        late = [c for c in claims if _waited_too_long(tx, queue, group, lane, cursor, c)]
+        if not late:
+            return claims
+
+
+def _more_due(tx: Tx, lane: Lane, group: Group, held_at: int | None) -> bool:
+    due = tx.due_claims(lane.id, group.id, 1)
+    return bool(due) and (held_at is None or due[0].ranges[0] < held_at)
+
+
+def _take_due(
+    tx: Tx, lane: Lane, want: int, held_at: int | None, claims: list[Claim]
+) -> list[Taken]:
+    stop = _stop_after(claims, want)
+    if held_at is not None:
+        stop = min(stop, held_at)
+    taken: list[Taken] = []
+    for claim in claims:
+        part = ranges.clip(claim.ranges, 0, stop)
+        if not part:
+            continue
+        claim.ranges = ranges.difference(claim.ranges, part)
+        tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+        _merge(taken, claim, part)
+    for one in taken:
+        one.pieces = list(tx.segments_over(lane.id, one.ranges))
+    return taken
+
+
+def _stop_after(claims: list[Claim], want: int) -> int:
+    """The sequence below which the `want` lowest of these claims lie."""
+    everything: Ranges = []
+    for claim in claims:
+        everything = ranges.union(everything, claim.ranges)
+    some = ranges.lowest(everything, want)
+    return some[-1] if some else 0
+
+
+def _merge(taken: list[Taken], claim: Claim, part: Ranges) -> None:
+    """Claims with equal counters become one again when they are handed out."""
+    for one in taken:
+        if (one.deliveries - 1, one.failures, one.redelivered, one.error) == (
+            claim.deliveries, claim.failures, bool(claim.redelivered), claim.error
+        ):  # fmt: skip
+            one.ranges = ranges.union(one.ranges, part)
+            one.since = min(one.since, claim.since)
+            return
+    taken.append(
+        Taken(
+            part,
+            [],
+            claim.since,
+            claim.deliveries + 1,
+            claim.failures,
+            bool(claim.redelivered),
+            claim.error,
+        )
+    )
+
+
+def _waited_too_long(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, claim: Claim
+) -> bool:
+    limit = queue.options.max_wait_seconds
+    if limit is None or claim.redelivered or claim.since + micros(limit) > tx.now:
+        return False
+    bury_waited(tx, group, lane, cursor, claim.ranges, claim.since + micros(limit), limit)
+    tx.drop_claim(claim)
+    return True
+
+
+def bury_waited(
+    tx: Tx, group: Group, lane: Lane, cursor: Cursor, which: Ranges, at: int, limit: float
+) -> None:
+    reason = f"waited longer than {limit:g} s for a first delivery"
+    bury(tx, group, lane, cursor, which, "max_wait", reason, deliveries=0, failures=0, at=at)
+
+
+def _take_new(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
+) -> list[Taken]:
+    """Take what was never looked at; stops early when it would pass too much in one go."""
+    taken: list[Taken] = []
+    passed = 0
+    while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
+        before = passed
+        for segment in tx.segments_from(lane.id, cursor.next):
+            _pass_gap(tx, lane, cursor, segment.first)
+            # Deleted messages make a stretch shorter than it looks: the segment may need another.
+            while want > 0 and cursor.next < segment.stop and passed == before:
+                if _passed_now(tx, queue, group, segment):
+                    passed += _pass_run(tx, queue, group, lane, cursor, segment)
+                else:
+                    want -= _take_segment(tx, lane, cursor, segment, want, taken)
+            if want <= 0 or cursor.next >= lane.head or passed > before:
+                break
+        else:
+            _pass_gap(tx, lane, cursor, lane.head)
+    return taken
+
+
+def _passed_now(tx: Tx, queue: Queue, group: Group, segment: Segment) -> bool:
+    """Whether nothing of a segment is handed out now."""
+    others = segment.for_group not in (None, group.id)
+    return others or segment.delayed(tx.now) or _too_old(tx, queue, segment)
+
+
+def _pass_run(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
+) -> int:
+    """Pass a segment, and those after it that are passed for the same reason, as one.
+
+    Answers with what it cost: a run costs little more than a single segment.
+    """
+    hides = segment.for_group not in (None, group.id)
+    if not hides and (segment.for_group is not None or not segment.delayed(tx.now)):
+        _pass_by(tx, queue, group, lane, cursor, segment)
+        return PASSED_ALONE
+    passed, stop, at = _run_from(tx, group, lane, segment, hides)
+    first, cursor.next = max(cursor.next, segment.first), stop
+    if hides:
+        cursor.hide(stop - first)
+    elif there := _present(tx, lane, cursor, first, stop):
+        tx.add_claim(
+            Claim(0, group.id, lane.id, there, WAITING, at, at, 0, 0, 0, None, None)
+        )  # fmt: skip
+    return passed
+
+
+def _run_from(
+    tx: Tx, group: Group, lane: Lane, segment: Segment, hides: bool
+) -> tuple[int, int, int]:
+    """How many segments follow each other that are all copies for others, or all delayed; where
+    they end, and when the first of them is due."""
+    run = tx.one("odd_run", lane.id, segment.first, DELAYED_RUN, group.id)
+    assert run is not None
+    count, messages, stop, at, delayed, copies, own = run
+    alike = copies - own == count if hides else copies == 0 and delayed == count and at > tx.now
+    if alike and messages == stop - segment.first:
+        return count, stop, at or 0
+    passed, stop, at = 0, segment.first, segment.due_at
+    for odd in tx.odd_segments(lane, segment.first, DELAYED_RUN):
+        if hides:
+            alike = odd.for_group not in (None, group.id)
+        else:
+            alike = odd.for_group is None and odd.delayed(tx.now)
+        if odd.first != stop or not alike:
+            break
+        passed, stop, at = passed + 1, odd.stop, min(at, odd.not_before or at)
+    return passed, stop, at
+
+
+def _pass_gap(tx: Tx, lane: Lane, cursor: Cursor, stop: int) -> None:
+    """Move a cursor over segments that were trimmed from between others, or from the end."""
+    first = cursor.next
+    if first >= stop:
+        return
+    gone = tx.gone(lane, first, stop)
+    if gone != [first, stop]:
+        raise StorageFailed("the file is damaged: messages are missing; restore a backup")
+    hidden = ranges.count(tx.gone_copies(lane, cursor.grp, first, stop))
+    cursor.hide(hidden)
+    cursor.purged += stop - first - hidden
+    cursor.next = stop
+
+
+def _take_segment(
+    tx: Tx, lane: Lane, cursor: Cursor, segment: Segment, want: int, taken: list[Taken]
+) -> int:
+    """Take from the next segment of a cursor, and move the cursor past it."""
+    first = max(cursor.next, segment.first)
+    stop = min(segment.stop, first + want)
+    there = _present(tx, lane, cursor, first, stop)
+    cursor.next = stop
+    if there:
+        _add(taken, segment, there)
+    return ranges.count(there)
+
+
+def _pass_by(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
+) -> None:
+    """Move a cursor past a segment of which nothing is handed out now."""
+    _pass_gap(tx, lane, cursor, segment.first)
+    first = max(cursor.next, segment.first)
+    cursor.next = segment.stop
+    if segment.for_group not in (None, group.id):
+        cursor.hide(segment.stop - first)
+        return
+    there = _present(tx, lane, cursor, first, segment.stop)
+    if not there:
+        return
+    if _too_old(tx, queue, segment):
+        limit = queue.options.max_wait_seconds or 0
+        bury_waited(tx, group, lane, cursor, there, segment.due_at + micros(limit), limit)
+    else:
+        _set_aside(tx, group, segment, there)
+
+
+def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
+    limit = queue.options.max_wait_seconds
+    return (
+        limit is not None
+        and segment.due_at + micros(limit) <= tx.now
+        and not carried(segment).redelivered
+    )
+
+
+def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
+    """What is left of a stretch once deleted messages are taken out and counted."""
+    if first >= lane.gone_to:
+        return [first, stop]
+    there = ranges.difference([first, stop], tx.gone(lane, first, stop))
+    cursor.purged += stop - first - ranges.count(there)
+    return there
+
+
+def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
+    """What is not handed out now becomes a claim, waiting or due, so that the cursor can pass it."""
+    start = carried(segment)
+    state, at = (WAITING, segment.not_before) if segment.delayed(tx.now) else (DUE, None)
+    tx.add_claim(
+        Claim(0, group.id, segment.lane, there, state, at, segment.due_at,
+              start.deliveries, start.failures, COPIED if start.redelivered else 0, start.error,
+              None)
+    )  # fmt: skip
+
+
+def _add(taken: list[Taken], segment: Segment, there: Ranges) -> None:
+    start = carried(segment)
+    counters = (start.deliveries + 1, start.failures, start.redelivered, start.error)
+    if len(there) == 2:
+        pieces = [(segment, there[0], there[1])]
+    else:
+        pieces = [(segment, first, stop) for first, stop in ranges.pairs(there)]
+    last = taken[-1] if taken else None
+    if last and (last.deliveries, last.failures, last.redelivered, last.error) == counters:
+        last.ranges = ranges.union(last.ranges, there)
+        last.pieces += pieces
+    else:
+        taken.append(Taken(there, pieces, segment.due_at, *counters))
+
+
+def overdue(tx: Tx, grp: int, lane_id: int) -> tuple[int, bool]:
+    """Dead-letter the messages of a lane that waited too long; answers with how many, and whether
+    there may be more.
+
+    What was pushed so long ago is all looked at, as one that came later may be older than a delayed
+    one or a copy: those are set aside.
+    """
+    group, lane, cursor = tx.group_by_id(grp), tx.lane(lane_id), tx.cursor(lane_id, grp)
+    queue = tx.queue_by_id(lane.queue) if lane else None
+    if not (group and lane and cursor and queue) or queue.options.max_wait_seconds is None:
+        return 0, False
+    dead, looked = cursor.dead, 0
+    for claim in tx.due_claims(lane.id, group.id, AT_ONCE):
+        looked += _waited_too_long(tx, queue, group, lane, cursor, claim)
+    before = tx.now - micros(queue.options.max_wait_seconds)
+    for segment in islice(tx.segments_from(lane.id, cursor.next), AT_ONCE - looked):
+        if segment.created_at > before:
+            break
+        looked += 1
+        _pass_by(tx, queue, group, lane, cursor, segment)
+    if looked:
+        cursor.ready = True  # what was set aside is still to be handed out
+        tx.changed(cursor)
+    return cursor.dead - dead, looked >= AT_ONCE
+
+
+def may_be_overdue(tx: Tx, limit: int, grp: int, lane: int) -> bool:
+    """Whether something that is due waited too long: then it is worth a write."""
+    due = tx.due_claims(lane, grp, AT_ONCE)
+    return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)

@@ -1,0 +1,149 @@
+"""Queues, groups and lanes come into being on first use; this is the one place where they do."""
+
+from collections.abc import Iterable
+
+from ... import ranges
+from ...policy import UNDECIDED, Dialect, GroupOptions, born
+from ...store.records import Cursor, Group, Lane, Queue
+from ...store.tx import Tx
+from .expiry import hidden_in, pass_over, sequence_at
+
+LANES_AT_ONCE = 1_000
+NO_LANE = -1, 0
+
+
+def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
+    """The queue of that name; a new one begins as its dialect says."""
+    return tx.queue(name) or tx.add_queue(name, born(name, dialect))
+
+
+def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
+    """The lane of a partition at a priority; a new one gets a cursor of every group."""
+    home = tx.partition(queue.id, partition) or tx.add_partition(queue.id, partition)
+    lane = tx.lane_of(home.id, priority)
+    if lane is None:
+        lane = tx.add_lane(queue.id, home.id, priority)
+        for grp in tx.group_ids(queue.id):
+            blocked = _is_blocked(tx, grp, home.id)
+            tx.add_cursor(Cursor(lane.id, grp, home.id, priority, next=0, blocked=blocked))
+    return lane
+
+
+def _is_blocked(tx: Tx, grp: int, partition: int) -> bool:
+    """Whether a lane of a partition is blocked for a group as those beside it are: one that yields is
+    leased and yet not blocked."""
+    cursors = (tx.cursor(lane.id, grp) for lane in tx.lanes_in(partition))
+    return next((cursor.blocked for cursor in cursors if cursor is not None), False)
+
+
+def homes_of(tx: Tx, lanes: Iterable[int]) -> dict[int, int]:
+    """The partitions of lanes, by lane; a lane that is gone has none."""
+    found = [tx.lane(lane) for lane in lanes]
+    return {lane.id: lane.partition for lane in found if lane is not None}
+
+
+def queues_of(tx: Tx, partitions: Iterable[int]) -> set[str]:
+    """The names of the queues these partitions belong to."""
+    homes = [tx.partition_by_id(partition) for partition in partitions]
+    queues = [tx.queue_by_id(home.queue) for home in homes if home is not None]
+    return {queue.name for queue in queues if queue is not None}
+
+
+def group_for(
+    tx: Tx, queue: Queue, name: str, dialect: str = "native", options: GroupOptions | None = None
+) -> Group:
+    """The group of that name; a new one starts where its options say, in every lane there is.
+
+    Its cursors are made in slices. Nothing changes a lane before the groups of its queue have theirs
+    in it (`complete`), so each begins where it would have when the group was made.
+    """
+    found = tx.group(queue.id, name)
+    early = _undecided(tx, queue) if found is None else found if is_undecided(found) else None
+    if early is not None and dialect != UNDECIDED:
+        return _decide(tx, queue, early, name, dialect, options or GroupOptions())
+    if found is None:
+        found = tx.add_group(queue, name, dialect, options or GroupOptions())
+        tx.cache.room.pop(queue.id, None)
+        tx.save_made(found, NO_LANE)
+        tx.make_cursors(found, LANES_AT_ONCE)
+    return found
+
+
+def is_undecided(group: Group) -> bool:
+    return group.dialect == UNDECIDED
+
+
+def _undecided(tx: Tx, queue: Queue) -> Group | None:
+    """The group that was made before any came; then it is the only one."""
+    return next((group for group in tx.groups(queue.id) if is_undecided(group)), None)
+
+
+def _decide(
+    tx: Tx, queue: Queue, early: Group, name: str, dialect: str, options: GroupOptions
+) -> Group:
+    """Let the first group that comes have what died before it did, and go on from there."""
+    group = tx.decide_group(early, name, dialect, options)
+    tx.cache.room.pop(queue.id, None)
+    for cursor in tx.cursors_of_group(group.id) if options.start != "all" else ():
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        pass_over(tx, lane, cursor, first_for(tx, group, lane), "skipped")
+    return group
+
+
+def complete(tx: Tx, queue: Queue, lane: Lane) -> None:
+    """Give a lane, before it changes, the cursors of groups that are still in the making."""
+    for grp in tx.in_the_making(queue.id):
+        group = tx.group_by_id(grp)
+        assert group is not None
+        cursor_for(tx, group, lane)
+
+
+def cursor_for(tx: Tx, group: Group, lane: Lane) -> Cursor:
+    """The cursor of a group in a lane of its queue."""
+    found = tx.cursor(lane.id, group.id)
+    if found is None:
+        start = first_for(tx, group, lane)
+        hidden = ranges.count(hidden_in(tx, lane, group.id, 0, start))
+        ahead = ranges.count(hidden_in(tx, lane, group.id, start, lane.head))
+        found = Cursor(
+            lane.id,
+            group.id,
+            lane.partition,
+            lane.priority,
+            next=start,
+            ready=start < lane.head,
+            blocked=_is_blocked(tx, group.id, lane.partition),
+            skipped=start - hidden,
+            hidden=hidden,
+            copies=lane.copies - ahead,
+        )
+        tx.add_cursor(found)
+    return found
+
+
+def make_all(tx: Tx, group: Group) -> None:
+    """Make all cursors of a group at once, for what is done to all of them anyway."""
+    while group.made is not None:
+        tx.make_cursors(group, LANES_AT_ONCE)
+
+
+def make_more(tx: Tx, grp: int) -> bool:
+    """Make the next slice of the cursors of a group; answers whether there are more to make."""
+    group = tx.group_by_id(grp)
+    if group is not None and group.made is not None:
+        tx.make_cursors(group, LANES_AT_ONCE)
+        queue = tx.queue_by_id(group.queue)
+        assert queue is not None
+        tx.touched.add(queue.name)
+    return group is not None and group.made is not None
+
+
+def first_for(tx: Tx, group: Group, lane: Lane) -> int:
+    """The first sequence of a lane that a new group reads."""
+    start = group.options.start
+    if start == "new":
+        return lane.head
+    if start == "all":
+        return lane.base
+    return sequence_at(tx, lane, start)

@@ -1,0 +1,154 @@
+"""Transactions: settles, pushes and small keyed values, all or nothing, in one commit."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from msgspec import Struct, msgpack
+
+from ...errors import (
+    AckflowError,
+    AlreadySettled,
+    InvalidArgument,
+    TransactionFailed,
+    VersionConflict,
+)
+from ...store.tx import Tx
+from .push import Placed, PushRequest, push, recall, remember
+from .settle import Mark, settle
+
+T = TypeVar("T")
+LAST_DELETED = "last deleted version"
+
+
+class Settles(Struct, tag=True):
+    token: int
+    marks: list[Mark]
+
+
+class Pushes(Struct, tag=True):
+    request: PushRequest
+
+
+class Puts(Struct, tag=True):
+    """Set a value; `expect` is the version it must have now, 0 for not there, None for any."""
+
+    key: str
+    value: bytes
+    expect: int | None = None
+
+
+class Deletes(Struct, tag=True):
+    key: str
+    expect: int | None = None
+
+
+Operation = Settles | Pushes | Puts | Deletes
+
+
+class TransactionRequest(Struct):
+    operations: list[Operation]
+    key: str | None = None
+    digest: bytes = b""
+
+
+class Result(Struct):
+    """What one operation did: places of pushed messages, messages settled, version of a value;
+    which of the messages that it settled by name became dead letters."""
+
+    places: list[list[Placed]] = []
+    settled: int = 0
+    version: int = 0
+    dead: list[int] = []
+
+
+_results = msgpack.Decoder(list[Result]).decode
+
+
+def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
+    """Run all operations or none; a repeat with the same key answers with the first result."""
+    known = recall(tx, request.key, request.digest)
+    if known is not None:
+        return _results(known)
+    with tx.savepoint():
+        results = run_all(tx, request.operations, _run)
+        if request.key is not None:
+            remember(tx, request.key, request.digest, msgpack.encode(results))
+    return results
+
+
+def run_all(tx: Tx, operations: Iterable[T], run: Callable[[Tx, T], Result]) -> list[Result]:
+    """Run operations in order; the first that is refused says which it was and ends them all."""
+    results = []
+    for index, operation in enumerate(operations):
+        try:
+            results.append(run(tx, operation))
+        except InvalidArgument:
+            raise
+        except AckflowError as refusal:
+            raise TransactionFailed(
+                f"operation {index} was refused, so nothing was done: {refusal.message}",
+                index=index,
+                code=refusal.code,
+            ) from refusal
+    return results
+
+
+def run_push(tx: Tx, operation: Pushes) -> Result:
+    (answer,) = push(tx, [operation.request])
+    if isinstance(answer, AckflowError):
+        raise answer
+    return Result(places=answer)
+
+
+def _run(tx: Tx, operation: Operation) -> Result:
+    match operation:
+        case Settles():
+            return Result(settled=_settle(tx, operation))
+        case Pushes():
+            return run_push(tx, operation)
+        case Puts():
+            return Result(version=_put(tx, operation))
+        case Deletes():
+            _delete(tx, operation)
+            return Result()
+
+
+def _settle(tx: Tx, operation: Settles) -> int:
+    """In a transaction even a repeated ack is refused: its first one already had its effects."""
+    settled = 0
+    for outcome in settle(tx, operation.token, operation.marks):
+        if outcome.refused:
+            raise outcome.refused[0].error
+        if outcome.noop:
+            raise AlreadySettled("the message was settled before this transaction")
+        settled += outcome.settled
+    return settled
+
+
+def _put(tx: Tx, operation: Puts) -> int:
+    version = (_check(tx, operation.key, operation.expect) or _last_deleted(tx)) + 1
+    tx.run("put_value", operation.key, operation.value, version, tx.now)
+    return version
+
+
+def _delete(tx: Tx, operation: Deletes) -> None:
+    version = _check(tx, operation.key, operation.expect)
+    tx.run("drop_value", operation.key)
+    if version > _last_deleted(tx):
+        tx.run("put_meta", LAST_DELETED, str(version))
+
+
+def _last_deleted(tx: Tx) -> int:
+    """The highest version that was deleted: a value that is new begins above it, so that nobody
+    takes it for the one he knew."""
+    return int(tx.value("get_meta", LAST_DELETED) or 0)
+
+
+def _check(tx: Tx, key: str, expect: int | None) -> int:
+    row = tx.one("get_value", key)
+    version = int(row[1]) if row else 0
+    if expect is not None and expect != version:
+        raise VersionConflict(
+            f"the value {key!r} is at version {version}, not {expect}", version=version
+        )
+    return version

@@ -1,0 +1,158 @@
+"""What a batch of a Spark query made, and the end of what it was made from, in one commit."""
+
+from msgspec import Struct
+
+from ... import ranges
+from ...errors import LeaseExpired, LeaseLost
+from ...ranges import Ranges
+from ...store.records import LEASED, Claim, tell_acks
+from ...store.tx import Tx
+from ..core.expiry import expire_if_over
+from ..core.settle import settle
+from ..core.stage import publish
+from ..core.transactions import Operation, Settles, TransactionRequest
+from .reclaim import standing
+from .records import Hand, get_reader, hands_between, hands_of_batch, put_hand
+from .verbs import current, marks_for
+
+
+class Hold(Struct):
+    """Messages of a lease that stay leased when their batch is done, and use no window."""
+
+    token: int
+    lane: int
+    ranges: Ranges
+
+
+class BatchCommit(Struct):
+    """The end of a batch: what to publish, what to settle how, what to hold. With a `query`, what
+    that query read in this batch is acked too, unless its reader settles by hand. `also` is done in
+    the same commit."""
+
+    producer: str
+    batch: int
+    stages: list[str] = []
+    query: str = ""
+    run: str = ""
+    settles: list[Settles] = []
+    holds: list[Hold] = []
+    also: list[Operation] = []
+
+
+class BatchDone(Struct):
+    """`repeated`: the batch was committed before, and nothing was done now."""
+
+    published: int = 0
+    settled: int = 0
+    repeated: bool = False
+
+
+def bind(
+    tx: Tx, reader: str, epoch: int, start: int, end: int, query: str, batch: int, run: str
+) -> None:
+    """Note which batch of which query reads these numbers, so that its commit can settle them."""
+    current(tx, reader, epoch)
+    for hand in hands_between(tx, reader, start, end):
+        if (hand.query, hand.batch, hand.run) != (query, batch, run):
+            hand.query, hand.batch, hand.run = query, batch, run
+            put_hand(tx, hand)
+
+
+def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
+    """Publish, settle and hold, all or nothing. A batch not above the producer's highest does
+    nothing and is a success."""
+    row = tx.one("producer", request.producer)
+    if row is not None and request.batch <= row[0]:
+        publish(tx, request.producer, request.batch, request.stages)
+        return BatchDone(repeated=True)
+    hands = hands_of_batch(tx, request.query, request.batch) if request.query else []
+    for hand in hands:
+        if hand.run != request.run:
+            raise LeaseLost("the query was started anew elsewhere; this run of it is over")
+    done = BatchDone()
+    with tx.savepoint():
+        operations = [*request.settles, *request.also]
+        also = TransactionRequest(operations) if operations else None
+        placed = publish(tx, request.producer, request.batch, request.stages, also)
+        done.published = sum(place.stop - place.first for run in placed for place in run)
+        for some in request.holds:
+            hold(tx, some)
+        for hand in hands:
+            done.settled += _ack(tx, hand)
+    return done
+
+
+def judge(tx: Tx, settles: list[Settles], holds: list[Hold]) -> int:
+    """Settle and hold messages of any leases, each on its own; answers with how many were refused.
+
+    A repeat with the same tokens is a success.
+    """
+    refused = 0
+    for some in settles:
+        for outcome in settle(tx, some.token, some.marks):
+            refused += sum(max(1, ranges.count(part.ranges)) for part in outcome.refused)
+    for one in holds:
+        try:
+            hold(tx, one)
+        except LeaseLost:
+            refused += ranges.count(one.ranges)
+    return refused
+
+
+def hold(tx: Tx, asked: Hold) -> None:
+    """Keep messages leased, out of the window, for as long as their reader lives."""
+    found = tx.held(asked.token)
+    group = tx.group_by_id(found[0].grp) if found else None
+    if found is None or group is None:
+        raise LeaseLost()
+    lease, claims = found
+    if expire_if_over(tx, group, lease):
+        raise LeaseExpired()
+    mine = [
+        (c, ranges.intersection(c.ranges, asked.ranges)) for c in claims if c.lane == asked.lane
+    ]
+    held: Ranges = []
+    for _, part in mine:
+        held = ranges.union(held, part)
+    if held != asked.ranges:
+        raise LeaseLost("a message to hold is settled, or belongs to someone else")
+    tell_acks(lease, claims)
+    tx.save_lease(lease)
+    for claim, part in mine:
+        if part:
+            _split(tx, claim, part)
+
+
+def _split(tx: Tx, claim: Claim, part: Ranges) -> None:
+    if part == claim.ranges:
+        tx.hold_claim(claim)
+        return
+    claim.ranges = ranges.difference(claim.ranges, part)
+    tx.shrink_claim(claim, ranges.count(part))
+    held = Claim(0, claim.grp, claim.lane, part, LEASED, claim.at, claim.since, claim.deliveries,
+                 claim.failures, claim.redelivered, claim.error, claim.lease)  # fmt: skip
+    tx.add_claim(held)
+    tx.hold_claim(held)
+
+
+def _ack(tx: Tx, hand: Hand) -> int:
+    """Ack what a batch read; refused when some of it is no longer held."""
+    reader = get_reader(tx, hand.reader)
+    group = tx.group_by_id(reader.grp) if reader else None
+    if reader is None or group is None:
+        raise LeaseLost("the group of the batch was deleted")
+    if reader.manual:
+        return 0
+    stands = standing(tx, group, hand)
+    lost = sum(ranges.count(stand.missing) for stand in stands)
+    if lost:
+        raise LeaseLost(
+            f"{lost} messages of the batch are no longer held, as their lease ran out; nothing was "
+            "published, start the query again"
+        )
+    open_parts = [stand.part for stand in stands if stand.held]
+    settled = 0
+    for token, marks in marks_for(open_parts).items():
+        for outcome in settle(tx, token, marks):
+            settled += outcome.settled
+    return settled

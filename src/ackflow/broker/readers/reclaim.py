@@ -1,0 +1,164 @@
+"""Taking back: what a reader was given, lost by expiry, and nobody else took is leased to it again
+under the same number. It counts neither as a delivery nor as a failure."""
+
+from msgspec import Struct
+
+from ... import ranges
+from ...clock import micros
+from ...ranges import Ranges
+from ...store.records import LEASED, Claim, Group, Lane, Lease, LeasePart
+from ...store.tx import Tx
+from ..core.expiry import expire_if_over
+from ..core.pop import pieces_of
+from ..core.settle import VERBS
+from .records import Hand, HandPart, parts_of, put_part
+
+
+class Standing(Struct):
+    """A part of a hand-out as it stands: still leased, settled under its token, or neither."""
+
+    part: HandPart
+    held: Ranges
+    settled: Ranges
+    missing: Ranges
+
+
+def standing(tx: Tx, group: Group, hand: Hand) -> list[Standing]:
+    """How the parts of a hand-out stand; leases that are over are ended first."""
+    leases: dict[int, tuple[Lease, list[Claim]] | None] = {}
+    found = []
+    for part in parts_of(tx, hand):
+        if part.token not in leases:
+            leases[part.token] = _lease(tx, group, part.token)
+        found.append(_stand(part, leases[part.token]))
+    return found
+
+
+def _lease(tx: Tx, group: Group, token: int) -> tuple[Lease, list[Claim]] | None:
+    lease = tx.lease(token)
+    if lease is None:
+        return None
+    if expire_if_over(tx, group, lease) or lease.ended_at is not None:
+        return lease, []
+    return lease, tx.claims_of_lease(lease)
+
+
+def _stand(part: HandPart, found: tuple[Lease, list[Claim]] | None) -> Standing:
+    held: Ranges = []
+    settled: Ranges = []
+    lease, claims = found or (None, [])
+    for claim in claims:
+        if claim.lane == part.lane:
+            held = ranges.union(held, ranges.intersection(claim.ranges, part.ranges))
+    for fate in lease.fates if lease else ():
+        if fate.lane == part.lane and fate.verb in VERBS:
+            settled = ranges.union(settled, ranges.intersection(fate.ranges, part.ranges))
+    missing = ranges.difference(part.ranges, ranges.union(held, settled))
+    return Standing(part, held, settled, missing)
+
+
+def regain(tx: Tx, group: Group, hand: Hand, seconds: float, *, whole: bool = False) -> bool:
+    """Take back what of a hand-out expired and is free; answers whether nothing of it is lost.
+
+    What somebody else has is left out of the hand-out from then on. `whole`: all or nothing, for a
+    batch that is being worked on, which must not change under it.
+    """
+    stands = standing(tx, group, hand)
+    lost = [stand for stand in stands if stand.missing]
+    if not lost:
+        return True
+    known: dict[int, Claim] = {}  # one record per row, as parts of one lane may share a claim
+    free = [(stand, _free(tx, group, stand, known)) for stand in lost]
+    complete = all(_all_of(some) == stand.missing for stand, some in free)
+    if whole and not complete:
+        return False
+    token = _lease_again(tx, group, hand, free, seconds)
+    for stand, some in free:
+        part = stand.part
+        again, bad = _all_of(some), part.bad
+        part.ranges = ranges.difference(part.ranges, stand.missing)
+        part.bad = ranges.intersection(bad, part.ranges) if bad else []
+        put_part(tx, hand, part)
+        if again:
+            bad = ranges.intersection(bad, again) if bad else []
+            put_part(tx, hand, HandPart(part.lane, token, again, bad))
+    return complete
+
+
+Free = list[tuple[Claim, Ranges]]
+
+
+def _all_of(some: Free) -> Ranges:
+    result: Ranges = []
+    for _, part in some:
+        result = ranges.union(result, part)
+    return result
+
+
+def _free(tx: Tx, group: Group, stand: Standing, known: dict[int, Claim]) -> Free:
+    """The claims without a holder that have some of what is missing, as far as order allows."""
+    lane = tx.lane(stand.part.lane)
+    if lane is None or _taken_by_order(tx, group, lane):
+        return []
+    missing = stand.missing
+    claims = [c for c in tx.claims_in(lane.id, group.id, 0, missing[-1]) if c.state != LEASED]
+    if group.rules.ordering == "ordered":
+        before = [ranges.difference(c.ranges, missing) for c in claims if c.returned]
+        stop = min((some[0] for some in before if some), default=missing[-1])
+        missing = ranges.clip(missing, 0, stop)
+    found = [(c, ranges.intersection(c.ranges, missing)) for c in claims]
+    return [(known.setdefault(claim.id, claim), part) for claim, part in found if part]
+
+
+def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
+    """Whether another live lease keeps an ordered or exclusive group from being served here."""
+    if group.rules.ordering == "exclusive":
+        return (tx.value("lock_end", group.id) or 0) > tx.now
+    if group.rules.ordering == "ordered":
+        return tx.value("partition_leased", group.id, lane.partition) is not None
+    return False
+
+
+def _lease_again(
+    tx: Tx, group: Group, hand: Hand, free: list[tuple[Standing, Free]], seconds: float
+) -> int:
+    token, expires = tx.new_token(), tx.now + micros(seconds)
+    parts: dict[int, LeasePart] = {}
+    for stand, some in free:
+        if some:
+            lane = stand.part.lane
+            cursor = tx.cursor(lane, group.id)
+            number = cursor.delivered if cursor else 0
+            part = parts.setdefault(lane, LeasePart(lane, [], number))
+            part.ranges = ranges.union(part.ranges, _all_of(some))
+    if not parts:
+        return token
+    n = sum(ranges.count(part.ranges) for part in parts.values())
+    lease = Lease(0, token, group.id, consumer_of(hand.reader), tx.now, expires, None, n,
+                  list(parts.values()))  # fmt: skip
+    tx.add_lease(lease)
+    for _, some in free:
+        for claim, which in some:
+            _move(tx, claim, which, lease)
+    if group.rules.ordering == "ordered":
+        for lane in parts:
+            home = tx.lane(lane)
+            assert home is not None
+            tx.block_partition(group.id, home.partition, True)
+    return token
+
+
+def _move(tx: Tx, claim: Claim, part: Ranges, lease: Lease) -> None:
+    """Put part of a free claim under a lease, with its counters."""
+    claim.ranges = ranges.difference(claim.ranges, part)
+    tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+    for piece in pieces_of(part):
+        tx.add_claim(
+            Claim(0, claim.grp, claim.lane, piece, LEASED, lease.expires_at, claim.since,
+                  max(1, claim.deliveries), claim.failures, True, claim.error, lease.id)
+        )  # fmt: skip
+
+
+def consumer_of(reader: str) -> str:
+    """How a reader is named where consumers are."""
+    return f"spark:{reader}"

@@ -1,0 +1,118 @@
+"""The numbered hand-outs of readers as rows: what Spark may ask for again, and under which lease."""
+
+from msgspec import Struct
+
+from ... import ranges
+from ...ranges import Ranges
+from ...store.mapping import Row
+from ...store.tx import Tx
+
+NO_END = 1 << 62
+
+
+class Reader(Struct):
+    """One Spark query's identity in a group. `epoch` is raised by each start of the query."""
+
+    id: str
+    grp: int
+    manual: bool
+    epoch: int
+    number: int
+    seen_at: int
+
+
+class Hand(Struct):
+    """One numbered hand-out, and the (query, batch, run) that reads it. `epoch` is the reader's
+    when it was last handed over; `done`: Spark is, and only held messages are left of it."""
+
+    reader: str
+    number: int
+    epoch: int
+    query: str | None = None
+    batch: int | None = None
+    run: str | None = None
+    done: bool = False
+
+
+class HandPart(Struct):
+    """What a hand-out has of one lane under one lease; `bad` is what could not be parsed."""
+
+    lane: int
+    token: int
+    ranges: Ranges
+    bad: Ranges = []
+
+
+def get_reader(tx: Tx, id: str) -> Reader | None:
+    row = tx.one("reader", id)
+    return Reader(*row) if row else None
+
+
+def put_reader(tx: Tx, reader: Reader) -> None:
+    reader.seen_at = tx.now
+    tx.run("put_reader", reader.id, reader.grp, reader.manual, reader.epoch, reader.number,
+           reader.seen_at)  # fmt: skip
+
+
+def hands_between(tx: Tx, reader: str, start: int, end: int) -> list[Hand]:
+    """The hand-outs numbered above `start` up to and with `end`."""
+    return [Hand(*row) for row in tx.all("hands_between", reader, start, end)]
+
+
+def put_hand(tx: Tx, hand: Hand) -> None:
+    tx.run("put_hand", hand.reader, hand.number, hand.epoch, hand.query, hand.batch, hand.run,
+           hand.done)  # fmt: skip
+
+
+def hands_of_batch(tx: Tx, query: str, batch: int) -> list[Hand]:
+    return [Hand(*row) for row in tx.all("hands_of_batch", query, batch)]
+
+
+def parts_of(tx: Tx, hand: Hand) -> list[HandPart]:
+    return [_to_part(row) for row in tx.all("hand_parts", hand.reader, hand.number)]
+
+
+def get_part(tx: Tx, reader: str, number: int, lane: int, token: int) -> HandPart | None:
+    row = tx.one("hand_part", reader, number, lane, token)
+    return _to_part(row) if row else None
+
+
+def put_part(tx: Tx, hand: Hand, part: HandPart) -> None:
+    """Save a part; one with nothing left goes."""
+    if not part.ranges:
+        tx.run("drop_hand_part", hand.reader, hand.number, part.lane, part.token)
+        return
+    packed = None if len(part.ranges) == 2 else ranges.pack(part.ranges)
+    bad = ranges.pack(part.bad) if part.bad else None
+    tx.run("put_hand_part", hand.reader, hand.number, part.lane, part.token, part.ranges[0],
+           part.ranges[-1], packed, bad)  # fmt: skip
+
+
+def drop_hand(tx: Tx, hand: Hand) -> None:
+    tx.run("drop_hand_parts", hand.reader, hand.number)
+    tx.run("drop_hand", hand.reader, hand.number)
+
+
+def forget_reader(tx: Tx, id: str) -> None:
+    for hand in hands_between(tx, id, -1, NO_END):
+        drop_hand(tx, hand)
+    tx.run("drop_reader", id)
+
+
+def forget_readers(tx: Tx, before: int, limit: int) -> int:
+    """Forget readers not seen for long; what they pinned may be trimmed from then on."""
+    old = tx.all("old_readers", before, limit)
+    for (id,) in old:
+        forget_reader(tx, id)
+    return len(old)
+
+
+def forget_readers_of_group(tx: Tx, grp: int) -> None:
+    for (id,) in tx.all("readers_of_group", grp):
+        forget_reader(tx, id)
+
+
+def _to_part(row: Row) -> HandPart:
+    lane, token, lo, hi, packed, bad = row
+    held = [lo, hi] if packed is None else ranges.unpack(packed)
+    return HandPart(lane, token, held, ranges.unpack(bad) if bad else [])

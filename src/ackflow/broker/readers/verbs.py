@@ -1,0 +1,417 @@
+"""The verbs of a Spark reader: numbered hand-outs that can be asked for again.
+
+A reader is one query's identity in a group; it lives in the query's offsets. Every hand-out gets the
+next number, and no number is given twice. Spark asks in epochs: each start of the query raises the
+reader's epoch, and whoever comes with an older one is refused.
+"""
+
+from functools import partial
+
+from msgspec import Struct
+
+from ... import checks, ranges
+from ...errors import Gone, InvalidArgument, LeaseLost
+from ...ranges import Ranges
+from ...store.records import RETURNED, Claim, Cursor, Group, Lane, Queue
+from ...store.tx import Tx
+from ..core.expiry import refresh
+from ..core.handout import Handout, Part, Taken, runs_of
+from ..core.leases import shares_of
+from ..core.pop import PopRequest, lease_parts, room_for, together
+from ..core.quiet_window import may_have_more, next_work
+from ..core.settle import Mark, Verdict, extend, settle
+from ..core.take import take
+from ..core.takeover import take_in_order
+from ..core.topology import group_for, queue_for
+from .reclaim import consumer_of, regain, standing
+from .records import (
+    NO_END,
+    Hand,
+    HandPart,
+    Reader,
+    drop_hand,
+    get_part,
+    get_reader,
+    hands_between,
+    parts_of,
+    put_hand,
+    put_part,
+    put_reader,
+)
+
+LANES_AT_MOST = 1_000
+UNSETTLED = "the query neither settled nor held it"
+UNREADABLE = "the payload does not fit the schema of the query"
+
+
+class ReaderRequest(Struct):
+    """What a planner asks for: the next hand-out after the number `start`, up to the limits."""
+
+    reader: str
+    epoch: int
+    start: int
+    rows: int
+    bytes: int
+    lease_seconds: float
+
+
+class Numbered(Struct):
+    """The number of a hand-out, and how many messages were leased for it just now."""
+
+    number: int
+    rows: int = 0
+
+
+class Lot(Struct):
+    """What a numbered hand-out has of one lane under one lease, and about how many bytes it is."""
+
+    number: int
+    lane: int
+    token: int
+    ranges: Ranges
+    bytes: int
+
+
+def start_reader(
+    tx: Tx, reader: str, queue: str, group: str, manual: bool, number: int
+) -> int:  # fmt: skip
+    """Begin a new epoch of a reader that Spark knows up to `number`; answers with the epoch.
+
+    The counter is never below what Spark has seen. In manual mode what earlier epochs still hold
+    of finished batches goes back, uncounted: whoever held it is gone.
+    """
+    checks.name(reader, "reader")
+    home = group_for(tx, queue_for(tx, checks.name(queue, "queue")), checks.name(group, "group"))
+    found = get_reader(tx, reader) or Reader(reader, home.id, manual, 0, 0, tx.now)
+    if found.grp != home.id:
+        raise InvalidArgument(
+            f"the checkpoint belongs to another queue or group than {queue!r}, {group!r}; "
+            "start with a new checkpoint"
+        )
+    found.manual = manual
+    found.epoch += 1
+    found.number = max(found.number, number)
+    put_reader(tx, found)
+    for hand in hands_between(tx, reader, -1, number) if manual else ():
+        for token in _tokens(tx, hand):
+            settle(tx, token, [Mark(Verdict("release"))])
+        drop_hand(tx, hand)
+    return found.epoch
+
+
+def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
+    """Whether asking for the next hand-out after `start` would change nothing; only looks."""
+    found = get_reader(tx, reader)
+    if found is None or found.epoch != epoch:
+        return False
+    if any(not hand.done for hand in hands_between(tx, reader, -1, NO_END)):
+        return False
+    group = tx.group_by_id(found.grp)
+    making = group is not None and may_have_more(group)
+    return not making and not tx.value("group_has_work", found.grp, tx.now)
+
+
+def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
+    """Settle what is numbered up to `start`, lease what comes next, answer with its number.
+
+    Nothing there answers with `start`. A hand-out above `start` that Spark never took note of is
+    answered again instead of a new one, so that a repeated call does not lease twice.
+    """
+    reader, queue, group = current(tx, request.reader, request.epoch)
+    refresh(tx, group, request.rows)
+    _settle_to(tx, reader, group, request.start, request.lease_seconds)
+    again = _again(tx, reader, group, request)
+    if again is not None:
+        return Numbered(again)
+    parts = _gather(tx, queue, group, request)
+    if not parts:
+        return Numbered(request.start)
+    reader.number = max(reader.number, request.start) + 1
+    put_reader(tx, reader)
+    answer = Handout(queue.name, group.name, tx.store)
+    asked = PopRequest(queue.name, group.name, consumer_of(reader.id),
+                       lease_seconds=request.lease_seconds)  # fmt: skip
+    lease_parts(tx, group, asked, parts, answer)
+    assert answer.token is not None
+    hand = Hand(reader.id, reader.number, reader.epoch)
+    put_hand(tx, hand)
+    for part in parts:
+        put_part(tx, hand, HandPart(part.lane.id, answer.token, part.ranges))
+    return Numbered(reader.number, sum(ranges.count(part.ranges) for part in parts))
+
+
+def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float) -> int:
+    """End every hand-out numbered up to `number`; answers with how many messages that settled."""
+    found, _, group = current(tx, reader, epoch)
+    refresh(tx, group)
+    return _settle_to(tx, found, group, number, lease_seconds)
+
+
+def hand_over(
+    tx: Tx, reader: str, epoch: int, start: int, end: int, lease_seconds: float
+) -> list[Lot]:
+    """Fix what the numbers above `start` up to `end` are, taking back what expired and is free."""
+    found, _, group = current(tx, reader, epoch)
+    refresh(tx, group)
+    hands = hands_between(tx, reader, start, end)
+    if end > start and (not hands or hands[-1].number != end):
+        raise Gone(
+            f"the batch that ends at number {end} is no longer known: the group was deleted, or the "
+            "query was away for too long; start with a new checkpoint"
+        )
+    found.number = max(found.number, end)
+    put_reader(tx, found)
+    lots = []
+    for hand in hands:
+        regain(tx, group, hand, lease_seconds)
+        if hand.epoch != epoch:
+            # Whoever reads for an earlier epoch can no longer publish what it made of it.
+            hand.epoch, hand.run = epoch, None
+            put_hand(tx, hand)
+            _renew(tx, hand, lease_seconds)
+        for part in parts_of(tx, hand):
+            size = _size(tx, part.lane, part.ranges)
+            lots.append(Lot(hand.number, part.lane, part.token, part.ranges, size))
+    return lots
+
+
+def keep(tx: Tx, reader: str, epoch: int, lease_seconds: float) -> int:
+    """Keep every lease of a reader alive; answers with how many hand-outs are no longer whole.
+
+    What expired meanwhile and is still free as a whole is taken back, as a batch may be at work.
+    """
+    found, _, group = current(tx, reader, epoch)
+    put_reader(tx, found)
+    broken = 0
+    for hand in hands_between(tx, reader, -1, NO_END):
+        alive = {s.part.token for s in standing(tx, group, hand) if s.held}
+        for token in alive:
+            extend(tx, token, lease_seconds)
+        if hand.done:
+            if not alive:
+                drop_hand(tx, hand)
+        elif not regain(tx, group, hand, lease_seconds, whole=True):
+            broken += 1
+    return broken
+
+
+def fetch(
+    tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges, size: int
+) -> Handout:
+    """The first messages of a part of a hand-out, about `size` bytes of them, settled or not.
+
+    Never fewer: a message that is no longer stored fails the whole.
+    """
+    _, queue, group = current(tx, reader, epoch)
+    part, home = get_part(tx, reader, number, lane, token), tx.lane(lane)
+    if part is None or home is None or ranges.difference(which, part.ranges):
+        raise LeaseLost(f"the batch numbered {number} no longer has these messages")
+    which = _first_bytes(tx, lane, which, size)
+    row = tx.lease_row(token)
+    claims = tx.claims_in(lane, group.id, which[0], which[-1])
+    mine = _merged([c for c in claims if row and c.lease == row[0]])
+    shares = shares_of(tx, lane, which, mine)
+    runs = runs_of(tx, home, shares, 0, 0)
+    if sum(run.hi - run.lo for run in runs) != ranges.count(which):
+        raise Gone("some messages of the batch are no longer stored")
+    return Handout(queue.name, group.name, tx.store, token, None, runs)
+
+
+def mark_bad(
+    tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges
+) -> None:
+    """Note what could not be parsed: it is dead-lettered when the rest of its batch is acked."""
+    current(tx, reader, epoch)
+    part = get_part(tx, reader, number, lane, token)
+    if part is None or ranges.difference(which, part.ranges):
+        raise LeaseLost(f"the batch numbered {number} no longer has these messages")
+    if ranges.difference(which, part.bad):
+        part.bad = ranges.union(part.bad, which)
+        put_part(tx, Hand(reader, number, epoch), part)
+
+
+def current(tx: Tx, reader: str, epoch: int) -> tuple[Reader, Queue, Group]:
+    """The reader of this epoch with its queue and group; an older epoch has lost everything."""
+    found = get_reader(tx, reader)
+    group = tx.group_by_id(found.grp) if found else None
+    queue = tx.queue_by_id(group.queue) if group else None
+    if found is None or group is None or queue is None:
+        raise LeaseLost("the reader is not known: its group was deleted; start the query again")
+    if found.epoch != epoch:
+        raise LeaseLost(
+            "the query was started anew elsewhere, or its group was sought or purged; "
+            "this run of it is over"
+        )
+    return found, queue, group
+
+
+def marks_for(parts: list[HandPart]) -> dict[int, list[Mark]]:
+    """How a batch that is done is settled, by token: what could not be parsed, then the rest."""
+    marks: dict[int, list[Mark]] = {}
+    for part in parts:
+        some = marks.setdefault(part.token, [])
+        if part.bad:
+            some.append(Mark(Verdict("dead_letter", UNREADABLE), part.lane, part.bad))
+    for some in marks.values():
+        some.append(Mark(Verdict("ack")))
+    return marks
+
+
+def _settle_to(tx: Tx, reader: Reader, group: Group, number: int, seconds: float) -> int:
+    settled = 0
+    for hand in hands_between(tx, reader.id, -1, number):
+        if hand.done:
+            continue
+        if reader.manual:
+            settled += _let_go(tx, group, hand)
+            continue
+        # Spark has finished with it: what nobody else was given meanwhile is done.
+        regain(tx, group, hand, seconds)
+        for token, marks in marks_for(parts_of(tx, hand)).items():
+            settled += sum(outcome.settled for outcome in settle(tx, token, marks))
+        drop_hand(tx, hand)
+    return settled
+
+
+def _let_go(tx: Tx, group: Group, hand: Hand) -> int:
+    """Manual mode: what a finished batch neither settled nor held has failed."""
+    settled, left = 0, False
+    for stand in standing(tx, group, hand):
+        part = stand.part
+        left = left or bool(stand.held)
+        if not stand.held:
+            continue
+        marks = [Mark(Verdict("dead_letter", UNREADABLE), part.lane, part.bad)] if part.bad else []
+        loose = ranges.difference(_unheld(tx, group, part), part.bad)
+        if loose:
+            marks.append(Mark(Verdict("nack", UNSETTLED), part.lane, loose))
+        if marks:
+            settled += sum(outcome.settled for outcome in settle(tx, part.token, marks))
+    if left and any(stand.held for stand in standing(tx, group, hand)):
+        hand.done = True
+        put_hand(tx, hand)
+    else:
+        drop_hand(tx, hand)
+    return settled
+
+
+def _unheld(tx: Tx, group: Group, part: HandPart) -> Ranges:
+    row = tx.lease_row(part.token)
+    found: Ranges = []
+    for _, lo, hi, packed in tx.all("unheld_claims", part.lane, group.id, row[0]) if row else ():
+        found = ranges.union(found, [lo, hi] if packed is None else ranges.unpack(packed))
+    return ranges.intersection(found, part.ranges)
+
+
+def _again(tx: Tx, reader: Reader, group: Group, request: ReaderRequest) -> int | None:
+    """The highest hand-out that Spark has not taken note of; one with nothing left is dropped."""
+    found = None
+    for hand in hands_between(tx, reader.id, request.start, NO_END):
+        regain(tx, group, hand, request.lease_seconds)
+        if parts_of(tx, hand):
+            found = hand.number
+        else:
+            drop_hand(tx, hand)
+    return found
+
+
+def _renew(tx: Tx, hand: Hand, seconds: float) -> None:
+    """Let what an earlier epoch was given begin anew: a whole lease from now, and flagged.
+
+    A lease that is about to run out would be taken back under another token than tasks are given.
+    """
+    for token in _tokens(tx, hand):
+        found = tx.held(token)
+        for claim in found[1] if found else ():
+            if not claim.redelivered:
+                claim.redelivered = RETURNED
+                tx.save_claim(claim)
+        if found and found[1]:
+            extend(tx, token, seconds)
+
+
+def _tokens(tx: Tx, hand: Hand) -> list[int]:
+    return list(dict.fromkeys(part.token for part in parts_of(tx, hand)))
+
+
+def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[Part]:
+    """Take from one lane after the other up to the limits; headers only, no payload is read."""
+    rows = min(request.rows, room_for(tx, queue, group, Handout(queue.name, group.name, tx.store)))
+    size = request.bytes
+    parts: dict[int, Part] = {}
+    while rows > 0 and size > 0 and len(parts) < LANES_AT_MOST:
+        cursor, _ = next_work(tx, queue, group, None)
+        if cursor is None:
+            break
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        if lane.id in parts:
+            if cursor.next < lane.head or tx.due_claims(lane.id, group.id, 1):
+                break
+            # Emptied by exactly what was wanted: others may have work behind it.
+            cursor.ready = False
+            tx.changed(cursor)
+            continue
+        number = cursor.delivered
+        some = partial(_take, tx, queue, group, lane, cursor, rows, size)
+        taken = take_in_order(tx, queue, group, lane, some)
+        if taken:
+            parts[lane.id] = Part(lane, cursor, taken, together(taken), number, [])
+            rows -= ranges.count(parts[lane.id].ranges)
+            size -= _size_of(taken)
+        elif cursor.ready:  # a slice ended before its work did; Spark asks again
+            break
+    return list(parts.values())
+
+
+def _take(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, rows: int, size: int
+) -> list[Taken]:
+    return take(tx, queue, group, lane, cursor, _fitting(tx, lane, group, cursor, rows, size))
+
+
+def _fitting(tx: Tx, lane: Lane, group: Group, cursor: Cursor, rows: int, size: int) -> int:
+    """About how many messages of a lane fit into `size` bytes, at least one, at most `rows`."""
+    due = tx.due_claims(lane.id, group.id, 1)
+    at, fit = (due[0].ranges[0] if due else cursor.next), 0
+    for segment in tx.segments_from(lane.id, at):
+        if size <= 0 or fit >= rows:
+            break
+        there = segment.stop - max(at, segment.first)
+        each = max(1.0, segment.bytes / segment.count)
+        fit += min(there, int(size // each))
+        size -= int(there * each)
+    return max(1, min(rows, fit))
+
+
+def _size_of(taken: list[Taken]) -> int:
+    return sum(
+        (hi - lo) * segment.bytes // segment.count
+        for some in taken
+        for segment, lo, hi in some.pieces
+    )
+
+
+def _size(tx: Tx, lane: int, which: Ranges) -> int:
+    pieces = tx.segments_over(lane, which)
+    return sum((hi - lo) * segment.bytes // segment.count for segment, lo, hi in pieces)
+
+
+def _merged(claims: list[Claim]) -> list[Claim]:
+    """Claims with equal counters as one, so that what was pushed together is read together."""
+    merged: dict[tuple[int, int, bool], Claim] = {}
+    for claim in claims:
+        known = merged.setdefault(
+            (claim.deliveries, claim.failures, bool(claim.redelivered)), claim
+        )
+        known.ranges = ranges.union(known.ranges, claim.ranges)
+    return list(merged.values())
+
+
+def _first_bytes(tx: Tx, lane: int, which: Ranges, size: int) -> Ranges:
+    """The beginning of a range set, at whole segments, that is about `size` bytes."""
+    for segment, lo, hi in tx.segments_over(lane, which):
+        size -= (hi - lo) * segment.bytes // segment.count
+        if size <= 0:
+            return ranges.clip(which, 0, hi)
+    return which

@@ -1,0 +1,143 @@
+"""Looking at messages without touching them: bounded by a limit and a time, resumable."""
+
+import time
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ... import ids, ranges
+from ...errors import NotFound
+from ...model import Page, StoredMessage, when
+from ...store.records import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
+from ...store.tx import Tx
+from ..core.admin import find_group, find_partition, find_queue
+from ..core.handout import is_binary, payload
+
+LANES_AT_ONCE = 200
+
+
+class BrowseRequest(Struct):
+    """What to look for; `text` is bytes that the payload contains, `after` continues a page."""
+
+    queue: str
+    partition: str | None = None
+    group: str | None = None
+    text: bytes | None = None
+    since: int | None = None
+    until: int | None = None
+    limit: int = 100
+    seconds: float = 2.0
+    after: tuple[int, ...] | None = None
+
+
+def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
+    """Messages in the order of lane and sequence. `next` is given as long as there may be more."""
+    queue = find_queue(tx, request.queue)
+    group = None if request.group is None else find_group(tx, queue, request.group)
+    deadline = time.monotonic() + request.seconds
+    at_lane, at = request.after or (0, 0)
+    found: list[StoredMessage] = []
+    looked = False
+    for lane in _lanes(tx, queue, request.partition, at_lane):
+        at = at if lane.id == at_lane else lane.base
+        if looked and time.monotonic() > deadline:
+            return Page(found, f"{lane.id}.{at}")
+        looked, start = True, at
+        for segment in tx.segments_from(lane.id, at):
+            if len(found) >= request.limit or (at > start and time.monotonic() > deadline):
+                return Page(found, f"{lane.id}.{at}")
+            at = _look(tx, request, queue, group, lane, segment, max(at, segment.first), found)
+        if at < lane.head and len(found) >= request.limit:
+            return Page(found, f"{lane.id}.{at}")
+    return Page(found)
+
+
+def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessage:
+    """One stored message by its id."""
+    queue = find_queue(tx, queue_name)
+    group = None if group_name is None else find_group(tx, queue, group_name)
+    place = ids.parse_message_id(id)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    if lane is not None and lane.queue == queue.id and not tx.is_gone(lane, place.sequence):
+        one = [place.sequence, place.sequence + 1]
+        for segment, sequence, _ in tx.segments_over(lane.id, one):
+            return view(tx, queue, group, lane, segment, sequence)
+    raise NotFound(f"queue {queue_name!r} does not store a message {id}")
+
+
+def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) -> str:
+    """Where one message stands in a group."""
+    if segment.for_group not in (None, group.id):
+        return "hidden"
+    cursor = tx.cursor(lane.id, group.id)
+    if cursor is None or sequence >= cursor.next:
+        return "waiting" if segment.delayed(tx.now) else "ready"
+    for claim in tx.claims_in(lane.id, group.id, sequence, sequence + 1):
+        if ranges.contains(claim.ranges, sequence):
+            over = claim.state == DUE or (claim.at is not None and claim.at <= tx.now)
+            if claim.state == WAITING and not claim.returned:  # one claim of several delays
+                over = not segment.delayed(tx.now)
+            return "ready" if over else "leased" if claim.state == LEASED else "waiting"
+    letters = tx.dead("dead_of", group.id, lane.id, sequence)
+    return "dead" if letters and letters[0].counted else "settled"
+
+
+def _look(
+    tx: Tx, request: BrowseRequest, queue: Queue, group: Group | None, lane: Lane,
+    segment: Segment, first: int, found: list[StoredMessage],
+) -> int:  # fmt: skip
+    """Look through one segment from a sequence on; answers with where to go on."""
+    late = request.until is not None and segment.created_at >= request.until
+    if late or (request.since is not None and segment.created_at < request.since):
+        return segment.stop
+    if request.text is not None and request.text not in tx.body(segment).data:
+        return segment.stop
+    gone = tx.gone(lane, first, segment.stop)
+    for sequence in range(first, segment.stop):
+        if len(found) >= request.limit:
+            return sequence
+        if ranges.contains(gone, sequence):
+            continue
+        if request.text is None or request.text in payload(
+            tx.body(segment), sequence - segment.first
+        ):
+            found.append(view(tx, queue, group, lane, segment, sequence))
+    return segment.stop
+
+
+def view(
+    tx: Tx, queue: Queue, group: Group | None, lane: Lane, segment: Segment, sequence: int
+) -> StoredMessage:
+    """A stored message as a user sees it; with a group, also its state there."""
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    tx.show(lane.id, sequence + 1)
+    body, index = tx.body(segment), sequence - segment.first
+    id = ids.message_id(tx.store, lane.id, sequence)
+    rest = body.rest
+    return StoredMessage(
+        id=id,
+        queue=queue.name,
+        partition=home.name,
+        priority=lane.priority,
+        sequence=sequence,
+        created_at=when(segment.created_at),
+        due_at=when(segment.due_at),
+        raw=payload(body, index),
+        is_json=not is_binary(body, index),
+        transaction_id=rest.txids.get(index, id) if rest else id,
+        headers=rest.headers.get(index, {}) if rest else {},
+        state=state_of(tx, group, lane, segment, sequence) if group else None,
+    )
+
+
+def _lanes(tx: Tx, queue: Queue, partition: str | None, start: int) -> Iterator[Lane]:
+    """The lanes from one on, in order; not many more are read than are asked for."""
+    if partition is not None:
+        home = find_partition(tx, queue, partition)
+        some = sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)
+        yield from (lane for lane in some if lane.id >= start)
+        return
+    while some := tx.lanes_after(queue.id, start, LANES_AT_ONCE):
+        yield from some
+        start = some[-1].id + 1

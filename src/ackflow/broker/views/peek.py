@@ -1,0 +1,108 @@
+"""What comes: the messages a group would be given next, and those that are pushed while one looks."""
+
+from ... import ranges
+from ...model import News, StoredMessage
+from ...ranges import Ranges
+from ...store.records import Group, Lane, Queue
+from ...store.tx import Tx
+from ..core.admin import find_partition, find_queue
+from .browse import view
+
+
+def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMessage]:
+    """The next messages of a group, in the order of serving, whatever holds them back.
+
+    A group that does not exist would begin at the start.
+    """
+    queue = find_queue(tx, queue_name)
+    group = tx.group(queue.id, group_name)
+    found: list[StoredMessage] = []
+    for lane, start in _in_turn(tx, queue, group):
+        found += _next_of(tx, queue, group, lane, start, limit - len(found))
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _in_turn(tx: Tx, queue: Queue, group: Group | None) -> list[tuple[Lane, int]]:
+    """The lanes as they would be served, and where the group goes on in each."""
+    if group is None:
+        lanes = sorted(tx.lanes(queue.id), key=lambda lane: (lane.priority, lane.id))
+        return [(lane, lane.base) for lane in lanes]
+    cursors = tx.cursors_of_group(group.id)
+    cursors.sort(key=lambda cursor: (cursor.priority, cursor.served, cursor.lane))
+    return [(lane, cursor.next) for cursor in cursors if (lane := tx.lane(cursor.lane))]
+
+
+def _next_of(
+    tx: Tx, queue: Queue, group: Group | None, lane: Lane, start: int, want: int
+) -> list[StoredMessage]:
+    """What came back to a lane and is due before what is new."""
+    due: Ranges = []
+    for claim in tx.due_claims(lane.id, group.id, want) if group else ():
+        due = ranges.union(due, claim.ranges)
+    found = [
+        view(tx, queue, group, lane, segment, sequence)
+        for segment, first, stop in tx.segments_over(lane.id, ranges.lowest(due, want))
+        for sequence in range(first, stop)
+    ]
+    mine = None if group is None else group.id
+    for segment in tx.segments_from(lane.id, start):
+        if len(found) >= want:
+            break
+        if segment.for_group in (None, mine) and not segment.delayed(tx.now):
+            first = max(start, segment.first)
+            gone = tx.gone(lane, first, segment.stop)
+            there = ranges.difference([first, segment.stop], gone)
+            found += [
+                view(tx, queue, group, lane, segment, sequence)
+                for sequence in ranges.numbers(ranges.lowest(there, want - len(found)))
+            ]
+    return found
+
+
+def follow(
+    tx: Tx, queue_name: str, partition: str | None, after: dict[int, int] | None, last: int,
+    limit: int,
+) -> News:  # fmt: skip
+    """What was pushed since the places told before, up to `limit`; at first the `last` few.
+
+    Nothing is touched: it is no group, and holds nothing.
+    """
+    queue = find_queue(tx, queue_name)
+    lanes = tx.lanes(queue.id)
+    if partition is not None:
+        home = find_partition(tx, queue, partition)
+        lanes = [lane for lane in lanes if lane.partition == home.id]
+    if after is None:
+        return _last(tx, queue, lanes, last)
+    found: list[StoredMessage] = []
+    places = {}
+    for lane in lanes:
+        at, room = max(after.get(lane.id, 0), lane.base), limit - len(found)
+        some = _from(tx, queue, lane, at, room)
+        found += some
+        reached = some[-1].sequence + 1 if some else at
+        places[lane.id] = lane.head if len(some) < room else reached
+    return News(sorted(found, key=lambda message: message.created_at), places)
+
+
+def _last(tx: Tx, queue: Queue, lanes: list[Lane], last: int) -> News:
+    """The last few messages: they can only lie in as many of the lanes pushed to last."""
+    found: list[StoredMessage] = []
+    for lane in sorted(lanes, key=lambda lane: -lane.last_at)[:last]:
+        found += _from(tx, queue, lane, max(lane.base, lane.head - last), last)
+    found.sort(key=lambda message: message.created_at)
+    return News(found[-last:] if last else [], {lane.id: lane.head for lane in lanes})
+
+
+def _from(tx: Tx, queue: Queue, lane: Lane, start: int, want: int) -> list[StoredMessage]:
+    if start >= lane.head or want <= 0:
+        return []
+    gone = tx.gone(lane, start, lane.head)
+    wanted = ranges.lowest(ranges.difference([start, lane.head], gone), want)
+    return [
+        view(tx, queue, None, lane, segment, sequence)
+        for segment, first, stop in tx.segments_over(lane.id, wanted)
+        for sequence in range(first, stop)
+    ]

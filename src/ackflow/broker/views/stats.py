@@ -1,0 +1,261 @@
+"""Statistics: every number is counted from rows at the moment of asking."""
+
+from collections.abc import Container
+
+import msgspec
+
+from ... import ids, ranges
+from ...clock import SECOND
+from ...model import (
+    Counts,
+    GroupStats,
+    LeaseStats,
+    PartitionStats,
+    Progress,
+    QueueStats,
+    Value,
+    when,
+    when_or_none,
+)
+from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
+from ...store.tx import Tx
+from ..core.admin import find_group, find_partition, find_queue
+from ..core.expiry import hidden_in
+
+LEASES_AT_MOST = 1_000
+
+
+def queues(tx: Tx) -> list[QueueStats]:
+    return [queue_stats(tx, queue.name) for queue in tx.queues()]
+
+
+def queue_stats(tx: Tx, name: str) -> QueueStats:
+    queue = find_queue(tx, name)
+    dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
+    head, messages = tx.all("queue_totals", queue.id)[0]
+    return QueueStats(
+        name=queue.name,
+        created_at=when(queue.created_at),
+        paused=queue.paused,
+        options=queue.options,
+        partitions=tx.value("count_partitions", queue.id),
+        messages=messages,
+        bytes=tx.value("queue_bytes", queue.id),
+        dead_letters=sum(dead.values()),
+        groups=[_group_stats(tx, queue, g, dead.get(g.id, 0), head) for g in tx.groups(queue.id)],
+    )
+
+
+def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, name)
+    dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
+    head = tx.all("queue_totals", queue.id)[0][0]
+    return _group_stats(tx, queue, group, dead.get(group.id, 0), head)
+
+
+def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int, head: int) -> GroupStats:
+    """Sums over the lanes of the queue, which end at `head` together."""
+    tx.flush()
+    next, delivered, consumed, failed, *rest = tx.all("group_totals", group.id, queue.id)[0]
+    oldest = rest.pop()
+    counts = Counts(head - next, 0, 0, rest[1], rest[0], *rest[2:])
+    oldest = _uneven(tx, queue, group, counts, oldest)
+    for state, n, created in tx.all("group_claims", group.id, tx.now):
+        if state == LEASED:
+            counts.leased += n
+        elif state == DUE:
+            counts.ready += n
+        else:
+            counts.waiting += n
+        if created is not None:
+            oldest = min(created, oldest or created)
+    return GroupStats(
+        queue=queue.name,
+        name=group.name,
+        created_at=when(group.created_at),
+        dialect=group.dialect,
+        paused=group.paused,
+        settings=group.rules,
+        options=group.options,
+        counts=counts,
+        dead_letters=dead,
+        oldest_seconds=None if oldest is None else max(0.0, (tx.now - oldest) / SECOND),
+        consumed=consumed,
+        failed=failed,
+        delivered=delivered,
+    )
+
+
+def _uneven(tx: Tx, queue: Queue, group: Group, counts: Counts, oldest: int | None) -> int | None:
+    """Correct what was counted where delayed messages, copies or deleted ones lie ahead; answers with
+    the time of the oldest unread message."""
+    uneven = [row[0] for row in tx.all("uneven_lanes", queue.id, group.id)]
+    if not uneven:
+        return oldest
+    firsts = [oldest] if oldest is not None else []
+    for id in uneven:
+        lane, cursor = tx.lane(id), tx.cursor(id, group.id)
+        assert lane is not None
+        assert cursor is not None
+        there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
+        fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
+        counts.ready += ranges.count(fresh) - delayed - (lane.head - cursor.next)
+        counts.waiting += delayed
+        counts.purged += ranges.count(there) - ranges.count(fresh)
+        created = tx.created_at(lane.id, fresh[0]) if fresh else None
+        firsts += [] if created is None else [created]
+    return min(firsts, default=None)
+
+
+def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | None]:
+    """What became of every message in these lanes, and when the oldest unsettled one was pushed."""
+    total = Counts()
+    oldest: list[int] = []
+    claimed: dict[int, list[tuple[int, int, int]]] = {}
+    for lane_id, state, n, lowest in tx.all("claim_counts", group.id, tx.now):
+        claimed.setdefault(lane_id, []).append((state, n, lowest))
+    for cursor in cursors:
+        lane = tx.lane(cursor.lane)
+        assert lane is not None
+        there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
+        fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
+        total.ready += ranges.count(fresh) - delayed
+        total.waiting += delayed
+        total.purged += cursor.purged + ranges.count(there) - ranges.count(fresh)
+        total.done += cursor.done
+        total.dead += cursor.dead
+        total.skipped += cursor.skipped
+        total.expired += cursor.expired
+        for state, n, _ in claimed.get(lane.id, []):
+            if state == LEASED:
+                total.leased += n
+            elif state == DUE:
+                total.ready += n
+            else:
+                total.waiting += n
+        firsts = [lowest for _, _, lowest in claimed.get(lane.id, [])] + fresh[:1]
+        created = tx.created_at(lane.id, min(firsts)) if firsts else None
+        oldest += [] if created is None else [created]
+    return total, min(oldest, default=None)
+
+
+def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.Ranges, int]:
+    """What a group will see of [first, stop), deleted ones included, and how many are delayed."""
+    if first >= stop:
+        return [], 0
+    there = ranges.difference([first, stop], hidden_in(tx, lane, grp, first, stop))
+    delayed = 0
+    for segment in tx.odd_segments(lane, first):
+        if segment.delayed(tx.now):
+            part = ranges.intersection(there, [segment.first, segment.stop])
+            gone = tx.gone(lane, segment.first, segment.stop)
+            delayed += ranges.count(ranges.difference(part, gone))
+    return there, delayed
+
+
+def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[PartitionStats]:
+    queue = find_queue(tx, queue_name)
+    result = []
+    for home in tx.partitions(queue.id, after, limit):
+        lanes = tx.lanes_in(home.id)
+        totals = [tx.all("lane_totals", lane.id)[0] for lane in lanes]
+        result.append(
+            PartitionStats(queue.name, home.name, when(home.created_at),
+                           [lane.priority for lane in lanes],
+                           sum(lane.head - lane.base - lane.gone for lane in lanes),
+                           sum(t[2] for t in totals))
+        )  # fmt: skip
+    return result
+
+
+def leases(tx: Tx, queue_name: str, name: str | None) -> list[LeaseStats]:
+    """The live leases of a queue, or of one group; at most a thousand a group."""
+    queue = find_queue(tx, queue_name)
+    groups = tx.groups(queue.id) if name is None else [find_group(tx, queue, name)]
+    found = [lease_stats(tx, queue, g, lease) for g in groups for lease in _live(tx, g)]
+    return sorted(found, key=lambda lease: lease.acquired_at)
+
+
+def _live(tx: Tx, group: Group) -> list[Lease]:
+    live = tx.all("live_leases", group.id, tx.now, LEASES_AT_MOST)
+    return [lease for (id,) in live if (lease := tx.lease_by_id(id)) is not None]
+
+
+def lease_stats(
+    tx: Tx, queue: Queue, group: Group, lease: Lease, lanes: Container[int] | None = None
+) -> LeaseStats:
+    """A lease, or what it has in some lanes."""
+    parts = [part for part in lease.parts if lanes is None or part.lane in lanes]
+    mine = {part.lane for part in parts}
+    homes = {lane.partition for part in parts if (lane := tx.lane(part.lane))}
+    names = sorted(home.name for id in homes if (home := tx.partition_by_id(id)))
+    return LeaseStats(
+        token=ids.token_text(lease.token),
+        queue=queue.name,
+        group=group.name,
+        consumer=lease.consumer,
+        acquired_at=when(lease.acquired_at),
+        expires_at=when(lease.expires_at),
+        batch=sum(ranges.count(part.ranges) for part in parts),
+        acked=sum(
+            ranges.count(f.ranges) for f in lease.fates if f.verb == "ack" and f.lane in mine
+        ),
+        held=sum(ranges.count(c.ranges) for c in tx.claims_of_lease(lease) if c.lane in mine),
+        partitions=names,
+    )
+
+
+def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[Progress]:
+    """How far a group is in each partition."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, name)
+    live = sorted(_live(tx, group), key=lambda lease: lease.acquired_at)
+    wanted = None if partition is None else find_partition(tx, queue, partition).id
+    by_home: dict[int, list[Cursor]] = {}
+    for cursor in tx.cursors_of_group(group.id):
+        by_home.setdefault(cursor.partition, []).append(cursor)
+    result = []
+    for id, cursors in sorted(by_home.items()):
+        home = tx.partition_by_id(id)
+        assert home is not None
+        if wanted not in (None, id):
+            continue
+        lanes = {cursor.lane for cursor in cursors}
+        held = [lease_stats(tx, queue, group, lease, lanes) for lease in live
+                if any(part.lane in lanes for part in lease.parts)]  # fmt: skip
+        counts, _ = count(tx, group, cursors)
+        last = max(cursors, key=lambda c: c.last_at or 0)
+        last_id = (
+            None if last.last_seq is None else ids.message_id(tx.store, last.lane, last.last_seq)
+        )
+        result.append(
+            Progress(queue.name, home.name, group.name, last_id, when_or_none(last.last_created),
+                     when_or_none(last.last_at), sum(c.consumed for c in cursors),
+                     sum(c.failed for c in cursors), counts,
+                     [lease for lease in held if lease.held])
+        )  # fmt: skip
+    return result
+
+
+def value(tx: Tx, key: str) -> Value | None:
+    """A small keyed value."""
+    row = tx.one("get_value", key)
+    return None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
+
+
+def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
+    """The values whose keys begin with a prefix, in order of key."""
+    rows = tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
+    return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
+
+
+def overdue(tx: Tx) -> int:
+    """For how long a lease has been over, or a message due, that nobody has taken back."""
+    groups = tx.all("groups_with_expired", tx.now)
+    return max((tx.now - tx.value("next_time", id) for (id,) in groups), default=0)
+
+
+def ready(tx: Tx) -> bool:
+    """Read something small, to see that the database answers."""
+    return tx.value("get_meta", "store") is not None

@@ -1,0 +1,300 @@
+"""Why: what became of a message for a group, and why it is or is not delivered now."""
+
+from typing import Any
+
+from ... import checks, ids, ranges
+from ...clock import SECOND, micros
+from ...model import Why, when
+from ...policy import QUEUE_MODE
+from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
+from ...store.tx import Tx
+from ..core.admin import no_group
+from ..core.expiry import drop_old, hidden_in, refresh, refresh_stretch
+from ..core.global_pause import halted
+from ..core.retention import drop_unread
+from ..core.take import overdue
+from ..core.topology import complete, cursor_for
+from .stats import unseen
+
+# What ended a message, as its state and in words; other fates brought it back.
+_ENDS = {
+    "ack": ("acked", "acknowledged"),
+    "requeue": ("requeued", "requeued, a copy went to the end of its lane"),
+    "skipped": ("skipped", "skipped, the group was moved past it"),
+    "purged": ("purged", "purged with its queue or partition"),
+    "redriven": ("redriven", "sent back from the dead letters as a copy"),
+    "thrown away": ("purged", "thrown away as a dead letter"),
+    "retention": ("expired", "removed by retention, older than its queue keeps messages"),
+}
+
+
+def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
+    """Answer in one sentence and in fields; a message or queue that is not there is an answer too."""
+    place = ids.parse_message_id(id)
+    base: dict[str, Any] = {"message_id": id, "group": group_name}
+    queue = tx.queue(checks.name(queue_name, "queue"))
+    checks.name(group_name, "group")
+    if queue is None:
+        return Why(f"Unknown: there is no queue {queue_name!r}.", "unknown", **base)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    if lane is None or lane.queue != queue.id or place.sequence >= lane.head:
+        return Why(f"Unknown: queue {queue_name!r} never had this message.", "unknown", **base)
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    base |= {"partition": home.name, "priority": lane.priority, "sequence": place.sequence}
+    group = tx.group(queue.id, group_name)
+    if group is None:
+        return Why(f"Not requested yet: {no_group(queue_name, group_name)}; "
+                   "its first pop creates it.", "no_group", **base)  # fmt: skip
+    refresh(tx, group)
+    refresh_stretch(tx, group, lane.id, place.sequence, place.sequence + 1)
+    _drop_overdue(tx, queue, group, lane)
+    cursor = cursor_for(tx, group, lane)
+    return _Case(tx, queue, group, lane, cursor, place.sequence, base).answer()
+
+
+class _Case:
+    """One message of one group, looked at from every side."""
+
+    def __init__(
+        self, tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, sequence: int,
+        base: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.tx, self.queue, self.group, self.lane = tx, queue, group, lane
+        self.cursor, self.sequence, self.base = cursor, sequence, base
+
+    def answer(self) -> Why:
+        if hidden_in(self.tx, self.lane, self.group.id, self.sequence, self.sequence + 1):
+            return self.say("hidden", "Not for this group: it is a copy made for another group.")
+        if self.tx.is_gone(self.lane, self.sequence) and not self.trimmed():
+            return self.gone()
+        if self.sequence >= self.cursor.next:
+            return self.forgotten() if self.trimmed() else self.unseen()
+        for claim in self.tx.claims_in(
+            self.lane.id, self.group.id, self.sequence, self.sequence + 1
+        ):
+            if ranges.contains(claim.ranges, self.sequence):
+                return self.claimed(claim)
+        for row in self.tx.dead("dead_of", self.group.id, self.lane.id, self.sequence):
+            if not row.counted:
+                break
+            return self.say(
+                "dead",
+                f"Dead since {_time(row.died_at)} ({row.kind}): {row.reason or 'no reason given'}.",
+                kind=row.kind, error=row.reason, at=when(row.died_at), deliveries=row.deliveries,
+                failures=row.failures, consumer=row.consumer, dead_letter=row.id,
+            )  # fmt: skip
+        return self.settled()
+
+    def say(self, state: str, sentence: str, **fields: Any) -> Why:
+        return Why(sentence, state, **self.base, **fields)
+
+    def delayed_until(self) -> int | None:
+        """When the message may first be handed out, if a delay was asked for and is not over."""
+        for segment, _, _ in self.tx.segments_over(
+            self.lane.id, [self.sequence, self.sequence + 1]
+        ):
+            if segment.delayed(self.tx.now):
+                return segment.not_before
+        return None
+
+    def unseen(self) -> Why:
+        until = self.delayed_until()
+        if until is not None:
+            return self.say("delayed", f"Delayed until {_time(until)}.", until=when(until),
+                            deliveries=0)  # fmt: skip
+        there, delayed = unseen(self.tx, self.group.id, self.lane, self.cursor.next, self.sequence)
+        gone = self.tx.gone(self.lane, self.cursor.next, self.sequence)
+        ahead = ranges.count(ranges.difference(there, gone)) - delayed
+        return self.ready(ahead + self.due_before(self.cursor.next) + 1, {"deliveries": 0})
+
+    def due_before(self, sequence: int) -> int:
+        found = self.tx.due_claims(self.lane.id, self.group.id, 1 << 30)
+        return sum(ranges.count(ranges.clip(c.ranges, 0, sequence)) for c in found)
+
+    def claimed(self, claim: Claim) -> Why:
+        counters = {
+            "deliveries": claim.deliveries,
+            "failures": claim.failures,
+            "error": claim.error,
+        }
+        if claim.state == LEASED:
+            lease = self.tx.lease_by_id(claim.lease or 0)
+            assert lease is not None
+            assert claim.at is not None
+            return self.say(
+                "leased",
+                f"Leased by {lease.consumer} until {_time(claim.at)}, "
+                f"delivery {claim.deliveries}.",
+                consumer=lease.consumer, token=ids.token_text(lease.token), until=when(claim.at),
+                at=when(lease.acquired_at), **counters,
+            )  # fmt: skip
+        if claim.state == DUE:
+            return self.ready(self.due_before(self.sequence) + 1, counters)
+        assert claim.at is not None
+        if not claim.returned:
+            until = self.delayed_until() or claim.at
+            return self.say(
+                "delayed", f"Delayed until {_time(until)}.", until=when(until), **counters
+            )
+        last = self.last_fate()
+        after = "after its lease ran out"
+        if (claim.error or claim.failures) and (last is None or last[0].verb != "expired"):
+            after = f"after {claim.error!r}" if claim.error else "after a failure without a reason"
+        return self.say(
+            "waiting", f"Waiting until {_time(claim.at)} {after}.", until=when(claim.at), **counters
+        )
+
+    def ready(self, position: int, counters: dict[str, Any]) -> Why:
+        """It could be delivered, unless something holds the queue, the group or the lane."""
+        fields = {"position": position, **counters}
+        if self.queue.paused or self.group.paused:
+            what = "queue" if self.queue.paused else "group"
+            return self.say("paused", f"Held back: the {what} is paused.", **fields)
+        if halted(self.tx):
+            return self.say("paused", "Held back: handing out is paused everywhere.", **fields)
+        held = self.held_back()
+        if held is not None:
+            return self.say("held_back", held[0], behind=held[1], until=held[2], **fields)
+        window = self.group.rules.max_ack_pending
+        if window is not None and self.tx.in_window(self.group.id) >= window:
+            return self.say("window_full", f"Held back: {window} messages are leased already, "
+                            "as many as max_ack_pending allows.", **fields)  # fmt: skip
+        return self.say("ready", f"Ready at position {position} of its lane.", **fields)
+
+    def held_back(self) -> tuple[str, str | None, Any] | None:
+        ordering, window = self.group.rules.ordering, self.queue.options.window_seconds
+        if window:
+            quiet = max(lane.last_at for lane in self.tx.lanes_in(self.lane.partition))
+            quiet += micros(window)
+            if quiet > self.tx.now:
+                sentence = (
+                    f"Held back until its partition was quiet for {window:g} s, at the earliest"
+                )
+                return f"{sentence} at {_time(quiet)}.", None, when(quiet)
+        if ordering == "shared":
+            return None
+        end = self.tx.value("lock_end", self.group.id)
+        if ordering == "exclusive":
+            if end is None or end <= self.tx.now:
+                return None
+            return f"Held back: the queue is locked until {_time(end)}.", None, when(end)
+        if self.cursor.blocked:
+            return self.behind_lease()
+        returned = self.tx.value("first_returned", self.lane.id, self.group.id)
+        if returned is None or returned > self.sequence:
+            return None
+        other = ids.message_id(self.tx.store, self.lane.id, returned)
+        (claim,) = [c for c in self.tx.claims_in(self.lane.id, self.group.id, returned, returned + 1)
+                    if ranges.contains(c.ranges, returned)]  # fmt: skip
+        at = claim.at or self.tx.now
+        return (
+            f"Held back by message {other} before it, which waits until {_time(at)}.",
+            other,
+            when(at),
+        )
+
+    def behind_lease(self) -> tuple[str, str | None, Any]:
+        for lane in self.tx.lanes_in(self.lane.partition):
+            for claim in self.tx.claims_in(lane.id, self.group.id, 0, lane.head):
+                lease = self.tx.lease_by_id(claim.lease) if claim.lease else None
+                if lease is not None and claim.at is not None:
+                    other = ids.message_id(self.tx.store, lane.id, claim.ranges[0])
+                    return (
+                        f"Held back by message {other}, leased by {lease.consumer} until "
+                        f"{_time(claim.at)}: the group reads each partition in order.",
+                        other,
+                        when(claim.at),
+                    )
+        return "Held back: its partition is leased.", None, None
+
+    def trimmed(self) -> bool:
+        """Whether its segment is gone as well: every group had settled it."""
+        one = [self.sequence, self.sequence + 1]
+        return not any(self.tx.segments_over(self.lane.id, one))
+
+    def gone(self) -> Why:
+        """It is no longer there for anybody, but for a time to live perhaps not by hand."""
+        last = self.last_fate()
+        if last is not None and last[0].verb == "retention":
+            return self.over(last[0].verb, last[0].at, last[1])
+        return self.deleted()
+
+    def deleted(self) -> Why:
+        if self.queue.options.ttl_seconds is not None:
+            return self.say("deleted", "Gone: it was removed by hand, or grew too old.")
+        return self.say("deleted", "Deleted: the message was removed by hand.")
+
+    def settled(self) -> Why:
+        """Over, as is remembered of it."""
+        last = self.last_fate()
+        return self.forgotten() if last is None else self.over(last[0].verb, last[0].at, last[1])
+
+    def last_fate(self) -> tuple[Fate, Lease] | None:
+        """What the newest lease or note over it tells, while it is remembered.
+
+        That it is gone is noted for every group when its lane begins after it; a group that was done
+        with it before is still told so.
+        """
+        gone: tuple[Fate, Lease] | None = None
+        for lease in self.tx.leases_of(self.group.id, self.lane.id, self.sequence):
+            for fate in reversed(lease.fates):
+                if fate.lane != self.lane.id or not ranges.contains(fate.ranges, self.sequence):
+                    continue
+                if fate.verb != "gone":
+                    return (fate, lease) if gone is None or fate.verb in _ENDS else gone
+                gone = gone or (fate, lease)
+        return gone
+
+    def over(self, verb: str, at: int, lease: Lease) -> Why:
+        if verb in ("deleted", "gone"):
+            return self.deleted()
+        if verb not in _ENDS:
+            return self.forgotten()
+        state, words = _ENDS[verb]
+        who = {"consumer": lease.consumer, "token": ids.token_text(lease.token)}
+        by = f" by {lease.consumer}" if lease.consumer else ""
+        told = _time(at, "seconds")  # as exact as fates are
+        return self.say(state, f"Done: {words} at {told}{by}.", at=when(at),
+                        **(who if lease.consumer else {}))  # fmt: skip
+
+    def forgotten(self) -> Why:
+        """Nothing is remembered of it: it was over long ago, never held, or never for this group."""
+        history = self.tx.now - round(self.queue.options.history_seconds * SECOND)
+        created = None
+        if not self.trimmed():
+            created = self.tx.created_at(self.lane.id, self.sequence)
+        if created is not None and self.before_the_group(created):
+            return self.say("skipped", "Skipped: the group begins after it.")
+        if created is not None and created > history:
+            return self.say("done", "Done: handed out without a lease.")
+        others = "or handed out without a lease"
+        if created is None:
+            others = (
+                "handed out without a lease, deleted, gone before the group began, or never for it"
+            )
+        return self.say("done", f"Done before {_time(history)}, {others}.", until=when(history))
+
+    def before_the_group(self, created: int) -> bool:
+        """Whether the group began after this message. What a group never read counts as skipped, and
+        lies before all that was skipped later."""
+        start = self.group.options.start
+        began = self.group.created_at if start == "new" else 0 if start == "all" else start
+        return created <= began and self.sequence < self.cursor.skipped + self.cursor.hidden
+
+
+def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
+    """What no pop would hand out any more is not ready, whether or not upkeep has run."""
+    options = queue.options
+    complete(tx, queue, lane)
+    while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
+        pass
+    while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
+        pass
+    if options.max_wait_seconds is not None:
+        while overdue(tx, group.id, lane.id)[1]:
+            pass
+
+
+def _time(at: int, exact: str = "milliseconds") -> str:
+    return when(at).isoformat(sep=" ", timespec=exact).replace("+00:00", "Z")
