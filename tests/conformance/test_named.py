@@ -7,8 +7,14 @@ import pytest
 from ackflow import Item, Message, Session, VirtualClock, ids
 from ackflow.broker.core.pop import PopRequest, WidePop
 from ackflow.broker.core.settle import Outcome, Verdict
-from ackflow.broker.named import Named, Told, settle_in_group, settle_named, transact_named
-from ackflow.broker.named import Names as ByName
+from ackflow.dialects.queen.verbs.settle_by_name import (
+    Named,
+    Told,
+    settle_in_group,
+    settle_named,
+    transact_named,
+)
+from ackflow.dialects.queen.verbs.settle_by_name import Names as ByName
 from ackflow.errors import AlreadySettled, LeaseExpired, LeaseLost, NotFound, TransactionFailed
 from ackflow.policy import QUEUE_MODE
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ackflow import Session
-from ackflow.broker.streams import Cycle, Query, Wanted, cycle, get_state, register
+from ackflow.dialects.queen.verbs.streams import Cycle, Query, Wanted, cycle, get_state, register
 
 pytestmark = pytest.mark.parametrize("open_session", ["memory", "postgres"], indirect=True)
 

@@ -6,8 +6,8 @@ import pytest
 from ackflow import Item, Message, Session, VirtualClock, ids
 from ackflow.broker.core.pop import PopRequest
 from ackflow.broker.core.settle import Verdict
-from ackflow.broker.named import Named, Told, settle_named
 from ackflow.broker.readers.verbs import ReaderRequest, hand_over, lease_next, start_reader
+from ackflow.dialects.queen.verbs.settle_by_name import Named, Told, settle_named
 from ackflow.errors import LeaseLost
 
 # These verbs are called by servers only, so not over HTTP.

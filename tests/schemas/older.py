@@ -141,7 +141,7 @@ def _readers_and_tokens(q: Session, made: Made) -> None:
 
 
 def _traces(q: Session) -> None:
-    from ackflow.broker import traces
+    from ackflow.dialects.queen.verbs import traces
 
     def record(tx: Any) -> None:
         partition = tx._execute("select partition from txids where txid = 'tx-1'", ())[0][0]
@@ -186,7 +186,7 @@ def seen(q: Session, made: Made) -> dict[str, Any]:
 
 
 def _traced(q: Session) -> list[Any]:
-    from ackflow.broker import traces
+    from ackflow.dialects.queen.verbs import traces
 
     found, total = q.broker.look(traces.by_name, "day", 10, 0)
     return [total, [[told.trace.txid, told.trace.event, told.raw.decode()] for told in found]]

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from ackflow.dialects.pushpop.http import ROUTES
 from ackflow.server.http import Router
-from ackflow.server.pushpop import ROUTES
 
 START = 1_700_000_000.0
 _router = Router(ROUTES)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ackflow import VirtualClock
-from ackflow.server.pushpop import ROUTES
+from ackflow.dialects.pushpop.http import ROUTES
 
 from .conftest import Running
 from .pushpop_calls import START, conforms, items, lock, pop, push, tell

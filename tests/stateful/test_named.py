@@ -7,7 +7,7 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock, ids
 from ackflow.broker.core.settle import Verdict
-from ackflow.broker.named import Named, settle_named
+from ackflow.dialects.queen.verbs.settle_by_name import Named, settle_named
 from ackflow.store.tx import Tx
 
 from .recount import Rows, check_rows

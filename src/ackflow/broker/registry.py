@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import msgspec
 
 from .. import checks, codec, policy
+from ..dialects.pushpop import lock
 from ..errors import InvalidArgument
 from ..policy import GroupOptions, QueueOptions
 from ..ranges import Ranges
 from ..wire import Codec, Popped
-from . import lock
 from .core import admin, dead_letters, leases, settle, stage, transactions
 from .core.handout import Handout
 from .core.pop import PopRequest

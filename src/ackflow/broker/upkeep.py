@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from .. import ranges
 from ..clock import micros
+from ..dialects.queen.verbs.traces import TRACE_SECONDS, forget_old
 from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
@@ -27,7 +28,6 @@ from .core.stage import drop_old_stages
 from .core.take import may_be_overdue, overdue
 from .core.topology import complete, group_for, is_undecided, make_more
 from .readers.records import NO_END, forget_readers
-from .traces import TRACE_SECONDS, forget_old
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")

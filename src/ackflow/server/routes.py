@@ -1,13 +1,13 @@
 """Every route of the server, dialect by dialect."""
 
+from ..dialects.pushpop.http import ROUTES as PUSHPOP
+from ..dialects.queen.http.admin_routes import ROUTES as QUEEN_ADMIN
+from ..dialects.queen.http.routes import ROUTES as QUEEN
 from .http import Route
 from .metrics import ROUTES as METRICS
 from .native import ROUTES as NATIVE
 from .openapi import ROUTES as OPENAPI
 from .probes import ROUTES as PROBES
-from .pushpop import ROUTES as PUSHPOP
-from .queen import ROUTES as QUEEN
-from .queen_admin import ROUTES as QUEEN_ADMIN
 
 
 def all_routes() -> list[Route]:

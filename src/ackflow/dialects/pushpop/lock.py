@@ -1,0 +1,135 @@
+"""Locks: a lease that one id settles whole, and what a queue says of an id it does not know."""
+
+from msgspec import Struct, field
+
+from ... import ranges
+from ...broker.core.admin import find_queue
+from ...broker.core.expiry import refresh
+from ...broker.core.settle import Mark, Verdict, extend, settle
+from ...broker.views.stats import count, unseen
+from ...errors import LeaseExpired, NoLock, WrongLock
+from ...model import Counts
+from ...store.records import Cursor, Group, Queue
+from ...store.tx import Tx
+
+
+class Lock(Struct):
+    """A live lock: its token, its times, and how many messages it holds, by priority."""
+
+    token: int
+    acquired_at: int
+    expires_at: int
+    held: dict[int, int]
+
+
+class Levels(Struct):
+    """What a group may still pop of a queue, by priority, and what is out of its reach now."""
+
+    queue: str
+    ready: dict[int, int] = field(default_factory=dict)
+    waiting: int = 0
+    dead: int = 0
+    lock: Lock | None = None
+
+
+def settle_lock(tx: Tx, queue: str, group: str, token: int | None, verdict: Verdict) -> int:
+    """End everything a lock holds the same way; answers with how many messages that were.
+
+    The same verdict again answers the same. Once the lock is over its messages are back in their
+    places, and that is told however long ago it was.
+    """
+    (outcome,) = settle(tx, _known(tx, queue, group, token), [Mark(verdict)])
+    ended = outcome.settled + outcome.noop
+    for part in outcome.refused:
+        if not ended or isinstance(part.error, LeaseExpired):
+            raise part.error
+    return ended
+
+
+def extend_lock(tx: Tx, queue: str, group: str, token: int | None, seconds: float | None) -> int:
+    """Let a live lock end no earlier than `seconds` from now; answers with its new end."""
+    return extend(tx, _known(tx, queue, group, token), seconds)
+
+
+def levels(tx: Tx, queue_name: str, name: str) -> Levels:
+    """How many messages of each priority are left for a group, and its live lock.
+
+    A group that is not there yet would read everything.
+    """
+    queue = find_queue(tx, queue_name)
+    group = tx.group(queue.id, name)
+    found = Levels(queue.name)
+    for priority, counts in _counts(tx, queue, group).items():
+        found.waiting += counts.waiting
+        if counts.ready:
+            found.ready[priority] = counts.ready
+    if group is not None:
+        found.lock = _live(tx, group)
+        dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
+        found.dead = dead.get(group.id, 0)
+    return found
+
+
+def _known(tx: Tx, queue_name: str, name: str, token: int | None) -> int:
+    """A token that is of a lock of this group, live or over; of any other, what there is instead."""
+    queue = tx.queue(queue_name)
+    group = tx.group(queue.id, name) if queue else None
+    if group is None:
+        raise NoLock()
+    refresh(tx, group)
+    lease = None if token is None else tx.lease(token)
+    if lease is not None and lease.grp == group.id:
+        return lease.token
+    if (tx.value("lock_end", group.id) or 0) > tx.now:
+        raise WrongLock()
+    raise LeaseExpired() if _ran_out(tx, group) else NoLock()
+
+
+def _ran_out(tx: Tx, group: Group) -> bool:
+    """Whether something came back because its lease ran out, and waits to be popped again.
+
+    A release takes its delivery back and a nack adds a failure; only an expiry leaves a delivery
+    that neither explains.
+    """
+    return any(
+        claim.returned and claim.deliveries > claim.failures
+        for cursor in tx.cursors_of_group(group.id)
+        if cursor.ready
+        for claim in tx.due_claims(cursor.lane, group.id, 100)
+    )
+
+
+def _counts(tx: Tx, queue: Queue, group: Group | None) -> dict[int, Counts]:
+    if group is None:
+        return _counts_of_all(tx, queue)
+    by_priority: dict[int, list[Cursor]] = {}
+    for cursor in tx.cursors_of_group(group.id):
+        by_priority.setdefault(cursor.priority, []).append(cursor)
+    return {p: count(tx, group, cursors)[0] for p, cursors in sorted(by_priority.items())}
+
+
+def _counts_of_all(tx: Tx, queue: Queue) -> dict[int, Counts]:
+    found: dict[int, Counts] = {}
+    for lane in sorted(tx.lanes(queue.id), key=lambda lane: lane.priority):
+        there, delayed = unseen(tx, 0, lane, lane.base, lane.head)
+        counts = found.setdefault(lane.priority, Counts())
+        counts.ready += (
+            ranges.count(ranges.difference(there, tx.gone(lane, lane.base, lane.head))) - delayed
+        )
+        counts.waiting += delayed
+    return found
+
+
+def _live(tx: Tx, group: Group) -> Lock | None:
+    """The lock of a group; of several leases the one that lasts longest, which decides."""
+    ids = [row[0] for row in tx.all("live_leases", group.id, tx.now, 1_000)]
+    leases = [lease for id in ids if (lease := tx.lease_by_id(id))]
+    if not leases:
+        return None
+    lease = max(leases, key=lambda lease: lease.expires_at)
+    held: dict[int, int] = {}
+    for claim in tx.claims_of_lease(lease):
+        lane = tx.lane(claim.lane)
+        assert lane is not None
+        held[lane.priority] = held.get(lane.priority, 0) + ranges.count(claim.ranges)
+    return Lock(lease.token, lease.acquired_at, lease.expires_at, dict(sorted(held.items())))

@@ -1,0 +1,299 @@
+"""Queues, partitions, namespaces and tasks in the Queen dialect, counted at the moment of asking."""
+
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from msgspec import Struct, field
+
+from .... import checks, ids
+from ....broker.core import admin
+from ....broker.core.global_pause import pushed_since
+from ....errors import QueueNotFound
+from ....server.http import Answer, Call, Param, json
+from ..verbs.lag import GroupLag, lags, seen
+from ..verbs.overview import Figures, PartitionView, QueueView, queue_view, queue_views
+from .common import iso
+from .paging import PAGE, TEXT, iso_or_none, looked, paging, route
+
+MINUTE = 60
+
+
+class QueueLine(Struct, rename="camel"):
+    id: str
+    name: str
+    namespace: str
+    task: str
+    created_at: str
+    partitions: int
+    messages: Figures
+
+
+class Queues(Struct):
+    queues: list[QueueLine]
+
+
+class PartitionLine(Struct, rename="camel"):
+    id: str
+    name: str
+    queue: str
+    created_at: str
+    stats: Figures
+    oldest_message: str | None
+    newest_message: str | None
+
+
+class Partitions(Struct):
+    partitions: list[PartitionLine]
+
+
+class QueueDetail(Struct, rename="camel"):
+    id: str
+    name: str
+    namespace: str
+    task: str
+    created_at: str
+    partitions: list[PartitionLine]
+    totals: Figures
+
+
+class Removed(Struct):
+    deleted: bool
+    queue: str
+    existed: bool
+
+
+class Cleared(Struct, rename="camel"):
+    success: bool
+    queue: str
+    count: int
+    deleted_count: int
+
+
+class NamespaceLine(Struct):
+    namespace: str
+    queues: int
+    partitions: int
+    messages: Figures
+
+
+class TaskLine(Struct):
+    task: str
+    queues: int
+    partitions: int
+    messages: Figures
+
+
+class Namespaces(Struct):
+    namespaces: list[NamespaceLine]
+
+
+class Tasks(Struct):
+    tasks: list[TaskLine]
+
+
+class Spread(Struct):
+    """How a number is spread over the groups of all queues."""
+
+    avg: float = 0.0
+    median: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+
+
+class Lags(Struct):
+    time: Spread = field(default_factory=Spread)
+    offset: Spread = field(default_factory=Spread)
+
+
+class Throughput(Struct, rename="camel"):
+    """Over the last minute; what was processed is not counted by time."""
+
+    ingested_per_second: float
+    processed_per_second: float | None = None
+
+
+class Overview(Struct, rename="camel"):
+    queues: int
+    partitions: int
+    namespaces: int
+    tasks: int
+    messages: Figures
+    lag: Lags
+    throughput: Throughput
+    timestamp: str
+    stats_age: int = 0
+
+
+async def views(call: Call) -> list[QueueView]:
+    """The queues the caller may see, with these labels if the query names any."""
+    namespace = call.query.get("namespace") or call.query.get("ns")
+    task = call.query.get("task")
+    return [
+        view
+        for view in await looked(call, queue_views)
+        if call.server.sees(call, view.queue.name)
+        and (not namespace or view.queue.options.namespace == namespace)
+        and (not task or view.queue.options.task == task)
+    ]
+
+
+def line(store: int, view: QueueView) -> QueueLine:
+    queue = view.queue
+    return QueueLine(
+        ids.row_uuid("queue", store, queue.id), queue.name, queue.options.namespace,
+        queue.options.task, iso(queue.created_at), len(view.partitions), view.figures,
+    )  # fmt: skip
+
+
+def part(store: int, queue: str, view: PartitionView) -> PartitionLine:
+    home = view.partition
+    return PartitionLine(
+        ids.partition_uuid(store, home.id), home.name, queue, iso(home.created_at), view.figures,
+        iso_or_none(view.oldest_at), iso_or_none(view.newest_at),
+    )  # fmt: skip
+
+
+async def view_of(call: Call) -> QueueView:
+    """The queue the path names."""
+    try:
+        return await looked(call, queue_view, call.params["queue"])
+    except QueueNotFound:
+        raise QueueNotFound("Queue not found") from None
+
+
+async def queues(call: Call) -> Answer:
+    """Every queue with its counts."""
+    page = paging(call, 1000)
+    found = (await views(call))[page.offset : page.offset + page.limit]
+    return json(Queues([line(call.server.broker.store.id, view) for view in found]))
+
+
+async def queue(call: Call) -> Answer:
+    """A queue, partition by partition."""
+    view, store = await view_of(call), call.server.broker.store.id
+    top = line(store, view)
+    parts = [part(store, top.name, one) for one in view.partitions]
+    return json(
+        QueueDetail(top.id, top.name, top.namespace, top.task, top.created_at, parts, top.messages)
+    )
+
+
+async def delete_queue(call: Call) -> Answer:
+    """Remove a queue with everything in it; one that is not there is removed already."""
+    name = checks.name(call.params["queue"], "queue")
+    existed = await call.server.do(admin.delete_queue, True, name)
+    return json(Removed(True, name, existed))
+
+
+async def clear_queue(call: Call) -> Answer:
+    """Remove all messages of a queue, or of one partition."""
+    name, partition = call.params["queue"], call.query.get("partition") or None
+    count = await call.server.do(admin.purge, True, name, partition)
+    return json(Cleared(True, name, count, count))
+
+
+async def partitions(call: Call) -> Answer:
+    """The partitions of a queue, or of all."""
+    name, page, store = call.query.get("queue"), paging(call, 1000), call.server.broker.store.id
+    found = [
+        part(store, view.queue.name, one)
+        for view in await views(call)
+        if name in (None, "", view.queue.name)
+        for one in view.partitions
+    ]
+    return json(Partitions(found[page.offset : page.offset + page.limit]))
+
+
+async def namespaces(call: Call) -> Answer:
+    """Every namespace with the counts of its queues."""
+    found = _labels(await views(call), lambda view: view.queue.options.namespace)
+    return json(Namespaces([NamespaceLine(*one) for one in found]))
+
+
+async def tasks(call: Call) -> Answer:
+    """Every task with the counts of its queues."""
+    found = _labels(await views(call), lambda view: view.queue.options.task)
+    return json(Tasks([TaskLine(*one) for one in found]))
+
+
+def _labels(
+    found: Iterable[QueueView], label: Callable[[QueueView], str]
+) -> list[tuple[str, int, int, Figures]]:
+    by_label: dict[str, list[QueueView]] = {}
+    for view in found:
+        if label(view):
+            by_label.setdefault(label(view), []).append(view)
+    return [
+        (name, len(some), sum(len(one.partitions) for one in some), total(some))
+        for name, some in sorted(by_label.items())
+    ]
+
+
+def total(found: Iterable[QueueView]) -> Figures:
+    figures = Figures()
+    for view in found:
+        figures.add(view.figures)
+    return figures
+
+
+async def overview(call: Call) -> Answer:
+    """Everything in one answer."""
+    return json(await overall(call))
+
+
+async def overall(call: Call) -> Overview:
+    found, now = await views(call), call.server.broker.clock.now()
+    names = {view.queue.name for view in found}
+    asked = await call.server.do(seen, False)
+    behind = [one for one in await looked(call, lags, asked) if one.queue in names]
+    since = now - MINUTE * 1_000_000
+    pushed = await looked(call, pushed_since, sorted(names), since)
+    return Overview(
+        len(found),
+        sum(len(view.partitions) for view in found),
+        len({view.queue.options.namespace for view in found} - {""}),
+        len({view.queue.options.task for view in found} - {""}),
+        total(found),
+        _lags(behind, now),
+        Throughput(round(pushed / MINUTE, 3)),
+        iso(now),
+    )
+
+
+def _lags(behind: list[GroupLag], now: int) -> Lags:
+    return Lags(
+        _spread([one.lag.seconds(now) for one in behind]),
+        _spread([float(one.lag.messages) for one in behind]),
+    )
+
+
+def _spread(values: list[float]) -> Spread:
+    if not values:
+        return Spread()
+    return Spread(round(sum(values) / len(values), 3), median(values), min(values), max(values))
+
+
+LABELS = (
+    Param("namespace", TEXT, "Queues of this namespace"),
+    Param("task", TEXT, "Queues with this task"),
+)
+_QUEUE = Param("queue", TEXT, "Of this queue")
+_PARTITION = Param("partition", TEXT, "Of this partition alone")
+ROUTES = (
+    route("GET", "resources/queues", queues, "read-only", query=(*LABELS, *PAGE), checks=True,
+          answers={200: Queues}, summary="Every queue with its counts"),
+    route("GET", "resources/queues/{queue}", queue, "read-only", answers={200: QueueDetail},
+          summary="A queue, partition by partition"),
+    route("DELETE", "resources/queues/{queue}", delete_queue, "admin", answers={200: Removed},
+          summary="Remove a queue with everything in it"),
+    route("DELETE", "queues/{queue}/clear", clear_queue, "admin", query=(_PARTITION,),
+          answers={200: Cleared}, summary="Remove all messages of a queue or partition"),
+    route("GET", "resources/partitions", partitions, "read-only", query=(_QUEUE, *LABELS, *PAGE),
+          answers={200: Partitions}, checks=True, summary="Partitions with their counts"),
+    route("GET", "resources/namespaces", namespaces, "read-only", answers={200: Namespaces},
+          checks=True, summary="Every namespace with its counts"),
+    route("GET", "resources/tasks", tasks, "read-only", answers={200: Tasks}, checks=True,
+          summary="Every task with its counts"),
+    route("GET", "resources/overview", overview, "read-only", answers={200: Overview}, checks=True,
+          query=LABELS, summary="Everything in one answer"),
+)  # fmt: skip

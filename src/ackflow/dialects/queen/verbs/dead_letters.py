@@ -1,0 +1,52 @@
+"""Dead letters of several queues as one list."""
+
+from msgspec import Struct
+
+from ....broker.core import dead_letters
+from ....broker.core.dead_letters import DeadFilter
+from ....errors import NotFound
+from ....model import DeadLetter
+from ....store.tx import Tx
+
+
+class Labelled(Struct):
+    """A dead letter with the partition it was in and the labels of its queue."""
+
+    letter: DeadLetter
+    partition: int
+    namespace: str
+    task: str
+
+
+def letters(
+    tx: Tx, queues: list[str], which: DeadFilter, limit: int, offset: int
+) -> tuple[list[Labelled], int]:
+    """A page of the dead letters of these queues, the newest first, and how many there are.
+
+    A queue, group or partition that is not there has none.
+    """
+    there = {name: n for name in queues if (n := _count(tx, which, name))}
+    total = sum(there.values())
+    found: list[Labelled] = []
+    for name in there if offset < total else ():
+        which.queue = name
+        page = dead_letters.entries(tx, which, limit + offset)
+        found += [_labelled(tx, letter) for letter in page.items]
+    found.sort(key=lambda one: one.letter.id, reverse=True)
+    return found[offset : offset + limit], total
+
+
+def _count(tx: Tx, which: DeadFilter, queue: str) -> int:
+    which.queue = queue
+    try:
+        return dead_letters.count(tx, which)
+    except NotFound:
+        return 0
+
+
+def _labelled(tx: Tx, letter: DeadLetter) -> Labelled:
+    queue = tx.queue(letter.queue)
+    assert queue is not None
+    home = tx.partition(queue.id, letter.partition)
+    assert home is not None
+    return Labelled(letter, home.id, queue.options.namespace, queue.options.task)

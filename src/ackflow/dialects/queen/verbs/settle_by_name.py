@@ -1,0 +1,381 @@
+"""Settling by name: a message is named by its partition and transaction id, with or without a lease.
+
+Without one, a verb acts on the message as it stands in the group, whoever holds it.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from .... import ids, ranges
+from ....broker.core.expiry import hidden_in, make_ready, refresh_stretch
+from ....broker.core.settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
+from ....broker.core.transactions import Pushes, Result, run_all, run_push
+from ....clock import micros
+from ....errors import (
+    AckflowError,
+    AlreadySettled,
+    InvalidArgument,
+    LeaseLost,
+    NotFound,
+    RolledBack,
+    TransactionFailed,
+)
+from ....policy import QUEUE_MODE
+from ....store.records import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
+from ....store.tx import Tx
+
+Spot = tuple[int, int]  # lane and sequence
+FEW = 8  # messages of a lease are listed in the time that one is looked up
+
+
+class Named(Struct):
+    """A verdict on a message known by name; None keeps its lease alive instead.
+
+    `partition` is None when the client named one that cannot be, `stale` is set when the lease it
+    named never was.
+    """
+
+    partition: int | None
+    txid: str
+    verdict: Verdict | None
+    group: str = QUEUE_MODE
+    token: int | None = None
+    stale: bool = False
+
+
+class Told(Struct):
+    """What became of one named message: refused with an error, else settled, now or before."""
+
+    error: AckflowError | None = None
+    noop: bool = False
+    dead: bool = False
+    released: bool = False  # with it, the lease was over
+    queue: str | None = None
+    partition: str | None = None
+    until: int | None = None  # the new end of a lease that was kept alive
+
+
+def settle_named(tx: Tx, items: list[Named], atomic: bool = False) -> list[Told]:
+    """Settle messages by name in one transaction; `atomic`: one refusal undoes everything."""
+    if not atomic:
+        return _settle_all(tx, items)
+    told: list[Told] = []
+    try:
+        with tx.savepoint():
+            told = _settle_all(tx, items)
+            if any(one.error for one in told):
+                raise RolledBack()
+    except RolledBack as undone:
+        return [one if one.error else Told(undone, queue=one.queue, partition=one.partition)
+                for one in told]  # fmt: skip
+    return told
+
+
+def fenced(tx: Tx, items: Iterable[Named], tokens: list[int]) -> list[Named]:
+    """Bind items that name no lease to the one of these that handed them out; else they are stale."""
+    leases = []
+    for token in tokens:
+        lease = tx.lease(token)
+        if lease is not None:
+            leases.append((token, LeaseNames(tx, lease.parts, many=False)))
+    bound = []
+    for item in items:
+        if item.token is None and not item.stale and tokens and item.partition is not None:
+            held = [token for token, names in leases if names.spot(item.partition, item.txid)]
+            item.token, item.stale = (held[0], False) if held else (None, True)
+        bound.append(item)
+    return bound
+
+
+class Names(Struct):
+    """Messages settled by name in a transaction."""
+
+    items: list[Named]
+
+
+def transact_named(tx: Tx, operations: list[Names | Pushes], required: list[int]) -> list[Result]:
+    """Run all operations or none. The required leases must be live, and an item that names no
+    lease must have been handed out under one of them."""
+    with tx.savepoint():
+        for token in required:
+            lease = tx.lease(token)
+            if lease is None or lease.ended_at is not None or lease.expires_at <= tx.now:
+                raise TransactionFailed(
+                    "a required lease is no longer held, so nothing was done",
+                    code=LeaseLost.code,
+                ) from LeaseLost()
+        return run_all(tx, operations, lambda tx, one: _run(tx, one, required))
+
+
+def _run(tx: Tx, operation: Names | Pushes, required: list[int]) -> Result:
+    if isinstance(operation, Pushes):
+        return run_push(tx, operation)
+    told = _settle_all(tx, fenced(tx, operation.items, required))
+    for index, one in enumerate(told):
+        if one.noop:
+            one.error = AlreadySettled("the message was settled before this transaction")
+        if one.error is not None:
+            one.error.details["item"] = index
+            raise one.error
+    return Result(settled=len(told), dead=[i for i, one in enumerate(told) if one.dead])
+
+
+def _settle_all(tx: Tx, items: list[Named]) -> list[Told]:
+    told = [Told() for _ in items]
+    leases: dict[int, list[int]] = {}
+    for index, item in enumerate(items):
+        if item.partition is None:
+            told[index].error = _not_there()
+        elif item.stale:
+            told[index].error = LeaseLost()
+        elif item.token is None:
+            _settle_alone(tx, item, item.partition, told[index])
+        else:
+            leases.setdefault(item.token, []).append(index)
+    for token, indexes in leases.items():
+        _settle_lease(tx, token, [(items[i], told[i]) for i in indexes])
+    return told
+
+
+def _settle_lease(tx: Tx, token: int, some: list[tuple[Named, Told]]) -> None:
+    """Settle messages of one lease; neighbours with one verdict are settled together."""
+    settlement = opened(tx, token)
+    if settlement is None:
+        for _, told in some:
+            told.error = LeaseLost()
+        return
+    many = len(some) * FEW > settlement.lease.n
+    names = LeaseNames(tx, settlement.lease.parts, many=many)
+    marks: dict[tuple[int, Verdict], list[tuple[int, Told]]] = {}
+    kept: list[Told] = []
+    for item, told in some:
+        assert item.partition is not None
+        spot = names.spot(item.partition, item.txid)
+        if spot is None:
+            known = locate(tx, item.partition, item.txid) is not None
+            told.error = LeaseLost() if known else _not_there()
+            continue
+        told.queue, told.partition = names.home(spot[0])
+        if item.verdict is None:
+            kept.append(told)
+        else:
+            marks.setdefault((spot[0], item.verdict), []).append((spot[1], told))
+    for (lane, verdict), members in marks.items():
+        _settle_together(settlement, lane, verdict, members)
+    settlement.finish()
+    if settlement.lease.ended_at == tx.now and some:
+        some[-1][1].released = True
+    for told in kept:
+        try:
+            told.until = extend(tx, token, None)
+        except AckflowError as refusal:
+            told.error = refusal
+
+
+def _settle_together(
+    settlement: Settlement, lane: int, verdict: Verdict, members: list[tuple[int, Told]]
+) -> None:
+    if len(members) == 1:
+        ((sequence, told),) = members
+        outcome = settlement.apply(Mark(verdict, lane, [sequence, sequence + 1]))
+        _tell(outcome, told)
+        return
+    outcome = settlement.apply(Mark(verdict, lane, ranges.of([seq for seq, _ in members])))
+    if not (outcome.refused or outcome.repeated or outcome.buried):
+        return
+    for sequence, told in members:
+        for part in outcome.refused:
+            if ranges.contains(part.ranges, sequence):
+                told.error = part.error
+        told.noop = any(ranges.contains(some, sequence) for _, some in outcome.repeated)
+        told.dead = any(ranges.contains(some, sequence) for _, some in outcome.buried)
+
+
+def _tell(outcome: Outcome, told: Told) -> None:
+    if outcome.refused:
+        told.error = outcome.refused[0].error
+    told.noop, told.dead = bool(outcome.noop), bool(outcome.dead)
+
+
+def _settle_alone(tx: Tx, item: Named, partition: int, told: Told) -> None:
+    spot = locate(tx, partition, item.txid)
+    lane = tx.lane(spot[0]) if spot else None
+    group = tx.group(lane.queue, item.group) if lane else None
+    if spot is None or lane is None or group is None or not _stored(tx, lane, spot[1]):
+        told.error = _not_there()
+        return
+    told.queue, told.partition = _home(tx, lane)
+    if item.verdict is None:
+        _extend_alone(tx, group, lane, spot[1], told)
+    else:
+        _tell(settle_in_group(tx, group, lane, spot[1], item.verdict), told)
+
+
+def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: Told) -> None:
+    refresh_stretch(tx, group, lane.id, sequence, sequence + 1)
+    claim = _claim_over(tx, group, lane, sequence)
+    lease = tx.lease_by_id(claim.lease) if claim and claim.lease else None
+    if lease is None:
+        told.error = LeaseLost()
+    else:
+        told.until = extend(tx, lease.token, None)
+
+
+def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Verdict) -> Outcome:
+    """Settle a message as it stands in a group: leased or come back, it is settled; never handed
+    out, it is not found; done, an ack is a repeat and any other verb refused."""
+    refresh_stretch(tx, group, lane.id, sequence, sequence + 1)
+    claim = _claim_over(tx, group, lane, sequence)
+    if claim is None:
+        return _settled_before(tx, group, lane, sequence, verdict)
+    if claim.state == LEASED:
+        lease = tx.lease_by_id(claim.lease or 0)
+        assert lease is not None, "a leased claim without its lease"
+        settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
+    elif claim.returned:
+        settlement = _held_for_a_moment(tx, group, lane, claim, sequence, verdict)
+    else:
+        return _refused(lane, sequence, _not_there())
+    outcome = settlement.apply(Mark(verdict, lane.id, [sequence, sequence + 1]))
+    settlement.finish()
+    make_ready(tx, lane.id, group.id)  # what it held back in an ordered group may come now
+    return outcome
+
+
+def _held_for_a_moment(
+    tx: Tx, group: Group, lane: Lane, claim: Claim, sequence: int, verdict: Verdict
+) -> Settlement:
+    """Put a message that came back under a lease of its own, which its settling ends."""
+    one = [sequence, sequence + 1]
+    claim.ranges = ranges.difference(claim.ranges, one)
+    tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+    cursor = tx.cursor(lane.id, group.id)
+    number = cursor.delivered if cursor else 0
+    end = tx.now + micros(1)
+    lease = Lease(0, tx.new_token(), group.id, "", tx.now, end, None, 1,
+                  [LeasePart(lane.id, one, number)])  # fmt: skip
+    tx.add_lease(lease)
+    # A release takes one hand-out back, and this was none.
+    deliveries = claim.deliveries + (verdict.verb == "release")
+    held = Claim(0, group.id, lane.id, one, LEASED, end, claim.since, deliveries, claim.failures,
+                 True, claim.error, lease.id)  # fmt: skip
+    tx.add_claim(held)
+    return Settlement(tx, group, lease, [held])
+
+
+def _settled_before(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Verdict) -> Outcome:
+    cursor: Cursor | None = tx.cursor(lane.id, group.id)
+    if (
+        cursor is None
+        or sequence >= cursor.next
+        or hidden_in(tx, lane, group.id, sequence, sequence + 1)
+    ):
+        return _refused(lane, sequence, _not_there())
+    dead = any(row.counted for row in tx.dead("dead_of", group.id, lane.id, sequence))
+    if dead == (verdict.verb in ("nack", "reject", "dead_letter")) and verdict.verb != "release":
+        return Outcome(noop=1, repeated=[(lane.id, [sequence, sequence + 1])])
+    words = "is a dead letter" if dead else "is already committed"
+    return _refused(lane, sequence, AlreadySettled(f"the message {words} in this group"))
+
+
+def _refused(lane: Lane, sequence: int, error: AckflowError) -> Outcome:
+    return Outcome(refused=[Refused(lane.id, [sequence, sequence + 1], error)])
+
+
+def _claim_over(tx: Tx, group: Group, lane: Lane, sequence: int) -> Claim | None:
+    for claim in tx.claims_in(lane.id, group.id, sequence, sequence + 1):
+        if ranges.contains(claim.ranges, sequence):
+            return claim
+    return None
+
+
+def _not_there() -> NotFound:
+    return NotFound("there is no such message in this partition")
+
+
+def _stored(tx: Tx, lane: Lane, sequence: int) -> bool:
+    return lane.base <= sequence < lane.head and not tx.is_gone(lane, sequence)
+
+
+def locate(tx: Tx, partition: int, txid: str) -> Spot | None:
+    """Where a message lies that is known by its own id, or by a transaction id that is kept."""
+    spot = spot_of_id(tx, txid)
+    if spot is not None:
+        lane = tx.lane(spot[0])
+        if lane is not None and lane.partition == partition and spot[1] < lane.head:
+            return spot
+    row = tx.one("get_txid", partition, txid)
+    return None if row is None else (row[0], row[1])
+
+
+def spot_of_id(tx: Tx, text: str) -> Spot | None:
+    if len(text) != 36 or text[14] != "8":
+        return None
+    try:
+        place = ids.parse_message_id(text)
+    except InvalidArgument:
+        return None
+    return (place.lane, place.sequence) if place.store == tx.store else None
+
+
+def _home(tx: Tx, lane: Lane) -> tuple[str, str]:
+    queue, home = tx.queue_by_id(lane.queue), tx.partition_by_id(lane.partition)
+    assert queue is not None
+    assert home is not None
+    return queue.name, home.name
+
+
+class LeaseNames:
+    """The messages of one lease by name.
+
+    A lease knows its messages also when they are copies, or when their transaction ids are no
+    longer kept. With `many` to find, all of them are listed at once instead of asked for one by one.
+    """
+
+    def __init__(self, tx: Tx, parts: list[LeasePart], many: bool) -> None:
+        self._tx = tx
+        self._parts = parts
+        self._many = many
+        self._homes: dict[int, tuple[str, str]] = {}
+        self._all: dict[tuple[int, str], Spot] | None = None
+
+    def spot(self, partition: int, txid: str) -> Spot | None:
+        if not self._many:
+            spot = locate(self._tx, partition, txid)
+            if spot is not None and self._has(spot):
+                return spot
+        if self._all is None:
+            self._all = dict(self._listed())
+        return self._all.get((partition, txid)) or self._by_id(partition, txid)
+
+    def home(self, lane: int) -> tuple[str, str]:
+        """The names of the queue and the partition of a lane."""
+        found = self._homes.get(lane)
+        if found is None:
+            row = self._tx.lane(lane)
+            assert row is not None
+            found = self._homes[lane] = _home(self._tx, row)
+        return found
+
+    def _by_id(self, partition: int, text: str) -> Spot | None:
+        spot = spot_of_id(self._tx, text)
+        lane = self._tx.lane(spot[0]) if spot and self._has(spot) else None
+        return spot if lane is not None and lane.partition == partition else None
+
+    def _has(self, spot: Spot) -> bool:
+        return any(p.lane == spot[0] and ranges.contains(p.ranges, spot[1]) for p in self._parts)
+
+    def _listed(self) -> Iterable[tuple[tuple[int, str], Spot]]:
+        for part in self._parts:
+            lane = self._tx.lane(part.lane)
+            prefix = ids.id_prefix(self._tx.store, part.lane)
+            for segment, first, stop in self._tx.segments_over(part.lane, part.ranges):
+                assert lane is not None, "a segment without its lane"
+                rest = self._tx.body(segment).rest
+                txids = rest.txids if rest else {}
+                for sequence in range(first, stop):
+                    txid = txids.get(sequence - segment.first)
+                    if txid is None:
+                        txid = f"{prefix}{sequence:012x}"
+                    yield (lane.partition, txid), (part.lane, sequence)

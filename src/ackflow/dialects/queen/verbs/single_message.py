@@ -1,0 +1,86 @@
+"""One message by partition and transaction id: all there is to know of it, and what to do with it."""
+
+from msgspec import Struct
+
+from .... import ids
+from ....broker.core.admin import delete_message
+from ....broker.core.dead_letters import DeadFilter, redrive
+from ....broker.core.handout import is_binary, payload, rest_of
+from ....errors import NotFound
+from ....store.records import DeadRow, Queue
+from ....store.tx import Tx
+from .locate import Located, letters, locate
+from .recent import Recent, describe
+
+
+class Picked(Struct):
+    """A message, stored or dead, and the dead letters there are of it."""
+
+    place: Located
+    id: str
+    created_at: int
+    raw: bytes
+    is_json: bool
+    txid: str
+    headers: dict[str, str]
+    found: Recent | None
+    letters: list[DeadRow]
+    groups: list[str]
+
+
+def pick(tx: Tx, partition: int, txid: str) -> Picked:
+    """Everything about one message."""
+    place = _found(tx, partition, txid)
+    dead = letters(tx, place)
+    id = ids.message_id(tx.store, place.lane.id, place.sequence)
+    groups = [group.name for group in tx.groups(place.queue.id)]
+    if place.segment is None:
+        row = dead[0]
+        own = row.rest
+        return Picked(
+            place, id, row.created_at, row.payload, not (own and own.binary),
+            own.txids.get(0, id) if own else id, own.headers.get(0, {}) if own else {}, None, dead,
+            groups,
+        )  # fmt: skip
+    body, index = tx.body(place.segment), place.sequence - place.segment.first
+    own = rest_of(body, index)
+    return Picked(
+        place, id, place.segment.created_at, payload(body, index), not is_binary(body, index),
+        own.txids.get(0, id) if own else id, own.headers.get(0, {}) if own else {},
+        describe(tx, place.queue, place.lane, place.segment, place.sequence), dead, groups,
+    )  # fmt: skip
+
+
+def queue_of(tx: Tx, partition: int) -> str | None:
+    """The name of the queue of a partition."""
+    home = tx.partition_by_id(partition)
+    queue: Queue | None = tx.queue_by_id(home.queue) if home else None
+    return queue.name if queue else None
+
+
+def remove(tx: Tx, partition: int, txid: str) -> bool:
+    """Remove a stored message for every group; False when it is not stored."""
+    place = locate(tx, partition, txid)
+    if place is None or place.segment is None:
+        return False
+    id = ids.message_id(tx.store, place.lane.id, place.sequence)
+    return delete_message(tx, place.queue.name, id)
+
+
+def retry(tx: Tx, partition: int, txid: str) -> int:
+    """Send the dead letters of a message back to their groups; answers with how many."""
+    place = _found(tx, partition, txid)
+    which = DeadFilter(place.queue.name, ids=[row.id for row in letters(tx, place)])
+    if not which.ids:
+        raise NotFound("the message is no dead letter")
+    sent = 0
+    while n := redrive(tx, which, None):
+        sent += n
+    return sent
+
+
+def _found(tx: Tx, partition: int, txid: str) -> Located:
+    place = locate(tx, partition, txid)
+    if place is None:
+        raise NotFound("Message not found")
+    return place

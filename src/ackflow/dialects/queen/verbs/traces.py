@@ -1,0 +1,111 @@
+"""Traces: what consumers tell of a message while they work on it. Kept for a week."""
+
+from msgspec import Struct
+
+from ....broker.core.handout import is_binary, payload
+from ....clock import SECOND
+from ....errors import NotFound
+from ....store.mapping import Row
+from ....store.tx import Tx
+from .locate import Located, locate
+
+TRACE_SECONDS = 7 * 24 * 3600
+
+
+class NewTrace(Struct):
+    """What is told of a message; `data` is JSON."""
+
+    partition: int
+    txid: str
+    event: str
+    data: bytes
+    names: list[str]
+    group: str | None = None
+    consumer: str | None = None
+
+
+class Trace(Struct):
+    """What was told; `names` are the traces it belongs to."""
+
+    id: int
+    partition: int
+    txid: str
+    lane: int
+    sequence: int
+    group: str | None
+    consumer: str | None
+    event: str
+    data: bytes
+    at: int
+    names: list[str]
+
+
+class TraceName(Struct):
+    """A name with how many traces and messages it has, and the time of the last."""
+
+    name: str
+    traces: int
+    messages: int
+    last_at: int
+
+
+class Told(Struct):
+    """A trace with the message it tells of, and the payload of that if it is still stored."""
+
+    trace: Trace
+    place: Located | None
+    raw: bytes | None = None
+    is_json: bool = True
+
+
+def record(tx: Tx, trace: NewTrace) -> int:
+    """Keep what is told of a message; refused when there is no such message."""
+    found = locate(tx, trace.partition, trace.txid)
+    if found is None:
+        raise NotFound("Message not found")
+    id = tx.insert("add_trace", trace.partition, trace.txid, found.lane.id, found.sequence,
+                   trace.group, trace.consumer, trace.event, trace.data, tx.now)  # fmt: skip
+    for name in dict.fromkeys(trace.names):
+        tx.run("add_trace_name", name, id)
+    return id
+
+
+def of_message(tx: Tx, partition: int, txid: str) -> list[Trace]:
+    """Everything told of a message, oldest first."""
+    return [_trace(tx, row) for row in tx.all("traces_of", partition, txid)]
+
+
+def by_name(tx: Tx, name: str, limit: int, offset: int) -> tuple[list[Told], int]:
+    """The traces of a name in the order they were told, and how many there are."""
+    found = []
+    for row in tx.all("traces_named", name, limit, offset):
+        trace = _trace(tx, row)
+        told = Told(trace, locate(tx, trace.partition, trace.txid))
+        if told.place is not None and (segment := told.place.segment) is not None:
+            body, index = tx.body(segment), told.place.sequence - segment.first
+            told.raw, told.is_json = payload(body, index), not is_binary(body, index)
+        found.append(told)
+    return found, int(tx.value("count_named", name))
+
+
+def names(tx: Tx, limit: int, offset: int) -> tuple[list[TraceName], int]:
+    """Every name, the one told of last first, and how many there are."""
+    found = [TraceName(*row) for row in tx.all("trace_names", limit, offset)]
+    return found, int(tx.value("count_trace_names"))
+
+
+def forget_old(tx: Tx, limit: int) -> int:
+    """Forget traces past their time."""
+    old = tx.all("old_traces", tx.now - TRACE_SECONDS * SECOND, limit)
+    for (id,) in old:
+        _drop(tx, id)
+    return len(old)
+
+
+def _drop(tx: Tx, id: int) -> None:
+    tx.run("drop_names_of_trace", id)
+    tx.run("drop_trace", id)
+
+
+def _trace(tx: Tx, row: Row) -> Trace:
+    return Trace(*[*row, [name for (name,) in tx.all("names_of_trace", row[0])]])
