@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ackflow import codec, wire
+from ackflow import wire
 from ackflow.broker.core import admin
 from ackflow.broker.core.pop import PopRequest
 from ackflow.broker.core.settle import Mark, Verdict
 from ackflow.client import requests
+from ackflow.session import encoding
 from ackflow.wire import MSGPACK
 
 from .measure import Json
@@ -27,7 +28,7 @@ def request(path: str, body: bytes, type: str = MSGPACK) -> bytes:
 
 
 def push_body(messages: Sequence[Json]) -> bytes:
-    made, _ = codec.request(
+    made, _ = encoding.request(
         QUEUE, messages, partition="Default", priority=0, delay=None, key=None
     )  # fmt: skip
     return wire.write(made, MSGPACK)

@@ -10,8 +10,8 @@ from typing import Any
 
 import ackflow
 from ackflow import Message, Session, Verdict
-from ackflow.consume import Consumer
-from ackflow.delivery import Settled
+from ackflow.session.consumer import Consumer
+from ackflow.session.messages import Settled
 
 Process = Callable[[Any], object]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from ackflow import Verdict, aio
 from ackflow.aio import Message, Session
-from ackflow.consume_aio import Consumer
-from ackflow.delivery import Settled
-from ackflow.transaction import Committed
+from ackflow.session.consumer_aio import Consumer
+from ackflow.session.messages import Settled
+from ackflow.session.transaction import Committed
 
 Process = Callable[[Any], Awaitable[object]]
 

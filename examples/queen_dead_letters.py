@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import ackflow
 from ackflow import Session
-from ackflow.deadletters import Alert
-from ackflow.policy import QueueOptions
+from ackflow.options import QueueOptions
+from ackflow.session.dead_letters import Alert
 
 
 def max_retries(q: Session) -> QueueOptions:

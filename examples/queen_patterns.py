@@ -11,9 +11,9 @@ from typing import Any
 
 import ackflow
 from ackflow import Message, Session
-from ackflow.consume import Consumer
-from ackflow.measure import AckStats
-from ackflow.transaction import Committed
+from ackflow.session.ack_stats import AckStats
+from ackflow.session.consumer import Consumer
+from ackflow.session.transaction import Committed
 
 
 @dataclass

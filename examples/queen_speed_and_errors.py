@@ -11,9 +11,9 @@ from typing import Any
 import ackflow
 from ackflow import Message, Session
 from ackflow.client.patience import Patience
-from ackflow.consume import Consumer
-from ackflow.delivery import Settled
 from ackflow.errors import LeaseLost
+from ackflow.session.consumer import Consumer
+from ackflow.session.messages import Settled
 
 Process = Callable[[Any], object]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from . import errors, model
 from .broker.core.settle import Verdict
 from .clock import VirtualClock
-from .codec import Item
-from .delivery import Batch, Message, Receipt, Refusal, Settled
 from .errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost
-from .policy import DEFAULTS, GroupOptions, QueueOptions
-from .session import Session, connect, set_may_lose
-from .transaction import Transaction
+from .options import DEFAULTS, GroupOptions, QueueOptions
+from .session.encoding import Item
+from .session.messages import Batch, Message, Receipt, Refusal, Settled
+from .session.session import Session, connect, set_may_lose
+from .session.transaction import Transaction
 
 if TYPE_CHECKING:
     from . import aio

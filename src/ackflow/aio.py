@@ -15,26 +15,27 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from . import buffer, checks, session
+from . import validate
 from .broker.aio import OnLoop
 from .broker.broker import Broker
 from .broker.core.handout import Handout
 from .broker.core.pop import PopRequest
 from .broker.core.settle import Verdict
-from .buffer import SECONDS, SIZE
-from .checks import Duration, Reason
 from .clock import Clock
-from .consume import Plan
-from .consume_aio import Consumer, interrupted
-from .deadletters import Alert
-from .delivery import Batch, Delivery, Receipt, to_verdict, waits
 from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionForked
-from .fluent import FluentQueue
-from .lease import Lease as PlainLease
-from .measure import AckStats
-from .policy import QUEUE_MODE, Dialect, QueueOptions
+from .options import QUEUE_MODE, Dialect, QueueOptions
+from .session import buffer, session
+from .session.ack_stats import AckStats
+from .session.buffer import SECONDS, SIZE
+from .session.consumer import Plan
+from .session.consumer_aio import Consumer, interrupted
+from .session.dead_letters import Alert
+from .session.fluent import FluentQueue
+from .session.lease import Lease as PlainLease
+from .session.messages import Batch, Delivery, Receipt, to_verdict, waits
+from .session.transaction import Committed, Operations
 from .store.durability import MayLose
-from .transaction import Committed, Operations
+from .validate import Duration, Reason
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +65,7 @@ async def connect(
             session.connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
             patience=patience,
         )  # fmt: skip
-        return Session(session.Session(remote, consumer, checks.shown(url)), beside)
+        return Session(session.Session(remote, consumer, validate.shown(url)), beside)
     opened = partial(
         session.connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
     )
@@ -178,7 +179,7 @@ class Transaction(Operations):
 
 
 class Lease:
-    """A lease known by its token alone; the verbs of `ackflow.lease.Lease`, awaitable."""
+    """A lease known by its token alone; the verbs of `ackflow.session.lease.Lease`, awaitable."""
 
     def __init__(self, owner: "Session", lease: PlainLease) -> None:
         self._owner = owner
@@ -198,7 +199,7 @@ class Lease:
 
 
 class Buffer:
-    """An `ackflow.buffer.Buffer`, awaitable; it is filled here and sent from a thread."""
+    """An `ackflow.session.buffer.Buffer`, awaitable; it is filled here and sent from a thread."""
 
     def __init__(self, gathering: buffer.Buffer) -> None:
         self._gathering = gathering
@@ -346,7 +347,7 @@ class Session:
             partition=partition, partitions=partitions, consumer=consumer, token=token,
             dialect=dialect, create=create,
         )  # fmt: skip
-        return await self.take(request, checks.seconds(wait, "wait"))
+        return await self.take(request, validate.seconds(wait, "wait"))
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop what a checked request asks for."""

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 from msgspec import Struct
 
-from .policy import GroupOptions, QueueOptions, Settings
+from .options import GroupOptions, QueueOptions, Settings
 
 T = TypeVar("T")
 

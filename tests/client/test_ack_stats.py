@@ -4,9 +4,10 @@ from contextlib import suppress
 
 import pytest
 
-from ackflow import Session, VirtualClock, aio, measure
+from ackflow import Session, VirtualClock, aio
 from ackflow.errors import LeaseLost, TransactionFailed, Unavailable
-from ackflow.measure import AckMeter, AckStats
+from ackflow.session import ack_stats
+from ackflow.session.ack_stats import AckMeter, AckStats
 
 from .conftest import Run
 
@@ -24,7 +25,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
-    monkeypatch.setattr(measure, "time", watch)
+    monkeypatch.setattr(ack_stats, "time", watch)
     return watch
 
 
@@ -71,7 +72,7 @@ def test_the_slowest_of_a_hundred_is_seen(watch: Watch) -> None:
 
 def test_the_percentile_is_of_the_last_thousand_calls(watch: Watch) -> None:
     meter = AckMeter()
-    for seconds in [5.0] * 100 + [0.001] * measure.LAST:
+    for seconds in [5.0] * 100 + [0.001] * ack_stats.LAST:
         with meter.measure(1):
             watch.now += seconds
     assert meter.stats().p99_latency == pytest.approx(0.001)

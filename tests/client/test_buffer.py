@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import ackflow
-from ackflow import Item, Session, VirtualClock, aio, buffer, codec
+from ackflow import Item, Session, VirtualClock, aio
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
+from ackflow.session import buffer, encoding
 
 from .waiting import until
 
@@ -195,7 +196,7 @@ def test_many_threads_fill_one_buffer(q: Session) -> None:
 
 
 def test_large_pushes_are_sent_in_parts(q: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MOST_BYTES", 1000)
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
     push, made = q.broker.push, list[int]()
     monkeypatch.setattr(q.broker, "push", lambda r: (made.append(len(r.chunks)), push(r))[1])
     with q.buffer(seconds=1e6) as gathering:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ackflow
-from ackflow import Message, Session, VirtualClock, consume
+from ackflow import Message, Session, VirtualClock
 from ackflow.broker.core.pop import PopRequest
 from ackflow.errors import (
     AckflowError,
@@ -21,6 +21,7 @@ from ackflow.errors import (
     StorageBusy,
     Unavailable,
 )
+from ackflow.session.consumer import Consumer, Counted
 
 from .waiting import until
 
@@ -67,7 +68,7 @@ def test_a_handler_gets_every_message_and_settles_it(q: Session) -> None:
     with q.consume("orders", handle, group="g", **NOW) as consumer:
         until(lambda: len(seen) == 5)
     assert seen == [0, 1, 2, 3, 4]
-    assert consumer.counts == consume.Counted(received=5, succeeded=5)
+    assert consumer.counts == Counted(received=5, succeeded=5)
     assert counts(q).done == 5
 
 
@@ -234,7 +235,7 @@ def test_a_stop_returns_what_was_not_started_uncounted_and_finishes_what_was(q: 
         gate.begun.wait(20)
         consumer.stop()
         gate.open.set()
-    assert consumer.counts == consume.Counted(received=5, succeeded=1, returned=4)
+    assert consumer.counts == Counted(received=5, succeeded=1, returned=4)
     assert (counts(q).done, counts(q).ready) == (1, 4)
     again = q.pop("orders", group="g", batch=9)
     assert [(m.data, m.deliveries, m.failures) for m in again] == [
@@ -247,13 +248,13 @@ def test_an_event_of_the_caller_stops_the_loop(q: Session) -> None:
     consumer = q.consume("orders", print, group="g", stop=stop, **NOW)
     assert consumer.running
     stop.set()
-    assert consumer.join() == consume.Counted()
+    assert consumer.join() == Counted()
     assert not consumer.running
 
 
 def test_a_handler_may_stop_its_own_loop(q: Session) -> None:
     q.push("orders", [1, 2])
-    running: list[consume.Consumer] = []
+    running: list[Consumer] = []
 
     def handle(message: Message) -> None:
         message.ack()
@@ -278,7 +279,7 @@ def test_closing_the_session_stops_its_loops_first(q: Session) -> None:
     until(consumer._stop.is_set)
     gate.open.set()
     closing.join()
-    assert consumer.counts == consume.Counted(received=2, succeeded=1, returned=1)
+    assert consumer.counts == Counted(received=2, succeeded=1, returned=1)
     with pytest.raises(SessionClosed):
         q.pop("orders")
 
@@ -415,7 +416,7 @@ def test_a_lease_that_the_handler_settled_is_not_called_lost(
 def test_a_server_that_goes_away_is_waited_for(
     q: Session, monkeypatch: pytest.MonkeyPatch, error: type[AckflowError]
 ) -> None:
-    monkeypatch.setattr(consume, "PAUSES", (0.0,))
+    monkeypatch.setattr("ackflow.session.consumer.PAUSES", (0.0,))
     q.push("orders", 1)
     take, asked = q.take, list[PopRequest]()
 
@@ -437,7 +438,7 @@ def test_a_server_that_goes_away_is_waited_for(
 def test_a_nack_is_sent_when_the_server_is_back(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume, "PAUSES", (0.0,))
+    monkeypatch.setattr("ackflow.session.consumer.PAUSES", (0.0,))
     q.push("orders", 1)
     nack, tried = q.nack, list[object]()
 

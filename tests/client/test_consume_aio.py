@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from ackflow import VirtualClock, aio, consume, consume_aio
+from ackflow import VirtualClock, aio
 from ackflow.aio import Message
 from ackflow.broker.core.pop import PopRequest
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
+from ackflow.session import consumer_aio
+from ackflow.session.consumer import Counted
 
 from .waiting import until, until_awaited
 
@@ -53,7 +55,7 @@ def test_a_handler_is_awaited_for_every_message(run: Run) -> None:
         async with q.consume("orders", handle, group="g", **NOW) as consumer:
             await until_awaited(lambda: consumer.counts.succeeded == 3)
         assert seen == [1, 2, 3]
-        assert consumer.counts == consume.Counted(received=3, succeeded=3)
+        assert consumer.counts == Counted(received=3, succeeded=3)
         assert (await counts(q)).done == 3
 
     run(test)
@@ -62,7 +64,7 @@ def test_a_handler_is_awaited_for_every_message(run: Run) -> None:
 def test_awaiting_a_consumer_waits_until_it_is_stopped(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         await q.push("orders", [1, 2])
-        running: list[consume_aio.Consumer] = []
+        running: list[consumer_aio.Consumer] = []
 
         async def handle(messages: list[Message]) -> None:
             await q.ack(messages)
@@ -153,7 +155,7 @@ def test_a_stop_returns_what_was_not_started_uncounted(run: Run) -> None:
             await begun.wait()
             consumer.stop()
             go.set()
-        assert consumer.counts == consume.Counted(received=3, succeeded=1, returned=2)
+        assert consumer.counts == Counted(received=3, succeeded=1, returned=2)
         again = await q.pop("orders", group="g", batch=9)
         assert [(m.data, m.deliveries) for m in again] == [(2, 1), (3, 1)]
 
@@ -178,7 +180,7 @@ def test_cancelling_the_one_who_waits_stops_gracefully(run: Run) -> None:
         go.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert consumer.counts == consume.Counted(received=2, succeeded=1, returned=1)
+        assert consumer.counts == Counted(received=2, succeeded=1, returned=1)
 
     run(test)
 
@@ -196,7 +198,7 @@ def test_closing_the_session_stops_its_loops_first(run: Run) -> None:
         consumer = q.consume("orders", handle, group="g", batch=2, each=True, **NOW)
         await begun.wait()
         await q.close()
-        assert consumer.counts == consume.Counted(received=2, succeeded=1, returned=1)
+        assert consumer.counts == Counted(received=2, succeeded=1, returned=1)
         with pytest.raises(SessionClosed):
             await q.pop("orders")
 
@@ -301,7 +303,7 @@ def test_a_lost_lease_cancels_its_handler(run: Run, clock: VirtualClock) -> None
 
 
 def test_a_server_that_goes_away_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume, "PAUSES", (0.0,))
+    monkeypatch.setattr("ackflow.session.consumer.PAUSES", (0.0,))
 
     async def test(q: aio.Session) -> None:
         await q.push("orders", 1)
@@ -362,7 +364,7 @@ def test_a_handler_that_hangs_is_cancelled_after_the_timeout_and_its_message_nac
             await begun.wait()
             clock.advance(30)
             await until_awaited(lambda: consumer.counts.succeeded == 2)
-        assert consumer.counts == consume.Counted(received=4, succeeded=2, returned=1, timed_out=1)
+        assert consumer.counts == Counted(received=4, succeeded=2, returned=1, timed_out=1)
         assert (await counts(q)).done == 2
 
     run(test)

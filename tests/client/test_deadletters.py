@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ackflow import Item, Session, VirtualClock, aio, codec, deadletters
-from ackflow.deadletters import Alert
+from ackflow import Item, Session, VirtualClock, aio
 from ackflow.errors import InvalidArgument, QueueNotFound, Unavailable
-from ackflow.policy import QUEUE_MODE
+from ackflow.options import QUEUE_MODE
+from ackflow.session import dead_letters, encoding
+from ackflow.session.dead_letters import Alert
 
 from .conftest import Run
 from .waiting import until
@@ -35,8 +36,8 @@ def crash(*_: Any, **__: Any) -> int:
 
 
 def test_the_numbers_are_those_of_the_document() -> None:
-    assert deadletters.ABOVE == 100
-    assert deadletters.REPROCESSED == "reprocess-"
+    assert dead_letters.ABOVE == 100
+    assert dead_letters.REPROCESSED == "reprocess-"
 
 
 # what they died of
@@ -146,7 +147,7 @@ def test_an_id_that_would_become_too_long_gives_way_to_the_messages_own(q: Sessi
 def test_many_pages_are_reprocessed_in_the_order_of_their_death(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "PAGE", 3)
+    monkeypatch.setattr(dead_letters, "PAGE", 3)
     bury(q, *range(10))
     assert q.reprocess("orders") == 10
     assert [data for _, data in read(q)] == list(range(10))
@@ -155,7 +156,7 @@ def test_many_pages_are_reprocessed_in_the_order_of_their_death(
 def test_large_letters_are_reprocessed_in_parts_that_a_server_takes(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "MOST_BYTES", 1000)
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
     sizes = [400, 400, 400, 2000, 1, 1]
     bury(q, *(bytes(size) for size in sizes))
     pushed: list[int] = []
@@ -176,7 +177,7 @@ def test_nothing_to_reprocess_is_no_error_but_no_queue_is(q: Session) -> None:
 def test_what_dies_while_others_are_reprocessed_is_left_for_the_next_time(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "PAGE", 2)
+    monkeypatch.setattr(dead_letters, "PAGE", 2)
     bury(q, *(Item(data=n, transaction_id=f"t{n}") for n in range(4)))
     push = q.push
 

@@ -8,7 +8,7 @@ import pytest
 
 from ackflow import Item, Message, Session, VirtualClock, aio
 from ackflow.errors import InvalidArgument, TransactionFailed, UnknownOption
-from ackflow.fluent import Choices
+from ackflow.session.fluent import Choices
 
 from .conftest import Run
 from .waiting import until, until_awaited

@@ -11,7 +11,7 @@ import ackflow
 from ackflow import VirtualClock, aio
 from ackflow.broker.broker import Broker
 from ackflow.errors import InvalidArgument, SessionClosed
-from ackflow.policy import QUEUE_MODE
+from ackflow.options import QUEUE_MODE
 from ackflow.pushpop import (
     AcknowledgeRequest,
     AcknowledgeResponse,

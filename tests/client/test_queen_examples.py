@@ -15,7 +15,7 @@ import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.client import patience, sync
 from ackflow.errors import CircuitOpen, InvalidArgument, LeaseLost, TransactionFailed, Unavailable
-from ackflow.policy import DEFAULTS, QUEUE_MODE
+from ackflow.options import DEFAULTS, QUEUE_MODE
 
 from . import queen
 from .queen import ASYNC, EXAMPLES, FILES, HEADINGS, LOADED, Example, Proof, Work, data, shown

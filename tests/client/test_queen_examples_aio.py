@@ -8,7 +8,7 @@ import pytest
 
 from ackflow import VirtualClock, aio
 from ackflow.errors import TransactionFailed
-from ackflow.policy import QUEUE_MODE
+from ackflow.options import QUEUE_MODE
 
 from . import queen
 from .queen import ASYNC, HEADINGS, LOADED, Proof, Work, data

@@ -25,8 +25,8 @@ import ackflow
 from ackflow import Batch, Message, VirtualClock, aio
 from ackflow.broker.broker import Broker
 from ackflow.broker.core.handout import Handout
-from ackflow.lease import Lease
-from ackflow.transaction import Transaction
+from ackflow.session.lease import Lease
+from ackflow.session.transaction import Transaction
 
 
 class Loop:

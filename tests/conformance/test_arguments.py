@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import ackflow
-from ackflow import Item, Session, VirtualClock, checks
+from ackflow import Item, Session, VirtualClock, validate
 from ackflow.errors import InvalidArgument, KeyConflict, LeaseLost
 from ackflow.model import Page, when
 
@@ -158,7 +158,7 @@ def test_what_is_given_back_says_what_it_is(q: Session) -> None:
     ],
 )
 def test_what_is_shown_of_a_place_has_no_password(url: str) -> None:
-    assert "secret" not in checks.shown(url)
+    assert "secret" not in validate.shown(url)
     if url.startswith("http"):
         with ackflow.connect(url, token="secret", consumer="me") as q:
             assert repr(q) == (

@@ -6,7 +6,7 @@ import pytest
 
 from ackflow import Item, Session, VirtualClock
 from ackflow.errors import GroupNotFound, NotFound, QueueNotFound
-from ackflow.policy import QUEUE_MODE
+from ackflow.options import QUEUE_MODE
 
 START = 1_700_000_000.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from ackflow import DEFAULTS, Session, VirtualClock
 from ackflow.errors import UnknownOption
-from ackflow.policy import Dialect
+from ackflow.options import Dialect
 
 # ordering, lease, retry_limit, max_deliver, window, batch
 TABLE: dict[Dialect, tuple[str, float, int | None, int | None, int | None, int]] = {

@@ -6,9 +6,9 @@ import pytest
 from msgspec import Raw
 
 from ackflow import Session, VirtualClock
-from ackflow.codec import MANY
 from ackflow.errors import InvalidArgument, PayloadTooLarge, QueueFull
-from ackflow.policy import MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ackflow.options import MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ackflow.session.encoding import MANY
 
 N = 3 * MANY
 VALUES: list[Any] = [

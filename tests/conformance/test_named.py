@@ -16,7 +16,7 @@ from ackflow.dialects.queen.verbs.settle_by_name import (
 )
 from ackflow.dialects.queen.verbs.settle_by_name import Names as ByName
 from ackflow.errors import AlreadySettled, LeaseExpired, LeaseLost, NotFound, TransactionFailed
-from ackflow.policy import QUEUE_MODE
+from ackflow.options import QUEUE_MODE
 
 # These verbs are for servers: nobody calls them from afar.
 pytestmark = pytest.mark.parametrize("open_session", ["memory", "file"], indirect=True)

@@ -12,7 +12,7 @@ import ackflow
 from ackflow import Item, Session, VirtualClock, ids
 from ackflow.errors import InvalidArgument, KeyConflict, PayloadTooLarge, QueueNotFound
 from ackflow.model import when
-from ackflow.policy import MAX_PAYLOAD
+from ackflow.options import MAX_PAYLOAD
 
 DAY = 86_400
 

@@ -7,7 +7,7 @@ import pytest
 from ackflow import Session
 from ackflow.broker.core import expiry, take
 from ackflow.clock import VirtualClock
-from ackflow.policy import QUEUE_MODE
+from ackflow.options import QUEUE_MODE
 
 
 class Sizes(NamedTuple):

@@ -5,7 +5,7 @@ from ackflow.broker.readers import commit as batches
 from ackflow.broker.readers import verbs as readers
 from ackflow.broker.readers.commit import BatchCommit, BatchDone
 from ackflow.broker.readers.verbs import Lot, ReaderRequest
-from ackflow.delivery import Batch, Message
+from ackflow.session.messages import Batch, Message
 
 LEASE = 60.0
 

@@ -8,8 +8,8 @@ from ackflow.broker.core.transactions import Settles
 from ackflow.broker.readers import commit as batches
 from ackflow.broker.readers import verbs as readers
 from ackflow.broker.readers.commit import BatchDone, Hold
-from ackflow.delivery import Message
 from ackflow.errors import LeaseLost, StageMissing, TransactionFailed
+from ackflow.session.messages import Message
 
 from .planner import LEASE, Planner, commit, done, popped, stage
 

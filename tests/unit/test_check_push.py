@@ -8,7 +8,7 @@ import pytest
 from ackflow.broker.core.push import Chunk, PushRequest
 from ackflow.broker.registry import check_push
 from ackflow.errors import InvalidArgument
-from ackflow.policy import MAX_SEGMENT_COUNT
+from ackflow.options import MAX_SEGMENT_COUNT
 from ackflow.store.records import Rest
 
 GOOD = Chunk("q", "p", 0, None, array("i", [1, 3]), b"123")

@@ -13,7 +13,7 @@ import ackflow
 from ackflow import Session
 from ackflow.broker.core import dead_letters
 from ackflow.errors import StorageFailed
-from ackflow.policy import MAX_SEGMENT_BYTES
+from ackflow.options import MAX_SEGMENT_BYTES
 
 MIB = 1024 * 1024
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ackflow.clock import SECOND
-from ackflow.policy import (
+from ackflow.options import (
     DEFAULTS,
     Again,
     Dead,

@@ -13,11 +13,11 @@ from tests.client.waiting import until
 
 import ackflow
 import ackflow.aio
-from ackflow import codec
 from ackflow.broker.aio import OnLoop
 from ackflow.broker.core.pop import PopRequest
 from ackflow.broker.core.push import PushRequest
 from ackflow.errors import OutcomeUnknown
+from ackflow.session import encoding
 from ackflow.store.durability import MayLose
 from ackflow.store.sqlite import wal_sync
 
@@ -224,7 +224,7 @@ def test_an_asyncio_session_goes_on_while_a_push_is_synced(tmp_path: Path, syncs
 
 def test_a_server_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -> None:
     def push(n: int) -> PushRequest:
-        return codec.request("q", n, partition="p", priority=0, delay=None, key=None)[0]
+        return encoding.request("q", n, partition="p", priority=0, delay=None, key=None)[0]
 
     async def work(q: ackflow.Session) -> None:
         on_loop = OnLoop(q._broker)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, field
 
-from .. import checks
+from .. import validate
 from ..clock import micros
 from ..errors import InvalidArgument, NotFound
 from ..store.tx import Tx
@@ -72,19 +72,19 @@ def digest(token: str) -> bytes:
 def grant(text: str) -> Grant:
     """A grant as it is written: `read-write:orders.*`, or a role alone for every queue."""
     role, _, pattern = text.partition(":")
-    checks.one_of(role, "role", ROLES)
-    return Grant(role, checks.name(pattern or EVERY_QUEUE, "queue pattern"))  # type: ignore[arg-type]
+    validate.one_of(role, "role", ROLES)
+    return Grant(role, validate.name(pattern or EVERY_QUEUE, "queue pattern"))  # type: ignore[arg-type]
 
 
 def create(tx: Tx, name: str, grants: list[Grant], seconds: float | None) -> str:
     """Make a token of that name; this is the only time it is known."""
-    checks.name(name, "token name")
+    validate.name(name, "token name")
     if not grants:
         raise InvalidArgument("a token needs at least one grant")
     if any(token.name == name and token.revoked_at is None for token in tokens(tx)):
         raise InvalidArgument(f"there is a token {name!r} already; revoke it first")
     secret = PREFIX + secrets.token_urlsafe(32)
-    until = None if seconds is None else tx.now + micros(checks.positive(seconds, "seconds"))
+    until = None if seconds is None else tx.now + micros(validate.positive(seconds, "seconds"))
     packed = msgspec.json.encode(grants).decode()
     tx.insert("add_access_token", name, digest(secret), packed, tx.now, until)
     changed(tx)

@@ -7,7 +7,7 @@ from collections import deque
 
 from .. import ids, ranges
 from ..clock import SECOND
-from ..policy import QUEUE_MODE
+from ..options import QUEUE_MODE
 from ..store.counters import Died, Tally
 
 # Seconds from hand-out to ack: upper bounds, the last one open.

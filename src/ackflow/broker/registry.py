@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from .. import checks, codec, policy
+from .. import options, validate
 from ..dialects.pushpop import lock
 from ..errors import InvalidArgument
-from ..policy import GroupOptions, QueueOptions
+from ..options import GroupOptions, QueueOptions
 from ..ranges import Ranges
+from ..session import encoding
 from ..wire import Codec, Popped
 from .core import admin, dead_letters, leases, settle, stage, transactions
 from .core.handout import Handout
@@ -57,24 +58,24 @@ def check_push(request: PushRequest) -> None:
     for chunk in request.chunks:
         _chunk(chunk)
     if request.key is not None:
-        checks.name(request.key, "key")
-        request.digest = codec.digest_of(request.chunks)
+        validate.name(request.key, "key")
+        request.digest = encoding.digest_of(request.chunks)
 
 
 def _chunk(chunk: Chunk) -> None:
-    checks.name(chunk.queue, "queue")
-    checks.name(chunk.partition, "partition")
-    checks.priority(chunk.priority)
+    validate.name(chunk.queue, "queue")
+    validate.name(chunk.partition, "partition")
+    validate.priority(chunk.priority)
     if chunk.delay is not None:
-        checks.seconds(chunk.delay, "delay")
+        validate.seconds(chunk.delay, "delay")
     if chunk.at is not None:
-        checks.whole(chunk.at, "at", 0, 1 << 62)
+        validate.whole(chunk.at, "at", 0, 1 << 62)
     if chunk.whole:
         raise InvalidArgument("a chunk that is sent says where each of its messages ends")
     ends = chunk.ends.tolist()
     if not ends or ends[0] < 0 or ends[-1] != len(chunk.data) or sorted(ends) != ends:
         raise InvalidArgument("the offsets of a chunk rise and the last is the size of its data")
-    if len(ends) > policy.MAX_SEGMENT_COUNT or len(chunk.data) > policy.MAX_PAYLOAD:
+    if len(ends) > options.MAX_SEGMENT_COUNT or len(chunk.data) > options.MAX_PAYLOAD:
         raise InvalidArgument("a chunk is too large; send several")
     if chunk.rest is not None:
         rest = chunk.rest
@@ -83,30 +84,30 @@ def _chunk(chunk: Chunk) -> None:
         if any(not 0 <= place < len(ends) for place in places):
             raise InvalidArgument("a chunk speaks of messages that are not in it")
         for txid in rest.txids.values():
-            checks.name(txid, "transaction_id")
+            validate.name(txid, "transaction_id")
         for headers in rest.headers.values():
-            checks.headers(headers)
+            validate.headers(headers)
 
 
 def check_pop(request: PopRequest) -> None:
-    checks.name(request.queue, "queue")
-    checks.name(request.group, "group")
-    checks.name(request.consumer, "consumer")
+    validate.name(request.queue, "queue")
+    validate.name(request.group, "group")
+    validate.name(request.consumer, "consumer")
     if request.batch != 0:
-        checks.batch(request.batch)
-    checks.dialect(request.dialect)
+        validate.batch(request.batch)
+    validate.dialect(request.dialect)
     if request.lease_seconds is not None:
-        checks.positive(request.lease_seconds, "lease_seconds")
+        validate.positive(request.lease_seconds, "lease_seconds")
     if request.partition is not None:
-        checks.name(request.partition, "partition")
+        validate.name(request.partition, "partition")
     if request.partitions is not None:
-        checks.whole(request.partitions, "partitions", 1, 10_000)
+        validate.whole(request.partitions, "partitions", 1, 10_000)
     if request.token is not None:
         _token(request.token)
 
 
 def _token(token: int, *_: object) -> None:
-    checks.whole(token, "token", -(1 << 63), (1 << 63) - 1)
+    validate.whole(token, "token", -(1 << 63), (1 << 63) - 1)
 
 
 def _set(which: Ranges) -> None:
@@ -128,8 +129,8 @@ def _marks(token: int, marks: list[Mark], *_: object) -> None:
 
 
 def _lock(queue: str, group: str, token: int | None, verdict: settle.Verdict, *_: object) -> None:
-    checks.name(queue, "queue")
-    checks.name(group, "group")
+    validate.name(queue, "queue")
+    validate.name(group, "group")
     if token is not None:
         _token(token)
     verdict.check()
@@ -148,19 +149,19 @@ def _transaction(request: transactions.TransactionRequest, *_: object) -> None:
             case transactions.Pushes(push):
                 check_push(push)
             case transactions.Puts(key, value):
-                checks.name(key, "key")
+                validate.name(key, "key")
                 msgspec.json.decode(value)
             case transactions.Deletes(key):
-                checks.name(key, "key")
+                validate.name(key, "key")
 
 
 def _stage(producer: str, batch: int, chunks: list[Chunk], *_: object) -> None:
-    checks.name(producer, "producer")
-    checks.whole(batch, "batch", 0, 1 << 60)
+    validate.name(producer, "producer")
+    validate.whole(batch, "batch", 0, 1 << 60)
     for chunk in chunks:
         _chunk(chunk)
         if chunk.at is not None:
-            raise InvalidArgument(codec.STAGED_AT)
+            raise InvalidArgument(encoding.STAGED_AT)
 
 
 def _publish(
@@ -170,65 +171,65 @@ def _publish(
     also: transactions.TransactionRequest | None,
     *_: object,
 ) -> None:
-    checks.name(producer, "producer")
-    checks.whole(batch, "batch", 0, 1 << 60)
+    validate.name(producer, "producer")
+    validate.whole(batch, "batch", 0, 1 << 60)
     if also is not None:
         _transaction(also)
 
 
 def _options(kind: type[QueueOptions] | type[GroupOptions], given: dict[str, Any]) -> None:
     """Options as they are stored; what cannot be is refused by name."""
-    check = checks.queue_options if kind is QueueOptions else checks.group_options
+    check = validate.queue_options if kind is QueueOptions else validate.group_options
     given.update(check({k: v for k, v in given.items() if k != "start"}))
     start = given.get("start", "all")
     if start not in ("all", "new"):
-        checks.whole(start, "start", 0, 1 << 62)
+        validate.whole(start, "start", 0, 1 << 62)
 
 
 def _configure(queue: str, given: dict[str, Any], *_: object) -> None:
-    checks.name(queue, "queue")
+    validate.name(queue, "queue")
     _options(QueueOptions, given)
 
 
 def _group(queue: str, name: str, given: dict[str, Any], *_: object) -> None:
-    checks.name(queue, "queue")
-    checks.name(name, "group")
+    validate.name(queue, "queue")
+    validate.name(name, "group")
     _options(GroupOptions, given)
 
 
 def _browse(request: browse.BrowseRequest, *_: object) -> None:
-    checks.whole(request.limit, "limit", 1, 10_000)
-    checks.seconds(request.seconds, "seconds")
+    validate.whole(request.limit, "limit", 1, 10_000)
+    validate.seconds(request.seconds, "seconds")
     request.seconds = min(request.seconds, 10.0)
     if request.after is not None and len(request.after) != 2:
         raise InvalidArgument("after is the `next` of a page before")
 
 
 def _peek(_: str, group: str, limit: int, *__: object) -> None:
-    checks.name(group, "group")
-    checks.whole(limit, "limit", 1, 10_000)
+    validate.name(group, "group")
+    validate.whole(limit, "limit", 1, 10_000)
 
 
 def _follow(
     _: str, __: str | None, ___: dict[int, int] | None, last: int, limit: int, *____: object
 ) -> None:
-    checks.whole(last, "last", 0, 10_000)
-    checks.whole(limit, "limit", 1, 10_000)
+    validate.whole(last, "last", 0, 10_000)
+    validate.whole(limit, "limit", 1, 10_000)
 
 
 def _dead(which: dead_letters.DeadFilter, *_: object) -> None:
-    checks.name(which.queue, "queue")
+    validate.name(which.queue, "queue")
 
 
 def _lease_next(request: verbs.ReaderRequest) -> None:
-    checks.whole(request.rows, "rows", 0, 1 << 60)
-    checks.whole(request.bytes, "bytes", 1, 1 << 60)
-    checks.positive(request.lease_seconds, "lease_seconds")
+    validate.whole(request.rows, "rows", 0, 1 << 60)
+    validate.whole(request.bytes, "bytes", 1, 1 << 60)
+    validate.positive(request.lease_seconds, "lease_seconds")
 
 
 def _reader(*arguments: object) -> None:
     """The verbs of a reader that may lease end with the time of it."""
-    checks.positive(arguments[-1], "lease_seconds")
+    validate.positive(arguments[-1], "lease_seconds")
 
 
 def _fetch(_: str, __: int, ___: int, lane: int, token: int, which: Ranges, *____: int) -> None:
@@ -247,8 +248,8 @@ def _judge(settles: list[transactions.Settles], holds: list[commit.Hold]) -> Non
 
 
 def _commit_batch(request: commit.BatchCommit) -> None:
-    checks.name(request.producer, "producer")
-    checks.whole(request.batch, "batch", 0, 1 << 60)
+    validate.name(request.producer, "producer")
+    validate.whole(request.batch, "batch", 0, 1 << 60)
     _judge(request.settles, request.holds)
 
 

@@ -16,7 +16,7 @@ from ..clock import micros
 from ..dialects.queen.verbs.traces import TRACE_SECONDS, forget_old
 from ..errors import PayloadSealed
 from ..model import Upkeep
-from ..policy import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
+from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
 from ..ranges import Ranges
 from ..store.records import Segment
 from ..store.tx import Tx

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ..errors import InvalidArgument, NotFound
 from ..model import GroupStats
-from ..policy import GroupOptions, QueueOptions
+from ..options import GroupOptions, QueueOptions
 from . import inputs, output
 from .inputs import Group, GroupName, Partition, Queue, group_option
 from .output import Columns, group_name, many

@@ -10,8 +10,8 @@ import typer
 from msgspec import Struct
 
 from ..errors import AckflowError, InvalidArgument
-from ..policy import MAX_BATCH
-from ..session import Session
+from ..options import MAX_BATCH
+from ..session.session import Session
 from .output import Columns, many
 from .shell import Link, command
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .. import checks
+from .. import validate
 from ..errors import InvalidArgument
 from . import where
 from .output import Columns, Output
@@ -37,20 +37,22 @@ def add(
     saved = where.load()
     if not name.strip():
         raise InvalidArgument("a context has a name")
-    if not checks.is_url(where.checked(url)):
+    if not validate.is_url(where.checked(url)):
         url = os.path.abspath(url)
     before = saved.known.get(name)
     new = Context(url, token, None if ca_file is None else os.path.abspath(ca_file))
     if before not in (None, new) and not force:
         has = ", with a token" if before.token else ""
         raise Refused(
-            f"context {name} is {checks.shown(before.url)}{has}; give --force to replace it"
+            f"context {name} is {validate.shown(before.url)}{has}; give --force to replace it"
         )
     saved.known[name] = new
     if use:
         saved.current = name
     where.save(saved)
-    print(f"context {name} is {checks.shown(url)}{' and in use' if saved.current == name else ''}")
+    print(
+        f"context {name} is {validate.shown(url)}{' and in use' if saved.current == name else ''}"
+    )
     if before is not None and before.token and not token:
         print("its token was removed")
     if saved.current != name:
@@ -87,7 +89,7 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
             [
                 "*" if name == saved.current else "",
                 name,
-                checks.shown(one.url),
+                validate.shown(one.url),
                 "yes" if one.token else "",
             ]
             for name, one in saved.known.items()
@@ -95,7 +97,7 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
         (
             {
                 "name": name,
-                "url": checks.shown(one.url),
+                "url": validate.shown(one.url),
                 "current": name == saved.current,
                 "token": bool(one.token),
             }

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 import typer
 from msgspec import Struct
 
-from .. import __version__, checks
+from .. import __version__, validate
 from ..clock import SECOND
 from ..errors import AckflowError, NotADatabase, SchemaTooNew, StorageFull
 from ..model import LeaseStats, QueueStats
-from ..session import Session
+from ..session.session import Session
 from . import output
 from .output import ago, group_name, many, safe, size, span
 from .shell import FAILED, Link, command, there, unreachable
@@ -95,7 +95,7 @@ def _database(link: Link, deep: bool) -> Iterator[Finding]:
     place = link.place
     there(place)
     whole = True
-    for finding in [] if checks.is_url(place.url) else _of_file(place.url, deep):
+    for finding in [] if validate.is_url(place.url) else _of_file(place.url, deep):
         whole = whole and (finding.what == "disk" or finding.level != "bad")
         yield finding
     if not whole:
@@ -106,7 +106,7 @@ def _database(link: Link, deep: bool) -> Iterator[Finding]:
         yield Finding("bad", "open", error.message, _mend(error, place))
         return
     yield Finding("ok", "open", "it can be opened for reading and writing")
-    yield from _time(session, checks.is_url(place.url))
+    yield from _time(session, validate.is_url(place.url))
     yield _upkeep(session)
     queues = session.queues()
     yield from _contents(session, queues)
@@ -155,7 +155,7 @@ def _mend(error: AckflowError, place: Place) -> str:
         return "see that the path is right; nothing was changed in the file"
     if isinstance(error, StorageFull):
         return "make room on the disk"
-    if checks.is_url(place.url):
+    if validate.is_url(place.url):
         return f"see that the server of {place.shown} runs and lets you in"
     return f"see that you may read and write {place.url} and the folder it is in"
 

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ..codec import Item
 from ..errors import AckflowError, InvalidArgument
-from ..policy import MAX_PAYLOAD
+from ..options import MAX_PAYLOAD
+from ..session.encoding import Item
 
 AT_ONCE = 1 << 20  # bytes gathered before they are pushed
 MOST = 10_000  # messages in one push

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..policy import QUEUE_MODE
+from ..options import QUEUE_MODE
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?")

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import NotFound
 from ..model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, Why
-from ..policy import QUEUE_MODE
+from ..options import QUEUE_MODE
 from . import output
 from .inputs import Group, Limit, MaybeQueue, Partition, Queue, Since, StateFor, Until, duration
 from .inputs import group as group_of

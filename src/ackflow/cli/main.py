@@ -6,9 +6,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from .. import __version__, checks
+from .. import __version__, validate
 from ..errors import InvalidArgument
-from ..policy import MAX_BATCH, Counting
+from ..options import MAX_BATCH, Counting
 from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
 from .inputs import duration
 from .output import Output
@@ -89,7 +89,7 @@ def completion(
     from typer._completion_shared import get_completion_script
 
     meant = shell or os.path.basename(os.environ.get("SHELL", ""))
-    checks.one_of(meant, "shell", SHELLS)
+    validate.one_of(meant, "shell", SHELLS)
     script = get_completion_script(
         prog_name="ackflow", complete_var="_ACKFLOW_COMPLETE", shell=meant
     )
@@ -158,9 +158,9 @@ def serve(
         require_token=require_token,
         allow_open=allow_open,
         read_seconds=read_timeout,
-        log_format=checks.one_of(log_format, "--log-format", FORMATS),
-        log_level=checks.one_of(log_level, "--log-level", LEVELS),
-        queen_retry_limit=checks.one_of(
+        log_format=validate.one_of(log_format, "--log-format", FORMATS),
+        log_level=validate.one_of(log_level, "--log-level", LEVELS),
+        queen_retry_limit=validate.one_of(
             queen_retry_limit, "--queen-retry-limit", get_args(Counting)
         ),
     )

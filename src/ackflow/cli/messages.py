@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ..codec import Item
-from ..delivery import Batch, Message, Receipt, Settled
 from ..errors import InvalidArgument
-from ..lease import Lease
-from ..policy import DEFAULT_PARTITION, MAX_BATCH, MAX_PRIORITY, QUEUE_MODE
+from ..options import DEFAULT_PARTITION, MAX_BATCH, MAX_PRIORITY, QUEUE_MODE
+from ..session.encoding import Item
+from ..session.lease import Lease
+from ..session.messages import Batch, Message, Receipt, Settled
 from . import feeding, output
 from .feeding import BadLine, Feed
 from .inputs import Group, Partition, Queue, duration

@@ -11,9 +11,9 @@ import msgspec
 import typer
 from msgspec import Struct, structs
 
-from ..delivery import Delivery
 from ..model import DeadLetter, GroupStats, Progress, QueueStats, StoredMessage
-from ..policy import QUEUE_MODE
+from ..options import QUEUE_MODE
+from ..session.messages import Delivery
 
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
 _MAY_BE_CUT = {"data", "reason", "error"}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .. import checks
+from .. import validate
 from ..errors import InvalidArgument, NotFound
 from ..pipeline import masters
 from ..pipeline.declare import Pipeline
@@ -15,7 +15,7 @@ from ..pipeline.folders import made, possible
 from ..pipeline.keeping import pipelines
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
 from ..pipeline.upstream import clients
-from ..session import Session
+from ..session.session import Session
 from .inputs import duration
 from .output import Columns, Output
 from .shell import NOTHING
@@ -137,7 +137,7 @@ def run_stage(settings: Settings, stage: str, worker: int) -> None:
 
 def begun(settings: Settings, consumer: str) -> Session:
     """A session on the database of a run, which must be there: looking makes none."""
-    if not checks.is_url(settings.url) and not Path(settings.url).exists():
+    if not validate.is_url(settings.url) and not Path(settings.url).exists():
         raise NoDatabase(f"there is no database {settings.url}; `ackflow pipeline run` makes one")
     return settings.session(consumer)
 

@@ -16,9 +16,9 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from .. import checks, errors
+from .. import errors, validate
 from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, StorageAway
-from ..session import Session, connect
+from ..session.session import Session, connect
 from . import where
 from .output import Output, safe
 from .streams import OutputFailed, discard, failed, persistent
@@ -146,7 +146,7 @@ class Link:
 
 def there(place: Place) -> None:
     """Refuse a file that is not there: only what brings messages makes one."""
-    if not checks.is_url(place.url) and not os.path.exists(place.url):
+    if not validate.is_url(place.url) and not os.path.exists(place.url):
         raise NoDatabase(
             f"there is no database {place.url} (from {place.said_by}); "
             "`ackflow push` or `ackflow serve` makes one"

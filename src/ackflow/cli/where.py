@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from .. import checks
+from .. import validate
 from ..errors import AckflowError, InvalidArgument, NotFound
 from ..server.place import data_file
 
@@ -54,7 +54,7 @@ class Place(Struct):
 
     @property
     def shown(self) -> str:
-        return checks.shown(self.url)
+        return validate.shown(self.url)
 
 
 def contexts_file() -> Path:
@@ -117,7 +117,7 @@ def checked(url: str) -> str:
     scheme, sign, rest = url.partition("://")
     if sign and (scheme not in ("http", "https", "postgresql", "postgres") or not rest):
         raise InvalidArgument(
-            f"{checks.shown(url)!r} is neither the URL of a server (http, https) or of PostgreSQL "
+            f"{validate.shown(url)!r} is neither the URL of a server (http, https) or of PostgreSQL "
             "(postgresql) nor a file"
         )
     if not url:

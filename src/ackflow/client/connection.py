@@ -4,7 +4,7 @@ import os
 import ssl
 from typing import Any
 
-from .. import checks
+from .. import validate
 from ..clock import Clock
 from .green import GreenTransport
 from .patience import Patience
@@ -42,4 +42,4 @@ def remote_on_loop(
 def authorization(token: str | None) -> dict[str, str]:
     if token is None:
         return {}
-    return {"authorization": f"Bearer {checks.name(token, 'token')}"}
+    return {"authorization": f"Bearer {validate.name(token, 'token')}"}

@@ -13,10 +13,10 @@ from ..broker.core.pop import PopRequest
 from ..broker.core.push import Answer, PushRequest
 from ..broker.core.transactions import TransactionRequest
 from ..clock import Clock, SystemClock
-from ..codec import digest_of
 from ..errors import AckflowError, InvalidArgument, SessionClosed
 from ..model import Upkeep
-from ..policy import MAX_BATCH
+from ..options import MAX_BATCH
+from ..session.encoding import digest_of
 from ..store.tx import Tx
 from . import requests
 from .requests import Request

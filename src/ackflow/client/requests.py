@@ -7,13 +7,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from .. import codec, wire
+from .. import wire
 from ..broker.core.pop import PopRequest
 from ..broker.core.push import Answer, Chunk, PushRequest
 from ..broker.registry import BY_FUNCTION
 from ..errors import InvalidArgument, SessionClosed, Unauthenticated, Unavailable
 from ..model import Upkeep
-from ..policy import MAX_BATCH
+from ..options import MAX_BATCH
+from ..session import encoding
 from ..wire import MSGPACK, Codec, Popped, Pushed, Told
 
 HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
@@ -76,7 +77,7 @@ def parts(request: PushRequest) -> Iterator[PushRequest]:
         if some and (chunk is None or size + length > PUSH_BYTES or count + more > MAX_BATCH):
             number += 1
             key = request.key if number == 1 else f"{stem}#{number}"
-            yield PushRequest(some, key, codec.digest_of(some))
+            yield PushRequest(some, key, encoding.digest_of(some))
             some, size, count = [], 0, 0
         if chunk is not None:
             some.append(chunk)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from .. import checks
+from .. import validate
 from ..errors import InvalidArgument
 from .answering import try_out
 from .declare import Kind, Pipeline, Query, Route, Table
@@ -54,7 +54,7 @@ def _table(table: Table) -> None:
     _apart(columns, f"columns of {here}", cases=True)
     _apart(keep, f"columns that {here} keeps")
     for column, kind in kinds.items():
-        checks.one_of(kind, f"the kind of column {column!r} of {here}", get_args(Kind))
+        validate.one_of(kind, f"the kind of column {column!r} of {here}", get_args(Kind))
 
 
 def _route(pipeline: Pipeline, route: Route) -> None:

@@ -12,7 +12,7 @@ from .. import Session, ids
 from ..broker.core.settle import Mark, Verdict
 from ..broker.core.transactions import Settles
 from ..errors import TransactionFailed
-from ..transaction import Transaction
+from ..session.transaction import Transaction
 from .cancelling import cancelled
 from .declare import Pipeline
 from .held import Waiting, waiting

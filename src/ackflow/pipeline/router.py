@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from .. import Session
 from .. import spark as connector
-from ..transaction import Operations
+from ..session.transaction import Operations
 from . import cancelling, expressions
 from .declare import Pipeline
 from .ends import Ends

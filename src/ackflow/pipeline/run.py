@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from .. import Session, checks
+from .. import Session, validate
 from ..errors import NotFound, QueueNotFound
 from . import masters
 from .cancelling import announce, cancelled
@@ -252,7 +252,7 @@ class Run:
             if n and queue in ours:
                 letters = "dead letter" if n == 1 else "dead letters"
                 self._told(f"not all could be read: {n} {letters} in {queue}; see them by "
-                           f"ackflow dlq list {queue} --url {checks.shown(self.settings.url)}")  # fmt: skip
+                           f"ackflow dlq list {queue} --url {validate.shown(self.settings.url)}")  # fmt: skip
 
     def _alarm(self, after: float) -> None:
         for row in stuck(look(self._q, self.pipeline, after)):

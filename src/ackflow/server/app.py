@@ -17,8 +17,8 @@ from ..broker.broker import Broker
 from ..broker.core.handout import Handout
 from ..broker.core.pop import PopRequest
 from ..errors import AckflowError, BatchTooLarge, Internal, TooManyWaiting
-from ..policy import MAX_BATCH, Counting
-from ..session import Session
+from ..options import MAX_BATCH, Counting
+from ..session.session import Session
 from ..store.tx import Tx
 from .auth import Auth, challenge
 from .cross import Cross, Headers

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from .. import checks
+from .. import validate
 from ..errors import AckflowError, BodyTooLarge, InvalidArgument
 
 Scope = MutableMapping[str, Any]
@@ -133,7 +133,7 @@ class Call:
         if given is None or given == "":
             return default
         try:
-            return min(checks.seconds(float(given), name), most)
+            return min(validate.seconds(float(given), name), most)
         except ValueError:
             raise InvalidArgument(f"{name} is a number of seconds, not {given!r}") from None
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import uvicorn
 from msgspec import Struct
 
-from .. import checks
+from .. import validate
 from ..errors import AckflowError
-from ..policy import Counting
-from ..session import Session, connect
+from ..options import Counting
+from ..session.session import Session, connect
 from . import logs
 from .app import Limits, Server
 from .cross import Cross
@@ -103,7 +103,7 @@ async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> Non
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
-        kept = checks.shown(path) if checks.is_url(path) else os.path.abspath(path)
+        kept = validate.shown(path) if validate.is_url(path) else os.path.abspath(path)
         print(f"ackflow keeps its data in {kept}", flush=True)
         reaper = Reaper(server.server_state.connections, config.read_seconds)
         reaping = asyncio.create_task(reaper.run())

@@ -10,10 +10,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import checks
+from .. import validate
 from ..broker.core.push import Chunk
 from ..errors import InvalidArgument, PayloadTooLarge
-from ..policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ..options import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ..store.records import Rest
 from .options import SinkOptions
 
@@ -123,11 +123,11 @@ class Chunker:
     def _split(self, lane: tuple[Any, ...], columns: dict[str, pa.Array]) -> Iterator[Chunk]:
         """Chunks that fit a segment."""
         queue, partition, priority, delay = lane
-        checks.name(queue, "queue")
-        checks.name(partition, "partition")
-        checks.priority(priority)
+        validate.name(queue, "queue")
+        validate.name(partition, "partition")
+        validate.priority(priority)
         if delay is not None:
-            checks.seconds(delay, "delay")
+            validate.seconds(delay, "delay")
         payload, is_json = self._payload(columns["payload"])
         start = 0
         while start < len(payload):
@@ -211,11 +211,11 @@ def _rest(columns: dict[str, pa.Array], n: int, is_json: bool) -> Rest | None:
     if "transaction_id" in columns:
         for row, txid in enumerate(columns["transaction_id"].to_pylist()):
             if txid is not None:
-                rest.txids[row] = checks.name(txid, "transaction_id")
+                rest.txids[row] = validate.name(txid, "transaction_id")
     if "headers" in columns:
         for row, items in enumerate(columns["headers"].to_pylist()):
             if items:
-                rest.headers[row] = checks.headers(dict(items))
+                rest.headers[row] = validate.headers(dict(items))
     if not is_json:
         rest.binary = [0, n]
     return rest if rest.txids or rest.headers or rest.binary else None

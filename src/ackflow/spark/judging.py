@@ -24,7 +24,7 @@ from ..broker.readers import commit as batches
 from ..broker.readers.commit import BatchCommit, BatchDone, Hold
 from ..errors import InvalidArgument
 from ..ranges import Ranges
-from ..transaction import Committed, Operations
+from ..session.transaction import Committed, Operations
 from . import link
 from .chunks import check_columns
 from .options import SinkOptions, sink_options

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import ackflow
 
-from .. import checks
+from .. import validate
 from ..errors import NotFound
-from ..session import Session
+from ..session.session import Session
 
 _lock = threading.Lock()
 _sessions: dict[tuple[int, str, str | None], Session] = {}
@@ -41,7 +41,7 @@ def session(place: Place, *, upkeep: bool = False) -> Session:
 
 def reading(place: Place, *, upkeep: bool = False) -> Session:
     """The session of what reads: a file that is not there is a mistake, and is not made."""
-    if not checks.is_url(place.url) and not os.path.exists(place.url):
+    if not validate.is_url(place.url) and not os.path.exists(place.url):
         raise NotFound(
             f"there is no database {place.url}; push something first, or correct the url"
         )

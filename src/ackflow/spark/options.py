@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from .. import checks
+from .. import validate
 from ..errors import InvalidArgument, UnknownOption
-from ..policy import MAX_PRIORITY
+from ..options import MAX_PRIORITY
 
 T = TypeVar("T")
 Mode = Literal["commit", "manual"]
@@ -78,7 +78,7 @@ class SinkOptions(Struct, frozen=True):
 def _whole(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
     def read(text: str, name: str) -> int:
         try:
-            return checks.whole(int(text), name, least, most)
+            return validate.whole(int(text), name, least, most)
         except ValueError:
             raise InvalidArgument(f"{name} is a whole number, not {text!r}") from None
 
@@ -88,7 +88,7 @@ def _whole(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
 def _seconds(least: float) -> Callable[[str, str], float]:
     def read(text: str, name: str) -> float:
         try:
-            return checks.seconds(float(text), name, least)
+            return validate.seconds(float(text), name, least)
         except ValueError:
             raise InvalidArgument(f"{name} is a number of seconds, not {text!r}") from None
 
@@ -96,7 +96,7 @@ def _seconds(least: float) -> Callable[[str, str], float]:
 
 
 def _one_of(*allowed: str) -> Callable[[str, str], str]:
-    return lambda text, name: checks.one_of(text.lower(), name, allowed)
+    return lambda text, name: validate.one_of(text.lower(), name, allowed)
 
 
 def _url(text: str, _: str) -> str:
@@ -124,8 +124,8 @@ _COMMON: Read = {
 }
 _SOURCE: Read = {
     **_COMMON,
-    "queue": ("queue", checks.name),
-    "group": ("group", checks.name),
+    "queue": ("queue", validate.name),
+    "group": ("group", validate.name),
     "mode": ("mode", _one_of(*MODES)),
     "maxRowsPerTrigger": ("max_rows", _whole(1)),
     "maxBytesPerTrigger": ("max_bytes", _whole(1)),
@@ -137,20 +137,20 @@ _SOURCE: Read = {
 }
 _TABLE: Read = {
     **_COMMON,
-    "queue": ("queue", checks.name),
+    "queue": ("queue", validate.name),
     "table": ("table", _one_of(*TABLES)),
-    "group": ("group", checks.name),
+    "group": ("group", validate.name),
     "parallelism": ("parallelism", _whole(1, 10_000)),
 }
 _SINK: Read = {
     **_COMMON,
-    "queue": ("queue", checks.name),
-    "partition": ("partition", checks.name),
+    "queue": ("queue", validate.name),
+    "partition": ("partition", validate.name),
     "priority": ("priority", _whole(0, MAX_PRIORITY)),
     "delay": ("delay", _seconds(0)),
     "keyPartitions": ("key_partitions", _whole(1, 10_000)),
     "payloadFormat": ("payload_format", _one_of(*FORMATS)),
-    "producer": ("producer", checks.name),
+    "producer": ("producer", validate.name),
     "batch": ("batch", _whole(0)),
 }
 

@@ -18,7 +18,7 @@ from ..broker.core.push import Chunk
 from ..broker.readers import commit as batches
 from ..broker.readers.commit import BatchCommit
 from ..errors import InvalidArgument
-from ..session import Session
+from ..session.session import Session
 from . import link
 from .chunks import Chunker, check_columns
 from .options import SinkOptions

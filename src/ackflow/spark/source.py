@@ -29,7 +29,7 @@ from ..broker.readers import verbs as readers
 from ..broker.readers.verbs import Lot, ReaderRequest
 from ..errors import AckflowError, InvalidArgument, LeaseLost
 from ..ranges import Ranges
-from ..session import Session
+from ..session.session import Session
 from . import link
 from .columns import Rows
 from .options import SourceOptions

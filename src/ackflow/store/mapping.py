@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Raw, json, msgpack
 
 from .. import ranges
-from ..policy import QueueOptions
+from ..options import QueueOptions
 from .encryption import seal, unseal
 from .records import (
     LEASED,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Raw, Struct, field
 
 from .. import ranges
-from ..policy import GroupDialect, GroupOptions, QueueOptions, Settings
+from ..options import GroupDialect, GroupOptions, QueueOptions, Settings
 from ..ranges import Ranges
 
 LEASED, WAITING, DUE = 0, 1, 2

@@ -10,9 +10,9 @@ from typing import Any
 
 from msgspec import msgpack
 
-from .. import policy, ranges
+from .. import ranges
 from ..clock import AHEAD
-from ..policy import GroupOptions, QueueOptions
+from ..options import GroupOptions, QueueOptions, settings
 from ..ranges import Ranges
 from .cache import Cache
 from .claims import Holds
@@ -340,7 +340,7 @@ class Tx(Holds, GoneRows):
             options = _group_options(packed)
             queue = self.queue_by_id(home)
             assert queue is not None, "a group without its queue"
-            rules = policy.settings(dialect, queue.options, options)
+            rules = settings(dialect, queue.options, options)
             found = Group(id, home, name, created_at, dialect, bool(paused), options, rules)
             found.made = None if made[1] is None else (made[0], made[1])
             self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found

@@ -2,9 +2,9 @@
 
 from msgspec import structs
 
-from ... import checks, ids, ranges
+from ... import ids, ranges, validate
 from ...errors import GroupNotFound, NotFound, QueueNotFound
-from ...policy import QUEUE_MODE, Dialect, GroupOptions, QueueOptions, settings
+from ...options import QUEUE_MODE, Dialect, GroupOptions, QueueOptions, settings
 from ...ranges import Ranges
 from ...store.encryption import check_key
 from ...store.records import LEASED, Cursor, Group, Lane, Partition, Queue
@@ -27,14 +27,14 @@ from .topology import complete, cursor_for, group_for, is_undecided, queue_for
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
-    found = tx.queue(checks.name(name, "queue"))
+    found = tx.queue(validate.name(name, "queue"))
     if found is None:
         raise QueueNotFound(f"there is no queue {name!r}")
     return found
 
 
 def find_group(tx: Tx, queue: Queue, name: str) -> Group:
-    found = tx.group(queue.id, checks.name(name, "group"))
+    found = tx.group(queue.id, validate.name(name, "group"))
     if found is None:
         raise GroupNotFound(no_group(queue.name, name))
     return found
@@ -48,7 +48,7 @@ def no_group(queue: str, name: str) -> str:
 
 
 def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
-    found = tx.partition(queue.id, checks.name(name, "partition"))
+    found = tx.partition(queue.id, validate.name(name, "partition"))
     if found is None:
         raise NotFound(f"queue {queue.name!r} has no partition {name!r}")
     return found
@@ -176,7 +176,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
 
 def delete_queue(tx: Tx, name: str) -> bool:
     """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
-    queue = tx.queue(checks.name(name, "queue"))
+    queue = tx.queue(validate.name(name, "queue"))
     if queue is None:
         return False
     tx.flush()
@@ -209,7 +209,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     """Remove a group, its claims and its dead letters; a group of that name starts anew."""
     queue = find_queue(tx, queue_name)
-    group = tx.group(queue.id, checks.name(name, "group"))
+    group = tx.group(queue.id, validate.name(name, "group"))
     if group is None:
         return False
     tx.flush()

@@ -1,7 +1,7 @@
 """Dead letters are made here: a copy of the message, with why, in the same transaction."""
 
 from ...errors import StorageFailed
-from ...policy import Kind
+from ...options import Kind
 from ...ranges import Ranges, count
 from ...store.counters import Died
 from ...store.records import Cursor, DeadRow, Group, Lane

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ... import ids, ranges
-from ...policy import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
+from ...options import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ...ranges import Ranges
 from ...store.records import Carry, Group, Lane, Rest
 from ...store.tx import Tx

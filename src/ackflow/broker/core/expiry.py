@@ -11,7 +11,7 @@ from msgspec import structs
 
 from ... import ranges
 from ...clock import micros
-from ...policy import MAX_CLAIM, Dead, after_expiry
+from ...options import MAX_CLAIM, Dead, after_expiry
 from ...store.records import (
     DUE,
     LEASED,

@@ -6,7 +6,7 @@ The long way, in `pop` and `take`, does the same for them; this one has fewer st
 from typing import TYPE_CHECKING
 
 from ...clock import micros
-from ...policy import MAX_CLAIM
+from ...options import MAX_CLAIM
 from ...store.records import LEASED, Claim, Group, Lease, LeasePart, Queue
 from ...store.tx import Tx
 from .expiry import unread

@@ -10,7 +10,7 @@ from ... import ranges
 from ...clock import micros
 from ...errors import InvalidArgument
 from ...ids import new_token
-from ...policy import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
+from ...options import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
 from ...ranges import Ranges
 from ...store.records import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
 from ...store.tx import Tx

@@ -9,7 +9,7 @@ from msgspec import Struct, json, msgpack, structs
 from ... import ranges
 from ...clock import AHEAD, SECOND, micros
 from ...errors import AckflowError, KeyConflict, QueueFull, StorageFull
-from ...policy import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
+from ...options import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
 from ...store.mapping import make_body, pack_body
 from ...store.records import Carry, Lane, Queue, Rest, Segment
 from ...store.tx import Tx

@@ -7,10 +7,10 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from ... import checks, ranges
+from ... import ranges, validate
 from ...clock import SECOND, micros
 from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
-from ...policy import Counting, Dead, Kind, after_nack, spent
+from ...options import Counting, Dead, Kind, after_nack, spent
 from ...ranges import Ranges
 from ...store.records import (
     DUE,
@@ -55,13 +55,13 @@ class Verdict(Struct, frozen=True):
         return self.confirm or self.verb in _SYNCED
 
     def check(self) -> "Verdict":
-        checks.one_of(self.verb, "verdict", VERBS)
-        checks.text(self.reason, "reason")
+        validate.one_of(self.verb, "verdict", VERBS)
+        validate.text(self.reason, "reason")
         if self.delay is not None:
-            checks.seconds(self.delay, "delay")
+            validate.seconds(self.delay, "delay")
         for what, value in (("rest", self.rest), ("up_to", self.up_to), ("confirm", self.confirm)):
             if value is not False:
-                checks.flag(value, what)
+                validate.flag(value, what)
         return self
 
 

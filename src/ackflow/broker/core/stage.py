@@ -12,7 +12,7 @@ from msgspec import msgpack
 
 from ...clock import SECOND
 from ...errors import StageMissing, StorageFull
-from ...policy import STAGE_SECONDS
+from ...options import STAGE_SECONDS
 from ...store.encryption import unseal
 from ...store.mapping import pack_body
 from ...store.records import Rest, Segment, Stage

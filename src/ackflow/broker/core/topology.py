@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ... import ranges
-from ...policy import UNDECIDED, Dialect, GroupOptions, born
+from ...options import UNDECIDED, Dialect, GroupOptions, born
 from ...store.records import Cursor, Group, Lane, Queue
 from ...store.tx import Tx
 from .expiry import hidden_in, pass_over, sequence_at

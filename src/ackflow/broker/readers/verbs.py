@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from ... import checks, ranges
+from ... import ranges, validate
 from ...errors import Gone, InvalidArgument, LeaseLost
 from ...ranges import Ranges
 from ...store.records import RETURNED, Claim, Cursor, Group, Lane, Queue
@@ -80,8 +80,10 @@ def start_reader(
     The counter is never below what Spark has seen. In manual mode what earlier epochs still hold
     of finished batches goes back, uncounted: whoever held it is gone.
     """
-    checks.name(reader, "reader")
-    home = group_for(tx, queue_for(tx, checks.name(queue, "queue")), checks.name(group, "group"))
+    validate.name(reader, "reader")
+    home = group_for(
+        tx, queue_for(tx, validate.name(queue, "queue")), validate.name(group, "group")
+    )
     found = get_reader(tx, reader) or Reader(reader, home.id, manual, 0, 0, tx.now)
     if found.grp != home.id:
         raise InvalidArgument(

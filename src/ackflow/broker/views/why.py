@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ... import checks, ids, ranges
+from ... import ids, ranges, validate
 from ...clock import SECOND, micros
 from ...model import Why, when
-from ...policy import QUEUE_MODE
+from ...options import QUEUE_MODE
 from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from ..core.admin import no_group
@@ -32,8 +32,8 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     """Answer in one sentence and in fields; a message or queue that is not there is an answer too."""
     place = ids.parse_message_id(id)
     base: dict[str, Any] = {"message_id": id, "group": group_name}
-    queue = tx.queue(checks.name(queue_name, "queue"))
-    checks.name(group_name, "group")
+    queue = tx.queue(validate.name(queue_name, "queue"))
+    validate.name(group_name, "group")
     if queue is None:
         return Why(f"Unknown: there is no queue {queue_name!r}.", "unknown", **base)
     lane = tx.lane(place.lane) if place.store == tx.store else None

@@ -13,11 +13,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from ... import aio, consume, consume_aio
-from ...checks import Duration
-from ...delivery import Batch, Message
-from ...policy import AckPolicy
-from ...session import Session
+from ... import aio
+from ...options import AckPolicy
+from ...session import consumer as threads
+from ...session import consumer_aio as tasks
+from ...session.messages import Batch, Message
+from ...session.session import Session
+from ...validate import Duration
 
 WAIT_SECONDS = 5.0
 
@@ -66,7 +68,7 @@ class Consumer:
             self.queue, group=self.name, batch=n, wait=wait, dialect="jetstream"
         )
 
-    def consume(self, handler: Callable[[Any], Any], **options: Any) -> consume.Consumer:
+    def consume(self, handler: Callable[[Any], Any], **options: Any) -> threads.Consumer:
         """Start a consume loop; see `ackflow.Session.consume`."""
         return self._session.consume(
             self.queue, handler, group=self.name, dialect="jetstream", **options
@@ -87,7 +89,7 @@ class AwaitedConsumer:
             self.queue, group=self.name, batch=n, wait=wait, dialect="jetstream"
         )
 
-    def consume(self, handler: Callable[[Any], Any], **options: Any) -> consume_aio.Consumer:
+    def consume(self, handler: Callable[[Any], Any], **options: Any) -> tasks.Consumer:
         """Start a consume loop; see `ackflow.aio.Session.consume`."""
         return self._session.consume(
             self.queue, handler, group=self.name, dialect="jetstream", **options

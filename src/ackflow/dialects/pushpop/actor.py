@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ... import aio, checks, ids
+from ... import aio, ids, validate
 from ...broker.core.handout import Handout, is_binary, payload
 from ...broker.core.pop import PopRequest
 from ...broker.core.settle import Verdict
@@ -28,8 +28,8 @@ from ...errors import (
     SessionClosed,
     WrongLock,
 )
-from ...policy import QUEUE_MODE
-from ...session import Session
+from ...options import QUEUE_MODE
+from ...session.session import Session
 from . import lock
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class PushPopActor:
     def __init__(self, session: Session | aio.Session, queue_id: str) -> None:
         self._session = session
         self._plain = session.sync if isinstance(session, aio.Session) else session
-        self.queue_id = checks.name(queue_id, "queue")
+        self.queue_id = validate.name(queue_id, "queue")
 
     async def Push(self, data: PushRequest | Mapping[str, Any]) -> Any:
         """Put an item at the end of its priority; it is on disk when this is answered."""
@@ -176,7 +176,7 @@ class PushPopActor:
     async def _pop(self, ttl: float | None, count: int, auto_ack: bool = False) -> Handout:
         """Pop under a lock of so many seconds (None: the group's lease), or what is done then."""
         request = PopRequest(
-            self.queue_id, QUEUE_MODE, self._plain.consumer, checks.whole(count, "count", 1, 100),
+            self.queue_id, QUEUE_MODE, self._plain.consumer, validate.whole(count, "count", 1, 100),
             ttl, auto_ack=auto_ack, dialect="pushpop",
         )  # fmt: skip
         if isinstance(self._session, aio.Session):

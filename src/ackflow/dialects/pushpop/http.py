@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from ... import checks, ids
+from ... import ids, validate
 from ...broker.core.handout import Handout
 from ...broker.core.pop import PopRequest
 from ...broker.core.push import Chunk, PushRequest
 from ...broker.core.settle import Verdict
 from ...clock import SECOND
 from ...errors import InvalidArgument, PayloadTooLarge
-from ...policy import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
+from ...options import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
 from ...server.http import Answer, Call, Handler, Route, json
 from . import lock
 from .actor import NEGATIVE, PUSHED, clamped, items
@@ -54,7 +54,7 @@ async def push(call: Call) -> Answer:
     brought = call.decoded(Push)
     if brought.priority < 0:
         raise InvalidArgument(NEGATIVE)
-    queue, priority = _queue(call), checks.priority(_whole(brought.priority, "priority"))
+    queue, priority = _queue(call), validate.priority(_whole(brought.priority, "priority"))
     data = _item(brought.item)
     chunk = Chunk(queue, DEFAULT_PARTITION, priority, None, array("i", [len(data)]), data)
     await call.server.onloop.push(PushRequest([chunk]))
@@ -144,7 +144,7 @@ async def state(call: Call) -> Answer:
 
 
 def _queue(call: Call) -> str:
-    return checks.name(call.params["queue"], "queue")
+    return validate.name(call.params["queue"], "queue")
 
 
 def _consumer(call: Call) -> str:

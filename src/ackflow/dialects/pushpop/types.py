@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ...errors import AckflowError
-from ...policy import DEFAULTS, MAX_PRIORITY
+from ...options import DEFAULTS, MAX_PRIORITY
 from ...server.http import Answer, Param, json
 from .actor import in_words
 

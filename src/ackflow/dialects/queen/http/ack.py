@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from .... import checks, ids
+from .... import ids, validate
 from ....broker.core.settle import Verdict, extend
 from ....errors import (
     AckflowError,
@@ -17,7 +17,7 @@ from ....errors import (
     NotFound,
     RolledBack,
 )
-from ....policy import QUEUE_MODE
+from ....options import QUEUE_MODE
 from ....server.http import Answer, Call, json
 from ..verbs.settle_by_name import Named, Told, settle_named
 from .common import allow_partitions, body_of, iso, partition_of
@@ -155,9 +155,9 @@ class Reader:
         token = self._lease(lease) if lease else None
         return Named(
             self._partition(ack.partition_id or ""),
-            checks.writable(ack.transaction_id or "", "transactionId"),
+            validate.writable(ack.transaction_id or "", "transactionId"),
             self._verdict(ack),
-            checks.name(group or QUEUE_MODE, "consumerGroup"),
+            validate.name(group or QUEUE_MODE, "consumerGroup"),
             token,
             lease is not None and token is None,
         )
@@ -168,11 +168,11 @@ class Reader:
             if not (ack.up_to or ack.confirm):
                 return _PLAIN
             return Verdict("ack", up_to=ack.up_to, confirm=ack.confirm)
-        error, reason = checks.text(ack.error, "error"), checks.text(ack.reason, "reason")
+        error, reason = validate.text(ack.error, "error"), validate.text(ack.reason, "reason")
         if status == "failed":
             delay = ack.delay_seconds
             if delay is not None:
-                checks.seconds(delay, "delaySeconds")
+                validate.seconds(delay, "delaySeconds")
             return Verdict("nack", error or reason, delay, confirm=ack.confirm, yields=True,
                            counting=self._call.server.retry_limit_counts)  # fmt: skip
         if status == "retry":
@@ -240,7 +240,7 @@ def refusal(error: AckflowError) -> tuple[str, str]:
 async def extend_lease(call: Call) -> Answer:
     """Keep a lease alive for `seconds` from now; it never ends earlier than before."""
     given = body_of(call, Extend) if call.body else Extend()
-    seconds = checks.positive(given.seconds, "seconds")
+    seconds = validate.positive(given.seconds, "seconds")
     text = call.params["leaseId"]
     token = token_of(text)
     if token is None:

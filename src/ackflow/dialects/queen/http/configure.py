@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
-from .... import checks, ids
+from .... import ids, validate
 from ....errors import InvalidArgument
-from ....policy import DEFAULT_PARTITION, QueueOptions, born
+from ....options import DEFAULT_PARTITION, QueueOptions, born
 from ....server.http import Answer, Call, json
 from ..verbs.subscriptions import declare
 from .common import body_of
@@ -83,7 +83,7 @@ async def configure(call: Call) -> Answer:
     given = body_of(call, Configure)
     if not given.queue:
         raise InvalidArgument("queue is required")
-    name = checks.name(given.queue, "queue")
+    name = validate.name(given.queue, "queue")
     call.server.allow(call, name)
     options = given.options or Given()
     labels = born(name)
@@ -101,7 +101,7 @@ async def configure(call: Call) -> Answer:
 
 
 def _label(given: str | None, default: str, what: str) -> str:
-    return default if given is None else checks.text(given, what) or ""
+    return default if given is None else validate.text(given, what) or ""
 
 
 def native(given: Given) -> dict[str, Any]:

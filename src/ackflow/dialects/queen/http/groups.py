@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .... import checks, ids
+from .... import ids, validate
 from ....broker.core import admin
 from ....errors import GroupNotFound, InvalidArgument
 from ....server.http import Answer, Call, Param, json
@@ -223,11 +223,11 @@ async def delete_everywhere(call: Call) -> Answer:
 
 async def delete_in_queue(call: Call) -> Answer:
     """Remove a group from one queue."""
-    return await _delete(call, checks.name(call.params["queue"], "queue"))
+    return await _delete(call, validate.name(call.params["queue"], "queue"))
 
 
 async def _delete(call: Call, queue: str | None) -> Answer:
-    name = checks.name(call.params["group"], "group")
+    name = validate.name(call.params["group"], "group")
     forget = call.query.get("deleteMetadata", "true").lower() not in ("false", "0")
     for home in await looked(call, names, name):
         if queue in (None, home):
@@ -239,7 +239,7 @@ async def _delete(call: Call, queue: str | None) -> Answer:
 
 async def subscription(call: Call) -> Answer:
     """Let a group begin at a time, wherever it has not read anything yet."""
-    name = checks.name(call.params["group"], "group")
+    name = validate.name(call.params["group"], "group")
     given = body_of(call, Subscription).subscription_timestamp
     if not given:
         raise InvalidArgument("Missing subscriptionTimestamp in request body")
@@ -267,7 +267,7 @@ async def seek_partition(call: Call) -> Answer:
     given = call.decoded(Seek) if call.body.strip() else Seek()
     if given.timestamp is None:
         given.to_end = True
-    return await _seek(call, checks.name(call.params["partition"], "partition"), given)
+    return await _seek(call, validate.name(call.params["partition"], "partition"), given)
 
 
 async def _seek(call: Call, partition: str | None, given: Seek) -> Answer:

@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 from .... import ids
 from ....clock import SECOND
 from ....errors import InvalidArgument, NotFound
-from ....policy import QUEUE_MODE, QueueOptions
+from ....options import QUEUE_MODE, QueueOptions
 from ....server.http import Answer, Call, Param, json
 from ..verbs import single_message
 from ..verbs.recent import Recent, RecentRequest, recent

@@ -6,11 +6,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .... import checks, ids
+from .... import ids, validate
 from ....broker.core.handout import Handout, Run, is_binary, payload
 from ....broker.core.pop import PopRequest, WidePop
 from ....errors import InvalidArgument
-from ....policy import MAX_BATCH, QUEUE_MODE
+from ....options import MAX_BATCH, QUEUE_MODE
 from ....server.http import Answer, Call, Param, empty, json
 from .common import iso, partition_ids, time_of
 from .push import TRACE
@@ -73,7 +73,7 @@ async def pop_queue(call: Call) -> Answer:
 
 async def pop_partition(call: Call) -> Answer:
     """Lease messages of one partition."""
-    partition = checks.name(call.params["partition"], "partition")
+    partition = validate.name(call.params["partition"], "partition")
     return await _pop(call, PopRequest(queue=_queue(call), partition=partition, **_asked(call)))
 
 
@@ -92,7 +92,7 @@ async def pop_wide(call: Call) -> Answer:
 
 
 def _queue(call: Call) -> str:
-    return checks.name(call.params["queue"], "queue")
+    return validate.name(call.params["queue"], "queue")
 
 
 def _asked(call: Call) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _asked(call: Call) -> dict[str, Any]:
     lease = call.seconds("leaseSeconds", 0.0, 1e9)
     host, port = call.scope.get("client") or ("unknown", 0)
     return {
-        "group": checks.name(call.query.get("consumerGroup") or QUEUE_MODE, "consumerGroup"),
+        "group": validate.name(call.query.get("consumerGroup") or QUEUE_MODE, "consumerGroup"),
         "consumer": f"{host}:{port}",
         "batch": call.whole("batch", chosen, 1, MAX_BATCH),
         "lease_seconds": lease or None,

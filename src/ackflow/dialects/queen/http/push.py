@@ -4,12 +4,13 @@ from typing import Literal
 
 from msgspec import Raw, Struct, field
 
-from .... import codec, ids
+from .... import ids
 from ....broker.core.push import Answer as Places
 from ....broker.core.push import PushRequest
-from ....codec import Item
 from ....errors import InvalidArgument
 from ....server.http import Answer, Call, json
+from ....session import encoding
+from ....session.encoding import Item
 from .common import body_of, partition_ids
 
 NULL = Raw(b"null")
@@ -67,7 +68,7 @@ def requested(call: Call, items: list[PushItem]) -> tuple[PushRequest, list[list
     """The request of items, once the caller may push to all their queues."""
     for queue in {item.queue for item in items}:
         call.server.allow(call, queue)
-    return codec.posted([(item.queue, _item(item)) for item in items], "queen")
+    return encoding.posted([(item.queue, _item(item)) for item in items], "queen")
 
 
 def _item(item: PushItem) -> Item:

@@ -5,7 +5,7 @@ from statistics import median
 
 from msgspec import Struct, field
 
-from .... import checks, ids
+from .... import ids, validate
 from ....broker.core import admin
 from ....broker.core.global_pause import pushed_since
 from ....errors import QueueNotFound
@@ -180,7 +180,7 @@ async def queue(call: Call) -> Answer:
 
 async def delete_queue(call: Call) -> Answer:
     """Remove a queue with everything in it; one that is not there is removed already."""
-    name = checks.name(call.params["queue"], "queue")
+    name = validate.name(call.params["queue"], "queue")
     existed = await call.server.do(admin.delete_queue, True, name)
     return json(Removed(True, name, existed))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Raw, Struct, field
 
-from .... import checks, ids
+from .... import ids, validate
 from ....broker.core.settle import Verdict
 from ....broker.core.transactions import Pushes
 from ....errors import AckflowError, InvalidArgument, NotFound
@@ -112,10 +112,10 @@ class Committed(Struct):
 async def register(call: Call) -> Answer:
     """Find a query by its name, or make it; with `reset` its state is forgotten."""
     given = body_of(call, Register)
-    name = checks.name(given.name, "name")
-    call.server.allow(call, checks.name(given.source_queue, "source_queue"))
+    name = validate.name(given.name, "name")
+    call.server.allow(call, validate.name(given.source_queue, "source_queue"))
     if given.sink_queue:
-        call.server.allow(call, checks.name(given.sink_queue, "sink_queue"))
+        call.server.allow(call, validate.name(given.sink_queue, "sink_queue"))
     query = Query("", given.config_hash, given.source_queue, given.sink_queue or None)
     try:
         found = await call.server.do(streams.register, True, name, query, given.reset)

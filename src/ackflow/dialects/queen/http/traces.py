@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Raw, Struct, field
 
-from .... import checks, ids
+from .... import ids, validate
 from ....errors import InvalidArgument, NotFound
 from ....server.http import Answer, Call, json
 from ..verbs import traces
@@ -82,8 +82,8 @@ async def tell(call: Call) -> Answer:
         raise InvalidArgument("data is required")
     partition = await _partition(call, given.partition_id)
     host, port = call.scope.get("client") or ("unknown", 0)
-    event = checks.name(given.event_type or "info", "eventType")
-    group = None if given.consumer_group is None else checks.text(given.consumer_group, "group")
+    event = validate.name(given.event_type or "info", "eventType")
+    group = None if given.consumer_group is None else validate.text(given.consumer_group, "group")
     trace = NewTrace(
         partition, given.transaction_id, event, bytes(given.data), _names(given), group,
         f"{host}:{port}",
@@ -97,7 +97,7 @@ def _names(given: Tell) -> list[str]:
     found = [names] if isinstance(names, str) else names
     if len(found) > MOST_NAMES:
         raise InvalidArgument(f"a trace has at most {MOST_NAMES} names")
-    return [checks.name(name, "traceNames") for name in found if name]
+    return [validate.name(name, "traceNames") for name in found if name]
 
 
 async def _partition(call: Call, text: str) -> int:

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from .... import ranges
 from ....broker.views.stats import LEASES_AT_MOST, unseen
 from ....clock import SECOND
-from ....policy import GroupOptions
+from ....options import GroupOptions
 from ....store.records import Cursor, Group, Queue
 from ....store.tx import Tx
 

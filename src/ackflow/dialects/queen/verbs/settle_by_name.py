@@ -21,7 +21,7 @@ from ....errors import (
     RolledBack,
     TransactionFailed,
 )
-from ....policy import QUEUE_MODE
+from ....options import QUEUE_MODE
 from ....store.records import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
 from ....store.tx import Tx
 

@@ -8,14 +8,14 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from . import checks
-from .checks import Duration
-from .clock import SECOND
-from .codec import Item, in_parts
-from .delivery import Receipt
-from .errors import AckflowError, InvalidArgument, NotFound
-from .model import DeadLetter, DeadSummary, Page, StoredMessage
-from .policy import MAX_NAME
+from .. import validate
+from ..clock import SECOND
+from ..errors import AckflowError, InvalidArgument, NotFound
+from ..model import DeadLetter, DeadSummary, Page, StoredMessage
+from ..options import MAX_NAME
+from ..validate import Duration
+from .encoding import Item, in_parts
+from .messages import Receipt
 
 log = logging.getLogger("ackflow")
 ABOVE = 100
@@ -120,12 +120,12 @@ class Alert:
         group: str | None = None,
     ) -> None:
         self._session = session
-        self._queue = checks.name(queue, "queue")
+        self._queue = validate.name(queue, "queue")
         if not callable(call):
             raise InvalidArgument(f"call is a function of queue and depth, not {call!r}")
         self._call = call
-        self._above = checks.whole(above, "above", 0, 1 << 60)
-        self._every = checks.positive(every, "every")
+        self._above = validate.whole(above, "above", 0, 1 << 60)
+        self._every = validate.positive(every, "every")
         self._group = group
         self._raised = False
         self._closed = threading.Event()

@@ -19,13 +19,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from msgspec import Struct, structs
 
-from . import checks
-from .broker.broker import Broker, Verbs
-from .broker.core.pop import PopRequest
-from .broker.core.settle import extend
-from .checks import Duration
-from .delivery import Batch, Delivery, Message, Settled, unsettled
-from .errors import (
+from .. import validate
+from ..broker.broker import Broker, Verbs
+from ..broker.core.pop import PopRequest
+from ..broker.core.settle import extend
+from ..errors import (
     PASSING,
     AckflowError,
     AlreadySettled,
@@ -35,10 +33,12 @@ from .errors import (
     SessionForked,
     text_of,
 )
-from .ids import new_token
-from .model import GroupStats
-from .policy import QUEUE_MODE
-from .renewal import Limits, Renewal
+from ..ids import new_token
+from ..model import GroupStats
+from ..options import QUEUE_MODE
+from ..validate import Duration
+from .lease_renewer import Limits, Renewal
+from .messages import Batch, Delivery, Message, Settled, unsettled
 
 log = logging.getLogger("ackflow")
 M = TypeVar("M", bound=Delivery)
@@ -85,10 +85,10 @@ class Plan(Struct, Generic[M]):
         on_error: Any, renew: bool | Duration, wait: Duration, timeout: Duration | None,
     ) -> Self:  # fmt: skip
         """The arguments of `consume`, with their durations in seconds."""
-        every = renew if isinstance(renew, bool) else checks.positive(renew, "renew")
+        every = renew if isinstance(renew, bool) else validate.positive(renew, "renew")
         return cls(
             handler, request, each, concurrency, on_success, on_error, every,
-            checks.seconds(wait, "wait"), checks.positive_or_none(timeout, "timeout"),
+            validate.seconds(wait, "wait"), validate.positive_or_none(timeout, "timeout"),
         )  # fmt: skip
 
     def check(self) -> Self:
@@ -96,7 +96,7 @@ class Plan(Struct, Generic[M]):
             given = getattr(self, what)
             if not callable(given) and (given is not None or what == "handler"):
                 raise InvalidArgument(f"{what} is a function, not {given!r}")
-        checks.whole(self.concurrency, "concurrency", 1, 1_000)
+        validate.whole(self.concurrency, "concurrency", 1, 1_000)
         if self.called_back and self.request.auto_ack:
             raise InvalidArgument("with auto_ack there is nothing left for callbacks to settle")
         return self

@@ -13,15 +13,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-from . import checks, codec
-from .broker.broker import Verbs
-from .broker.core.push import Chunk, PushRequest
-from .broker.core.settle import Verdict
-from .checks import Duration, Reason, Time
-from .clock import Signal, micros
-from .delivery import Delivery, Settled, deliveries, record, to_verdict
-from .errors import AckflowError, SessionClosed
-from .policy import DEFAULT_PARTITION
+from .. import validate
+from ..broker.broker import Verbs
+from ..broker.core.push import Chunk, PushRequest
+from ..broker.core.settle import Verdict
+from ..clock import Signal, micros
+from ..errors import AckflowError, SessionClosed
+from ..options import DEFAULT_PARTITION
+from ..validate import Duration, Reason, Time
+from . import encoding
+from .messages import Delivery, Settled, deliveries, record, to_verdict
 
 log = logging.getLogger("ackflow")
 SIZE = 100
@@ -52,8 +53,8 @@ class Buffer:
     def __init__(self, session: Sends, size: int = SIZE, seconds: Duration = SECONDS) -> None:
         self._session = session
         self._pid = os.getpid()
-        self._size = checks.whole(size, "size", 1, 100_000)
-        self._seconds = micros(checks.seconds(seconds, "seconds"))
+        self._size = validate.whole(size, "size", 1, 100_000)
+        self._seconds = micros(validate.seconds(seconds, "seconds"))
         self._clock = session.broker.clock
         self._changed = threading.Condition()
         self._signal = Signal()
@@ -94,7 +95,7 @@ class Buffer:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Take messages to be pushed; what is not valid is refused here and now."""
-        request, _ = codec.request(
+        request, _ = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
             headers=headers,
         )  # fmt: skip
@@ -205,8 +206,8 @@ class Buffer:
         """What was gathered becomes calls that can be repeated: a push gets its key."""
         with self._changed:
             self._begun += 1
-            for chunks in codec.in_parts(self._chunks, lambda chunk: len(chunk.data)):
-                key, digest = secrets.token_hex(12), codec.digest_of(chunks)
+            for chunks in encoding.in_parts(self._chunks, lambda chunk: len(chunk.data)):
+                key, digest = secrets.token_hex(12), encoding.digest_of(chunks)
                 self._sealed.append(PushRequest(chunks, key, digest))
             if self._settles:
                 self._sealed.append(self._settles)

@@ -7,17 +7,17 @@ from abc import ABC
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import deadletters
-from .broker.core.pop import PopRequest
+from ..broker.core.pop import PopRequest
+from ..options import QUEUE_MODE, Dialect, QueueOptions
+from ..validate import Duration
+from . import dead_letters
+from .ack_stats import AckMeter, AckStats
 from .buffer import SECONDS, SIZE, Buffer
-from .checks import Duration
-from .consume import Consumer, Plan
-from .deadletters import ABOVE, EVERY_SECONDS, Alert
-from .delivery import Batch, Message, Receipt
+from .consumer import Consumer, Plan
+from .dead_letters import ABOVE, EVERY_SECONDS, Alert
 from .fluent import FluentQueue
-from .looking import Looking
-from .measure import AckMeter, AckStats
-from .policy import QUEUE_MODE, Dialect, QueueOptions
+from .messages import Batch, Message, Receipt
+from .queries import Looking
 
 P = TypeVar("P")
 
@@ -98,12 +98,12 @@ class Helping(Looking, ABC):
 
     def dead_distribution(self, queue: str, group: str | None = None) -> dict[str, int]:
         """How many died of what, most first; what counts is the error's text before the colon."""
-        return deadletters.distribution(self._whole, queue, group)
+        return dead_letters.distribution(self._whole, queue, group)
 
     def reprocess(self, queue: str, group: str | None = None) -> int:
         """Push dead letters again, for every group, with the transaction ids `reprocess-<id>`, and
         remove them; answers with how many. `redrive` sends them to the group they died in alone."""
-        return deadletters.reprocess(self._whole, queue, group)
+        return dead_letters.reprocess(self._whole, queue, group)
 
     def alert_dead(
         self,

@@ -9,8 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, Self
 
-from .broker.core.pop import PopRequest
-from .consume import (
+from ..broker.core.pop import PopRequest
+from ..errors import (
+    PASSING,
+    AckflowError,
+    AlreadySettled,
+    InvalidArgument,
+    LeaseLost,
+    SessionClosed,
+    text_of,
+)
+from .consumer import (
     IDLE_SECONDS,
     OVERDUE,
     PAUSES,
@@ -23,16 +32,7 @@ from .consume import (
     described,
     log_end,
 )
-from .delivery import Batch, Delivery, Settled, unsettled
-from .errors import (
-    PASSING,
-    AckflowError,
-    AlreadySettled,
-    InvalidArgument,
-    LeaseLost,
-    SessionClosed,
-    text_of,
-)
+from .messages import Batch, Delivery, Settled, unsettled
 from .session import Session
 
 log = logging.getLogger("ackflow")

@@ -6,7 +6,7 @@ q.queue("orders").group("workers").batch(100).each().consume(handler)
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from .checks import Duration, Time
+from ..validate import Duration, Time
 
 Receipt = TypeVar("Receipt")
 Batch = TypeVar("Batch")

@@ -4,16 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from . import checks
-from .broker.broker import Verbs
-from .broker.core import dead_letters
-from .broker.core.dead_letters import DeadFilter
-from .broker.views import browse, peek, stats
-from .broker.views import why as whys
-from .checks import Time
-from .clock import SECOND
-from .errors import InvalidArgument
-from .model import (
+from .. import validate
+from ..broker.broker import Verbs
+from ..broker.core import dead_letters
+from ..broker.core.dead_letters import DeadFilter
+from ..broker.views import browse, peek, stats
+from ..broker.views import why as whys
+from ..clock import SECOND
+from ..errors import InvalidArgument
+from ..model import (
     DeadLetter,
     DeadSummary,
     GroupStats,
@@ -27,8 +26,9 @@ from .model import (
     Value,
     Why,
 )
-from .policy import QUEUE_MODE
-from .store.tx import Tx
+from ..options import QUEUE_MODE
+from ..store.tx import Tx
+from ..validate import Time
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,8 +74,8 @@ class Looking(ABC):
 
     def peek(self, queue: str, *, group: str = QUEUE_MODE, limit: int = 10) -> list[StoredMessage]:
         """The messages a group would be given next, without side effects."""
-        checks.name(group, "group")
-        checks.whole(limit, "limit", 1, 10_000)
+        validate.name(group, "group")
+        validate.whole(limit, "limit", 1, 10_000)
         return self._look(peek.peek, queue, group, limit)
 
     def follow(
@@ -91,8 +91,8 @@ class Looking(ABC):
 
         The first time, without `after`, the `last` few messages and where to go on.
         """
-        checks.whole(last, "last", 0, 10_000)
-        checks.whole(limit, "limit", 1, 10_000)
+        validate.whole(last, "last", 0, 10_000)
+        validate.whole(limit, "limit", 1, 10_000)
         if after is not None and not (
             isinstance(after, dict)
             and all(isinstance(n, int) for pair in after.items() for n in pair)
@@ -131,7 +131,7 @@ class Looking(ABC):
         """Stored messages whose payload contains a text. Ends after `limit` or `seconds`; as long
         as `next` is given there may be more, also when nothing was found so far."""
         if not isinstance(text, bytes):
-            text = checks.some_text(text, "text").encode()
+            text = validate.some_text(text, "text").encode()
         return self._browse(queue, text, partition, group, since, until, limit, seconds, after)
 
     def _browse(
@@ -139,9 +139,9 @@ class Looking(ABC):
         since: Time | None, until: Time | None, limit: int, seconds: float, after: str | None,
     ) -> Page[StoredMessage]:  # fmt: skip
         request = browse.BrowseRequest(
-            queue, partition, group, text, checks.time_or_none(since, "since"),
-            checks.time_or_none(until, "until"), checks.whole(limit, "limit", 1, 10_000),
-            checks.seconds(seconds, "seconds"), checks.page(after, 2),
+            queue, partition, group, text, validate.time_or_none(since, "since"),
+            validate.time_or_none(until, "until"), validate.whole(limit, "limit", 1, 10_000),
+            validate.seconds(seconds, "seconds"), validate.page(after, 2),
         )  # fmt: skip
         return self._look(browse.browse, request)
 
@@ -170,9 +170,9 @@ class Looking(ABC):
         `after` is the `next` of the page before.
         """
         which = self._which(queue, group, partition, kind, error, since, until, ids)
-        place = checks.page(after, 1)
-        checks.whole(limit, "limit", 1, 10_000)
-        checks.whole(offset, "offset", 0, 1 << 60)
+        place = validate.page(after, 1)
+        validate.whole(limit, "limit", 1, 10_000)
+        validate.whole(offset, "offset", 0, 1 << 60)
         return self._look(dead_letters.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
@@ -185,13 +185,13 @@ class Looking(ABC):
 
     def value(self, key: str) -> Value | None:
         """A value put in a transaction, or None."""
-        checks.name(key, "key")
+        validate.name(key, "key")
         return self.broker.look(stats.value, key)
 
     def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
         """The values whose keys begin with a prefix, in order of key."""
-        prefix = checks.text(prefix, "prefix") or ""
-        checks.whole(limit, "limit", 1, 100_000)
+        prefix = validate.text(prefix, "prefix") or ""
+        validate.whole(limit, "limit", 1, 100_000)
         return self.broker.look(stats.values, prefix, limit)
 
     def _which(
@@ -199,6 +199,6 @@ class Looking(ABC):
         error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
     ) -> DeadFilter:  # fmt: skip
         return DeadFilter(
-            queue, group, partition, checks.kind(kind), checks.time_or_none(since, "since"),
-            checks.time_or_none(until, "until"), checks.text(error, "error"), None if given is None else checks.numbers(given, "ids"),
+            queue, group, partition, validate.kind(kind), validate.time_or_none(since, "since"),
+            validate.time_or_none(until, "until"), validate.text(error, "error"), None if given is None else validate.numbers(given, "ids"),
         )  # fmt: skip

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from . import checks, ids
-from .broker.broker import Verbs
-from .broker.core import settle
-from .broker.core.settle import Mark, Verdict
-from .checks import Duration, Reason
-from .delivery import Batch, Message, Refusal, Settled, to_verdict
-from .errors import NotFound
-from .model import when
+from .. import ids, validate
+from ..broker.broker import Verbs
+from ..broker.core import settle
+from ..broker.core.settle import Mark, Verdict
+from ..errors import NotFound
+from ..model import when
+from ..validate import Duration, Reason
+from .messages import Batch, Message, Refusal, Settled, to_verdict
 
 
 class Holder(Protocol):
@@ -60,7 +60,7 @@ class Lease:
         return self._settle(message_ids, to_verdict("dead_letter", reason))
 
     def extend(self, seconds: Duration | None = None) -> datetime:
-        given = checks.positive_or_none(seconds, "seconds")
+        given = validate.positive_or_none(seconds, "seconds")
         return when(self._session.broker.do(settle.extend, False, self._token, given))
 
     def read(self) -> Batch[Message]:

@@ -7,15 +7,15 @@ from typing import Any, Protocol, Self, TypeVar, overload
 import msgspec
 from msgspec import Struct
 
-from . import checks, ids, ranges
-from .broker.core.handout import Handout, Run, is_binary, payload
-from .broker.core.push import Answer
-from .broker.core.settle import VERBS, Mark, Outcome, Verb, Verdict
-from .checks import Duration, Reason
-from .errors import InvalidArgument, by_code
-from .model import Metadata, Sequences, when
-from .policy import DEFAULT_PARTITION
-from .ranges import Ranges
+from .. import ids, ranges, validate
+from ..broker.core.handout import Handout, Run, is_binary, payload
+from ..broker.core.push import Answer
+from ..broker.core.settle import VERBS, Mark, Outcome, Verb, Verdict
+from ..errors import InvalidArgument, by_code
+from ..model import Metadata, Sequences, when
+from ..options import DEFAULT_PARTITION
+from ..ranges import Ranges
+from ..validate import Duration, Reason
 
 _decode = msgspec.json.Decoder().decode
 
@@ -406,7 +406,7 @@ def judged(verdicts: object) -> list[tuple[Delivery, Verdict]]:
 def verdict_of(given: object) -> Verdict:
     """A checked verdict, given as one or by its verb."""
     if not isinstance(given, Verdict):
-        given = Verdict(checks.one_of(given, "verdict", VERBS))
+        given = Verdict(validate.one_of(given, "verdict", VERBS))
     return given.check()
 
 
@@ -414,7 +414,7 @@ def to_verdict(
     verb: Verb, reason: Reason | None = None, delay: Duration | None = None, rest: bool = False
 ) -> Verdict:
     """A verdict as the arguments of a verb say it."""
-    return Verdict(verb, checks.reason(reason), checks.seconds_or_none(delay, "delay"), rest)
+    return Verdict(verb, validate.reason(reason), validate.seconds_or_none(delay, "delay"), rest)
 
 
 def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], Any] | None:

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from . import checks, ranges
-from .broker.core.push import Chunk, PushRequest
-from .checks import Duration, Time
-from .errors import InvalidArgument, PayloadTooLarge
-from .policy import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
-from .store import mapping
-from .store.records import Rest, joined
+from .. import ranges, validate
+from ..broker.core.push import Chunk, PushRequest
+from ..errors import InvalidArgument, PayloadTooLarge
+from ..options import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
+from ..store import mapping
+from ..store.records import Rest, joined
+from ..validate import Duration, Time
 
 T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
@@ -75,9 +75,9 @@ def request(
 
     `whole`: many messages may stay one JSON array, for a broker in this process.
     """
-    checks.name(queue, "queue")
-    checks.name(partition, "partition")
-    checks.priority(priority)
+    validate.name(queue, "queue")
+    validate.name(partition, "partition")
+    validate.priority(priority)
     late = _late(delay, at)
     items = items_of(data)
     kinds = set(map(type, items))
@@ -92,7 +92,7 @@ def request(
         chunks, places = _mixed(queue, items, partition, priority, late, headers)
     if key is None:
         return PushRequest(chunks), places
-    return PushRequest(chunks, checks.name(key, "key"), digest_of(chunks)), places
+    return PushRequest(chunks, validate.name(key, "key"), digest_of(chunks)), places
 
 
 def _late(delay: Duration | None, at: Time | None) -> Late:
@@ -101,7 +101,7 @@ def _late(delay: Duration | None, at: Time | None) -> Late:
         return NOW
     if delay is not None and at is not None:
         raise InvalidArgument("a push takes delay or at, not both")
-    return checks.seconds_or_none(delay, "delay"), checks.time_or_none(at, "at")
+    return validate.seconds_or_none(delay, "delay"), validate.time_or_none(at, "at")
 
 
 def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -210,8 +210,8 @@ def _mixed(
     targets = [
         (
             queue,
-            partition if item.partition is None else checks.name(item.partition, "partition"),
-            priority if item.priority is None else checks.priority(item.priority),
+            partition if item.partition is None else validate.name(item.partition, "partition"),
+            priority if item.priority is None else validate.priority(item.priority),
             late if item.delay is None and item.at is None else _late(item.delay, item.at),
         )
         for item in full
@@ -228,11 +228,11 @@ def posted(
     """
     targets = [
         (
-            checks.name(queue, "queue"),
-            checks.name(
+            validate.name(queue, "queue"),
+            validate.name(
                 DEFAULT_PARTITION if item.partition is None else item.partition, "partition"
             ),
-            0 if item.priority is None else checks.priority(item.priority),
+            0 if item.priority is None else validate.priority(item.priority),
             _late(item.delay, item.at),
         )
         for queue, item in items
@@ -256,7 +256,7 @@ def _chunks(
     for index, (queue, home, level, late) in enumerate(targets):
         txid = items[index].transaction_id
         if txid is not None:
-            level = first.setdefault((queue, home, checks.name(txid, "transaction_id")), level)
+            level = first.setdefault((queue, home, validate.name(txid, "transaction_id")), level)
         runs = lanes.setdefault((queue, home, level), [])
         if not runs or runs[-1][0] != late:
             runs.append((late, []))
@@ -286,7 +286,7 @@ def _rest(items: list[Item]) -> Rest | None:
         if item.transaction_id is not None:
             rest.txids[index] = item.transaction_id
         if item.headers:
-            rest.headers[index] = checks.headers(item.headers)
+            rest.headers[index] = validate.headers(item.headers)
     rest.binary = ranges.of(
         i for i, item in enumerate(items) if isinstance(item.data, bytes | bytearray | memoryview)
     )

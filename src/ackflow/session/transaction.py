@@ -7,9 +7,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from . import checks, codec
-from .broker.core.settle import Verb, Verdict
-from .broker.core.transactions import (
+from .. import validate
+from ..broker.core.settle import Verb, Verdict
+from ..broker.core.transactions import (
     Deletes,
     Operation,
     Pushes,
@@ -18,11 +18,12 @@ from .broker.core.transactions import (
     Settles,
     TransactionRequest,
 )
-from .checks import Duration, Reason, Time
-from .codec import encode
-from .delivery import Batch, Delivery, Receipt, deliveries, marks_of, to_verdict, verdict_of
-from .errors import InvalidArgument
-from .policy import DEFAULT_PARTITION
+from ..errors import InvalidArgument
+from ..options import DEFAULT_PARTITION
+from ..validate import Duration, Reason, Time
+from . import encoding
+from .encoding import encode
+from .messages import Batch, Delivery, Receipt, deliveries, marks_of, to_verdict, verdict_of
 
 MAX_VALUE = 1024 * 1024
 COMMITTED = "the transaction is committed already; begin a new one"
@@ -43,7 +44,7 @@ class Operations:
     """The operations of one transaction, gathered in order. Nothing is done before the commit."""
 
     def __init__(self, key: str | None) -> None:
-        self._key = None if key is None else checks.name(key, "key")
+        self._key = None if key is None else validate.name(key, "key")
         self._operations: list[Operation] = []
         self.committed: Committed | None = None
         self.places: dict[int, list[list[int]] | None] = {}
@@ -79,7 +80,7 @@ class Operations:
         at: Time | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Self:
-        request, places = codec.request(
+        request, places = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
             headers=headers,
         )  # fmt: skip
@@ -97,10 +98,10 @@ class Operations:
         raw = encode(value)
         if len(raw) > MAX_VALUE:
             raise InvalidArgument(f"a value has at most {MAX_VALUE:,} bytes, this one {len(raw):,}")
-        return self.add(Puts(checks.name(key, "key"), raw, _expected(expect)))
+        return self.add(Puts(validate.name(key, "key"), raw, _expected(expect)))
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
-        return self.add(Deletes(checks.name(key, "key"), _expected(expect)))
+        return self.add(Deletes(validate.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
         """Add an operation in the broker's own words; refused once it is committed."""
@@ -120,7 +121,7 @@ class Operations:
         digest = hashlib.blake2b(digest_size=16)
         for operation in self._operations:
             if isinstance(operation, Pushes):
-                digest.update(codec.digest_of(operation.request.chunks))
+                digest.update(encoding.digest_of(operation.request.chunks))
             else:
                 digest.update(msgspec.msgpack.encode(operation))
         return TransactionRequest(self._operations, self._key, digest.digest())
@@ -186,4 +187,4 @@ class Transaction(Operations):
 
 
 def _expected(value: int | None) -> int | None:
-    return None if value is None else checks.whole(value, "expect", 0, 1 << 60)
+    return None if value is None else validate.whole(value, "expect", 0, 1 << 60)

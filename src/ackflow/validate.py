@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from .clock import micros
 from .errors import InvalidArgument, PayloadTooLarge, UnknownOption, text_of
-from .policy import (
+from .options import (
     DEFAULTS,
     MAX_BATCH,
     MAX_HEADERS,

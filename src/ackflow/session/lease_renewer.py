@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from .clock import Clock, Signal, micros
-from .errors import AckflowError, AlreadySettled, LeaseLost, SessionClosed
+from ..clock import Clock, Signal, micros
+from ..errors import AckflowError, AlreadySettled, LeaseLost, SessionClosed
 
 log = logging.getLogger("ackflow")
 AGAIN_SECONDS = 1.0

@@ -8,17 +8,26 @@ from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from . import checks, codec, ids, ranges
-from .broker.broker import Broker, Store, Verbs
-from .broker.core import admin, dead_letters, leases, settle, stage
-from .broker.core.handout import Handout
-from .broker.core.pop import PopRequest
-from .broker.core.settle import Mark, Verb, Verdict
-from .broker.core.transactions import Settles, transact
-from .broker.unclosed import close_when_dropped
-from .checks import Duration, Reason, Time
-from .clock import Clock
-from .delivery import (
+from .. import ids, ranges, validate
+from ..broker.broker import Broker, Store, Verbs
+from ..broker.core import admin, dead_letters, leases, settle, stage
+from ..broker.core.handout import Handout
+from ..broker.core.pop import PopRequest
+from ..broker.core.settle import Mark, Verb, Verdict
+from ..broker.core.transactions import Settles, transact
+from ..broker.unclosed import close_when_dropped
+from ..clock import Clock
+from ..errors import PASSING, AckflowError, InvalidArgument, SessionForked
+from ..model import GroupStats, Upkeep, when
+from ..options import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
+from ..store.durability import MayLose
+from ..store.sqlite import store as sqlite
+from ..store.sqlite.store import SqliteStore
+from ..validate import Duration, Reason, Time
+from . import encoding
+from .background import Helping
+from .lease import Lease
+from .messages import (
     Batch,
     Delivery,
     Message,
@@ -31,18 +40,10 @@ from .delivery import (
     to_verdict,
     waits,
 )
-from .errors import PASSING, AckflowError, InvalidArgument, SessionForked
-from .helping import Helping
-from .lease import Lease
-from .model import GroupStats, Upkeep, when
-from .policy import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
-from .store.durability import MayLose
-from .store.sqlite import store as sqlite
-from .store.sqlite.store import SqliteStore
 from .transaction import Committed, Operations, Transaction
 
 if TYPE_CHECKING:
-    from .client.patience import Patience
+    from ..client.patience import Patience
 
 Messages = Delivery | Sequence[Delivery]
 R = TypeVar("R")
@@ -75,31 +76,31 @@ def connect(
     the certificates to trust, `patience` how to behave when it does not answer.
     """
     if consumer is not None:
-        checks.name(consumer, "consumer")
+        validate.name(consumer, "consumer")
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         remote = client().remote(url, token, ca_file, patience, clock)
-        return Session(remote, consumer, checks.shown(url))
+        return Session(remote, consumer, validate.shown(url))
     store: Store
     name = "PostgreSQL"  # not its URL, which may have a password
-    if isinstance(url, str) and url.startswith(checks.POSTGRES):
+    if isinstance(url, str) and url.startswith(validate.POSTGRES):
         store = postgres().PostgresStore(url, clock, may_lose)
     else:
-        name = checks.place(url)
+        name = validate.place(url)
         store = SqliteStore(name, clock, may_lose)
-    session = Session(Broker(store, store.clock, upkeep), consumer, checks.shown(os.fspath(url)))
+    session = Session(Broker(store, store.clock, upkeep), consumer, validate.shown(os.fspath(url)))
     session._watching = close_when_dropped(session, session._broker, name)
     return session
 
 
 def set_may_lose(path: str | os.PathLike[str], may_lose: MayLose) -> None:
     """Change what a power cut may cost a file, which no session may have open meanwhile."""
-    sqlite.set_may_lose(checks.place(path), may_lose)
+    sqlite.set_may_lose(validate.place(path), may_lose)
 
 
 def postgres() -> ModuleType:
     """What opens PostgreSQL; it is loaded when it is needed."""
     try:
-        from .store.postgres import store as module
+        from ..store.postgres import store as module
     except ImportError as missing:
         raise InvalidArgument(
             f"PostgreSQL needs its driver: pip install ackflow[postgres] ({missing.name} is missing)"
@@ -110,7 +111,7 @@ def postgres() -> ModuleType:
 def client() -> ModuleType:
     """What opens a server; it is loaded when it is needed."""
     try:
-        from .client import connection
+        from ..client import connection
     except ImportError as missing:
         raise InvalidArgument(
             f"a server needs the client: pip install ackflow[client] ({missing.name} is missing)"
@@ -128,7 +129,7 @@ class Session(Helping):
         self._place = place  # as it may be shown
         self._pid = os.getpid()
         given = f"{socket.gethostname()}:{self._pid}" if consumer is None else consumer
-        self.consumer = checks.name(given, "consumer")
+        self.consumer = validate.name(given, "consumer")
 
     # producing
 
@@ -152,7 +153,7 @@ class Session(Helping):
         receipt.
         """
         broker = self.broker
-        request, places = codec.request(
+        request, places = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key,
             whole=broker.whole, at=at, headers=headers,
         )  # fmt: skip
@@ -170,14 +171,14 @@ class Session(Helping):
         delay: Duration | None = None,
     ) -> str:
         """Write messages that nobody sees until the stage, named by the answer, is published."""
-        request, _ = codec.request(
+        request, _ = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
-        checks.whole(batch, "batch", 0, 1 << 60)
+        validate.whole(batch, "batch", 0, 1 << 60)
         if any(chunk.at is not None for chunk in request.chunks):
-            raise InvalidArgument(codec.STAGED_AT)
+            raise InvalidArgument(encoding.STAGED_AT)
         return self.broker.do(
-            stage.stage, True, checks.name(producer, "producer"), batch, request.chunks
+            stage.stage, True, validate.name(producer, "producer"), batch, request.chunks
         )
 
     def publish(
@@ -191,13 +192,13 @@ class Session(Helping):
         if also is not None and not isinstance(also, Operations):
             raise InvalidArgument("also is a transaction that is not committed yet")
         request = None if also is None else also.request()
-        checks.whole(batch, "batch", 0, 1 << 60)
+        validate.whole(batch, "batch", 0, 1 << 60)
         answer = self.broker.do(
             stage.publish,
             True,
-            checks.name(producer, "producer"),
+            validate.name(producer, "producer"),
             batch,
-            checks.names(stages, "stages"),
+            validate.names(stages, "stages"),
             request,
         )
         if also is not None:
@@ -236,7 +237,7 @@ class Session(Helping):
             partition=partition, partitions=partitions, consumer=consumer, token=token,
             dialect=dialect, create=create,
         )  # fmt: skip
-        return self.take(request, checks.seconds(wait, "wait"))
+        return self.take(request, validate.seconds(wait, "wait"))
 
     def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop what a checked request asks for."""
@@ -258,21 +259,21 @@ class Session(Helping):
         create: bool = True,
     ) -> PopRequest:
         """The checked form of a pop's arguments."""
-        checks.dialect(dialect)
+        validate.dialect(dialect)
         return PopRequest(
-            queue=checks.name(queue, "queue"),
-            group=checks.name(group, "group"),
-            consumer=self.consumer if consumer is None else checks.name(consumer, "consumer"),
-            batch=0 if batch is None else checks.batch(batch),
-            lease_seconds=checks.positive_or_none(lease_seconds, "lease_seconds"),
-            auto_ack=checks.flag(auto_ack, "auto_ack"),
-            partition=None if partition is None else checks.name(partition, "partition"),
+            queue=validate.name(queue, "queue"),
+            group=validate.name(group, "group"),
+            consumer=self.consumer if consumer is None else validate.name(consumer, "consumer"),
+            batch=0 if batch is None else validate.batch(batch),
+            lease_seconds=validate.positive_or_none(lease_seconds, "lease_seconds"),
+            auto_ack=validate.flag(auto_ack, "auto_ack"),
+            partition=None if partition is None else validate.name(partition, "partition"),
             partitions=None
             if partitions is None
-            else checks.whole(partitions, "partitions", 1, 10_000),
+            else validate.whole(partitions, "partitions", 1, 10_000),
             token=None if token is None else ids.parse_token(token),
             dialect=dialect,
-            create=checks.flag(create, "create"),
+            create=validate.flag(create, "create"),
         )
 
     def read(self, token: str) -> Batch[Message]:
@@ -335,7 +336,7 @@ class Session(Helping):
     def extend(self, messages: Messages, seconds: Duration | None = None) -> datetime | None:
         """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
         Answers with the earliest new end."""
-        given = checks.positive_or_none(seconds, "seconds")
+        given = validate.positive_or_none(seconds, "seconds")
         tokens = {m._share.origin.token for m in deliveries(messages)} - {None}
         ends = [self.broker.do(settle.extend, False, cast(int, token), given) for token in tokens]
         return when(min(ends)) if ends else None
@@ -423,18 +424,18 @@ class Session(Helping):
 
     def configure(self, /, queue: str, **options: Any) -> QueueOptions:
         """Create a queue or change the options given; the others stay as they are."""
-        given = checks.queue_options(options)
-        return self.broker.do(admin.configure, True, checks.name(queue, "queue"), given)
+        given = validate.queue_options(options)
+        return self.broker.do(admin.configure, True, validate.name(queue, "queue"), given)
 
     def group(
         self, /, queue: str, name: str, *, dialect: Dialect | None = None, **options: Any
     ) -> GroupStats:
         """Create a group or change the options given. `start` (all, new or a time) is for a new one."""
-        given = checks.group_options(options)
-        checks.name(queue, "queue")
-        checks.name(name, "group")
+        given = validate.group_options(options)
+        validate.name(queue, "queue")
+        validate.name(name, "group")
         if dialect is not None:
-            checks.dialect(dialect)
+            validate.dialect(dialect)
         self.broker.do(admin.configure_group, True, queue, name, given, dialect)
         return self.group_stats(queue, name)
 
@@ -463,11 +464,11 @@ class Session(Helping):
             raise InvalidArgument("seek takes exactly one of to, time and sequence")
         target: str | int
         if to is not None:
-            target = checks.one_of(to, "to", ("start", "end"))
+            target = validate.one_of(to, "to", ("start", "end"))
         elif time is not None:
-            target = checks.time(time, "time")
+            target = validate.time(time, "time")
         else:
-            target = checks.whole(sequence, "sequence", 0, (1 << 48) - 1)
+            target = validate.whole(sequence, "sequence", 0, (1 << 48) - 1)
         return self.broker.do(admin.seek, True, queue, group, target, time is not None, partition)
 
     def purge(self, queue: str, partition: str | None = None) -> int:
@@ -507,9 +508,9 @@ class Session(Helping):
         All of the queue's that fit everything given; answers with how many.
         """
         if to is not None:
-            checks.name(to, "to")
+            validate.name(to, "to")
         if limit is not None:
-            checks.whole(limit, "limit", 0, 1 << 60)
+            validate.whole(limit, "limit", 0, 1 << 60)
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         return self._slices(
             lambda n: self.broker.do(dead_letters.redrive, True, which, to, n), which, limit
@@ -550,7 +551,7 @@ class Session(Helping):
 
     def backup(self, target: str | os.PathLike[str]) -> None:
         """Copy the database as it is at this moment to a new file, while it is in use."""
-        place = checks.place(target)
+        place = validate.place(target)
         if place == ":memory:":
             raise InvalidArgument("a backup is a new file, and :memory: is none")
         self.broker.store.backup(place)
