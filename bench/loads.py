@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ackflow import wire
 from ackflow.broker.core import admin
 from ackflow.broker.core.pop import PopRequest
 from ackflow.broker.core.settle import Mark, Verdict
-from ackflow.client import requests
+from ackflow.remote import protocol, wire
+from ackflow.remote.wire import MSGPACK
 from ackflow.session import encoding
-from ackflow.wire import MSGPACK
 
 from .measure import Json
 from .peers import HOST
@@ -76,7 +75,7 @@ class OverHttp:
             for at in range(0, len(messages), batch)
         ]
         self._pop = request("/v1/pop", pop_body(batch))
-        made = requests.verb(admin.configure, True, (QUEUE, {"keep_seconds": 0}))
+        made = protocol.verb(admin.configure, True, (QUEUE, {"keep_seconds": 0}))
         self._connection.ask(request(made.path, made.body))
 
     def push(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import ackflow
 from ackflow import Message, Session
-from ackflow.client.patience import Patience
 from ackflow.errors import LeaseLost
+from ackflow.remote.retry import Patience
 from ackflow.session.consumer import Consumer
 from ackflow.session.messages import Settled
 

@@ -40,7 +40,7 @@ from .validate import Duration, Reason
 P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
-    from .client.patience import Patience
+    from .remote.retry import Patience
 
 THREADS = 8
 RELEASE_SECONDS = 2.0  # a cancelled pop waits so long for its release, which goes on after that
@@ -524,7 +524,7 @@ class Session:
         if self.sync.forked:
             raise SessionForked()  # the threads are not here, the connections not ours
         if self._remote:
-            from .client.green import spawn
+            from .remote.transport_asyncio import spawn
 
             return spawn(call)
         return asyncio.get_running_loop().run_in_executor(self._threads, call)

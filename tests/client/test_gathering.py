@@ -8,8 +8,8 @@ import pytest
 
 import ackflow
 from ackflow import VirtualClock, aio
-from ackflow.client import gathering, requests
 from ackflow.errors import QueueFull, Unavailable
+from ackflow.remote import protocol, push_batching
 from ackflow.server.app import Limits
 
 from ..running import Running
@@ -34,7 +34,7 @@ class Wire:
         monkeypatch.setattr(transport, "_once", self)
         monkeypatch.setattr(transport, "_sleep", self._sleep)
 
-    async def __call__(self, request: requests.Request) -> Any:
+    async def __call__(self, request: protocol.Request) -> Any:
         self.paths.append(request.path)
         answer = await self._once(request)
         if self.losing:
@@ -67,7 +67,7 @@ def test_pushes_of_many_tasks_need_few_requests(
 ) -> None:
     async def work(q: aio.Session, wire: Wire) -> None:
         receipts = await asyncio.gather(*[q.push("orders", n) for n in range(100)])
-        assert wire.paths == [requests.PUSH] * gathering.AT_ONCE + ["/v1/pushes"]
+        assert wire.paths == [protocol.PUSH] * push_batching.AT_ONCE + ["/v1/pushes"]
         found = {m.id: m.data for m in await q.pop("orders", batch=200)}
         assert found == {receipt[0]: n for n, receipt in enumerate(receipts)}
 
@@ -77,9 +77,9 @@ def test_pushes_of_many_tasks_need_few_requests(
 def test_a_push_that_is_alone_or_large_goes_alone(on_wire: Callable[[Work], None]) -> None:
     async def work(q: aio.Session, wire: Wire) -> None:
         await q.push("orders", 1)
-        large = "x" * requests.SMALL_BYTES
+        large = "x" * protocol.SMALL_BYTES
         await asyncio.gather(*[q.push("orders", large) for _ in range(5)])
-        assert wire.paths == [requests.PUSH] * 6
+        assert wire.paths == [protocol.PUSH] * 6
 
     on_wire(work)
 
@@ -92,7 +92,7 @@ def test_pushes_that_are_too_much_for_one_request_go_in_several(
     async def work(q: aio.Session, wire: Wire) -> None:
         some = list(range(1000, 1300))
         await asyncio.gather(*[q.push("orders", some) for _ in range(200)])
-        together = [path for path in wire.paths if path != requests.PUSH]
+        together = [path for path in wire.paths if path != protocol.PUSH]
         assert 2 < len(together) < 20
         assert (await q.queue_stats("orders")).messages == 200 * 300
 

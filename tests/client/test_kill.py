@@ -8,8 +8,8 @@ from typing import Any
 
 import ackflow
 from ackflow import Message, Session, aio
-from ackflow.client.patience import Patience
 from ackflow.errors import AckflowError
+from ackflow.remote.retry import Patience
 
 from ..server.conftest import Process
 from .waiting import until

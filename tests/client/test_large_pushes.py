@@ -7,8 +7,8 @@ import pytest
 
 import ackflow
 from ackflow import Item, Session
-from ackflow.client import remote, requests
 from ackflow.errors import BodyTooLarge, KeyConflict, PayloadTooLarge, QueueFull
+from ackflow.remote import broker, protocol
 from ackflow.server.app import Limits
 
 from ..running import Running
@@ -31,8 +31,8 @@ def q(served: Running) -> Iterator[Session]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of 40 kB or 20,000 messages at most."""
-    monkeypatch.setattr(requests, "PUSH_BYTES", 40_000)
-    for module in (requests, remote):
+    monkeypatch.setattr(protocol, "PUSH_BYTES", 40_000)
+    for module in (protocol, broker):
         monkeypatch.setattr(module, "MAX_BATCH", 20_000)
 
 

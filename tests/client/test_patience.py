@@ -12,12 +12,12 @@ from ackflow import Session
 from ackflow.broker.core import settle
 from ackflow.broker.core.pop import PopRequest
 from ackflow.broker.core.push import PushRequest
-from ackflow.client import green, patience, requests, sync
-from ackflow.client.patience import Breaker, Patience
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
+from ackflow.remote import protocol, retry, transport_asyncio, transport_threads
+from ackflow.remote.retry import Breaker, Patience
 
-SAFE = requests.about()
-UNSAFE = requests.push(PushRequest([]))
+SAFE = protocol.about()
+UNSAFE = protocol.push(PushRequest([]))
 
 
 def refused() -> Exception:
@@ -41,7 +41,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(patience, "time", time)
+    monkeypatch.setattr(retry, "time", time)
     return time
 
 
@@ -64,16 +64,16 @@ def test_the_defaults_are_those_of_the_document() -> None:
     ],
 )
 def test_what_is_not_safe_is_repeated_only_when_it_was_not_sent(
-    request_: requests.Request, attempt: int, sent: bool, pause: float | None
+    request_: protocol.Request, attempt: int, sent: bool, pause: float | None
 ) -> None:
     assert Patience().pause(request_, attempt, sent) == pause
 
 
 def test_what_a_session_sends_can_be_repeated() -> None:
-    assert requests.pop(PopRequest("q", "g", "c", token=1), 0).safe
-    assert not requests.pop(PopRequest("q", "g", "c", auto_ack=True), 0).safe
-    assert requests.push(PushRequest([], "key")).safe
-    assert requests.verb(settle.settle, False, (1, [])).safe
+    assert protocol.pop(PopRequest("q", "g", "c", token=1), 0).safe
+    assert not protocol.pop(PopRequest("q", "g", "c", auto_ack=True), 0).safe
+    assert protocol.push(PushRequest([], "key")).safe
+    assert protocol.verb(settle.settle, False, (1, [])).safe
 
 
 # the breaker
@@ -125,7 +125,7 @@ class Tries:
         self.answers = answers
         self.made = 0
 
-    def __call__(self, request: requests.Request) -> Any:
+    def __call__(self, request: protocol.Request) -> Any:
         answer = self.answers[min(self.made, len(self.answers) - 1)]
         self.made += 1
         if isinstance(answer, Exception):
@@ -133,7 +133,7 @@ class Tries:
         return answer
 
 
-Send = Callable[[Tries, requests.Request, int], Any]
+Send = Callable[[Tries, protocol.Request, int], Any]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -141,16 +141,16 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
     """Send one request so many times through a transport whose pauses are counted, not slept."""
     slept: list[float] = []
 
-    def plain(tries: Tries, what: requests.Request, times: int = 1) -> Any:
-        transport = sync.SyncTransport(["http://one", "http://two"], {}, Patience())
+    def plain(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
+        transport = transport_threads.SyncTransport(["http://one", "http://two"], {}, Patience())
         monkeypatch.setattr(transport, "_once", tries)
         monkeypatch.setattr(transport._closed, "wait", lambda pause: slept.append(pause))
         return [caught(lambda: transport.send(what)) for _ in range(times)][-1]
 
-    def awaited(tries: Tries, what: requests.Request, times: int = 1) -> Any:
-        transport = green.GreenTransport(["http://one", "http://two"], {}, Patience())
+    def awaited(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
+        transport = transport_asyncio.GreenTransport(["http://one", "http://two"], {}, Patience())
 
-        async def once(what: requests.Request) -> Any:
+        async def once(what: protocol.Request) -> Any:
             try:
                 return tries(what)
             except NewConnectionError:
@@ -165,7 +165,7 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
             answers = []
             for _ in range(times):
                 try:
-                    answers.append(await green.spawn(lambda: transport.send(what)))
+                    answers.append(await transport_asyncio.spawn(lambda: transport.send(what)))
                 except Exception as error:
                     answers.append(error)
             return answers[-1]
@@ -174,7 +174,7 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
         monkeypatch.setattr(transport, "_sleep", sleep)
         return asyncio.run(main())
 
-    def run(tries: Tries, what: requests.Request, times: int = 1) -> Any:
+    def run(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
         slept.clear()
         return (plain if request.param == "sync" else awaited)(tries, what, times), slept
 
@@ -244,7 +244,7 @@ def test_a_refusal_is_an_answer_and_no_failure(send: Send) -> None:
 def test_a_server_that_shuts_down_is_tried_again_and_not_taken_for_a_closed_session() -> None:
     body = b'{"error":{"code":"session_closed","message":"closed"}}'
     with pytest.raises(Unavailable, match="shutting down"):
-        requests.result(SAFE, 503, {"content-type": "application/json"}, body)
+        protocol.result(SAFE, 503, {"content-type": "application/json"}, body)
 
 
 def test_a_transaction_whose_answer_was_lost_is_done_once(
@@ -258,7 +258,7 @@ def test_a_transaction_whose_answer_was_lost_is_done_once(
     transport = q.broker.transport
     once, sent = transport._once, list[str]()
 
-    def lossy(request: requests.Request) -> Any:
+    def lossy(request: protocol.Request) -> Any:
         answer = once(request)
         if "transact" in request.path:
             sent.append(request.path)

@@ -13,9 +13,9 @@ from urllib3.exceptions import NewConnectionError
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
-from ackflow.client import patience, sync
 from ackflow.errors import CircuitOpen, InvalidArgument, LeaseLost, TransactionFailed, Unavailable
 from ackflow.options import DEFAULTS, QUEUE_MODE
+from ackflow.remote import retry, transport_threads
 
 from . import queen
 from .queen import ASYNC, EXAMPLES, FILES, HEADINGS, LOADED, Example, Proof, Work, data, shown
@@ -47,7 +47,7 @@ def test_the_numbers_of_the_documentation_are_the_defaults() -> None:
     def default(method: Callable[..., Any], name: str) -> Any:
         return inspect.signature(method).parameters[name].default
 
-    calm = patience.Patience()
+    calm = retry.Patience()
     assert (calm.pauses, calm.failures, calm.open_seconds) == ((1, 2, 4), 5, 60)
     assert str(CircuitOpen()) == "Circuit breaker is open"
     assert default(Session.buffer, "size") == 100
@@ -326,11 +326,11 @@ class Fails:
         self.left = 0
         self.now = 0.0
         self._transport = getattr(session.broker, "_transport", None)
-        if isinstance(self._transport, sync.SyncTransport):
+        if isinstance(self._transport, transport_threads.SyncTransport):
             self._once = self._transport._once
             monkeypatch.setattr(self._transport, "_once", self._try)
             monkeypatch.setattr(self._transport._closed, "wait", self.paused.append)
-            monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: self.now))
+            monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     @property
     def possible(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock
 from ackflow.broker.broker import Broker
-from ackflow.client.remote import RemoteBroker
+from ackflow.remote.broker import RemoteBroker
 
 YEARS = 10 * 365 * 86_400.0
 

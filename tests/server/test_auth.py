@@ -11,12 +11,13 @@ import httpx
 import pytest
 
 import ackflow
-from ackflow import VirtualClock, wire
+from ackflow import VirtualClock
 from ackflow.broker import access_tokens
 from ackflow.broker.access_tokens import Grant, Token
 from ackflow.broker.core.push import Chunk, PushRequest
 from ackflow.errors import Forbidden, InvalidArgument, NotFound, Unauthenticated
-from ackflow.server import auth
+from ackflow.remote import wire
+from ackflow.server import authn
 from ackflow.server.http import Answer, Call, Route, json
 from ackflow.server.openapi import document
 from ackflow.server.routes import all_routes
@@ -41,7 +42,7 @@ def bearer(token: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server look at the tokens with every request."""
-    monkeypatch.setattr(auth, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(authn, "LOOK_SECONDS", 0.0)
 
 
 def push(http: httpx.Client, queue: str, token: str | None = None) -> httpx.Response:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from ackflow import VirtualClock, connect
-from ackflow.server.cross import Cross
+from ackflow.server.cors import Cross
 
 from ..running import Running
 

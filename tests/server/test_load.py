@@ -15,12 +15,12 @@ import msgspec
 import psutil
 import pytest
 
-from ackflow import wire
 from ackflow.broker.core.pop import PopRequest
 from ackflow.broker.core.push import Chunk, PushRequest
 from ackflow.broker.core.settle import Mark, Outcome, Verdict
 from ackflow.model import Counts, GroupStats
-from ackflow.wire import MSGPACK, Codec, Popped
+from ackflow.remote import wire
+from ackflow.remote.wire import MSGPACK, Codec, Popped
 
 from .conftest import Process
 

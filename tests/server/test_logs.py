@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ackflow.server.logs import JsonFormatter, TextFormatter
-from ackflow.server.observe import Observer, Watching
+from ackflow.server.request_log import Observer, Watching
 
 from ..client.waiting import until
 from .conftest import Process

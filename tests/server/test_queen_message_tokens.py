@@ -7,7 +7,7 @@ import pytest
 
 from ackflow import ids
 from ackflow.broker import access_tokens
-from ackflow.server import auth
+from ackflow.server import authn
 
 from ..running import Running
 from .queen_calls import Queen, data, named
@@ -16,7 +16,7 @@ from .queen_calls import Queen, data, named
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server look at the tokens with every request."""
-    monkeypatch.setattr(auth, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(authn, "LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

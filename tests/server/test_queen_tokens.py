@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from ackflow.broker import access_tokens
-from ackflow.server import auth
+from ackflow.server import authn
 
 from ..running import Running
 
@@ -16,7 +16,7 @@ MINE, OTHER = "mine.a", "other.b"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server look at the tokens with every request."""
-    monkeypatch.setattr(auth, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(authn, "LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

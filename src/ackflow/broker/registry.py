@@ -13,8 +13,8 @@ from ..dialects.pushpop import lock
 from ..errors import InvalidArgument
 from ..options import GroupOptions, QueueOptions
 from ..ranges import Ranges
+from ..remote.wire import Codec, Popped
 from ..session import encoding
-from ..wire import Codec, Popped
 from .core import admin, dead_letters, leases, settle, stage, transactions
 from .core.handout import Handout
 from .core.pop import PopRequest

@@ -210,8 +210,8 @@ def _upkeep(session: Session) -> Finding:
 
 
 def _server(link: Link) -> Iterator[Finding]:
-    from ..client.remote import RemoteBroker
-    from ..client.requests import about
+    from ..remote.broker import RemoteBroker
+    from ..remote.protocol import about
 
     session = link.session
     assert isinstance(session.broker, RemoteBroker)

@@ -144,7 +144,7 @@ def serve(
     from ..server import run
     from ..server.app import Limits
     from ..server.logs import FORMATS, LEVELS
-    from ..server.observe import Watching
+    from ..server.request_log import Watching
 
     config = run.Config(
         db=file_of(ctx, db),

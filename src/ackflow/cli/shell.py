@@ -155,7 +155,7 @@ def there(place: Place) -> None:
 
 def _hasty() -> Any:
     """A person waits: tell soon when nobody answers."""
-    from ..client.patience import Patience
+    from ..remote.retry import Patience
 
     return Patience(pauses=(0.3,), connect_seconds=3.0)
 

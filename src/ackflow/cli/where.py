@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from .. import validate
 from ..errors import AckflowError, InvalidArgument, NotFound
-from ..server.place import data_file
+from ..server.data_dir import data_file
 
 
 class NoDatabase(AckflowError):

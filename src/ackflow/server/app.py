@@ -20,8 +20,8 @@ from ..errors import AckflowError, BatchTooLarge, Internal, TooManyWaiting
 from ..options import MAX_BATCH, Counting
 from ..session.session import Session
 from ..store.tx import Tx
-from .auth import Auth, challenge
-from .cross import Cross, Headers
+from .authn import Auth, challenge
+from .cors import Cross, Headers
 from .http import (
     Answer,
     Call,
@@ -37,7 +37,7 @@ from .http import (
     read_body,
 )
 from .logs import request_id
-from .observe import Observer
+from .request_log import Observer
 
 LARGE = 64 * 1024
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from ..broker.observers import BOUNDS as ACK_BOUNDS
 from ..broker.views.metrics import Figures, GroupFigures, figures
 from ..clock import SECOND
 from .http import Answer, Call, Param, Route
-from .observe import BOUNDS, Seen
+from .request_log import BOUNDS, Seen
 
 GROUP = ("queue", "group")
 COUNTERS: tuple[tuple[str, str, Callable[[GroupFigures], int]], ...] = (

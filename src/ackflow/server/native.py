@@ -10,15 +10,16 @@ from typing import Any
 
 import msgspec
 
-from .. import __version__, wire
+from .. import __version__
 from ..broker.core.handout import Handout
 from ..broker.core.pop import PopRequest
 from ..broker.core.push import Answer as Places
 from ..broker.core.push import PushRequest
 from ..broker.registry import VERBS, Verb, check_pop, check_push
 from ..errors import AckflowError, NotFound
-from ..wire import JSON, MSGPACK, Codec, Popped, Pushed
-from . import access
+from ..remote import wire
+from ..remote.wire import JSON, MSGPACK, Codec, Popped, Pushed
+from . import authz
 from .http import Answer, Call, Param, Route, json
 
 _push, _pushes, _pop = Codec(PushRequest), Codec(list[PushRequest]), Codec(PopRequest)
@@ -96,8 +97,8 @@ async def run(call: Call) -> Answer:
     call.server.require(call, verb.role)
     synced, arguments = verb.reads.read(call.body, _given(call))
     verb.check(*arguments)
-    await access.check(call, verb, arguments)
-    result = access.visible(call, await _run(call, verb, synced, arguments))
+    await authz.check(call, verb, arguments)
+    result = authz.visible(call, await _run(call, verb, synced, arguments))
     return _answer(call, wire.pack(result) if isinstance(result, Handout) else result)
 
 

@@ -20,10 +20,10 @@ from ..options import Counting
 from ..session.session import Session, connect
 from . import logs
 from .app import Limits, Server
-from .cross import Cross
-from .guard import Guarded, Reaper
-from .observe import Observer, Watching
-from .place import data_file
+from .cors import Cross
+from .data_dir import data_file
+from .limits import Guarded, Reaper
+from .request_log import Observer, Watching
 from .routes import all_routes
 
 DEFAULT_PORT = 8000

@@ -43,7 +43,7 @@ from .messages import (
 from .transaction import Committed, Operations, Transaction
 
 if TYPE_CHECKING:
-    from ..client.patience import Patience
+    from ..remote.retry import Patience
 
 Messages = Delivery | Sequence[Delivery]
 R = TypeVar("R")
@@ -111,12 +111,12 @@ def postgres() -> ModuleType:
 def client() -> ModuleType:
     """What opens a server; it is loaded when it is needed."""
     try:
-        from ..client import connection
+        from ..remote import connect as module
     except ImportError as missing:
         raise InvalidArgument(
             f"a server needs the client: pip install ackflow[client] ({missing.name} is missing)"
         ) from None
-    return connection
+    return module
 
 
 class Session(Helping):

@@ -50,7 +50,7 @@ def reading(place: Place, *, upkeep: bool = False) -> Session:
 
 def _connect(place: Place, upkeep: bool) -> Session:
     if place.url.startswith(("http://", "https://")):
-        from ..client.patience import Patience
+        from ..remote.retry import Patience
 
         patience = Patience(pauses=_pauses(place.retry_seconds), failures=1 << 30)
         return ackflow.connect(place.url, token=place.token, patience=patience)

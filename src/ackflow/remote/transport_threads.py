@@ -12,8 +12,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, NewConnectionError
 
 from ..errors import AckflowError, SessionClosed, Unavailable
-from .patience import Breaker, Patience
-from .requests import HEADERS, Request, result
+from .protocol import HEADERS, Request, result
+from .retry import Breaker, Patience
 
 
 class SyncTransport:

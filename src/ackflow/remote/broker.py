@@ -7,7 +7,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from .. import wire
 from ..broker.core.handout import Handout
 from ..broker.core.pop import PopRequest
 from ..broker.core.push import Answer, PushRequest
@@ -18,8 +17,8 @@ from ..model import Upkeep
 from ..options import MAX_BATCH
 from ..session.encoding import digest_of
 from ..store.tx import Tx
-from . import requests
-from .requests import Request
+from . import protocol, wire
+from .protocol import Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +42,7 @@ class RemoteStore:
     @property
     def id(self) -> int:
         if self._id is None:
-            about = self._transport.send(requests.about())
+            about = self._transport.send(protocol.about())
             with self._lock:
                 self._id = about.store
         return self._id
@@ -66,7 +65,7 @@ class RemoteBroker:
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         self.check_open()
-        result: Any = self.transport.send(requests.verb(verb, synced, _with_key(args)))
+        result: Any = self.transport.send(protocol.verb(verb, synced, _with_key(args)))
         return wire.unpack(result) if isinstance(result, wire.Popped) else result  # type: ignore[return-value]
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -78,8 +77,8 @@ class RemoteBroker:
             # A key of its own lets the push be repeated when its answer was lost.
             digest = digest_of(request.chunks)
             request = msgspec.structs.replace(request, key=secrets.token_hex(12), digest=digest)
-        whole = requests.push(request)
-        if len(whole.body) <= requests.PUSH_BYTES and _count(request) <= MAX_BATCH:
+        whole = protocol.push(request)
+        if len(whole.body) <= protocol.PUSH_BYTES and _count(request) <= MAX_BATCH:
             answer: Answer = self.transport.send(whole)
             return answer
         return self._push_in_parts(request)
@@ -88,9 +87,9 @@ class RemoteBroker:
         """Push what is more than a server takes in one request, in several. Each has a key of its
         own, made of the whole's, so that a repeat adds what is missing and no more."""
         answer: Answer = []
-        for number, part in enumerate(requests.parts(request), 1):
+        for number, part in enumerate(protocol.parts(request), 1):
             try:
-                answer += self.transport.send(requests.push(part))
+                answer += self.transport.send(protocol.push(part))
             except AckflowError as error:
                 if number > 1:
                     done, total = (
@@ -104,11 +103,11 @@ class RemoteBroker:
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
         self.check_open()
-        return wire.unpack(self.transport.send(requests.pop(request.repeatable(), wait)))
+        return wire.unpack(self.transport.send(protocol.pop(request.repeatable(), wait)))
 
     def upkeep(self) -> Upkeep:
         self.check_open()
-        done: Upkeep = self.transport.send(requests.upkeep())
+        done: Upkeep = self.transport.send(protocol.upkeep())
         return done
 
     def catch_up(self) -> None:

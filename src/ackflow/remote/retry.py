@@ -6,7 +6,7 @@ import time
 from msgspec import Struct
 
 from ..errors import CircuitOpen
-from .requests import Request
+from .protocol import Request
 
 
 class Patience(Struct, frozen=True):

@@ -6,11 +6,11 @@ from typing import Any
 
 from .. import validate
 from ..clock import Clock
-from .green import GreenTransport
-from .patience import Patience
-from .remote import RemoteBroker
-from .requests import bases
-from .sync import SyncTransport
+from .broker import RemoteBroker
+from .protocol import bases
+from .retry import Patience
+from .transport_asyncio import GreenTransport
+from .transport_threads import SyncTransport
 
 
 def remote(

@@ -11,9 +11,9 @@ import aiohttp
 from greenlet import getcurrent, greenlet
 
 from ..errors import AckflowError, InvalidArgument, SessionClosed, Unavailable
-from .gathering import Gathering
-from .patience import Breaker, Patience
-from .requests import HEADERS, Request, result, small_push
+from .protocol import HEADERS, Request, result, small_push
+from .push_batching import Gathering
+from .retry import Breaker, Patience
 
 R = TypeVar("R")
 

@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from .. import wire
 from ..broker.core.pop import PopRequest
 from ..broker.core.push import Answer, Chunk, PushRequest
 from ..broker.registry import BY_FUNCTION
@@ -15,7 +14,8 @@ from ..errors import InvalidArgument, SessionClosed, Unauthenticated, Unavailabl
 from ..model import Upkeep
 from ..options import MAX_BATCH
 from ..session import encoding
-from ..wire import MSGPACK, Codec, Popped, Pushed, Told
+from . import wire
+from .wire import MSGPACK, Codec, Popped, Pushed, Told
 
 HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 

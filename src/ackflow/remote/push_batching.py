@@ -10,8 +10,8 @@ from typing import Any
 
 from ..broker.core.push import Answer
 from ..errors import AckflowError, Unavailable
-from ..wire import Pushed, tell, untell
-from .requests import Request, pushes
+from .protocol import Request, pushes
+from .wire import Pushed, tell, untell
 
 AT_ONCE = 2  # requests on their way: one is answered while the other is written
 MOST_BYTES = 64 * 1024  # of pushes in one request: no server is so small as to refuse them together

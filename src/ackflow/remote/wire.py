@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from . import errors, ranges
-from .broker.core.handout import Handout, Run
-from .broker.core.push import Answer as Places
-from .errors import AckflowError, InvalidArgument
-from .store.records import Body, Rest
+from .. import errors, ranges
+from ..broker.core.handout import Handout, Run
+from ..broker.core.push import Answer as Places
+from ..errors import AckflowError, InvalidArgument
+from ..store.records import Body, Rest
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
