@@ -33,7 +33,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def measure(path: Path, sizes: Sequence[int]) -> list[Table]:
-    from ackflow.pipeline.generate import generate
+    from ackflow.pipeline.examples.generate import generate
 
     table = Table("Pipeline: transactions per second, all processes started anew", (OURS, PLAIN))
     times = {}

@@ -1,1 +1,1 @@
-../src/ackflow/pipeline/coffee_shop.py
+../src/ackflow/pipeline/examples/coffee_shop.py

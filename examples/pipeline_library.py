@@ -4,7 +4,7 @@ ackflow pipeline run --pipeline examples/pipeline_library.py --data DIR --out OU
 reads DIR/<branch>/books.csv and DIR/<branch>/loans*.csv.
 """
 
-from ackflow.pipeline.declare import Pipeline, Query, Route, Table
+from ackflow.pipeline.declaration import Pipeline, Query, Route, Table
 
 pipeline = Pipeline(
     name="library",

@@ -10,11 +10,11 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock
 from ackflow.pipeline.aggregate import Aggregator
-from ackflow.pipeline.declare import Pipeline, Query, Route, Table
-from ackflow.pipeline.ends import Ends
+from ackflow.pipeline.declaration import Pipeline, Query, Route, Table
+from ackflow.pipeline.eof import Ends
 from ackflow.pipeline.finish import Finisher
 from ackflow.pipeline.ledger import Held, Key
-from ackflow.pipeline.words import EndOfTable, Forwarded, Rows, Tick, raw
+from ackflow.pipeline.messages import EndOfTable, Forwarded, Rows, Tick, raw
 from tests.spark.conftest import spark
 
 __all__ = ["spark"]

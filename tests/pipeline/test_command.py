@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, NotFound
 from ackflow.pipeline import chart
-from ackflow.pipeline.cancelling import Finished, announce, cancel
+from ackflow.pipeline.cancel import Finished, announce, cancel
+from ackflow.pipeline.examples.generate import generate
 from ackflow.pipeline.finish import write
-from ackflow.pipeline.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings, finisher, upstream
 from ackflow.pipeline.status import exposition, look, stuck

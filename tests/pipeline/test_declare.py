@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from ackflow.errors import InvalidArgument
-from ackflow.pipeline import coffee_shop
-from ackflow.pipeline.answering import answers
-from ackflow.pipeline.declare import Pipeline, Query, Route, Table, load
+from ackflow.pipeline.answers import answers
+from ackflow.pipeline.declaration import Pipeline, Query, Route, Table, load
+from ackflow.pipeline.examples import coffee_shop
 
 from .conftest import SHOP, named
 

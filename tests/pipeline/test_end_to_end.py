@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from ackflow.errors import InvalidArgument
-from ackflow.pipeline.generate import generate
+from ackflow.pipeline.examples.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 

@@ -13,10 +13,10 @@ from msgspec import structs
 from ackflow.errors import AckflowError
 from ackflow.pipeline import finish
 from ackflow.pipeline.aggregate import Aggregator
-from ackflow.pipeline.declare import Pipeline, Query
+from ackflow.pipeline.declaration import Pipeline, Query
 from ackflow.pipeline.ledger import Held, Key, Ledger
-from ackflow.pipeline.upstream import send
-from ackflow.pipeline.words import EndOfTable, Folded, raw
+from ackflow.pipeline.loader import send
+from ackflow.pipeline.messages import EndOfTable, Folded, raw
 
 from .conftest import SHARDS, SHOP, Bench, named, sold
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ackflow.pipeline.generate import generate
+from ackflow.pipeline.examples.generate import generate
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 from tests.server.conftest import Process, free_port

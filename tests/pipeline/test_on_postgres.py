@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ackflow.pipeline.generate import generate
+from ackflow.pipeline.examples.generate import generate
 from ackflow.pipeline.run import Run
 
 from ..postgres import server as postgres

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 import ackflow
 from ackflow.errors import InvalidArgument
 from ackflow.pipeline import router as routers
-from ackflow.pipeline.cancelling import cancel
-from ackflow.pipeline.declare import Pipeline, Route
+from ackflow.pipeline.cancel import cancel
+from ackflow.pipeline.declaration import Pipeline, Route
+from ackflow.pipeline.messages import Batch, EndOfTable, raw
 from ackflow.pipeline.router import Router, bury
-from ackflow.pipeline.words import Batch, EndOfTable, raw
 
 from .conftest import SHARDS, SHOP
 

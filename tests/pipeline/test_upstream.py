@@ -7,12 +7,12 @@ import pytest
 
 from ackflow import Message
 from ackflow.pipeline import masters
-from ackflow.pipeline.declare import Table
+from ackflow.pipeline.declaration import Table
+from ackflow.pipeline.loader import files, send
+from ackflow.pipeline.messages import Bad, raw
 from ackflow.pipeline.router import bury
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
-from ackflow.pipeline.upstream import files, send
-from ackflow.pipeline.words import Bad, raw
 
 from .conftest import SHOP, Bench
 

@@ -9,9 +9,9 @@ import pytest
 from ackflow import Item, Session
 from ackflow.errors import InvalidArgument, NotFound
 from ackflow.ids import message_id
-from ackflow.spark import link
-from ackflow.spark.chunks import Chunker, check_columns
+from ackflow.spark import sessions
 from ackflow.spark.columns import Rows, _id_texts
+from ackflow.spark.encode import Chunker, check_columns
 from ackflow.spark.options import SinkOptions, sink_options, source_options
 from ackflow.spark.parse import Parser, not_text
 
@@ -183,5 +183,5 @@ def test_a_database_that_processes_cannot_share_is_refused(url: str) -> None:
 def test_what_reads_does_not_make_a_database(tmp_path: Path) -> None:
     options = source_options({"url": str(tmp_path / "typo.db"), "queue": "orders", "group": "g"})
     with pytest.raises(NotFound, match="there is no database"):
-        link.reading(options)
+        sessions.reading(options)
     assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,10 @@ from msgspec import UNSET
 from ..errors import InvalidArgument, NotFound
 from ..model import GroupStats
 from ..options import GroupOptions, QueueOptions
-from . import inputs, output
-from .inputs import Group, GroupName, Partition, Queue, group_option
+from . import output, params
+from .command import Link, Yes, command, confirm
 from .output import Columns, group_name, many
-from .shell import Link, Yes, command, confirm
+from .params import Group, GroupName, Partition, Queue, group_option
 
 PANEL = "Administration"
 
@@ -44,7 +44,7 @@ def configure(
     given = dict(map(_setting, settings or []))
     if group is not None:
         if "start" in given and given["start"] not in ("all", "new"):
-            given["start"] = inputs.time(str(given["start"]))
+            given["start"] = params.time(str(given["start"]))
         show = link.session.group if given else link.session.group_stats
         _show(link, _of_group(show(queue, group, **given)))
         return
@@ -71,8 +71,8 @@ def _setting(text: str) -> tuple[str, Any]:
     try:
         if name == "backoff":
             steps = found if isinstance(found, list) else value.split(",")
-            return name, [inputs.seconds(step) for step in steps]
-        return name, inputs.seconds(value) if name.endswith("_seconds") else found
+            return name, [params.seconds(step) for step in steps]
+        return name, params.seconds(value) if name.endswith("_seconds") else found
     except typer.BadParameter as error:
         raise InvalidArgument(f"{name}: {error.message}") from None
 
@@ -152,7 +152,7 @@ def seek(
         yes,
     )
     named = to if to in ("start", "end") else None
-    time = None if named or to is None else inputs.time(to)
+    time = None if named or to is None else params.time(to)
     moved = link.session.seek(
         queue, group, to=named, time=time, sequence=sequence, partition=partition
     )

@@ -12,8 +12,8 @@ from msgspec import Struct
 from ..errors import AckflowError, InvalidArgument
 from ..options import MAX_BATCH
 from ..session.session import Session
+from .command import Link, command
 from .output import Columns, many
-from .shell import Link, command
 
 PANEL = "Operation"
 MEASURED = Columns(

@@ -7,10 +7,10 @@ import typer
 
 from .. import validate
 from ..errors import InvalidArgument
-from . import where
+from . import places
+from .command import AsJson, Refused, remember
 from .output import Columns, Output
-from .shell import AsJson, Refused, remember
-from .where import Context
+from .places import Context
 
 app = typer.Typer(no_args_is_help=True, help="Databases and servers under names.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
@@ -34,10 +34,10 @@ def add(
     ] = False,
 ) -> None:
     """Save a context."""
-    saved = where.load()
+    saved = places.load()
     if not name.strip():
         raise InvalidArgument("a context has a name")
-    if not validate.is_url(where.checked(url)):
+    if not validate.is_url(places.checked(url)):
         url = os.path.abspath(url)
     before = saved.known.get(name)
     new = Context(url, token, None if ca_file is None else os.path.abspath(ca_file))
@@ -49,7 +49,7 @@ def add(
     saved.known[name] = new
     if use:
         saved.current = name
-    where.save(saved)
+    places.save(saved)
     print(
         f"context {name} is {validate.shown(url)}{' and in use' if saved.current == name else ''}"
     )
@@ -67,18 +67,18 @@ def use(
     """Choose the context that is meant when nothing else is said."""
     if (name is None) != none:
         raise InvalidArgument("name a context, or give --none")
-    saved = where.load()
+    saved = places.load()
     if name is not None:
         saved.get(name)
     saved.current = name
-    where.save(saved)
+    places.save(saved)
     print("no context is in use" if name is None else f"context {name} is in use")
 
 
 @app.command("list")
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show the contexts; the one in use has a star. Tokens are not shown."""
-    saved = where.load()
+    saved = places.load()
     out = Output(remember(ctx, as_json))
     if not saved.known:
         out.say("there are no contexts yet")
@@ -109,10 +109,10 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
 @app.command()
 def remove(name: Name) -> None:
     """Forget a context; what it names stays."""
-    saved = where.load()
+    saved = places.load()
     saved.get(name)
     del saved.known[name]
     if saved.current == name:
         saved.current = None
-    where.save(saved)
+    places.save(saved)
     print(f"context {name} is removed")

@@ -12,9 +12,9 @@ import typer
 from ..errors import InvalidArgument, NotFound
 from ..model import DeadLetter
 from . import output
-from .inputs import Group, Limit, MaybeQueue, Partition, Queue, Since, Until
+from .command import NOTHING, Link, Yes, command, confirm
 from .output import Cell, Columns, ago, group_name, many, short
-from .shell import NOTHING, Link, Yes, command, confirm
+from .params import Group, Limit, MaybeQueue, Partition, Queue, Since, Until
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -17,9 +17,9 @@ from ..errors import AckflowError, NotADatabase, SchemaTooNew, StorageFull
 from ..model import LeaseStats, QueueStats
 from ..session.session import Session
 from . import output
+from .command import FAILED, Link, command, there, unreachable
 from .output import ago, group_name, many, safe, size, span
-from .shell import FAILED, Link, command, there, unreachable
-from .where import Place
+from .places import Place
 
 PANEL = "Operation"
 LITTLE_DISK, NO_DISK = 1 << 30, 64 << 20

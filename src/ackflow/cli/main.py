@@ -9,10 +9,10 @@ import typer
 from .. import __version__, validate
 from ..errors import InvalidArgument
 from ..options import MAX_BATCH, Counting
-from . import admin, bench, contexts, dead, doctor, live, looking, messages, pipeline, tokens
-from .inputs import duration
+from . import admin, bench, contexts, dead, doctor, inspect, messages, pipeline, tokens, watch
+from .command import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
 from .output import Output
-from .shell import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
+from .params import duration
 from .streams import persistent
 
 OPERATION = "Operation"
@@ -56,7 +56,7 @@ def _options(
 
 
 # The order of the families is the order of their panels in the help.
-for family in (messages, looking, live, dead, admin, doctor, bench, contexts):
+for family in (messages, inspect, watch, dead, admin, doctor, bench, contexts):
     family.register(app)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=OPERATION)

@@ -13,10 +13,10 @@ from ..options import DEFAULT_PARTITION, MAX_BATCH, MAX_PRIORITY, QUEUE_MODE
 from ..session.encoding import Item
 from ..session.lease import Lease
 from ..session.messages import Batch, Message, Receipt, Settled
-from . import feeding, output
-from .feeding import BadLine, Feed
-from .inputs import Group, Partition, Queue, duration
-from .shell import FAILED, NOTHING, Link, command
+from . import input, output
+from .command import FAILED, NOTHING, Link, command
+from .input import BadLine, Feed
+from .params import Group, Partition, Queue, duration
 from .streams import failed
 
 PANEL = "Messages"
@@ -79,7 +79,7 @@ def push(
     if transaction_id is not None and not whole and len(messages or []) != 1:
         raise InvalidArgument("--transaction-id is for a single message")
     if messages:
-        where.push(feeding.arguments(messages, feed))
+        where.push(input.arguments(messages, feed))
     elif file is None and sys.stdin.isatty():
         raise InvalidArgument(
             "nothing to push: give messages as arguments, with --file, or pipe them in"
@@ -90,13 +90,13 @@ def push(
 
 
 def _push_file(where: "Pushing", file: str | None, feed: Feed, whole: bool) -> None:
-    with feeding.opened(file) as (source, size, name):
+    with input.opened(file) as (source, size, name):
         if whole:
             where.push([feed.item(source.read(), name)])
             return
         with progress(size) as advance:
             try:
-                for items, taken in feeding.lines(source, feed, name, where.keyed):
+                for items, taken in input.lines(source, feed, name, where.keyed):
                     where.push(items)
                     advance(taken)
             except BadLine as bad:
@@ -170,7 +170,7 @@ class Pushing:
 @contextmanager
 def progress(size: int | None) -> Iterator[Callable[[int], None]]:
     """A bar over the bytes of a long input, for people who watch."""
-    if not sys.stderr.isatty() or (size is not None and size < feeding.AT_ONCE):
+    if not sys.stderr.isatty() or (size is not None and size < input.AT_ONCE):
         yield lambda _: None
         return
     from rich import progress as bars

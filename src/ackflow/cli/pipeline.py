@@ -10,17 +10,17 @@ import typer
 from .. import validate
 from ..errors import InvalidArgument, NotFound
 from ..pipeline import masters
-from ..pipeline.declare import Pipeline
+from ..pipeline.declaration import Pipeline
 from ..pipeline.folders import made, possible
 from ..pipeline.keeping import pipelines
+from ..pipeline.loader import clients
 from ..pipeline.stages import HERE, STAGES, Settings, upstream
-from ..pipeline.upstream import clients
 from ..session.session import Session
-from .inputs import duration
+from .command import NOTHING
 from .output import Columns, Output
-from .shell import NOTHING
+from .params import duration
+from .places import NoDatabase
 from .streams import persistent
-from .where import NoDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and questions on Spark.")
 
@@ -63,7 +63,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
 ) -> None:
     """Write data of coffee shops, with the rows that are easily got wrong."""
-    from ..pipeline.generate import generate as write
+    from ..pipeline.examples.generate import generate as write
 
     write(out, transactions, clients, seed)
     print(f"{clients} clients with {transactions:,} transactions each are in {out}")
@@ -186,7 +186,7 @@ def cancel(
     out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
 ) -> None:  # fmt: skip
     """Give up a client: what it sent is let go, what is known of it is deleted."""
-    from ..pipeline.cancelling import cancel as give_up
+    from ..pipeline.cancel import cancel as give_up
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()

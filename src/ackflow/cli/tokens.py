@@ -12,9 +12,9 @@ from ..broker.access_tokens import Token
 from ..broker.broker import Broker
 from ..errors import InvalidArgument
 from ..model import when
-from . import inputs
+from . import params
+from .command import Link, Yes, command, confirm
 from .output import Columns, many
-from .shell import Link, Yes, command, confirm
 from .streams import failed
 
 app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
@@ -45,7 +45,7 @@ def create(
     days: Annotated[
         float | None,
         typer.Option(
-            parser=inputs.days, metavar="DAYS", help="It ends after so many days, or 12h."
+            parser=params.days, metavar="DAYS", help="It ends after so many days, or 12h."
         ),
     ] = None,
 ) -> None:

@@ -1,5 +1,5 @@
 """A data pipeline on Spark whose end-of-file messages are acknowledged only when forwarded."""
 
-from .declare import Pipeline, Query, Route, Table, load
+from .declaration import Pipeline, Query, Route, Table, load
 
 __all__ = ["Pipeline", "Query", "Route", "Table", "load"]

@@ -12,10 +12,10 @@ import msgspec
 
 from .. import Message, Session
 from ..errors import AckflowError, TransactionFailed
-from .cancelling import cancelled
-from .declare import Pipeline, Route
-from .exact import add, text
-from .words import Folded, Forwarded, Rows, Tick, raw
+from .cancel import cancelled
+from .decimals import add, text
+from .declaration import Pipeline, Route
+from .messages import Folded, Forwarded, Rows, Tick, raw
 
 BATCH = 200
 LEASE = 10.0

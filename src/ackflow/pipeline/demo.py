@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import AckflowError
 from . import chart
-from .generate import generate
+from .examples.generate import generate
 from .run import Run
 from .stages import Settings
 
@@ -98,7 +98,7 @@ def _say(text: str) -> None:
 def can_run() -> bool:
     """Whether Spark can run here; says so if it cannot."""
     try:
-        from ..spark.start import find_java
+        from ..spark.session import find_java
 
         find_java()
     except AckflowError as missing:

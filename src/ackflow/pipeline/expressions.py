@@ -12,8 +12,8 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from ..errors import InvalidArgument
-from .declare import Pipeline, Route, Table
-from .exact import COLUMN, SUM
+from .decimals import COLUMN, SUM
+from .declaration import Pipeline, Route, Table
 from .failing import reason
 
 TYPES = {"text": "string", "time": "timestamp", "decimal": COLUMN}

@@ -17,10 +17,10 @@ import msgspec
 
 from .. import Message, Session
 from ..errors import AckflowError, LeaseLost, TransactionFailed
-from .answering import answers
-from .cancelling import cancelled, forget
-from .declare import Pipeline
-from .words import Folded, Rows
+from .answers import answers
+from .cancel import cancelled, forget
+from .declaration import Pipeline
+from .messages import Folded, Rows
 
 GROUP = "finisher"
 LEASE = 10.0

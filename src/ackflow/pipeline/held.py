@@ -3,7 +3,7 @@
 import msgspec
 
 from .. import Session
-from .declare import Pipeline
+from .declaration import Pipeline
 
 
 class Waiting(msgspec.Struct):

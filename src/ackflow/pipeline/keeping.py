@@ -4,7 +4,7 @@ from typing import Any
 
 from .. import Session
 from ..clock import SECOND
-from .declare import Pipeline
+from .declaration import Pipeline
 
 MOST = 100_000
 

@@ -7,7 +7,7 @@ table is complete when as many of its batches are handled as its ends of file sa
 import logging
 from typing import NamedTuple
 
-from .words import EndOfTable
+from .messages import EndOfTable
 
 log = logging.getLogger("ackflow.pipeline")
 

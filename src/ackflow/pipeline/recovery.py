@@ -15,7 +15,7 @@ from msgspec import Struct
 from .. import Session
 from ..errors import NotFound
 from ..model import LeaseStats
-from .declare import Pipeline
+from .declaration import Pipeline
 from .keeping import broker_time, kept
 
 PARENT = "ACKFLOW_PIPELINE_PARENT"

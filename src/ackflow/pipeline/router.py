@@ -16,12 +16,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from .. import Session
 from .. import spark as connector
 from ..session.transaction import Operations
-from . import cancelling, expressions
-from .declare import Pipeline
-from .ends import Ends
+from . import cancel, expressions
+from .declaration import Pipeline
+from .eof import Ends
 from .ledger import Held, Key
+from .messages import Bad, EndOfTable, Tick, raw
 from .routing import chosen, packer
-from .words import Bad, EndOfTable, Tick, raw
 
 GROUP = "router"
 LEASE = 10.0
@@ -70,7 +70,7 @@ class Router:
 
     def batch(self, frame: DataFrame, number: int) -> None:
         """Handle one batch of the stream."""
-        gone = cancelling.cancelled(self._q, self._pipeline)
+        gone = cancel.cancelled(self._q, self._pipeline)
         said = [_Said(self._pipeline, row, gone) for row in _heads(frame).collect()]
         self._commit(frame, number, said)
         ends = [(one.held(), one.redelivered) for one in said if one.verdict == "hold"]

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from . import exact
-from .declare import Kind, Pipeline, Route, Table
-from .exact import SUM
-from .words import Bad, Rows
+from . import decimals
+from .decimals import SUM
+from .declaration import Kind, Pipeline, Route, Table
+from .messages import Bad, Rows
 
 TIME = "yyyy-MM-dd HH:mm:ss"
 SHAPE = "client string, table string, rows array<array<string>>"
 BAD = "!"
 FOLD_ROWS = 200_000
 MESSAGE_ROWS = 10_000
-WIDE = pa.decimal256(76, exact.SCALE)
+WIDE = pa.decimal256(76, decimals.SCALE)
 OUT = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())])
 
 Shape = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -131,7 +131,7 @@ def _cell(name: str, tables: list[Table]) -> str:
 def _read(cell: str, kind: Kind) -> str:
     if kind == "time":
         return f"try_to_timestamp({cell}, '{TIME}')"
-    return exact.read(cell)
+    return decimals.read(cell)
 
 
 def _having(name: str, tables: list[Table]) -> str:
@@ -261,7 +261,7 @@ def _messages(shape: Packing, route: str, rows: pa.Table) -> Iterator[tuple[str,
     heads = [*select, *sums]
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for client, shard, *cells in plain:
-        cells[len(select) :] = [exact.text(value) for value in cells[len(select) :]]
+        cells[len(select) :] = [decimals.text(value) for value in cells[len(select) :]]
         found.setdefault((client, shard), []).append(dict(zip(heads, cells, strict=True)))
     for (client, shard), records in found.items():
         for some in _cut(records):

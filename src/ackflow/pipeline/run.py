@@ -15,17 +15,17 @@ import msgspec
 from .. import Session, validate
 from ..errors import NotFound, QueueNotFound
 from . import masters
-from .cancelling import announce, cancelled
-from .declare import Pipeline
+from .cancel import announce, cancelled
+from .declaration import Pipeline
 from .failing import Deaths
 from .folders import made, possible
 from .held import waiting
 from .keeping import kept
+from .loader import clients, left_out
 from .recovery import PARENT, Back, Recovery
 from .stages import STAGES, Settings, keep_width
 from .standby import Standby, end_group
 from .status import look, stuck
-from .upstream import clients, left_out
 
 Told = Callable[[str], None]
 

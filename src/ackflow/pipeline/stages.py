@@ -15,18 +15,18 @@ from .. import Session, connect
 from ..errors import AckflowError, InvalidArgument
 from . import masters
 from .aggregate import Aggregator
-from .declare import Pipeline, load
+from .declaration import Pipeline, load
 from .failing import Failed, reason
 from .finish import Finisher
 from .keeping import kept
+from .loader import ROWS, send
 from .recovery import PARENT, aggregator_name, works
 from .standby import LOWER, Line
-from .upstream import ROWS, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HERE = Path(__file__).with_name("coffee_shop.py")
+HERE = Path(__file__).parent / "examples" / "coffee_shop.py"
 LOOK = 5.0
 log = logging.getLogger("ackflow.pipeline")
 

@@ -4,8 +4,8 @@ from msgspec import Struct
 
 from .. import Session
 from ..errors import InvalidArgument
-from .cancelling import cancelled
-from .declare import Pipeline
+from .cancel import cancelled
+from .declaration import Pipeline
 from .held import waiting
 from .keeping import broker_time, kept
 

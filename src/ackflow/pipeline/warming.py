@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from pyspark.sql import SparkSession
 
 from .. import connect
-from ..spark import link
-from .declare import Kind, Pipeline, Table
+from ..spark import sessions
+from .declaration import Kind, Pipeline, Table
+from .messages import Batch, EndOfTable, raw
 from .router import GROUP, Router
-from .words import Batch, EndOfTable, raw
 
 CLIENT = "warming-up"
 CELLS: dict[Kind, str] = {"text": "1", "time": "2024-01-01 12:00:00", "decimal": "100"}
@@ -36,7 +36,7 @@ def warm_up(
                 if enough(0.2):
                     break
             query.stop()
-        link.close()
+        sessions.close()
 
 
 def _batch(table: Table) -> Batch:

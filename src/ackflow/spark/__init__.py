@@ -17,8 +17,8 @@ except ImportError as missing:
 
 from ..broker.readers.commit import BatchDone
 from .datasource import AckflowDataSource
-from .judging import commit_batch, settle
-from .start import JavaMissing, register, session
+from .session import JavaMissing, register, session
+from .verdicts import commit_batch, settle
 
 __all__ = [
     "AckflowDataSource",

@@ -19,8 +19,8 @@ from ..broker.readers import commit as batches
 from ..broker.readers.commit import BatchCommit
 from ..errors import InvalidArgument
 from ..session.session import Session
-from . import link
-from .chunks import Chunker, check_columns
+from . import sessions
+from .encode import Chunker, check_columns
 from .options import SinkOptions
 from .source import batch_of
 
@@ -57,7 +57,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         named = [name for message in written for name in message.stages]
         query, run = written[0].query, written[0].run
         request = BatchCommit(query, batchId, named, query, run)
-        session = link.session(self._options)
+        session = sessions.session(self._options)
         session.broker.do(batches.commit_batch, True, request)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -82,7 +82,7 @@ class BatchSink(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [message for message in messages if isinstance(message, Staged)]
         named = [name for message in written for name in message.stages]
-        session = link.session(self._options)
+        session = sessions.session(self._options)
         request = BatchCommit(self._producer, self._batch, named)
         session.broker.do(batches.commit_batch, True, request)
 
@@ -94,7 +94,7 @@ def stage_all(
     options: SinkOptions, producer: str, batch: int, rows: Iterable[pa.RecordBatch]
 ) -> list[str]:
     """Stage what a task brings, a few segments at a time; answers with the names of the stages."""
-    session = link.session(options)
+    session = sessions.session(options)
     chunker = Chunker(options)
     named: list[str] = []
     waiting: list[Chunk] = []
@@ -117,7 +117,7 @@ def _stage(session: Session, producer: str, batch: int, chunks: list[Chunk]) -> 
 
 def drop_all(options: SinkOptions, messages: list[WriterCommitMessage | None]) -> None:
     """Drop what was staged; what a lost task staged goes with the next publish, or after a day."""
-    session = link.session(options)
+    session = sessions.session(options)
     for message in messages:
         for name in message.stages if isinstance(message, Staged) else ():
             session.broker.do(stages.drop_stage, False, name)

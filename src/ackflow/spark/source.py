@@ -30,7 +30,7 @@ from ..broker.readers.verbs import Lot, ReaderRequest
 from ..errors import AckflowError, InvalidArgument, LeaseLost
 from ..ranges import Ranges
 from ..session.session import Session
-from . import link
+from . import sessions
 from .columns import Rows
 from .options import SourceOptions
 from .parse import Parser, not_text
@@ -114,7 +114,7 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Exactly the messages of a slice, or a failure. Runs on an executor."""
         assert isinstance(partition, Slice)
-        session = link.session(self._options)
+        session = sessions.session(self._options)
         context = TaskContext.get()
         if context is not None:
             query, batch, run = batch_of(context)
@@ -149,7 +149,7 @@ class Planner:
     def __init__(self, options: SourceOptions, reader: str, number: int) -> None:
         self.reader = reader
         self._options = options
-        self._session = link.reading(options, upkeep=True)
+        self._session = sessions.reading(options, upkeep=True)
         self.epoch = self._session.broker.do(
             readers.start_reader, True, self.reader, options.queue, options.group,
             options.mode == "manual", number,

@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ..model import DeadLetter, GroupStats, StoredMessage
-from . import link
+from . import sessions
 from .options import TableOptions
 
 PAGE = 5_000
@@ -51,7 +51,7 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         if self._options.table == "groups":
             return [Share([])]
-        session = link.reading(self._options)
+        session = sessions.reading(self._options)
         names = [stats.name for stats in session.partitions(self._options.queue)]
         tasks = self._options.parallelism or 8
         shares = [names[i::tasks] for i in range(min(tasks, len(names)))]
@@ -68,7 +68,7 @@ class TableReader(DataSourceReader):
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _rows(self, share: Share) -> Iterator[list[dict[str, Any]]]:
-        session, queue = link.reading(self._options), self._options.queue
+        session, queue = sessions.reading(self._options), self._options.queue
         if self._options.table == "groups":
             stats = session.queue_stats(queue)
             yield [_group(group) for group in stats.groups]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from .. import Session
 from ..errors import AckflowError, NotFound, QueueNotFound
-from .declare import Pipeline
+from .declaration import Pipeline
 from .held import waiting
 from .keeping import MOST, kept
 

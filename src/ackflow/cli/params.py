@@ -43,7 +43,7 @@ def time(text: str | datetime) -> datetime:
 
 def _queues(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of queues for the completion of a shell; silent when nobody can tell them."""
-    from .shell import complete
+    from .command import complete
 
     return [name for name in complete(ctx) if name.startswith(incomplete)]
 

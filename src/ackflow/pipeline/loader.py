@@ -15,9 +15,9 @@ import msgspec
 
 from .. import Item, Session
 from ..errors import InvalidArgument
-from .cancelling import announce
-from .declare import Pipeline, Table
-from .words import Bad, Batch, EndOfTable
+from .cancel import announce
+from .declaration import Pipeline, Table
+from .messages import Bad, Batch, EndOfTable
 
 ROWS = 2_000
 AT_ONCE = 16

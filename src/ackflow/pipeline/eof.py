@@ -13,12 +13,12 @@ from ..broker.core.settle import Mark, Verdict
 from ..broker.core.transactions import Settles
 from ..errors import TransactionFailed
 from ..session.transaction import Transaction
-from .cancelling import cancelled
-from .declare import Pipeline
+from .cancel import cancelled
+from .declaration import Pipeline
 from .held import Waiting, waiting
 from .keeping import broker_time
 from .ledger import Held, Key, Ledger
-from .words import Forwarded, raw
+from .messages import Forwarded, raw
 
 log = logging.getLogger("ackflow.pipeline")
 

@@ -14,9 +14,9 @@ import typer
 from ..errors import AckflowError
 from ..model import GroupStats, QueueStats, StoredMessage
 from . import output
-from .inputs import Partition, Queue, duration
+from .command import Link, command, unreachable
 from .output import Cell, Columns, counted, group_name, safe, span
-from .shell import Link, command, unreachable
+from .params import Partition, Queue, duration
 
 PANEL = "Looking"
 POLL = 0.2

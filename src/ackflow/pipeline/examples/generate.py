@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+from ..folders import made
 from .coffee_shop import pipeline
-from .folders import made
 
 ITEMS = [("Espresso", 6), ("Americano", 7), ("Latte", 8), ("Cappuccino", 8), ("Flat White", 9),
          ("Mocha", 9), ("Hot Chocolate", 9), ("Matcha Latte", 10)]  # fmt: skip

@@ -19,10 +19,10 @@ from typer.core import TyperGroup
 from .. import errors, validate
 from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, StorageAway
 from ..session.session import Session, connect
-from . import where
+from . import places
 from .output import Output, safe
+from .places import NoDatabase, Place
 from .streams import OutputFailed, discard, failed, persistent
-from .where import NoDatabase, Place
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
@@ -237,7 +237,7 @@ def _shared(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
 def _find(shared: dict[str, Any]) -> Place:
     token = shared["bearer"] or os.environ.get("ACKFLOW_TOKEN")
     ca_file = shared["ca_file"] or os.environ.get("ACKFLOW_CA_FILE")
-    return where.find(shared["url"], shared["context"], token, ca_file, shared.get("db"))
+    return places.find(shared["url"], shared["context"], token, ca_file, shared.get("db"))
 
 
 def _suggest(link: Link, error: QueueNotFound) -> None:
@@ -310,7 +310,7 @@ def file_of(ctx: typer.Context, db: str | None) -> str | None:
     url, context = before.get("url"), before.get("context")
     if db is None and url is None and context is None:
         return None
-    place = where.find(url, context, db=db)
+    place = places.find(url, context, db=db)
     if place.remote:
         raise InvalidArgument(
             f"a server serves a database, not another server: name its file, not {place.shown} "

@@ -25,8 +25,8 @@ from ..broker.readers.commit import BatchCommit, BatchDone, Hold
 from ..errors import InvalidArgument
 from ..ranges import Ranges
 from ..session.transaction import Committed, Operations
-from . import link
-from .chunks import check_columns
+from . import sessions
+from .encode import check_columns
 from .options import SinkOptions, sink_options
 from .sink import stage_all
 
@@ -60,7 +60,7 @@ def settle(verdicts: DataFrame | pa.Table, url: str, *, token: str | None = None
     """
     settles, holds = _marks(_collected(verdicts))
     options = sink_options({"url": url, **({"token": token} if token else {})})
-    session = link.session(options)
+    session = sessions.session(options)
     return session.broker.do(batches.judge, True, settles, holds)
 
 
@@ -97,7 +97,7 @@ def commit_batch(
     settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
     more = [] if also is None else also.request().operations
     request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds, more)
-    done = link.session(options).broker.do(batches.commit_batch, True, request)
+    done = sessions.session(options).broker.do(batches.commit_batch, True, request)
     if also is not None:
         also.committed = Committed([], [])
     return done

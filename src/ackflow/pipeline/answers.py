@@ -13,9 +13,9 @@ import apsw.ext
 
 from ..errors import InvalidArgument
 from .aggregate import fold
-from .declare import Pipeline, Query, Route
-from .exact import add, rounded, sortable, text
-from .words import Rows
+from .decimals import add, rounded, sortable, text
+from .declaration import Pipeline, Query, Route
+from .messages import Rows
 
 Record = dict[str, Any]
 

@@ -10,10 +10,10 @@ from ..errors import NotFound
 from ..model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, Why
 from ..options import QUEUE_MODE
 from . import output
-from .inputs import Group, Limit, MaybeQueue, Partition, Queue, Since, StateFor, Until, duration
-from .inputs import group as group_of
+from .command import NOTHING, Link, command
 from .output import Cell, Columns, ago, counted, group_name, many, short, size, span, times
-from .shell import NOTHING, Link, command
+from .params import Group, Limit, MaybeQueue, Partition, Queue, Since, StateFor, Until, duration
+from .params import group as group_of
 
 PANEL = "Looking"
 QUEUES = Columns(

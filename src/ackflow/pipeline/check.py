@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from .. import validate
 from ..errors import InvalidArgument
-from .answering import try_out
-from .declare import Kind, Pipeline, Query, Route, Table
+from .answers import try_out
+from .declaration import Kind, Pipeline, Query, Route, Table
 
 # Pipelines become queues, tables parts of file names, routes tables of SQLite, queries files.
 _NAME = re.compile(r"[^\W\d_][\w-]{0,49}")

@@ -95,7 +95,7 @@ class Pipeline(Struct, frozen=True):
 
     def check(self) -> "Pipeline":
         """Refuse a declaration that cannot work, naming what is wrong."""
-        from .checking import check  # it tries the questions out, and so stands on all of this
+        from .check import check  # it tries the questions out, and so stands on all of this
 
         check(self)
         return self

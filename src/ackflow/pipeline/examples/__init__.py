@@ -1,0 +1,1 @@
+"""Pipelines to try: the coffee shop and a generator of its data."""
