@@ -58,7 +58,7 @@ def spark_missing() -> str | None:
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
             return f"{package} is not installed (pip install ackflow[spark])"
-    from ackflow.spark.session import JavaMissing, find_java
+    from ackflow.spark.spark_session import JavaMissing, find_java
 
     try:
         find_java()

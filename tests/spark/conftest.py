@@ -35,7 +35,7 @@ def fast_session(master: str = "local[2,3]", **conf: str) -> SparkSession:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     try:
-        ackflow.spark.session.find_java()
+        ackflow.spark.spark_session.find_java()
     except ackflow.spark.JavaMissing as missing:
         if os.environ.get("CI"):
             raise

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from ackflow.spark.session import find_java
+from ackflow.spark.spark_session import find_java
 
 from .test_crash import Application
 

@@ -98,7 +98,7 @@ def _say(text: str) -> None:
 def can_run() -> bool:
     """Whether Spark can run here; says so if it cannot."""
     try:
-        from ..spark.session import find_java
+        from ..spark.spark_session import find_java
 
         find_java()
     except AckflowError as missing:

@@ -35,7 +35,7 @@ def ready(master: str) -> None:
     reachable(check(master))
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         raise InvalidArgument("a pipeline needs Spark: pip install 'ackflow[spark]'")
-    from ..spark.session import find_java
+    from ..spark.spark_session import find_java
 
     find_java()
 

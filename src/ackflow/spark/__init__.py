@@ -17,7 +17,7 @@ except ImportError as missing:
 
 from ..broker.readers.commit import BatchDone
 from .datasource import AckflowDataSource
-from .session import JavaMissing, register, session
+from .spark_session import JavaMissing, register, session
 from .verdicts import commit_batch, settle
 
 __all__ = [

@@ -1,6 +1,6 @@
 """The coffee shop: five tables, four questions."""
 
-from ..declaration import Pipeline, Query, Route, Table
+from ackflow.pipeline import Pipeline, Query, Route, Table
 
 YEARS = "year(created_at) in (2024, 2025)"
 OPEN = "hour(created_at) between 6 and 23"
