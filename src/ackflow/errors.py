@@ -98,20 +98,6 @@ class AlreadySettled(LeaseLost):
     code = "already_settled"
 
 
-class WrongLock(LeaseLost):
-    """The lock is held under another id; it stays as it is."""
-
-    code = "wrong_lock"
-    status = 400
-
-
-class NoLock(LeaseLost):
-    """Nothing is locked."""
-
-    code = "no_lock"
-    status = 404
-
-
 class KeyConflict(AckflowError):
     """The request key was used before with another body; use a new key for a new request."""
 
@@ -278,13 +264,13 @@ class Internal(AckflowError):
 
 
 def by_code(code: str) -> type[AckflowError]:
-    """The class of an error; of a code that is not known here, the class of all of them."""
-    if not _CLASSES:
-        left: list[type[AckflowError]] = [AckflowError]
-        while left:
-            found = left.pop()
-            _CLASSES[found.code] = found
-            left += found.__subclasses__()
+    """The class that defines a code; AckflowError for an unknown one, as from a newer server."""
+    if code not in _CLASSES:  # a dialect's errors may have been imported since the last search
+        pending: list[type[AckflowError]] = [AckflowError]
+        while pending:
+            found = pending.pop()
+            _CLASSES.setdefault(found.code, found)
+            pending += found.__subclasses__()
     return _CLASSES.get(code, AckflowError)
 
 

@@ -310,7 +310,7 @@ def test_a_whole_number_may_be_written_with_a_point(http: httpx.Client) -> None:
         (b'{"item": 1, "priority": -' + b"9" * 30 + b"}", ""),
         (b'{"item": 1, "priority": 2147483648}', "from 0 to 2147483647"),
         (b'{"item": 1, "priority": "high"}', "priority"),
-        (b'{"item": 1, "priority": 1.5}', "whole number"),
+        (b'{"item": 1, "priority": 1.5}', "must be an integer"),
         (b'{"item": 1, "priority": 1e999}', "range"),
         (b'{"item": 01}', "malformed"),
         (b'{"item": NaN}', "malformed"),

@@ -1,0 +1,5 @@
+"""Other systems' interfaces to the same broker, one folder for each.
+
+A dialect holds everything of its system: the verbs it adds to the broker's core, its HTTP routes,
+its Python style, its types and its spelling of errors. The core imports none of them.
+"""

@@ -5,13 +5,17 @@ decides how an error is written; the same table is the source of the OpenAPI doc
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
 from .. import validate
+from ..broker.access_tokens import Token
 from ..errors import AckflowError, BodyTooLarge, InvalidArgument
+
+if TYPE_CHECKING:
+    from .app import Server
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -72,7 +76,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, server: Any, scope: Scope, receive: Receive, send: Send, params: dict[str, str]
+        self, server: "Server", scope: Scope, receive: Receive, send: Send, params: dict[str, str]
     ) -> None:
         self.server = server
         self.scope = scope
@@ -84,7 +88,7 @@ class Call:
             self.query = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
         self.body = b""
         self.id = ""  # of the request, in logs and in the answer
-        self.who: Any = None  # whose token it was, when tokens are asked for
+        self.who: Token | None = None  # whose token it was, when tokens are asked for
         self.role = ""  # what the token must be good for
         self.waits = False  # it is a long poll
         self._headers: dict[bytes, bytes] | None = None

@@ -1,7 +1,7 @@
-"""The PushPopActor: push, pop and acknowledge under one lock per queue, in the words of PushPop.
+"""PushPopActor: PushPop's Python style, with push, pop and acknowledge under one lock per queue.
 
-Its methods take a dictionary or a request object. A dictionary is answered with a dictionary, a
-request object, or nothing, with a response object.
+The methods accept a dictionary or a request object. They answer a dictionary with a dictionary,
+and a request object, or no argument, with a response object.
 """
 
 import asyncio
@@ -15,41 +15,32 @@ import msgspec
 from msgspec import Struct
 
 from ... import aio, ids, validate
-from ...broker.core.handout import Handout, is_binary, payload
+from ...broker.core.handout import Handout
 from ...broker.core.pop import PopRequest
 from ...broker.core.settle import Verdict
 from ...clock import SECOND
-from ...errors import (
-    AckflowError,
-    InvalidArgument,
-    LeaseExpired,
-    LeaseLost,
-    NoLock,
-    SessionClosed,
-    WrongLock,
-)
+from ...errors import InvalidArgument, LeaseLost, SessionClosed
 from ...options import QUEUE_MODE
 from ...session.session import Session
 from . import lock
+from .common import (
+    ITEM_REQUIRED,
+    MAX_COUNT,
+    NEGATIVE_PRIORITY,
+    PUSHED,
+    clamp_lock_seconds,
+    items_of,
+    parse_lock_id,
+)
+from .errors import spelling
 
 T = TypeVar("T")
-SHORTEST, LONGEST = 1, 300
-
-# Code and message of an error in the words of the dialect, where they differ from Ackflow's own.
-_WORDS_OF = {
-    LeaseExpired.code: ("LOCK_EXPIRED", "Lock has expired"),
-    NoLock.code: ("LOCK_NOT_FOUND", "No active lock found"),
-    WrongLock.code: ("INVALID_LOCK_ID", "Invalid lock_id"),
-}
-PUSHED = "Item pushed to queue {queue} at priority {priority}"
-NEGATIVE = "Priority must be non-negative"
 LOCKED = "Queue is locked by another operation"
-MISSING = "lock_id is required"
-NO_ITEM = "item is required, and not null"
+LOCK_ID_REQUIRED = "lock_id is required"
 
 
 class PushRequest(Struct):
-    """`ItemJson` is the item as JSON text; 0 is the priority served first."""
+    """`ItemJson` is the item as JSON text. Priority 0 is served first."""
 
     ItemJson: str
     Priority: int = 0
@@ -61,14 +52,14 @@ class PushResponse(Struct):
 
 
 class PopWithAckRequest(Struct):
-    """Seconds are clamped to 1 to 300; without them the lock lasts as long as the group's lease."""
+    """`TtlSeconds` is clamped to 1 to 300; None means the lease time of the group."""
 
     TtlSeconds: int | None = None
     Count: int = 1
 
 
 class PopResponse(Struct):
-    """`Locked` when somebody holds the queue's lock, until `LockExpiresAt`."""
+    """`Locked` is true while another consumer holds the lock, until `LockExpiresAt`."""
 
     ItemsJson: list[str]
     Count: int
@@ -78,7 +69,7 @@ class PopResponse(Struct):
 
 
 class PopWithAckResponse(Struct):
-    """With a `LockId` the lock is the caller's; `Locked` without one means it is somebody else's."""
+    """With a `LockId` the caller holds the lock; `Locked` without one: another consumer does."""
 
     ItemsJson: list[str]
     Count: int
@@ -100,38 +91,38 @@ class AcknowledgeResponse(Struct):
 
 
 class PushPopActor:
-    """One queue. `session` is a plain or an awaitable one; a plain one is used from a thread."""
+    """One queue. A blocking `session` is called from a worker thread."""
 
     def __init__(self, session: Session | aio.Session, queue_id: str) -> None:
         self._session = session
-        self._plain = session.sync if isinstance(session, aio.Session) else session
+        self._blocking = session.sync if isinstance(session, aio.Session) else session
         self.queue_id = validate.name(queue_id, "queue")
 
     async def Push(self, data: PushRequest | Mapping[str, Any]) -> Any:
-        """Put an item at the end of its priority; it is on disk when this is answered."""
+        """Append an item to its priority; it is on disk when this returns."""
         try:
-            answer = await self._pushed(*_item(data))
+            answer = await self._push(*_item(data))
         except InvalidArgument as error:
             answer = PushResponse(False, error.message)
-        return answer if isinstance(data, PushRequest) else _plain(answer)
+        return answer if isinstance(data, PushRequest) else _as_dict(answer)
 
-    async def _pushed(self, item: Any, priority: Any) -> PushResponse:
-        # In a list of one, as an item that is itself a list is still one item.
-        await self._run(partial(self._plain.push, self.queue_id, [item], priority=priority))
+    async def _push(self, item: Any, priority: Any) -> PushResponse:
+        # In a list, because an item that is itself a list is still one item.
+        await self._run(partial(self._blocking.push, self.queue_id, [item], priority=priority))
         return PushResponse(True, PUSHED.format(queue=self.queue_id, priority=priority))
 
     async def Pop(self) -> PopResponse:
-        """Pop the first item of the highest priority; it is removed at once."""
+        """Remove and return the first item of the highest priority."""
         handout = await self._pop(None, 1, auto_ack=True)
-        answer = PopResponse(_items(handout), 0)
-        answer.Count = len(answer.ItemsJson)
+        items = _items(handout)
+        answer = PopResponse(items, len(items))
         if handout.why == "locked":
             answer.Locked, answer.Message = True, LOCKED
             answer.LockExpiresAt = _seconds(handout.retry_at)
         return answer
 
     async def PopWithAck(self, data: PopWithAckRequest | Mapping[str, Any] | None = None) -> Any:
-        """Pop under a lock: the items come again when it is not acknowledged in time."""
+        """Pop under a lock; the items are delivered again if it expires unacknowledged."""
         if isinstance(data, PopWithAckRequest):
             handout = await self._pop(_ttl(data.TtlSeconds), data.Count)
         else:
@@ -145,47 +136,45 @@ class PushPopActor:
         elif handout.token is not None:
             answer.LockId = ids.token_text(handout.token)
             answer.LockExpiresAt = _seconds(handout.expires_at)
-        return _plain(answer) if isinstance(data, Mapping) else answer
+        return _as_dict(answer) if isinstance(data, Mapping) else answer
 
     async def Acknowledge(self, data: AcknowledgeRequest | Mapping[str, Any]) -> Any:
-        """The items of a lock are done."""
+        """Acknowledge the items of a lock."""
         given = data.LockId if isinstance(data, AcknowledgeRequest) else data.get("lock_id")
         if not isinstance(given, str) or not given:
-            answer = AcknowledgeResponse(False, MISSING, ErrorCode="invalid_argument")
+            answer = AcknowledgeResponse(False, LOCK_ID_REQUIRED, ErrorCode=InvalidArgument.code)
         else:
-            answer = await self._acknowledged(given)
-        return answer if isinstance(data, AcknowledgeRequest) else _plain(answer)
+            answer = await self._acknowledge(given)
+        return answer if isinstance(data, AcknowledgeRequest) else _as_dict(answer)
 
-    async def _acknowledged(self, lock_id: str) -> AcknowledgeResponse:
-        try:
-            token: int | None = ids.parse_token(lock_id)
-        except InvalidArgument:
-            token = None  # it cannot be one; what there is instead is for the broker to say
+    async def _acknowledge(self, lock_id: str) -> AcknowledgeResponse:
+        token = parse_lock_id(lock_id)
 
         def settle() -> int:
-            broker, ack = self._plain.broker, Verdict("ack")
+            broker, ack = self._blocking.broker, Verdict("ack")
             return broker.do(lock.settle_lock, False, self.queue_id, QUEUE_MODE, token, ack)
 
         try:
             n = await self._run(settle)
         except LeaseLost as error:
-            code, message = in_words(error)
+            code, message = spelling(error)
             return AcknowledgeResponse(False, message, ErrorCode=code)
         return AcknowledgeResponse(True, f"Successfully acknowledged {n} item(s)", n)
 
     async def _pop(self, ttl: float | None, count: int, auto_ack: bool = False) -> Handout:
-        """Pop under a lock of so many seconds (None: the group's lease), or what is done then."""
+        """Pop under a lock of `ttl` seconds (None: the group's lease time), or auto-acknowledged."""
         request = PopRequest(
-            self.queue_id, QUEUE_MODE, self._plain.consumer, validate.whole(count, "count", 1, 100),
+            self.queue_id, QUEUE_MODE, self._blocking.consumer,
+            validate.whole(count, "count", 1, MAX_COUNT),
             ttl, auto_ack=auto_ack, dialect="pushpop",
         )  # fmt: skip
         if isinstance(self._session, aio.Session):
             return await self._session.handout(request)
-        popping = asyncio.ensure_future(asyncio.to_thread(self._plain.broker.pop, request))
+        popping = asyncio.ensure_future(asyncio.to_thread(self._blocking.broker.pop, request))
         try:
             return await asyncio.shield(popping)
         except asyncio.CancelledError:
-            popping.add_done_callback(self._release)  # a thread cannot be cancelled
+            popping.add_done_callback(self._release)  # the thread cannot be cancelled
             raise
 
     def _release(self, popping: "asyncio.Future[Handout]") -> None:
@@ -196,7 +185,7 @@ class PushPopActor:
 
     def _give_back(self, token: int) -> None:
         with contextlib.suppress(SessionClosed, LeaseLost):
-            self._plain.release_all(token)
+            self._blocking.release_all(token)
 
     async def _run(self, call: Callable[[], T]) -> T:
         if isinstance(self._session, aio.Session):
@@ -205,20 +194,20 @@ class PushPopActor:
 
 
 def _item(data: PushRequest | Mapping[str, Any]) -> tuple[Any, Any]:
-    """The item of a push and its priority."""
+    """Item and priority of a push request."""
     if isinstance(data, PushRequest):
         item, priority = _json(data.ItemJson), data.Priority
     else:
         item, priority = data.get("item"), data.get("priority", 0)
     if isinstance(priority, int) and priority < 0:
-        raise InvalidArgument(NEGATIVE)
+        raise InvalidArgument(NEGATIVE_PRIORITY)
     if item is None:
-        raise InvalidArgument(NO_ITEM)
+        raise InvalidArgument(ITEM_REQUIRED)
     return item, priority
 
 
 def _json(text: object) -> msgspec.Raw | None:
-    """JSON text as it is; None when it says null. That it is JSON is checked by the push."""
+    """JSON text unchanged; None for null. The push itself checks that it is JSON."""
     try:
         raw = text.encode() if isinstance(text, str) else b""
     except UnicodeEncodeError as error:
@@ -227,51 +216,30 @@ def _json(text: object) -> msgspec.Raw | None:
 
 
 def _ttl(seconds: object) -> int | None:
-    """The time of a lock as it was asked for, clamped however large it is."""
+    """The requested lock time, clamped."""
     if seconds is None:
         return None
     if not isinstance(seconds, int) or isinstance(seconds, bool):
-        raise InvalidArgument(f"ttl_seconds is a whole number, not {seconds!r}")
-    return clamped(seconds)
-
-
-def in_words(error: AckflowError) -> tuple[str, str]:
-    """Code and message of an error, as the dialect spells them."""
-    return _WORDS_OF.get(error.code, (error.code, error.message))
-
-
-def clamped(seconds: int) -> int:
-    """The time of a lock: 1 to 300 seconds."""
-    return max(SHORTEST, min(seconds, LONGEST))
-
-
-def items(handout: Handout) -> list[bytes]:
-    """What was popped, as JSON."""
-    found = []
-    for run in handout.runs:
-        for index in range(run.lo - run.first, run.hi - run.first):
-            data = payload(run.body, index)
-            # Bytes pushed in another dialect are no JSON: here they are base64 text.
-            found.append(msgspec.json.encode(data) if is_binary(run.body, index) else data)
-    return found
+        raise InvalidArgument(f"ttl_seconds must be an integer, got {seconds!r}")
+    return clamp_lock_seconds(seconds)
 
 
 def _items(handout: Handout) -> list[str]:
-    return [item.decode() for item in items(handout)]
+    return [item.decode() for item in items_of(handout)]
 
 
 def _seconds(micros: int | None) -> float | None:
     return None if micros is None else micros / SECOND
 
 
-_WORDS = {"ItemsJson": "items", "LockExpiresAt": "lock_expires_at", "LockId": "lock_id",
+_KEYS = {"ItemsJson": "items", "LockExpiresAt": "lock_expires_at", "LockId": "lock_id",
           "ItemsAcknowledged": "items_acknowledged", "ErrorCode": "error_code"}  # fmt: skip
 
 
-def _plain(answer: Struct) -> dict[str, Any]:
-    """A response as a dictionary; items are values in it, and what is not there is left out."""
+def _as_dict(answer: Struct) -> dict[str, Any]:
+    """A response as a dictionary with decoded items and without the fields that are None."""
     found = {
-        _WORDS.get(name, name.lower()): value
+        _KEYS.get(name, name.lower()): value
         for name, value in msgspec.structs.asdict(answer).items()
         if value is not None
     }

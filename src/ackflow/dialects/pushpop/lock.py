@@ -7,10 +7,11 @@ from ...broker.core.admin import find_queue
 from ...broker.core.expiry import refresh
 from ...broker.core.settle import Mark, Verdict, extend, settle
 from ...broker.views.stats import count, unseen
-from ...errors import LeaseExpired, NoLock, WrongLock
+from ...errors import LeaseExpired
 from ...model import Counts
 from ...store.records import Cursor, Group, Queue
 from ...store.tx import Tx
+from .errors import NoLock, WrongLock
 
 
 class Lock(Struct):

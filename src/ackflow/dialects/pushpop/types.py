@@ -1,4 +1,4 @@
-"""What the calls of the PushPop dialect bring and answer. Times are seconds since 1970."""
+"""Request and response bodies of PushPop's HTTP interface. Times are seconds since 1970."""
 
 from typing import Annotated, Any
 
@@ -7,10 +7,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from ...errors import AckflowError
 from ...options import DEFAULTS, MAX_PRIORITY
 from ...server.http import Answer, Param, json
-from .actor import in_words
+from .common import MAX_COUNT
+from .errors import spelling
 
-# These are told in the document but checked by hand: a refusal can use the dialect's words, and
-# 5.0 is the whole number it is in JSON.
+# The OpenAPI document shows these bounds; the handlers check them, so that an error can use
+# PushPop's texts and 5.0 counts as the integer it is in JSON.
 Priority = Annotated[
     int | float,
     Meta(extra_json_schema={"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY}),
@@ -20,20 +21,20 @@ Item = Annotated[Raw, Meta(extra_json_schema={"not": {"type": "null"}})]
 LockId = Annotated[str, Meta(min_length=1)]
 
 
-class Push(Struct):
-    """An item, any JSON value but null, and its priority: 0 is served first."""
+class PushBody(Struct):
+    """An item, any JSON value except null, and its priority; 0 is served first."""
 
     item: Item
     priority: Priority = 0
 
 
-class Pushed(Struct):
+class PushResult(Struct):
     success: bool
     message: str
 
 
-class Popped(Struct):
-    """The items of one pop; the last three only of a pop that asked for a lock."""
+class PopResult(Struct):
+    """The items of one pop; the last three fields only for a pop under a lock."""
 
     items: list[Raw]
     count: int
@@ -42,60 +43,60 @@ class Popped(Struct):
     lock_expires_at: float | UnsetType = UNSET
 
 
-class Locked(Struct):
-    """Somebody holds the queue's lock until then."""
+class LockedResult(Struct):
+    """The queue is locked by another consumer until `lock_expires_at`."""
 
     message: str
     lock_expires_at: float
 
 
-class Acknowledge(Struct):
+class AcknowledgeBody(Struct):
     lock_id: LockId
 
 
-class Acknowledged(Struct):
+class AcknowledgeResult(Struct):
     success: bool
     message: str
     items_acknowledged: int
 
 
-class Extend(Struct):
-    """Seconds from now, clamped to 1 to 300; without them as long as a new lock."""
+class ExtendBody(Struct):
+    """`ttl_seconds` counts from now, clamped to 1 to 300; by default the time of a new lock."""
 
     lock_id: LockId
     ttl_seconds: Seconds | None = None
 
 
-class Extended(Struct):
+class ExtendResult(Struct):
     success: bool
     message: str
     lock_id: str
     lock_expires_at: float
 
 
-class Release(Struct):
+class ReleaseBody(Struct):
     lock_id: LockId
 
 
-class Released(Struct):
+class ReleaseResult(Struct):
     success: bool
     message: str
     items_released: int
 
 
-class DeadLetter(Struct):
+class DeadLetterBody(Struct):
     lock_id: LockId
     reason: str | None = None
 
 
-class DeadLettered(Struct):
+class DeadLetterResult(Struct):
     success: bool
     message: str
     items_dead_lettered: int
 
 
 class LiveLock(Struct):
-    """The lock of a queue, and how many items it holds, by priority."""
+    """The lock of a queue and the number of items it holds, by priority."""
 
     lock_id: str
     created_at: float
@@ -104,8 +105,8 @@ class LiveLock(Struct):
     priorities: dict[str, int]
 
 
-class State(Struct):
-    """What can be popped, by priority; beside it what is delayed, dead, or under the lock."""
+class QueueState(Struct):
+    """Items ready to pop, by priority, and those that are delayed, dead or locked."""
 
     queue: str
     count: int
@@ -116,31 +117,35 @@ class State(Struct):
     lock: LiveLock | UnsetType = UNSET
 
 
-class Refusal(Struct):
+class ErrorResult(Struct):
     success: bool
     message: str
     error_code: str
 
 
-# What any call may be refused with: bad input, no or too weak a token, too much, or a store that
-# cannot write now.
-REFUSALS: dict[int, Any] = dict.fromkeys((400, 401, 403, 413, 429, 500, 503, 507), Refusal)
-OF_LOCKS: dict[int, Any] = {**REFUSALS, 404: Refusal, 409: Refusal, 410: Refusal}
+# Errors of any request: invalid input, missing or insufficient token, too large, too many requests,
+# or a store that cannot be written now.
+ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 413, 429, 500, 503, 507), ErrorResult)
+LOCK_ERRORS: dict[int, Any] = {**ERRORS, 404: ErrorResult, 409: ErrorResult, 410: ErrorResult}
 
-POP = (
-    Param("require_ack", {"type": "boolean", "default": False}, "Hold the items under a lock"),
+POP_QUERY = (
+    Param(
+        "require_ack", {"type": "boolean", "default": False}, "Lock the items until acknowledged"
+    ),
     Param(
         "ttl_seconds",
         {"type": "integer", "default": int(DEFAULTS["pushpop"].lease_seconds)},
-        "How long, clamped to 1 to 300; by default as the lease of the queue is set",
+        "Lock time, clamped to 1 to 300; by default the lease time set for the queue",
     ),
     Param(
-        "count", {"type": "integer", "minimum": 1, "maximum": 100, "default": 1}, "At most so many"
+        "count",
+        {"type": "integer", "minimum": 1, "maximum": MAX_COUNT, "default": 1},
+        "Maximum number of items",
     ),
 )
 
 
-def refuse(error: AckflowError) -> Answer:
-    """An error in the flat shape of the dialect."""
-    code, message = in_words(error)
-    return json(Refusal(False, message, code), error.status)
+def error_answer(error: AckflowError) -> Answer:
+    """Encode an error in PushPop's flat form."""
+    code, message = spelling(error)
+    return json(ErrorResult(False, message, code), error.status)

@@ -11,7 +11,6 @@ from .... import ids, validate
 from ....broker.core.settle import Verdict, extend
 from ....errors import (
     AckflowError,
-    AlreadySettled,
     InvalidArgument,
     LeaseLost,
     NotFound,
@@ -19,6 +18,7 @@ from ....errors import (
 )
 from ....options import QUEUE_MODE
 from ....server.http import Answer, Call, json
+from ..errors import AlreadyCommitted
 from ..verbs.settle_by_name import Named, Told, settle_named
 from .common import allow_partitions, body_of, iso, partition_of
 
@@ -228,7 +228,7 @@ def refusal(error: AckflowError) -> tuple[str, str]:
     """A refusal in one word, and as the clients of Queen know it."""
     if isinstance(error, NotFound):
         return "not_found", "Message not found"
-    if isinstance(error, AlreadySettled) and "committed" in error.message:
+    if isinstance(error, AlreadyCommitted):
         return "already_settled", error.message
     if isinstance(error, LeaseLost):
         return "invalid_lease", INVALID_LEASE

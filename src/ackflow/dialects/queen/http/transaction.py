@@ -80,10 +80,11 @@ async def transact(call: Call) -> Answer:
     steps = _steps(call, given.operations)
     await allow_partitions(call, _partitions(steps))
     id = str(uuid.uuid4())
-    required = [token_of(text) for text in given.required_leases or []]
+    tokens = [token_of(text) for text in given.required_leases or []]
+    required = [token for token in tokens if token is not None]
     try:
-        if None in required:
-            raise TransactionFailed("a required lease never was, so nothing was done")
+        if len(required) < len(tokens):
+            raise TransactionFailed("a required lease does not exist, so nothing was done")
         results = await call.server.do(
             transact_named, True, [step.operation for step in steps], required
         )

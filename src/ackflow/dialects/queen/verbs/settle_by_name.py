@@ -24,6 +24,7 @@ from ....errors import (
 from ....options import QUEUE_MODE
 from ....store.records import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
 from ....store.tx import Tx
+from ..errors import AlreadyCommitted
 
 Spot = tuple[int, int]  # lane and sequence
 FEW = 8  # messages of a lease are listed in the time that one is looked up
@@ -275,8 +276,8 @@ def _settled_before(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
     dead = any(row.counted for row in tx.dead("dead_of", group.id, lane.id, sequence))
     if dead == (verdict.verb in ("nack", "reject", "dead_letter")) and verdict.verb != "release":
         return Outcome(noop=1, repeated=[(lane.id, [sequence, sequence + 1])])
-    words = "is a dead letter" if dead else "is already committed"
-    return _refused(lane, sequence, AlreadySettled(f"the message {words} in this group"))
+    settled = AlreadySettled("the message is a dead letter in this group")
+    return _refused(lane, sequence, settled if dead else AlreadyCommitted())
 
 
 def _refused(lane: Lane, sequence: int, error: AckflowError) -> Outcome:
