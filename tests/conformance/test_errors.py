@@ -10,8 +10,7 @@ import pytest
 
 import ackflow
 from ackflow import errors
-from ackflow.broker.core.settle import RolledBack
-from ackflow.errors import AckflowError
+from ackflow.errors import AckflowError, RolledBack
 
 # A code is part of the interface: a line here is added, never changed.
 TABLE: list[tuple[type[AckflowError], str, int]] = [

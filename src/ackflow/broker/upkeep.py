@@ -7,23 +7,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
-from .. import ranges
 from ..clock import micros
 from ..dialects.queen.verbs.traces import TRACE_SECONDS, forget_old
 from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
-from ..ranges import Ranges
-from ..store.records import Segment
 from ..store.tx import Tx
 from .core.clock_recovery import Run, recover
-from .core.expiry import Refreshed, close_gaps, drop_old, drop_segment, refresh
+from .core.expiry import Refreshed, refresh
 from .core.history import MOST, History
-from .core.retention import drop_unread, old_lanes
+from .core.retention import (
+    drop_old,
+    drop_unread,
+    free_segments,
+    old_lanes,
+    trim,
+)
 from .core.stage import drop_old_stages
 from .core.take import may_be_overdue, overdue
 from .core.topology import complete, group_for, is_undecided, make_more
@@ -186,68 +189,6 @@ class Keeper:
             self._history.back_to(mark, old)
             raise
         return len(old)
-
-
-class Stretch(NamedTuple):
-    """The segments of a stretch of a lane that may go, and where the next one begins, if it does."""
-
-    segments: list[Segment]
-    next: int | None
-
-
-def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
-    """Look through some segments for those that every group has settled and that are kept no longer.
-
-    What is needed stays, and all around it goes.
-    """
-    lane = tx.lane(lane_id)
-    queue = tx.queue_by_id(lane.queue) if lane else None
-    if lane is None or queue is None or queue.options.keep_seconds is None:
-        return Stretch([], None)
-    if tx.in_the_making(queue.id):
-        return Stretch([], None)  # a group may have still to read what the others have settled
-    tx.flush()
-    low = tx.value("lowest_cursor", lane.id)
-    limit = tx.now - micros(queue.options.keep_seconds)
-    settled: list[Segment] = []
-    for segment in tx.headers_from(lane.id, max(start, lane.base)) if low is not None else ():
-        if segment.stop > low or segment.created_at > limit or len(settled) == ROWS:
-            break
-        settled.append(segment)
-    if not settled:
-        return Stretch([], None)
-    used = _used(tx, lane.id, settled[0].first, settled[-1].stop)
-    free = [s for s in settled if not ranges.clip(used, s.first, s.stop)]
-    return Stretch(free, settled[-1].stop if len(settled) == ROWS else None)
-
-
-def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
-    """What of [first, stop) is claimed by a group, or may be read again by a reader."""
-    found: Ranges = []
-    for lo, hi, packed in sorted(tx.all("used_in", lane, first, stop), key=lambda row: row[0]):
-        some = [lo, hi] if packed is None else ranges.unpack(packed)
-        found = ranges.union(found, ranges.clip(some, first, stop))
-    return found
-
-
-def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
-    """Remove a slice of the segments of a stretch that may go; answers with how many, and where to
-    go on."""
-    found = free_segments(tx, lane_id, start)
-    lane = tx.lane(lane_id)
-    queue = tx.queue_by_id(lane.queue) if lane else None
-    if lane is None or queue is None or not found.segments:
-        return 0, found.next
-    deadline = time.monotonic() + SLICE_SECONDS
-    dropped: list[Segment] = []
-    for segment in found.segments:
-        if dropped and time.monotonic() > deadline:
-            break  # but one at least, or a slow machine would never get on
-        drop_segment(tx, queue, lane, segment)
-        dropped.append(segment)
-    close_gaps(tx, lane, dropped)
-    whole = len(dropped) == len(found.segments)
-    return len(dropped), found.next if whole else dropped[-1].stop
 
 
 def _refresh(tx: Tx, id: int) -> Refreshed:

@@ -3,55 +3,26 @@
 from msgspec import structs
 
 from ... import ids, ranges, validate
-from ...errors import GroupNotFound, NotFound, QueueNotFound
-from ...options import QUEUE_MODE, Dialect, GroupOptions, QueueOptions, settings
+from ...options import Dialect, GroupOptions, QueueOptions, settings
 from ...ranges import Ranges
 from ...store.encryption import check_key
-from ...store.records import LEASED, Cursor, Group, Lane, Partition, Queue
+from ...store.records import LEASED, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
 from ..readers.records import forget_readers_of_group
-from .expiry import (
-    Ended,
-    end_leases,
-    held_by,
-    hidden_in,
-    move_base,
-    note_deleted,
-    pass_over,
-    refresh,
-    refresh_stretch,
-    remember,
-    sequence_at,
+from .cursors import Ended, end_leases, held_by, hidden_in, pass_over, sequence_at
+from .expiry import refresh, refresh_stretch
+from .history import remember
+from .retention import move_base, note_deleted
+from .topology import (
+    complete,
+    cursor_for,
+    find_group,
+    find_partition,
+    find_queue,
+    group_for,
+    is_undecided,
+    queue_for,
 )
-from .topology import complete, cursor_for, group_for, is_undecided, queue_for
-
-
-def find_queue(tx: Tx, name: str) -> Queue:
-    found = tx.queue(validate.name(name, "queue"))
-    if found is None:
-        raise QueueNotFound(f"there is no queue {name!r}")
-    return found
-
-
-def find_group(tx: Tx, queue: Queue, name: str) -> Group:
-    found = tx.group(queue.id, validate.name(name, "group"))
-    if found is None:
-        raise GroupNotFound(no_group(queue.name, name))
-    return found
-
-
-def no_group(queue: str, name: str) -> str:
-    """What to say of a group that does not exist."""
-    if name == QUEUE_MODE:
-        return f"queue {queue!r} was never popped without a group"
-    return f"queue {queue!r} has no group {name!r}"
-
-
-def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
-    found = tx.partition(queue.id, validate.name(name, "partition"))
-    if found is None:
-        raise NotFound(f"queue {queue.name!r} has no partition {name!r}")
-    return found
 
 
 def configure(

@@ -7,7 +7,7 @@ from ...errors import QueueFull
 from ...ranges import Ranges
 from ...store.records import Queue
 from ...store.tx import Tx
-from .expiry import hidden_in
+from .cursors import hidden_in
 from .topology import make_all
 
 

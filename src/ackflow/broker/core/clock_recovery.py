@@ -19,7 +19,7 @@ from ...clock import AHEAD, SECOND, micros
 from ...store.records import DUE, RETURNED, WAITING
 from ...store.tx import CLOCK_BACK, Tx
 from ..access_tokens import changed
-from .expiry import make_ready
+from .cursors import make_ready
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")

@@ -10,13 +10,35 @@ import heapq
 
 from msgspec import Struct, structs
 
+from ... import ranges
 from ...clock import micros
 from ...store.mapping import Row
+from ...store.records import Fate, Lease, LeasePart
 from ...store.tx import Tx
 
 SOON = micros(30)  # a walk waits for a lease that ends its history within this, rather than note it
 FIRST_STEP, LAST_STEP = 16, 1_024
 MOST = 20_000
+
+
+def note(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> None:
+    """Write into a lease what became of some of its messages; times are kept to the second."""
+    for fate in reversed(lease.fates):
+        if fate.verb == verb and fate.lane == lane:
+            if at - fate.at < micros(1):
+                fate.ranges = ranges.union(fate.ranges, which)
+                return
+            break
+    lease.fates.append(Fate(verb, at, lane, which))
+
+
+def remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:
+    """Leave a note for `why` in the form of a lease that nobody held."""
+    note = Lease(0, tx.new_token(), grp, "", tx.now, tx.now, None, ranges.count(over),
+                 [LeasePart(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
+    tx.add_lease(note)
+    note.ended_at = tx.now
+    tx.save_lease(note)
 
 
 class Walk(Struct):

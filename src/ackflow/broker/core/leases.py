@@ -5,7 +5,7 @@ from ...errors import Gone, LeaseLost
 from ...ranges import Ranges
 from ...store.records import Claim, Lease
 from ...store.tx import Tx
-from .expiry import never_handed_out, to_come
+from .cursors import never_handed_out, to_come
 from .handout import Handout, Taken, count_pending, runs_of
 from .topology import make_all
 

@@ -15,16 +15,21 @@ from ...ranges import Ranges
 from ...store.records import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
 from ...store.tx import Tx
 from ..waiters import ANY_QUEUE, Kind
-from . import fast_pop
-from .admin import find_queue
-from .expiry import never_handed_out, refresh, unread
+from .cursors import never_handed_out, unread
+from .expiry import refresh
 from .global_pause import halted
-from .handout import Handout, Part, Taken, count_pending, runs_of
+from .handout import Handout, Part, Run, Taken, count_pending, runs_of
 from .leases import read_lease
-from .quiet_window import may_have_more, next_work, quiet_time
-from .take import take
-from .takeover import take_in_order
-from .topology import group_for, is_undecided, make_all, make_more, queue_for
+from .take import take, take_in_order
+from .topology import (
+    cursor_for,
+    find_queue,
+    group_for,
+    is_undecided,
+    make_all,
+    make_more,
+    queue_for,
+)
 
 LANES_AT_ONCE = 64
 IDLE_AT_ONCE = 256  # lanes that are looked at and have nothing
@@ -150,7 +155,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     tx.cache.saw(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
     wide = isinstance(request, WidePop)  # its queues take turns by when they were served
-    if room >= request.batch and not wide and fast_pop.lease(tx, queue, group, request, answer):
+    if room >= request.batch and not wide and _fast_pop(tx, queue, group, request, answer):
         return answer
     partition = None
     if request.partition is not None:
@@ -202,6 +207,111 @@ def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
     if room <= 0:
         answer.why = "window"
     return max(0, room)
+
+
+def next_work(
+    tx: Tx, queue: Queue, group: Group, partition: int | None
+) -> tuple[Cursor | None, bool]:
+    """The lane to serve next, and whether it is the only one of the group with work.
+
+    In a queue with a window, of the partitions whose last message is old enough. While the group is
+    in the making, lanes that would come first may have no cursor yet: then there is none.
+    """
+    if group.made is not None and partition is not None:
+        for lane in tx.lanes_in(partition):
+            cursor_for(tx, group, lane)
+    found = _next_work(tx, queue, group, partition)
+    cursor = found[0]
+    if (
+        group.made is not None
+        and cursor is not None
+        and partition is None
+        and may_have_more(group)
+        and (cursor.served or (cursor.priority, cursor.lane) > group.made)
+    ):
+        return None, False
+    return found
+
+
+def may_have_more(group: Group) -> bool:
+    """Whether lanes of which a group has no cursor yet may have something for it."""
+    return group.made is not None and group.options.start != "new"
+
+
+def _next_work(
+    tx: Tx, queue: Queue, group: Group, partition: int | None
+) -> tuple[Cursor | None, bool]:
+    if not queue.options.window_seconds:
+        return tx.next_work(group.id, partition)
+    tx.flush()
+    since = tx.now - micros(queue.options.window_seconds)
+    lane = tx.value("quiet_work", group.id, partition, since)
+    return (None if lane is None else tx.cursor(lane, group.id)), False
+
+
+def quiet_time(tx: Tx, queue: Queue, group: Group) -> int | None:
+    """When the next partition with something to hand out will be old enough."""
+    window = micros(queue.options.window_seconds)
+    last = tx.value("quiet_time", group.id, tx.now - window)
+    return None if last is None else int(last) + window
+
+
+def _fast_pop(tx: Tx, queue: Queue, group: Group, request: PopRequest, answer: Handout) -> bool:
+    """Lease messages that nobody was given before; False when it is not as simple as that."""
+    id, options, rules = tx.only_lane(group.id), queue.options, group.rules
+    if (
+        id is None
+        or group.made is not None
+        or rules.ordering != "shared"
+        or rules.policy == "none"
+        or options.retention_seconds is not None
+        or options.ttl_seconds is not None
+        or options.max_wait_seconds is not None
+        or options.window_seconds
+        or request.auto_ack
+        or request.partition is not None
+        or request.batch > MAX_CLAIM
+    ):
+        return False
+    lane, cursor = tx.lane(id), tx.cursor(id, group.id)
+    assert lane is not None
+    assert cursor is not None
+    first, number = cursor.next, cursor.delivered
+    stop = first + request.batch
+    segment = tx.cache.segment(id, first)
+    if (
+        segment is None
+        or stop > segment.first + segment.count
+        or segment.not_before is not None
+        or segment.for_group is not None
+        or lane.gone_to > first
+        or (id, group.id) not in tx.cache.nothing_due
+    ):
+        return False
+    cursor.next = stop
+    cursor.delivered += request.batch
+    home = tx.partition_by_id(lane.partition)
+    assert home is not None
+    answer.token = tx.new_token() if request.token is None else request.token
+    answer.expires_at = tx.now + micros(request.lease_seconds or rules.lease_seconds)
+    made = Lease(
+        0, answer.token, group.id, request.consumer, tx.now, answer.expires_at, None, request.batch,
+        [LeasePart(id, [first, stop], number)],
+    )  # fmt: skip
+    claim = Claim(
+        0, group.id, id, [first, stop], LEASED, answer.expires_at, segment.created_at, 1, 0, False,
+        None, tx.add_lease(made),
+    )  # fmt: skip
+    tx.add_plain_claim(claim, cursor)
+    tx.cache.keep_lease(made, [claim])
+    tx.show(id, stop)
+    answer.runs = [
+        Run(
+            id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
+            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, unread(tx, lane, cursor),
+        )
+    ]  # fmt: skip
+    return True
 
 
 def _gather(

@@ -1,13 +1,47 @@
-"""Time to live: messages that somebody has still to read go when they are too old."""
+"""Retention: old segments are dropped, read or not, and so are those that every group has settled."""
 
+import time
 from itertools import islice
+from typing import NamedTuple
 
 from ... import ranges
 from ...clock import micros
 from ...ranges import Ranges
 from ...store.records import LEASED, Claim, Cursor, Lane, Queue, Segment
 from ...store.tx import Tx
-from .expiry import drop_segments, hidden_in, pass_all
+from .cursors import hidden_in, pass_all, sequence_at
+from .history import remember
+
+SLICE_SECONDS = 0.010
+SEGMENTS_AT_ONCE = 500
+
+
+def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
+    """Remove up to `limit` segments older than the queue's retention, read or not; answers with the
+    number of messages."""
+    age = queue.options.retention_seconds
+    if age is None or lane.base >= lane.head:
+        return 0
+    before = tx.now - micros(age)
+    created = tx.created_at(lane.id, lane.base)
+    if created is None or created > before:
+        return 0
+    claims = tx.claims_of_lane(lane.id)
+    pass_all(tx, queue, lane, claims, sequence_at(tx, lane, before + 1))
+    held: ranges.Ranges = []
+    for claim in claims:
+        held = ranges.union(held, claim.ranges) if claim.state == LEASED else held
+    old: list[Segment] = []
+    for segment in tx.headers_from(lane.id, lane.base):
+        if segment.created_at > before or len(old) >= limit:
+            break
+        # What a consumer holds goes only when its lease is over.
+        if not ranges.clip(held, segment.first, segment.stop):
+            old.append(segment)
+    gone = [ranges.count(tx.gone(lane, segment.first, segment.stop)) for segment in old]
+    if old:
+        drop_segments(tx, queue, lane, old)
+    return sum(segment.count for segment in old) - sum(gone)
 
 
 def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
@@ -105,3 +139,106 @@ def _drop_gone(tx: Tx, queue: Queue, lane: Lane, start: int, stop: int) -> None:
         if ranges.count(tx.gone(lane, segment.first, segment.stop)) == segment.count:
             empty.append(segment)
     drop_segments(tx, queue, lane, empty) if empty else tx.save_lane(lane)
+
+
+class Stretch(NamedTuple):
+    """The segments of a stretch of a lane that may go, and where the next one begins, if it does."""
+
+    segments: list[Segment]
+    next: int | None
+
+
+def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
+    """Look through some segments for those that every group has settled and that are kept no longer.
+
+    What is needed stays, and all around it goes.
+    """
+    lane = tx.lane(lane_id)
+    queue = tx.queue_by_id(lane.queue) if lane else None
+    if lane is None or queue is None or queue.options.keep_seconds is None:
+        return Stretch([], None)
+    if tx.in_the_making(queue.id):
+        return Stretch([], None)  # a group may have still to read what the others have settled
+    tx.flush()
+    low = tx.value("lowest_cursor", lane.id)
+    limit = tx.now - micros(queue.options.keep_seconds)
+    settled: list[Segment] = []
+    for segment in tx.headers_from(lane.id, max(start, lane.base)) if low is not None else ():
+        if segment.stop > low or segment.created_at > limit or len(settled) == SEGMENTS_AT_ONCE:
+            break
+        settled.append(segment)
+    if not settled:
+        return Stretch([], None)
+    used = _used(tx, lane.id, settled[0].first, settled[-1].stop)
+    free = [s for s in settled if not ranges.clip(used, s.first, s.stop)]
+    return Stretch(free, settled[-1].stop if len(settled) == SEGMENTS_AT_ONCE else None)
+
+
+def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
+    """What of [first, stop) is claimed by a group, or may be read again by a reader."""
+    found: Ranges = []
+    for lo, hi, packed in sorted(tx.all("used_in", lane, first, stop), key=lambda row: row[0]):
+        some = [lo, hi] if packed is None else ranges.unpack(packed)
+        found = ranges.union(found, ranges.clip(some, first, stop))
+    return found
+
+
+def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
+    """Remove a slice of the segments of a stretch that may go; answers with how many, and where to
+    go on."""
+    found = free_segments(tx, lane_id, start)
+    lane = tx.lane(lane_id)
+    queue = tx.queue_by_id(lane.queue) if lane else None
+    if lane is None or queue is None or not found.segments:
+        return 0, found.next
+    deadline = time.monotonic() + SLICE_SECONDS
+    dropped: list[Segment] = []
+    for segment in found.segments:
+        if dropped and time.monotonic() > deadline:
+            break  # but one at least, or a slow machine would never get on
+        drop_segment(tx, queue, lane, segment)
+        dropped.append(segment)
+    close_gaps(tx, lane, dropped)
+    whole = len(dropped) == len(found.segments)
+    return len(dropped), found.next if whole else dropped[-1].stop
+
+
+def drop_segments(tx: Tx, queue: Queue, lane: Lane, segments: list[Segment]) -> None:
+    """Remove segments from anywhere in a lane."""
+    for segment in segments:
+        drop_segment(tx, queue, lane, segment)
+    close_gaps(tx, lane, segments)
+
+
+def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
+    """Remove a segment, and the transaction ids that are known as long as it is there."""
+    rest = tx.rest(segment) if queue.options.dedup_seconds is None else None
+    for index, txid in rest.txids.items() if rest else ():
+        tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
+    tx.drop_segment(segment)
+
+
+def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
+    """Move the base of a lane to what is left; what is missing behind it is noted as gone."""
+    first = tx.value("first_segment", lane.id)
+    base = lane.head if first is None else int(first)
+    note_deleted(tx, lane, dropped)
+    for segment in dropped:
+        if segment.first > base:
+            tx.add_gone(lane, segment.first, segment.stop, segment.for_group)
+    move_base(tx, lane, base)
+
+
+def note_deleted(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
+    """Leave a note for `why` of what was deleted from segments before they were dropped: then it is
+    no longer told from what was trimmed."""
+    deleted = ranges.union_all(tx.gone(lane, segment.first, segment.stop) for segment in dropped)
+    for cursor in tx.cursors_of_lane(lane.id) if deleted else ():
+        remember(tx, cursor.grp, lane.id, deleted, "gone")
+
+
+def move_base(tx: Tx, lane: Lane, base: int) -> None:
+    if base > lane.base:
+        lane.base = base
+        tx.cut_gone(lane, base)
+    tx.save_lane(lane)

@@ -25,9 +25,11 @@ from ...store.records import (
     tell_acks,
 )
 from ...store.tx import Tx
-from .bury import bury
 from .copies import copy
-from .expiry import expire_if_over, make_ready, note, refresh_stretch, remember, unblock
+from .cursors import make_ready, unblock
+from .dead_letters import bury
+from .expiry import expire_if_over, refresh_stretch
+from .history import note, remember
 
 Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
 VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")

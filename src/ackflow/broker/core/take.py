@@ -1,17 +1,30 @@
 """Taking messages from one lane: what came back and is due before what is new, then by sequence."""
 
+from collections.abc import Callable
 from itertools import islice
 
 from ... import ranges
 from ...clock import micros
 from ...errors import StorageFailed
 from ...ranges import Ranges
-from ...store.records import COPIED, DUE, WAITING, Claim, Cursor, Group, Lane, Queue, Segment
+from ...store.records import (
+    COPIED,
+    DUE,
+    LEASED,
+    WAITING,
+    Claim,
+    Cursor,
+    Group,
+    Lane,
+    Queue,
+    Segment,
+)
 from ...store.tx import Tx
-from .bury import bury
-from .expiry import DELAYED_RUN, drop_old
+from .dead_letters import bury
+from .expiry import DELAYED_RUN
 from .handout import Taken, carried
-from .retention import drop_unread
+from .retention import drop_old, drop_unread
+from .settle import Mark, Settlement, Verdict
 from .topology import complete
 
 AT_ONCE = 256
@@ -343,3 +356,57 @@ def may_be_overdue(tx: Tx, limit: int, grp: int, lane: int) -> bool:
     """Whether something that is due waited too long: then it is worth a write."""
     due = tx.due_claims(lane, grp, AT_ONCE)
     return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)
+
+
+def take_in_order(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[Taken]]
+) -> list[Taken]:
+    """Take from a lane, and take over what a yielding lease holds of its partition if that gives
+    something; if not, the rest of the batch stays with its holder."""
+    home = lane.partition
+    if group.rules.ordering != "ordered" or tx.value("partition_leased", group.id, home) is None:
+        return take()
+    first = _rest_comes_next(tx, queue, group, lane)
+    if first:
+        _take_over(tx, group, home)
+    taken = take()
+    if taken and not first:
+        _take_over(tx, group, home)
+    return taken
+
+
+def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
+    """Whether something that is held of this lane could be handed out once it is released."""
+    options = queue.options
+    held_at = tx.value("first_returned", lane.id, group.id)
+    stop = lane.head if held_at is None else int(held_at)
+    last = [
+        below[-1] - 1
+        for c in _leased_in(tx, group, lane)
+        if (below := ranges.clip(c.ranges, 0, stop))
+    ]
+    created = tx.created_at(lane.id, max(last)) if last else None
+    ages = [age for age in (options.retention_seconds, options.ttl_seconds) if age is not None]
+    return created is not None and all(created > tx.now - micros(age) for age in ages)
+
+
+def _take_over(tx: Tx, group: Group, partition: int) -> None:
+    """Release what yielding leases still hold of a partition, as something of it is handed out."""
+    held: dict[int, list[Mark]] = {}
+    for lane in tx.lanes_in(partition):
+        for claim in _leased_in(tx, group, lane):
+            assert claim.lease is not None, "a leased claim without its lease"
+            mark = Mark(Verdict("release"), lane.id, claim.ranges)
+            held.setdefault(claim.lease, []).append(mark)
+    for id, marks in held.items():
+        lease = tx.lease_by_id(id)
+        assert lease is not None, "a leased claim without its lease"
+        settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
+        for mark in marks:
+            settlement.apply(mark)
+        settlement.finish()
+
+
+def _leased_in(tx: Tx, group: Group, lane: Lane) -> list[Claim]:
+    """What a group holds of a lane under leases."""
+    return [c for c in tx.claims_in(lane.id, group.id, 0, lane.head) if c.state == LEASED]

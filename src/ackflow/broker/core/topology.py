@@ -2,14 +2,43 @@
 
 from collections.abc import Iterable
 
-from ... import ranges
-from ...options import UNDECIDED, Dialect, GroupOptions, born
-from ...store.records import Cursor, Group, Lane, Queue
+from ... import ranges, validate
+from ...errors import GroupNotFound, NotFound, QueueNotFound
+from ...options import QUEUE_MODE, UNDECIDED, Dialect, GroupOptions, born
+from ...store.records import Cursor, Group, Lane, Partition, Queue
 from ...store.tx import Tx
-from .expiry import hidden_in, pass_over, sequence_at
+from .cursors import hidden_in, pass_over, sequence_at
 
 LANES_AT_ONCE = 1_000
 NO_LANE = -1, 0
+
+
+def find_queue(tx: Tx, name: str) -> Queue:
+    found = tx.queue(validate.name(name, "queue"))
+    if found is None:
+        raise QueueNotFound(f"there is no queue {name!r}")
+    return found
+
+
+def find_group(tx: Tx, queue: Queue, name: str) -> Group:
+    found = tx.group(queue.id, validate.name(name, "group"))
+    if found is None:
+        raise GroupNotFound(no_group(queue.name, name))
+    return found
+
+
+def no_group(queue: str, name: str) -> str:
+    """What to say of a group that does not exist."""
+    if name == QUEUE_MODE:
+        return f"queue {queue!r} was never popped without a group"
+    return f"queue {queue!r} has no group {name!r}"
+
+
+def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
+    found = tx.partition(queue.id, validate.name(name, "partition"))
+    if found is None:
+        raise NotFound(f"queue {queue.name!r} has no partition {name!r}")
+    return found
 
 
 def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:

@@ -17,11 +17,9 @@ from ...store.tx import Tx
 from ..core.expiry import refresh
 from ..core.handout import Handout, Part, Taken, runs_of
 from ..core.leases import shares_of
-from ..core.pop import PopRequest, lease_parts, room_for, together
-from ..core.quiet_window import may_have_more, next_work
+from ..core.pop import PopRequest, lease_parts, may_have_more, next_work, room_for, together
 from ..core.settle import Mark, Verdict, extend, settle
-from ..core.take import take
-from ..core.takeover import take_in_order
+from ..core.take import take, take_in_order
 from ..core.topology import group_for, queue_for
 from .reclaim import consumer_of, regain, standing
 from .records import (

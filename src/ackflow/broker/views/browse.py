@@ -10,8 +10,8 @@ from ...errors import NotFound
 from ...model import Page, StoredMessage, when
 from ...store.records import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
 from ...store.tx import Tx
-from ..core.admin import find_group, find_partition, find_queue
 from ..core.handout import is_binary, payload
+from ..core.topology import find_group, find_partition, find_queue
 
 LANES_AT_ONCE = 200
 

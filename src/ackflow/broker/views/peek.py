@@ -5,7 +5,7 @@ from ...model import News, StoredMessage
 from ...ranges import Ranges
 from ...store.records import Group, Lane, Queue
 from ...store.tx import Tx
-from ..core.admin import find_partition, find_queue
+from ..core.topology import find_partition, find_queue
 from .browse import view
 
 

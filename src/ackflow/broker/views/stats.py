@@ -19,8 +19,8 @@ from ...model import (
 )
 from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
-from ..core.admin import find_group, find_partition, find_queue
-from ..core.expiry import hidden_in
+from ..core.cursors import hidden_in
+from ..core.topology import find_group, find_partition, find_queue
 
 LEASES_AT_MOST = 1_000
 

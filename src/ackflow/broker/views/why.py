@@ -8,12 +8,12 @@ from ...model import Why, when
 from ...options import QUEUE_MODE
 from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ...store.tx import Tx
-from ..core.admin import no_group
-from ..core.expiry import drop_old, hidden_in, refresh, refresh_stretch
+from ..core.cursors import hidden_in
+from ..core.expiry import refresh, refresh_stretch
 from ..core.global_pause import halted
-from ..core.retention import drop_unread
+from ..core.retention import drop_old, drop_unread
 from ..core.take import overdue
-from ..core.topology import complete, cursor_for
+from ..core.topology import complete, cursor_for, no_group
 from .stats import unseen
 
 # What ended a message, as its state and in words; other fates brought it back.

@@ -3,9 +3,9 @@
 from msgspec import Struct, field
 
 from ... import ranges
-from ...broker.core.admin import find_queue
 from ...broker.core.expiry import refresh
 from ...broker.core.settle import Mark, Verdict, extend, settle
+from ...broker.core.topology import find_queue
 from ...broker.views.stats import count, unseen
 from ...errors import LeaseExpired
 from ...model import Counts

@@ -3,8 +3,8 @@
 from msgspec import Struct
 
 from .... import ranges
-from ....broker.core.admin import find_queue
-from ....broker.core.expiry import hidden_in
+from ....broker.core.cursors import hidden_in
+from ....broker.core.topology import find_queue
 from ....clock import SECOND
 from ....ranges import Ranges
 from ....store.records import LEASED, Lane, Partition, Queue

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from .... import ids, ranges
-from ....broker.core.expiry import hidden_in, make_ready, refresh_stretch
+from ....broker.core.cursors import hidden_in, make_ready
+from ....broker.core.expiry import refresh_stretch
 from ....broker.core.settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
 from ....broker.core.transactions import Pushes, Result, run_all, run_push
 from ....clock import micros

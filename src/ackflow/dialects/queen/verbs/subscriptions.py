@@ -2,9 +2,9 @@
 
 from msgspec import structs
 
-from ....broker.core.admin import configure, delete_group, find_queue, seek_lane
-from ....broker.core.expiry import sequence_at
-from ....broker.core.topology import group_for, make_all
+from ....broker.core.admin import configure, delete_group, seek_lane
+from ....broker.core.cursors import sequence_at
+from ....broker.core.topology import find_queue, group_for, make_all
 from ....options import Dialect, GroupOptions
 from ....store.records import Group, Partition, Queue
 from ....store.tx import Tx
