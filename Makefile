@@ -9,7 +9,7 @@ DEMO := $(VENV)/.demo
 CLIENTS := $(VENV)/clients
 QUEEN_CLIENTS := 0.15.0 2.6.0
 
-.PHONY: setup test demo bench soak lint clean
+.PHONY: setup test test-all demo bench soak lint clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -54,8 +54,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+
+# The inner ring: a test of every guarantee.
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(PYTEST) -m "not outer and not soak"
+
+# The outer ring: the rest, mostly the same semantics on every store and transport.
+test-all: setup
+	$(PYTEST) -m "outer and not soak"
 
 demo: $(DEMO)
 	$(BIN)/python -m ackflow.demo

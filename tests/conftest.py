@@ -22,17 +22,31 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests and before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long versions run only when they are asked for: pytest -m soak. What starts Spark runs in one
-    of several test processes: a session is dear, and two at once are slower than one by one."""
+    """Put every test into a ring, and all tests that start Spark into one test process.
+
+    A Spark session is expensive, and two at once are slower than one after the other.
+    """
+    soak_is_selected = "soak" in (config.option.markexpr or "")
     for item in items:
         if item.path.parent.name in ("spark", "pipeline"):
             item.add_marker(pytest.mark.xdist_group("spark"))
-    if "soak" not in (config.option.markexpr or ""):
-        for item in items:
-            if item.get_closest_marker("soak"):
-                item.add_marker(pytest.mark.skip(reason="a soak test; run with -m soak"))
+        if _repeats_semantics(item):
+            item.add_marker(pytest.mark.outer)
+        if item.get_closest_marker("soak") and not soak_is_selected:
+            item.add_marker(pytest.mark.skip(reason="a soak test; run with -m soak"))
+
+
+def _repeats_semantics(item: pytest.Item) -> bool:
+    """Whether a test runs in the inner ring on the memory store, and here on another one.
+
+    The broker's semantics are written once, so the memory store proves them. Tests of what a store
+    or a transport can change carry the marker every_store.
+    """
+    callspec = getattr(item, "callspec", None)
+    store = callspec.params.get("open_session", "memory") if callspec else "memory"
+    return store != "memory" and item.get_closest_marker("every_store") is None
 
 
 @pytest.fixture(autouse=True)
