@@ -55,7 +55,7 @@ def at_once(q: Session, *calls: Callable[[], Any]) -> list[Future[Any]]:
         with writer.exclusively():
             for number, call in enumerate(calls, 1):
                 futures.append(pool.submit(call))
-                wait_until(lambda number=number: len(writer._jobs) == number)  # type: ignore[misc]
+                wait_until(lambda number=number: len(writer._queue) == number)  # type: ignore[misc]
     return futures
 
 
@@ -300,16 +300,16 @@ class Signal(BaseException):
 def test_a_signal_while_a_verb_is_handed_over_leaves_nothing_behind(
     q: Session, monkeypatch: pytest.MonkeyPatch, synced: bool
 ) -> None:
-    writer, passed = writer_of(q), Writer._pass_on
+    writer, passed = writer_of(q), Writer._promote_next
 
     def raises(self: Writer, job: object) -> None:
-        monkeypatch.setattr(Writer, "_pass_on", passed)
+        monkeypatch.setattr(Writer, "_promote_next", passed)
         raise Signal
 
-    monkeypatch.setattr(Writer, "_pass_on", raises)
+    monkeypatch.setattr(Writer, "_promote_next", raises)
     ran: list[str] = []
     with pytest.raises(Signal):
-        writer.submit(lambda _: ran.append("never"), synced=synced, answered=lambda _: None)
+        writer.submit(lambda _: ran.append("never"), synced=synced, on_answer=lambda _: None)
     q.push("jobs", "after")
     assert ran == []
     assert [message.data for message in q.pop("jobs")] == ["after"]
@@ -332,7 +332,7 @@ def test_the_main_thread_leads_itself_where_no_thread_can_be_started_any_more(
     def hold() -> None:
         with writer.exclusively():
             free.set()
-            wait_until(lambda: len(writer._jobs) == 1)
+            wait_until(lambda: len(writer._queue) == 1)
 
     with ThreadPoolExecutor(1) as pool:
         holding = pool.submit(hold)
@@ -347,11 +347,11 @@ def test_a_commit_that_cannot_be_told_is_not_done_again(
     def fail(queues: set[str]) -> None:
         raise RuntimeError("nobody there")
 
-    monkeypatch.setattr(writer_of(q), "_committed", fail)
+    monkeypatch.setattr(writer_of(q), "_on_commit", fail)
     pushed = at_once(q, *(lambda n=n: q.push("jobs", n) for n in range(3)))
     assert [len(push.result()) for push in pushed] == [1, 1, 1]
     assert sorted(m.data for m in q.pop("jobs", batch=9)) == [0, 1, 2]
-    assert "could not be told" in caplog.text
+    assert "a commit observer failed" in caplog.text
 
 
 def test_a_refusal_is_forgotten_when_the_store_runs_the_verb_again(

@@ -163,7 +163,7 @@ def test_when_nobody_can_be_asked_the_outcome_is_said_to_be_unknown_and_nothing_
         with ThreadPoolExecutor(2) as pool:
             with writer.exclusively():
                 calls = [pool.submit(q.push, "jobs", n) for n in (1, 2)]
-                while len(writer._jobs) < 2:
+                while len(writer._queue) < 2:
                     time.sleep(0.001)
             for call in calls:
                 assert isinstance(call.exception(60), OutcomeUnknown)

@@ -116,7 +116,7 @@ def meanwhile(syncs: Syncs, q: ackflow.Session, *calls: Callable[[], object]) ->
     def start() -> None:
         for thread in threads:
             thread.start()
-        held = q._broker.writer._held  # each call has ended, or waits for the next sync
+        held = q._broker.writer._deferred  # each call has ended, or waits for the next sync
         until(lambda: sum(thread.is_alive() for thread in threads) <= len(held))
 
     syncs.then = start
@@ -157,9 +157,9 @@ def test_one_that_leads_and_needs_no_sync_leaves_it_to_one_that_does(
         syncs.then = lambda: assert_in_time(ended)
         with writer.exclusively():
             popped = pool.submit(q.pop, "q")
-            until(lambda: len(writer._jobs) == 1)
+            until(lambda: len(writer._queue) == 1)
             pushed = pool.submit(q.push, "q", "new")
-            until(lambda: len(writer._jobs) == 2)
+            until(lambda: len(writer._queue) == 2)
         assert [m.data for m in popped.result(10)] == ["old"]
         assert not pushed.done()
         ended.set()
@@ -178,9 +178,9 @@ def test_nobody_waits_for_the_sync_of_the_main_thread_either(tmp_path: Path, syn
         def watch() -> list[object]:
             with writer.exclusively():
                 popped = pool.submit(q.pop, "q")
-                until(lambda: len(writer._jobs) == 1)
+                until(lambda: len(writer._queue) == 1)
                 queued.set()
-                until(lambda: len(writer._jobs) == 2)
+                until(lambda: len(writer._queue) == 2)
             found = [m.data for m in popped.result(10)]
             ended.set()
             return found
@@ -198,7 +198,7 @@ def test_an_unknown_outcome_is_told_to_all_who_wait_and_nothing_is_pushed_twice(
         writer = q._broker.writer
         with writer.exclusively():
             pushed = [pool.submit(q.push, "q", n) for n in range(4)]
-            until(lambda: len(writer._jobs) == 4)
+            until(lambda: len(writer._queue) == 4)
             syncs.then = fail
         assert [type(push.exception(10)) for push in pushed] == [OutcomeUnknown] * 4
         assert sorted(m.data for m in q.pop("q", batch=10)) == [0, 1, 2, 3]

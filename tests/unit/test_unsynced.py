@@ -99,13 +99,13 @@ class SlowPush:
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when an answer waits for a sync because of what it shows."""
-    event, reach = threading.Event(), Writer._reach
+    event, reach = threading.Event(), Writer._wait_until_synced
 
     def watched(self: Writer, jobs: list) -> None:  # type: ignore[type-arg]
         event.set()
         reach(self, jobs)
 
-    monkeypatch.setattr(Writer, "_reach", watched)
+    monkeypatch.setattr(Writer, "_wait_until_synced", watched)
     return event
 
 
@@ -164,9 +164,9 @@ def test_a_pop_in_the_transaction_of_its_push_waits_for_its_sync(
         disk.then[handle_of(q)] = fail
         with writer.exclusively():
             pushed = pool.submit(q.push, "q", 1)
-            until(lambda: len(writer._jobs) == 1)
+            until(lambda: len(writer._queue) == 1)
             popped = pool.submit(q.pop, "q")
-            until(lambda: len(writer._jobs) == 2)
+            until(lambda: len(writer._queue) == 2)
         # Whoever syncs first fails; the other copies the log before anything is confirmed.
         outcomes = [type(pushed.exception(10)), type(popped.exception(10))]
     assert outcomes.count(OutcomeUnknown) >= 1

@@ -115,7 +115,7 @@ class OnLoop:
         self.broker.check_open()
         future = self._loop.create_future()
         self.broker.writer.submit(
-            verb, args, synced=synced, merge=merge, answered=partial(self.take, future)
+            verb, args, synced=synced, merge=merge, on_answer=partial(self.take, future)
         )
         return future
 
@@ -154,7 +154,7 @@ class Popping:
         self._given_up: asyncio.Future[Any] | None = None
         self.answered = onloop.future()
         onloop.broker.check_open()
-        self._writer.submit(pop, (request,), synced=False, answered=self._answer)
+        self._writer.submit(pop, (request,), synced=False, on_answer=self._answer)
 
     def give_up(self) -> "asyncio.Future[Any]":
         """Release what it was or will be given; done when that is released."""
@@ -178,7 +178,7 @@ class Popping:
             with contextlib.suppress(SessionClosed):
                 return self._writer.submit(
                     settle, (token, [Mark(Verdict("release"))]), synced=False,
-                    answered=partial(self._onloop.take, returned),
+                    on_answer=partial(self._onloop.take, returned),
                 )  # fmt: skip
         self._onloop.take(returned, job)
 

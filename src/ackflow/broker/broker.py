@@ -15,6 +15,7 @@ from ..clock import SECOND, Clock, Signal, micros
 from ..errors import AckflowError, NotMyTurn, SessionClosed
 from ..model import Upkeep
 from ..store.group_commit import Writer
+from ..store.protocol import Store
 from ..store.tx import Tx
 from .core.handout import Handout
 from .core.pop import PopRequest, pop
@@ -31,23 +32,6 @@ IDLE_ROUND_SECONDS = 1.0
 TURN_SECONDS = 10.0
 
 log = logging.getLogger("ackflow")
-
-
-class Store(Protocol):
-    """What the broker needs of a database."""
-
-    id: int
-    clock: Clock
-    interrupted: BaseException | None
-
-    @property
-    def sync(self) -> Callable[[int], None] | None: ...
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx: ...
-    def read(self, body: Callable[[Tx], T]) -> T: ...
-    def changed(self) -> int: ...
-    def backup(self, target: str) -> None: ...
-    def hurry(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Identified(Protocol):
@@ -91,7 +75,7 @@ class Broker:
         self.whole = True
         self.waiting = Waiting()
         self.writer = Writer(store, push, self.waiting.ring)
-        self.telling = self.writer.telling = Telling()
+        self.telling = self.writer.observer = Telling()
         self._keeper = Keeper(self.read, self._keep)
         self._name = secrets.token_hex(8)
         self._turn_until: int | None = None  # by the steady clock; then it is taken anew

@@ -29,9 +29,9 @@ class Telling:
 
     def __init__(self) -> None:
         self._times: dict[int, list[int]] = {}
-        self.unsaid: deque[Died] = deque()
+        self.pending: deque[Died] = deque()
 
-    def hear(self, tally: Tally) -> None:
+    def record(self, tally: Tally) -> None:
         times = self._times
         for grp, micros, n in tally.acked:
             counts = times.get(grp)
@@ -39,13 +39,13 @@ class Telling:
                 counts = times[grp] = [0] * (_PLACES + 1)
             counts[bisect_left(_BOUNDS, micros)] += n
             counts[_PLACES] += max(0, micros) * n  # the clock may have gone back
-        self.unsaid += tally.died
+        self.pending += tally.died
 
-    def say(self) -> None:
+    def log_pending(self) -> None:
         """Log what was not yet."""
-        while self.unsaid:
+        while self.pending:
             with contextlib.suppress(IndexError):  # another thread said it
-                tell(self.unsaid.popleft())
+                tell(self.pending.popleft())
 
     def times(self) -> dict[int, list[int]]:
         """By group: messages acked within each bound, and last the sum of their microseconds."""

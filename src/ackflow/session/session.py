@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import ids, ranges, validate
-from ..broker.broker import Broker, Store, Verbs
+from ..broker.broker import Broker, Verbs
 from ..broker.core import admin, dead_letters, leases, settle, stage
 from ..broker.core.handout import Handout
 from ..broker.core.pop import PopRequest
@@ -21,6 +21,7 @@ from ..errors import PASSING, AckflowError, InvalidArgument, SessionForked
 from ..model import GroupStats, Upkeep, when
 from ..options import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
 from ..store.durability import MayLose
+from ..store.protocol import Store
 from ..store.sqlite import store as sqlite
 from ..store.sqlite.store import SqliteStore
 from ..validate import Duration, Reason, Time

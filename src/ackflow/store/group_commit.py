@@ -1,12 +1,40 @@
-"""Group commit: whoever holds the writer runs every verb that waits at that moment, commits once,
-and answers them all. Nobody waits for a timer.
+"""Group commit: one thread runs every verb that is queued in one transaction and commits once.
 
-Where a commit is not on disk yet, verbs that need it there share the next sync; others neither wait
-for one nor for those who do.
+There is no writer thread and no timer. A calling thread that finds the writer idle becomes the
+leader: it runs its own verb and every verb queued by then, commits, and promotes the first of those
+queued meanwhile. A thread that finds a leader queues its verb and waits. Why this and not a thread
+of its own: docs/decisions/group-commit.md.
 
-A signal handler that raises does so in the main thread: after a call, at the start of a function, or
-when a loop turns. So the main thread runs no verb but its own, and every step by which it leaves may
-be done again.
+Where a commit is fsynced separately (SQLite in mode `acks`), verbs that must be on disk share the
+next fsync; pops and acks neither wait for one nor for the verbs that do.
+
+The states of a Job:
+
+    run(), submit()
+       |
+       |-- the writer is idle ---------------------------------> LEADING
+       |                                                            ^
+       |-- a leader runs ------> QUEUED -- first in the queue ------|
+       |                         ^   |                              |
+       |                         |   |-- another leader takes it ---|
+       |         that sync ended |   |                              | one transaction
+       |                         |   `-- its thread was             | for all queued
+       `-- it must be synced, -> DEFERRED     interrupted           | jobs
+           and a sync runs         |              |                 v
+                                   `--------------+-> WITHDRAWN   DONE (committed or failed)
+                                                      (not run)     |
+                SYNCING <---- must be synced, or shows -------------|
+                   |          messages that are not on disk         | otherwise
+                   | fsync ended                                    v
+                   `-------------------------------------------> ANSWERED
+
+Three locks, always taken in this order: `_commit_lock` while a leader runs a transaction,
+`_sync_lock` from a commit until it is fsynced, `_mutex` for a few steps around the fields below.
+
+A signal handler that raises does so in the main thread, at the points where CPython checks for
+signals: after a call, at the start of a function, or when a loop repeats. Therefore the main thread
+runs no verb but its own (helper threads lead in its place), and each step by which it leaves the
+writer can be repeated.
 """
 
 import contextlib
@@ -14,10 +42,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,121 +57,97 @@ from ..errors import (
     StorageBusy,
     StorageFailed,
 )
-from .counters import Tally
+from .protocol import CommitObserver, TransactionalStore
 from .tx import Tx
 
-AIDES = 3  # one may sync, and one wait for a sync, while the third goes on
-NOBODYS = (OutcomeUnknown, StorageAway, StorageBusy)  # errors that no verb of a group has caused
+HELPERS = 3  # one may sync and one wait for a sync while the third leads
+STORE_ERRORS = (OutcomeUnknown, StorageAway, StorageBusy)  # not caused by a verb of the group
 log = logging.getLogger("ackflow")
-Verb = Callable[..., Any]  # of the transaction and the arguments it is given with
+Verb = Callable[..., Any]  # called with the transaction and the job's arguments
 
 
 class Job(Struct, eq=False):
-    """One verb on its way through the writer, and its answer."""
+    """One verb on its way through the writer, and its answer; see the diagram above."""
 
     verb: Verb
     args: tuple[Any, ...]
-    synced: bool
+    synced: bool  # it must be on disk before it is answered
     merge: Any = None
-    answered: "Callable[[Job], None] | None" = None  # called when done, if no thread waits for it
+    on_answer: "Callable[[Job], None] | None" = None  # called with the answer if no thread waits
     done: bool = False
-    leads: bool = False
-    gone: bool = False  # its thread does not wait for it any more
-    aided: bool = False  # led by a thread of the writer's own: its own does not, or it has none
-    duty: "list[Job] | None" = None  # what its thread is to sync, itself included
-    needs: int = 0  # number up to which others' commits must be on disk before it is answered
-    turn: "threading.Lock | None" = None  # held while it waits for another thread
+    leading: bool = False
+    abandoned: bool = False  # its thread was interrupted and does not wait any more
+    led_by_helper: bool = False  # its own thread must not lead, or it has none
+    sync_batch: "list[Job] | None" = None  # the jobs its own thread has to sync, itself included
+    sync_number: int = 0  # others' commits up to this number must be on disk before the answer
+    wakeup: "threading.Lock | None" = None  # held while its thread waits for another one
     answer: Any = None
     error: BaseException | None = None
 
     @property
-    def waits(self) -> bool:
-        """Whether it was done and is to be on disk before it is answered."""
+    def awaits_sync(self) -> bool:
+        """Whether it succeeded and must be on disk before it is answered."""
         return self.synced and self.error is None
 
 
-class Writes(Protocol):
-    """What the writer needs of a store: run a body in one transaction, committed on return.
-
-    `interrupted` is what a signal handler raised once the commit was done. `sync` brings what is
-    committed to the disk, at least up to a number; without it a commit that asks for it is there.
-    """
-
-    interrupted: BaseException | None
-
-    @property
-    def sync(self) -> Callable[[int], None] | None: ...
-
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx: ...
-
-
-class Tells(Protocol):
-    """Who is told of what was committed, under the writer's lock, and speaks of it outside of it."""
-
-    @property
-    def unsaid(self) -> Collection[object]: ...
-    def hear(self, tally: Tally) -> None: ...
-    def say(self) -> None: ...
-
-
 class Writer:
-    """Runs verbs in group transactions; `merged` runs neighbouring mergeable ones as one."""
+    """Runs verbs in group transactions; `run_merged` runs neighbouring mergeable ones as one."""
 
     def __init__(
         self,
-        store: Writes,
-        merged: Callable[[Tx, Sequence[Any]], list[Any]],
-        committed: Callable[[set[str]], None],
+        store: TransactionalStore,
+        run_merged: Callable[[Tx, Sequence[Any]], list[Any]],
+        on_commit: Callable[[set[str]], None],
     ) -> None:
         self._store = store
-        self._merged = merged
-        self._committed = committed
-        self._jobs: deque[Job] = deque()
-        self._door = threading.Lock()
-        self._busy = False
-        self._turn = threading.Lock()
-        self._held: list[Job] = []  # they wait for the end of a sync, to share the next one
-        self._syncing: list[Job] | None = None
-        self._disk = threading.Lock()  # taken while something committed has to be synced
-        self._late: list[Job] = []  # done, without a thread, and what they show is not on disk yet
-        self._awaited = False  # whether an aide is with those
-        # Lead, sync these, look after the late ones, or end.
-        self._summons: SimpleQueue[list[Job] | bool | None] = SimpleQueue()
-        self._aides: list[threading.Thread] = []
+        self._run_merged_verbs = run_merged
+        self._on_commit = on_commit
+        self._mutex = threading.Lock()
+        self._queue: deque[Job] = deque()
+        self._has_leader = False
+        self._commit_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._syncing: list[Job] | None = None  # the batch of the running sync
+        self._deferred: list[Job] = []  # they join the queue, and the next sync, when it ends
+        self._unsynced: list[Job] = []  # done, without a thread, and show messages not on disk yet
+        self._unsynced_served = False  # whether a helper waits for their sync
+        self._helper_work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
+        self._helpers: list[threading.Thread] = []
         self._closing = False
         self.commits = 0
         self.verbs = 0
-        self.telling: Tells | None = None
+        self.observer: CommitObserver | None = None
 
     def run(
         self, verb: Verb, args: tuple[Any, ...] = (), *, synced: bool, merge: Any = None
     ) -> Any:
-        """Run one verb; the calling thread does the work of all that wait, or finds its own done.
-        The main thread does its own alone, or finds it done."""
+        """Run one verb and return its answer; the calling thread may lead a group for it."""
         job = Job(verb, args, synced, merge)
         try:
-            with self._door:
-                alone = not (self._busy or self._turn.locked() or (synced and self._syncing))
+            with self._mutex:
+                alone = not (
+                    self._has_leader or self._commit_lock.locked() or (synced and self._syncing)
+                )
                 if alone:
-                    self._busy = job.leads = True
+                    self._has_leader = job.leading = True
                 else:
-                    job.aided = threading.current_thread() is threading.main_thread()
-                    self._enter(job)
+                    job.led_by_helper = threading.current_thread() is threading.main_thread()
+                    self._enqueue(job)
             if alone:
-                self._alone(job)
-            elif job.turn is not None:
-                job.turn.acquire()
+                self._run_alone(job)
+            elif job.wakeup is not None:
+                job.wakeup.acquire()
         except BaseException:
-            self._leave(job)
+            self._abandon(job)
             raise
-        if job.duty is not None:
-            self._sync(job.duty)
+        if job.sync_batch is not None:
+            self._sync(job.sync_batch)
         elif not job.done:
             self._lead(job)
-        if job.needs:
-            self._reach([job])
-        if self.telling is not None and self.telling.unsaid:
-            self.telling.say()
+        if job.sync_number:
+            self._wait_until_synced([job])
+        if self.observer is not None and self.observer.pending:
+            self.observer.log_pending()
         if self._store.interrupted is not None:
             self._raise_interrupt()
         if job.error is not None:
@@ -157,224 +161,247 @@ class Writer:
         *,
         synced: bool,
         merge: Any = None,
-        answered: Callable[[Job], None],
+        on_answer: Callable[[Job], None],
     ) -> None:
-        """Run one verb without waiting for it; `answered` is called from another thread, and must
-        neither block nor raise."""
-        job = Job(verb, args, synced, merge, answered, aided=True)
+        """Run one verb without waiting for it.
+
+        `on_answer` is called from another thread, and must neither block nor raise.
+        """
+        job = Job(verb, args, synced, merge, on_answer, led_by_helper=True)
         try:
-            with self._door:
-                self._enter(job)
+            with self._mutex:
+                self._enqueue(job)
         except BaseException:
-            self._leave(job)
+            self._abandon(job)
             raise
 
     def close(self) -> None:
-        """Refuse what comes, and end the writer's own threads once they have led for all others."""
-        with self._door:
+        """Refuse new verbs, and stop the helper threads once every queued verb is answered."""
+        with self._mutex:
             self._closing = True
-        self._summons.put(False)
-        for aide in self._aides:
-            if aide is not threading.current_thread():
-                aide.join()
+        self._helper_work.put(None)
+        for helper in self._helpers:
+            if helper is not threading.current_thread():
+                helper.join()
 
-    def _enter(self, job: Job) -> None:
-        """Behind the door: queue a verb, which leads if nobody does."""
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keep every verb out, for work on the writing connection itself."""
+        with self._commit_lock, self._sync_lock:
+            yield
+
+    # leading
+
+    def _enqueue(self, job: Job) -> None:
+        """Queue a verb, and promote it if there is no leader. Called under `_mutex`."""
         if self._closing:
             raise SessionClosed()
-        while job.aided and len(self._aides) < AIDES:
-            aide = threading.Thread(target=self._assist, name="ackflow-writer", daemon=True)
+        while job.led_by_helper and len(self._helpers) < HELPERS:
+            helper = threading.Thread(target=self._help, name="ackflow-writer", daemon=True)
             try:
-                aide.start()
-            except RuntimeError:  # the interpreter ends, and does without more threads
-                if job.answered is not None and not self._aides:
+                helper.start()
+            except RuntimeError:  # the interpreter is shutting down and starts no more threads
+                if job.on_answer is not None and not self._helpers:
                     raise
-                job.aided = bool(self._aides)
+                job.led_by_helper = bool(self._helpers)
                 break
-            self._aides.append(aide)
-        if job.answered is None and (job.aided or self._busy or (job.synced and self._syncing)):
-            job.turn = threading.Lock()
-            job.turn.acquire()
-        if job.synced and self._syncing:
-            self._held.append(job)
+            self._helpers.append(helper)
+        must_defer = job.synced and self._syncing
+        if job.on_answer is None and (job.led_by_helper or self._has_leader or must_defer):
+            job.wakeup = threading.Lock()
+            job.wakeup.acquire()
+        if must_defer:
+            self._deferred.append(job)
             return
-        self._jobs.append(job)
-        if not self._busy:
-            self._pass_on(None)
+        self._queue.append(job)
+        if not self._has_leader:
+            self._promote_next(None)
 
-    def _assist(self) -> None:
-        """Lead, or sync, for verbs whose threads do not; each summons is for one time."""
-        while True:
-            summons = self._summons.get()
-            if summons is True:
-                self._lead(None)
-                if self.telling is not None and self.telling.unsaid:
-                    self.telling.say()
-            elif summons is None:
-                self._answer_late()
-            elif summons:
-                self._sync(summons)
-            else:
-                self._summons.put(False)  # for the others: an interrupt may have left one unlisted
-                with self._door:
-                    busy = self._busy or self._awaited
-                    if not (self._jobs or self._held or self._syncing or busy):
-                        return
-                time.sleep(0.001)  # the writer closes: who leads may still summon an aide
-
-    def _alone(self, job: Job) -> None:
-        """Lead where nobody else waits: what `_lead` does, in fewer steps."""
-        with self._turn:
+    def _run_alone(self, job: Job) -> None:
+        """Lead where nothing else is queued: the same as `_lead`, in fewer steps."""
+        with self._commit_lock:
             try:
-                self._tell(self._store.transact(partial(self._run_one, job), job.synced), 1)
+                tx = self._store.transact(partial(self._run_verb, job), job.synced)
+                self._notify_committed(tx, 1)
             except BaseException as error:
                 job.error = error
             job.done = True
             if job.synced and job.error is None and self._store.sync is not None:
-                job.duty = [job]  # first: who is interrupted after the next step still syncs
-                self._disk.acquire()
-        self._resign(job)
-        if job.duty is not None:
-            self._sync(job.duty)
-            job.duty = None
+                job.sync_batch = [
+                    job
+                ]  # first: a thread interrupted after the next step still syncs
+                self._sync_lock.acquire()
+        self._stop_leading(job)
+        if job.sync_batch is not None:
+            self._sync(job.sync_batch)
+            job.sync_batch = None
 
-    def _resign(self, job: Job) -> None:
-        """Let another lead, or nobody."""
-        with self._door:
-            if self._jobs:
-                if job.duty is not None:
-                    self._begin_sync(job.duty)
-                self._pass_on(job)
+    def _stop_leading(self, job: Job) -> None:
+        with self._mutex:
+            if self._queue:
+                if job.sync_batch is not None:
+                    self._begin_sync(job.sync_batch)
+                self._promote_next(job)
                 return
-            if job.duty is not None:
-                self._syncing = job.duty
-            job.leads = self._busy = False
+            if job.sync_batch is not None:
+                self._syncing = job.sync_batch
+            job.leading = self._has_leader = False
 
     def _lead(self, own: Job | None) -> None:
-        """Run all that wait, then let go those that are done and the next one that leads."""
+        """Run everything queued, promote the next leader, and answer what is done."""
         group: list[Job] = []
-        duty: list[Job] = []
+        batch: list[Job] = []
         try:
-            with self._turn:
+            with self._commit_lock:
                 try:
-                    self._run_waiting(group)
+                    self._run_queued(group)
                 finally:
                     if self._store.sync is not None:
-                        duty = [job for job in group if job.waits]
-                    if duty:
-                        self._disk.acquire()
+                        batch = [job for job in group if job.awaits_sync]
+                    if batch:
+                        self._sync_lock.acquire()
         finally:
-            with self._door:
-                if duty:
-                    self._begin_sync(duty)
-                self._pass_on(own)
+            with self._mutex:
+                if batch:
+                    self._begin_sync(batch)
+                self._promote_next(own)
             try:
                 for job in group:
-                    if not (duty and job.waits):
-                        self._let_go(job)
+                    if not (batch and job.awaits_sync):
+                        self._deliver(job)
             finally:
-                if duty and not self._hand_over(own, duty):
-                    self._sync(duty)
+                if batch and not self._delegate_sync(own, batch):
+                    self._sync(batch)
 
-    def _pass_on(self, job: Job | None) -> None:
-        """Behind the door: let the next one lead, if any waits, or the aide in its place."""
-        following = self._jobs[0] if self._jobs else None
-        # From here on no signal is handled before it is done.
+    def _promote_next(self, job: Job | None) -> None:
+        """Make the first queued job the leader, in place of `job`. Called under `_mutex`."""
+        following = self._queue[0] if self._queue else None
+        # From here to the end CPython checks for no signal.
         if job is not None:
-            job.leads = False
-        self._busy = following is not None
+            job.leading = False
+        self._has_leader = following is not None
         if following is not None:
-            following.leads = True
-            if following.aided:
-                self._summons.put(True)
-            elif following.turn is not None:
-                following.turn.release()
+            following.leading = True
+            if following.led_by_helper:
+                self._helper_work.put(self._lead_queued)
+            elif following.wakeup is not None:
+                following.wakeup.release()
 
-    def _begin_sync(self, duty: list[Job]) -> None:
-        """Behind the door: from now on who needs a sync waits for the end of this one."""
-        self._syncing = duty
-        if self._jobs:
-            kept = [job for job in self._jobs if not job.synced]
-            held = [job for job in self._jobs if job.synced]
-            self._jobs, self._held = deque(kept), self._held + held
+    # helper threads
 
-    def _hand_over(self, own: Job | None, duty: list[Job]) -> bool:
-        """Leave a sync to a thread that has to wait for it anyway, or to an aide, if the leader
-        has not."""
-        if own is None or own.waits:
+    def _help(self) -> None:
+        """Body of a helper thread: lead or sync for jobs whose own threads do not."""
+        while True:
+            work = self._helper_work.get()
+            if work is not None:
+                work()
+                continue
+            # For the other helpers: an interrupted thread may have started one it did not list.
+            self._helper_work.put(None)
+            with self._mutex:
+                busy = self._has_leader or self._unsynced_served
+                if not (self._queue or self._deferred or self._syncing or busy):
+                    return
+            time.sleep(0.001)  # the writer is closing, and a leader may still need a helper
+
+    def _lead_queued(self) -> None:
+        self._lead(None)
+        if self.observer is not None and self.observer.pending:
+            self.observer.log_pending()
+
+    def _answer_unsynced(self) -> None:
+        """Answer jobs without a thread once the messages they show are on disk."""
+        while True:
+            with self._mutex:
+                jobs, self._unsynced = self._unsynced, []
+                self._unsynced_served = bool(jobs)
+            if not jobs:
+                return
+            self._wait_until_synced(jobs)
+            for job in jobs:
+                assert job.on_answer is not None
+                job.on_answer(job)
+
+    # syncing
+
+    def _begin_sync(self, batch: list[Job]) -> None:
+        """Defer jobs that need a sync to the end of this one. Called under `_mutex`."""
+        self._syncing = batch
+        if self._queue:
+            kept = [job for job in self._queue if not job.synced]
+            deferred = [job for job in self._queue if job.synced]
+            self._queue, self._deferred = deque(kept), self._deferred + deferred
+
+    def _delegate_sync(self, own: Job | None, batch: list[Job]) -> bool:
+        """Leave the sync to a thread that waits for it anyway, or to a helper.
+
+        False when the leader waits for it itself, or no other thread can do it.
+        """
+        if own is None or own.awaits_sync:
             return False
-        with self._door:
-            for job in duty:
-                if job.turn is not None and not job.gone and not job.aided:
-                    job.duty = duty
-                    job.turn.release()
+        with self._mutex:
+            for job in batch:
+                if job.wakeup is not None and not job.abandoned and not job.led_by_helper:
+                    job.sync_batch = batch
+                    job.wakeup.release()
                     return True
-            if self._aides:
-                self._summons.put(duty)
+            if self._helpers:
+                self._helper_work.put(partial(self._sync, batch))
                 return True
         return False
 
-    def _sync(self, duty: list[Job]) -> None:
-        """Bring what was committed to the disk, then let go those who waited for it."""
+    def _sync(self, batch: list[Job]) -> None:
+        """Fsync what was committed, then answer the jobs that waited for it."""
         try:
-            self._sync_now()
+            self._sync_store()
         except AckflowError as error:
-            for job in duty:
+            for job in batch:
                 job.error = error
         finally:
-            with self._door:
-                if self._syncing is duty:
-                    self._jobs += self._held
-                    self._held = []
+            with self._mutex:
+                if self._syncing is batch:
+                    self._queue += self._deferred
+                    self._deferred = []
                     self._syncing = None
-                    self._disk.release()
-                if self._jobs and not self._busy:
-                    self._pass_on(None)
-            for job in duty:
-                if job.duty is None:
-                    self._let_go(job)
+                    self._sync_lock.release()
+                if self._queue and not self._has_leader:
+                    self._promote_next(None)
+            for job in batch:
+                if job.sync_batch is None:
+                    self._deliver(job)
 
-    def _sync_now(self, number: int = 0) -> None:
+    def _sync_store(self, number: int = 0) -> None:
         assert self._store.sync is not None
         while True:
             try:
                 return self._store.sync(number)
             except AckflowError:
                 raise
-            except BaseException as signal:  # what is committed is done, whoever interrupts
+            except BaseException as signal:  # the commit is done: sync it before raising this
                 self._store.interrupted = signal
 
-    def _reach(self, jobs: list[Job]) -> None:
-        """Wait until what jobs show is on disk: for the running sync, or for one of their own."""
+    def _wait_until_synced(self, jobs: list[Job]) -> None:
+        """Wait until the messages that jobs show are on disk: for the running sync, or an own one."""
         try:
-            self._sync_now(max(job.needs for job in jobs))
+            self._sync_store(max(job.sync_number for job in jobs))
         except AckflowError as error:
             for job in jobs:
                 job.error = job.error or error
 
-    def _answer_late(self) -> None:
-        while True:
-            with self._door:
-                late, self._late = self._late, []
-                self._awaited = bool(late)
-            if not late:
-                return
-            self._reach(late)
-            for job in late:
-                assert job.answered is not None
-                job.answered(job)
+    # answering and withdrawing
 
-    def _let_go(self, job: Job) -> None:
-        if job.turn is not None:
-            job.turn.release()
-        elif job.answered is not None and job.needs:
-            with self._door:
-                self._late.append(job)
-                if not self._awaited:
-                    self._awaited = True
-                    self._summons.put(None)
-        elif job.answered is not None:
-            job.answered(job)
+    def _deliver(self, job: Job) -> None:
+        """Wake the thread of a job that is done, or call it back."""
+        if job.wakeup is not None:
+            job.wakeup.release()
+        elif job.on_answer is not None and job.sync_number:
+            with self._mutex:
+                self._unsynced.append(job)
+                if not self._unsynced_served:
+                    self._unsynced_served = True
+                    self._helper_work.put(self._answer_unsynced)
+        elif job.on_answer is not None:
+            job.on_answer(job)
 
     def _raise_interrupt(self) -> None:
         interrupted = self._store.interrupted
@@ -382,8 +409,8 @@ class Writer:
             self._store.interrupted = None
             raise interrupted
 
-    def _leave(self, job: Job) -> None:
-        """Withdraw, whoever interrupts again: others may wait for it."""
+    def _abandon(self, job: Job) -> None:
+        """Withdraw a job, however often the thread is interrupted: others may wait for it."""
         while True:
             try:
                 return self._withdraw(job)
@@ -391,48 +418,44 @@ class Writer:
                 continue
 
     def _withdraw(self, job: Job) -> None:
-        """A thread was interrupted: its verb is not run, unless it already is, and others go on."""
-        with self._door:
-            job.gone = True
-            if job in self._held:
-                self._held.remove(job)
-            elif job in self._jobs:
-                self._jobs.remove(job)
-        if job.leads and not job.aided:
-            self._resign(job)
-        if job.duty is not None:
-            self._sync(job.duty)
-            job.duty = None
+        """Take out a job whose thread was interrupted, unless it already runs; others go on."""
+        with self._mutex:
+            job.abandoned = True
+            if job in self._deferred:
+                self._deferred.remove(job)
+            elif job in self._queue:
+                self._queue.remove(job)
+        if job.leading and not job.led_by_helper:
+            self._stop_leading(job)
+        if job.sync_batch is not None:
+            self._sync(job.sync_batch)
+            job.sync_batch = None
 
-    @contextlib.contextmanager
-    def exclusively(self) -> Iterator[None]:
-        """Keep every verb out, for work on the writing connection itself."""
-        with self._turn, self._disk:
-            yield
+    # running
 
-    def _run_waiting(self, group: list[Job]) -> None:
-        """Run everything that waits, and gather it in `group` as it becomes done."""
-        with self._door:
-            group += self._jobs
-            self._jobs.clear()
+    def _run_queued(self, group: list[Job]) -> None:
+        """Run everything queued, and collect it in `group`."""
+        with self._mutex:
+            group += self._queue
+            self._queue.clear()
         if not group:
-            return  # who was to be led has withdrawn
+            return  # the job that was to be led was withdrawn
         try:
             self._commit(group)
         except BaseException as error:
-            if len(group) == 1 or isinstance(error, NOBODYS):
+            if len(group) == 1 or isinstance(error, STORE_ERRORS):
                 for job in group:
                     job.error = error
                 return
-            self._one_by_one(group)
+            self._run_one_by_one(group)
             if not isinstance(error, Exception):
                 raise
         finally:
             for job in group:
                 job.done = True
 
-    def _one_by_one(self, group: list[Job]) -> None:
-        """An unexpected error undid the group: find out whose it was."""
+    def _run_one_by_one(self, group: list[Job]) -> None:
+        """Run each job of a group in a transaction of its own, after one failed all of them."""
         for job in group:
             job.answer = job.error = None
             try:
@@ -442,27 +465,28 @@ class Writer:
 
     def _commit(self, group: list[Job]) -> None:
         synced = any(job.synced for job in group)
-        self._tell(self._store.transact(partial(self._run, group), synced), len(group))
+        tx = self._store.transact(partial(self._run_group, group), synced)
+        self._notify_committed(tx, len(group))
 
-    def _tell(self, tx: Tx, verbs: int) -> None:
-        """Tell what a transaction that is committed has done; what goes wrong here undoes nothing."""
+    def _notify_committed(self, tx: Tx, verbs: int) -> None:
+        """Count and report a committed transaction; an error here does not undo it."""
         self.commits += 1
         self.verbs += verbs
         try:
-            if self.telling is not None and (tx.tally.acked or tx.tally.died):
-                self.telling.hear(tx.tally)
+            if self.observer is not None and (tx.tally.acked or tx.tally.died):
+                self.observer.record(tx.tally)
             if tx.touched:
-                self._committed(tx.touched)
+                self._on_commit(tx.touched)
         except Exception:
-            log.exception("a commit could not be told to all who wait for it")
+            log.exception("a commit observer failed")
 
-    def _run(self, group: list[Job], tx: Tx) -> None:
+    def _run_group(self, group: list[Job], tx: Tx) -> None:
         index = 0
         while index < len(group):
             job = group[index]
             index += 1
             if job.merge is None:
-                self._run_one(job, tx)
+                self._run_verb(job, tx)
                 continue
             run = [job]
             while index < len(group) and group[index].merge is not None:
@@ -470,12 +494,13 @@ class Writer:
                 index += 1
             self._run_merged(run, tx)
 
-    def _run_merged(self, run: list[Job], tx: Tx) -> None:
-        for job, answer in zip(run, self._merged(tx, [job.merge for job in run]), strict=True):
+    def _run_merged(self, jobs: list[Job], tx: Tx) -> None:
+        answers = self._run_merged_verbs(tx, [job.merge for job in jobs])
+        for job, answer in zip(jobs, answers, strict=True):
             job.error = answer if isinstance(answer, AckflowError) else None
             job.answer = answer
 
-    def _run_one(self, job: Job, tx: Tx) -> None:
+    def _run_verb(self, job: Job, tx: Tx) -> None:
         if job.merge is not None:
             self._run_merged([job], tx)
             return
@@ -483,8 +508,8 @@ class Writer:
         try:
             job.answer = job.verb(tx, *job.args)
         except StorageFailed:
-            raise  # no refusal: it may come after the first write
+            raise  # not a refusal: the verb may have written before it failed
         except AckflowError as refusal:
             job.error = refusal
-        if tx.needs:
-            job.needs, tx.needs = tx.needs, 0
+        if tx.sync_number:
+            job.sync_number, tx.sync_number = tx.sync_number, 0

@@ -18,8 +18,8 @@ from .cache import Cache
 from .claims import Holds
 from .gone import GoneRows
 from .mapping import Row, dead_columns, to_dead, to_queue, to_segment, unpack_body
+from .protocol import UnsyncedMessages
 from .records import Body, DeadRow, Group, Lane, Odd, Packed, Partition, Queue, Rest, Segment, Stage
-from .sqlite.wal_sync import SyncRecord
 from .statements import Execute
 
 NO_BODY = (None, None, None)
@@ -46,7 +46,7 @@ class Tx(Holds, GoneRows):
         store: int,
         now: int,
         full: bool = False,
-        record: SyncRecord | None = None,
+        record: UnsyncedMessages | None = None,
     ) -> None:
         super().__init__(execute, write, statements, insert, cache)
         self._savepoint = savepoint
@@ -60,7 +60,9 @@ class Tx(Holds, GoneRows):
         """Start anew: a store may use one record for all its transactions."""
         self.now = now
         self.full = full
-        self.needs = 0  # the number up to which the log must be on disk before the answer is given
+        self.sync_number = (
+            0  # the number up to which the log must be on disk before the answer is given
+        )
         if now + AHEAD < self.latest:
             self._went_back()
         if self.touched:
@@ -224,7 +226,7 @@ class Tx(Holds, GoneRows):
         be given to another message, so the answer waits until they are on disk."""
         record = self._record
         if record is not None and record.unsynced(lane, stop):
-            self.needs = record.begun
+            self.sync_number = record.begun
 
     def segments_from(self, lane: int, sequence: int) -> Iterator[Segment]:
         """Headers from the one that holds a sequence on; the first may lie above it.

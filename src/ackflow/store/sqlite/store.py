@@ -244,7 +244,7 @@ class SqliteStore:
                 answer = body(tx)
         else:
             tx, answer = self._read(body)
-        if tx.needs:
+        if tx.sync_number:
             self._sync_shown()
         return answer
 
