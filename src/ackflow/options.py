@@ -17,6 +17,8 @@ Dialect = Literal["native", "queen", "pushpop", "jetstream", "middleware"]
 # comes takes its place.
 UNDECIDED: Literal["undecided"] = "undecided"
 GroupDialect = Dialect | Literal["undecided"]
+# Dialects whose deliveries report how many messages are left for the group, not for the lane.
+PENDING_OF_GROUP: frozenset[str] = frozenset({"jetstream"})
 Kind = Literal["failed", "max_deliver", "rejected", "max_wait"]
 Counting = Literal["failures", "redeliveries"]
 
@@ -35,6 +37,7 @@ MAX_NAME = 255
 MIN_HISTORY = 300.0
 KEY_SECONDS = 24 * 3600
 STAGE_SECONDS = 24 * 3600
+TRACE_SECONDS = 7 * 24 * 3600
 
 
 class QueueOptions(Struct, frozen=True, omit_defaults=True):

@@ -12,10 +12,9 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ..clock import micros
-from ..dialects.queen.verbs.traces import TRACE_SECONDS, forget_old
 from ..errors import PayloadSealed
 from ..model import Upkeep
-from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, UNDECIDED
+from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, TRACE_SECONDS, UNDECIDED
 from ..store.tx import Tx
 from .core.clock_recovery import Run, recover
 from .core.expiry import Refreshed, refresh
@@ -268,8 +267,16 @@ def _anything_old(tx: Tx) -> bool:
     return bool(tx.value("any_old", *(tx.now - micros(age) for age in ages)))
 
 
+def _drop_old_traces(tx: Tx) -> int:
+    old = tx.all("old_traces", tx.now - micros(TRACE_SECONDS), ROWS)
+    for (id,) in old:
+        tx.run("drop_names_of_trace", id)
+        tx.run("drop_trace", id)
+    return len(old)
+
+
 def _drop_old_rows(tx: Tx) -> int:
-    dropped = drop_old_stages(tx, 10) + forget_old(tx, ROWS)
+    dropped = drop_old_stages(tx, 10) + _drop_old_traces(tx)
     dropped += forget_readers(tx, tx.now - micros(READER_SECONDS), 10)
     dropped += len(tx.all("old_keys", tx.now - micros(KEY_SECONDS), ROWS))
     dropped += len(tx.all("old_txids", tx.now, ROWS))

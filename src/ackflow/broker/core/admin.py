@@ -8,7 +8,6 @@ from ...ranges import Ranges
 from ...store.encryption import check_key
 from ...store.records import LEASED, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
-from ..readers.records import forget_readers_of_group
 from .cursors import Ended, end_leases, held_by, hidden_in, pass_over, sequence_at
 from .expiry import refresh, refresh_stretch
 from .history import remember
@@ -160,7 +159,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
         tx.run("drop_cursors_of_lane", lane.id)
         tx.run("drop_gone_of_lane", lane.id)
     for group in tx.groups(queue.id):
-        forget_readers_of_group(tx, group.id)
+        _drop_readers(tx, group.id)
         tx.run("drop_leases_of_group", group.id)
         tx.run("drop_group", group.id)
     tx.run("drop_tallies", -queue.id)
@@ -184,7 +183,7 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     if group is None:
         return False
     tx.flush()
-    forget_readers_of_group(tx, group.id)
+    _drop_readers(tx, group.id)
     _keep_counts(tx, group)
     tx.run("drop_claims_of_group", group.id)
     tx.run("drop_leases_of_group", group.id)
@@ -193,6 +192,11 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     tx.run("drop_group", group.id)
     tx.cache.clear()
     return True
+
+
+def _drop_readers(tx: Tx, group_id: int) -> None:
+    for table in ("hand_parts", "hands", "readers"):
+        tx.run(f"drop_{table}_of_group", group_id)
 
 
 def _keep_counts(tx: Tx, group: Group) -> None:

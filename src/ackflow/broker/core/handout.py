@@ -15,7 +15,7 @@ class Run(Struct):
     """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`.
 
     `number` counts the hand-outs of the lane before the first of them, `pending` the messages never
-    handed out that come after the last, of the lane; in the JetStream style of the group.
+    handed out that come after the last, of the lane, or of the group for dialects in `PENDING_OF_GROUP`.
     """
 
     lane: int

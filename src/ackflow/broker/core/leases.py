@@ -2,6 +2,7 @@
 
 from ... import ranges
 from ...errors import Gone, LeaseLost
+from ...options import PENDING_OF_GROUP
 from ...ranges import Ranges
 from ...store.records import Claim, Lease
 from ...store.tx import Tx
@@ -35,7 +36,7 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
         if sum(run.hi - run.lo for run in runs) != ranges.count(part.ranges):
             raise Gone("some messages of the lease are no longer stored")
         answer.runs += runs
-    if group.dialect == "jetstream":
+    if group.dialect in PENDING_OF_GROUP:
         make_all(tx, group)
         count_pending(answer.runs, never_handed_out(tx, group))
     return answer

@@ -10,7 +10,7 @@ from ... import ranges
 from ...clock import micros
 from ...errors import InvalidArgument
 from ...ids import new_token
-from ...options import MAX_CLAIM, QUEUE_MODE, Dialect, GroupOptions
+from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, Dialect, GroupOptions
 from ...ranges import Ranges
 from ...store.records import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
 from ...store.tx import Tx
@@ -174,7 +174,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     else:
         lease_parts(tx, group, request, parts, answer)
     answer.runs = [run for part in parts for run in part.runs]
-    if group.dialect == "jetstream":
+    if group.dialect in PENDING_OF_GROUP:
         make_all(tx, group)
         count_pending(answer.runs, never_handed_out(tx, group))
     return answer

@@ -107,11 +107,6 @@ def forget_readers(tx: Tx, before: int, limit: int) -> int:
     return len(old)
 
 
-def forget_readers_of_group(tx: Tx, grp: int) -> None:
-    for (id,) in tx.all("readers_of_group", grp):
-        forget_reader(tx, id)
-
-
 def _to_part(row: Row) -> HandPart:
     lane, token, lo, hi, packed, bad = row
     held = [lo, hi] if packed is None else ranges.unpack(packed)

@@ -666,8 +666,12 @@ set grp = excluded.grp, manual = excluded.manual, epoch = excluded.epoch,
 update readers set epoch = epoch + 1 where grp = ?1
 -- name: old_readers
 select id from readers where seen_at <= ?1 order by seen_at limit ?2
--- name: readers_of_group
-select id from readers where grp = ?1
+-- name: drop_hand_parts_of_group
+delete from hand_parts where reader in (select id from readers where grp = ?1)
+-- name: drop_hands_of_group
+delete from hands where reader in (select id from readers where grp = ?1)
+-- name: drop_readers_of_group
+delete from readers where grp = ?1
 -- name: drop_reader
 delete from readers where id = ?1
 -- name: group_has_work

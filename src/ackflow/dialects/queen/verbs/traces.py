@@ -3,13 +3,10 @@
 from msgspec import Struct
 
 from ....broker.core.handout import is_binary, payload
-from ....clock import SECOND
 from ....errors import NotFound
 from ....store.mapping import Row
 from ....store.tx import Tx
 from .locate import Located, locate
-
-TRACE_SECONDS = 7 * 24 * 3600
 
 
 class NewTrace(Struct):
@@ -92,19 +89,6 @@ def names(tx: Tx, limit: int, offset: int) -> tuple[list[TraceName], int]:
     """Every name, the one told of last first, and how many there are."""
     found = [TraceName(*row) for row in tx.all("trace_names", limit, offset)]
     return found, int(tx.value("count_trace_names"))
-
-
-def forget_old(tx: Tx, limit: int) -> int:
-    """Forget traces past their time."""
-    old = tx.all("old_traces", tx.now - TRACE_SECONDS * SECOND, limit)
-    for (id,) in old:
-        _drop(tx, id)
-    return len(old)
-
-
-def _drop(tx: Tx, id: int) -> None:
-    tx.run("drop_names_of_trace", id)
-    tx.run("drop_trace", id)
 
 
 def _trace(tx: Tx, row: Row) -> Trace:
