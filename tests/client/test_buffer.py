@@ -15,6 +15,8 @@ from ackflow.session import buffer, encoding
 
 from .waiting import until
 
+pytestmark = pytest.mark.every_store
+
 
 def sizes(q: Session) -> int:
     return q.queue_stats("orders").messages if q.queues() else 0

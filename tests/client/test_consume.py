@@ -25,6 +25,8 @@ from ackflow.session.consumer import Consumer, Counted
 
 from .waiting import until
 
+pytestmark = pytest.mark.every_store
+
 NOW: dict[str, Any] = {"wait": 0}  # the virtual clock does not move while a pop waits
 
 

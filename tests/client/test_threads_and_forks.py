@@ -15,6 +15,8 @@ from ackflow.errors import SessionClosed, SessionForked
 
 from ..running import Running
 
+pytestmark = pytest.mark.every_store
+
 FORKED = Path(__file__).parent / "forked.py"
 SAYS = f"session_forked: {SessionForked.__doc__}"
 THREADS = 8

@@ -26,6 +26,7 @@ def test_configure_creates_a_queue_with_defaults(q: Session) -> None:
     assert [s.name for s in q.queues()] == ["orders"]
 
 
+@pytest.mark.every_store
 def test_configure_changes_only_what_is_given(q: Session) -> None:
     q.configure("orders", lease_seconds=10, retry_limit=5, backoff=[1, 2], namespace="shop")
     options = q.configure("orders", lease_seconds=20, dedup_seconds=None)
@@ -83,6 +84,7 @@ def test_group_creates_a_group_that_follows_the_queue(q: Session) -> None:
     assert stats.settings.ordering == "shared"
 
 
+@pytest.mark.every_store
 def test_group_changes_only_what_is_given(q: Session) -> None:
     q.group("orders", "g", lease_seconds=5, ordering="ordered", max_ack_pending=7)
     stats = q.group("orders", "g", lease_seconds=6, max_ack_pending=None)
@@ -157,6 +159,7 @@ def test_where_a_group_starts_is_decided_once(q: Session) -> None:
 # pauses
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("group", [None, "g"])
 def test_a_pause_hands_out_nothing_and_settling_goes_on(q: Session, group: str | None) -> None:
     q.push("orders", [1, 2, 3])
@@ -234,6 +237,7 @@ def half_read(q: Session, clock: VirtualClock) -> Session:
     return q
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("where", "wanted"),
     [
@@ -319,6 +323,7 @@ def test_seek_counts_no_copies_made_for_other_groups(q: Session) -> None:
 # purge and delete
 
 
+@pytest.mark.every_store
 def test_a_purge_removes_everything_and_counts_it(q: Session) -> None:
     q.push("orders", [1, 2, 3, 4])
     leased = q.pop("orders", group="g", batch=2)
@@ -357,6 +362,7 @@ def test_a_purge_of_a_partition_leaves_the_others(q: Session) -> None:
     assert q.purge("orders", "a") == 0
 
 
+@pytest.mark.every_store
 def test_deleting_a_queue_removes_everything_of_it(q: Session) -> None:
     (id,) = q.push("orders", 1, partition="p")
     q.pop("orders", group="g")[0].reject("no")
@@ -372,6 +378,7 @@ def test_deleting_a_queue_removes_everything_of_it(q: Session) -> None:
     assert q.why("orders", id).state == "unknown"
 
 
+@pytest.mark.every_store
 def test_deleting_a_group_removes_its_leases_and_dead_letters_only(q: Session) -> None:
     q.push("orders", [1, 2])
     for group in ("a", "b"):
@@ -392,6 +399,7 @@ def test_a_group_of_a_deleted_name_starts_anew(q: Session) -> None:
     assert data(q.pop("orders", group="a", batch=9)) == [1, 2]
 
 
+@pytest.mark.every_store
 def test_a_deleted_message_is_gone_for_every_group(q: Session) -> None:
     ids = q.push("orders", [1, 2, 3])
     assert data(q.pop("orders", group="early")) == [1]
@@ -454,6 +462,7 @@ ENDS: dict[str, Callable[[Session, Batch[Message]], object]] = {
 }
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("end", list(ENDS.values()), ids=list(ENDS))
 def test_live_leases_answer_lease_lost_afterwards(
     q: Session, end: Callable[[Session, Batch[Message]], object]
@@ -554,6 +563,7 @@ def test_leases_of_other_groups_survive_a_seek(q: Session) -> None:
 # what is not there
 
 
+@pytest.mark.every_store
 def test_unknown_queues_groups_and_partitions_are_named(q: Session) -> None:
     calls: list[tuple[type[NotFound], Callable[[], object]]] = [
         (QueueNotFound, lambda: q.pause("nowhere")),

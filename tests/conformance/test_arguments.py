@@ -11,6 +11,8 @@ from ackflow import Item, Session, VirtualClock, validate
 from ackflow.errors import InvalidArgument, KeyConflict, LeaseLost
 from ackflow.model import Page, when
 
+pytestmark = pytest.mark.every_store
+
 MINUTE = timedelta(minutes=1)
 
 

@@ -12,6 +12,8 @@ from ackflow import Session, VirtualClock
 from ackflow.broker.broker import Broker
 from ackflow.remote.broker import RemoteBroker
 
+pytestmark = pytest.mark.every_store
+
 YEARS = 10 * 365 * 86_400.0
 
 

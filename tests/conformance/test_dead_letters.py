@@ -31,6 +31,7 @@ def reasons(q: Session, **which: Any) -> list[str | None]:
 # what a dead letter tells
 
 
+@pytest.mark.every_store
 def test_a_dead_letter_tells_everything_about_its_message(q: Session, clock: VirtualClock) -> None:
     (id,) = q.push(
         "orders", [Item(data={"n": 1}, transaction_id="t", headers={"h": "v"})],
@@ -64,6 +65,7 @@ def test_a_dead_letter_of_bytes_is_bytes(q: Session) -> None:
     assert letter.transaction_id == letter.message_id
 
 
+@pytest.mark.every_store
 def test_every_kind_of_death_is_named(q: Session, clock: VirtualClock) -> None:
     q.group("orders", "g", retry_limit=1, max_deliver=1)
     q.push("orders", ["nacked", "rejected", "dead-lettered", "lease ran out"])
@@ -98,6 +100,7 @@ def test_a_dead_letter_belongs_to_one_message_and_one_group(q: Session) -> None:
     assert q.queue_stats("orders").dead_letters == 4
 
 
+@pytest.mark.every_store
 def test_a_dead_letter_outlives_its_message(q: Session, clock: VirtualClock) -> None:
     bury(q, "kept")
     clock.advance(10 * 24 * 3600)
@@ -132,6 +135,7 @@ def many(q: Session, clock: VirtualClock) -> Session:
     return q
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("which", "wanted"),
     [
@@ -160,6 +164,7 @@ def test_filters_pick_dead_letters_and_the_total_counts_them(
     assert page.total == len(wanted)
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 7])
 def test_pages_follow_each_other_until_there_are_no_more(many: Session, limit: int) -> None:
     found, after = "", None
@@ -199,6 +204,7 @@ def test_unknown_queues_groups_and_partitions_are_named(many: Session) -> None:
 # the summary
 
 
+@pytest.mark.every_store
 def test_the_summary_counts_by_the_error_before_the_first_colon(
     q: Session, clock: VirtualClock
 ) -> None:
@@ -276,6 +282,7 @@ def test_redrive_takes_all_that_match(many: Session) -> None:
     assert [m.data for m in given if not m.redelivered] == ["f"]
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("which", "left"),
     [
@@ -329,6 +336,7 @@ def test_ids_of_another_queue_are_left_alone(q: Session) -> None:
     assert q.dead_letters("bills").total == 1
 
 
+@pytest.mark.every_store
 def test_redrive_is_not_limited_to_one_slice(q: Session) -> None:
     q.push("orders", list(range(1203)))
     q.reject(q.pop("orders", batch=2000), "no")
@@ -356,6 +364,7 @@ def test_dead_letters_are_read_by_their_ids(many: Session) -> None:
 # redrive to another queue
 
 
+@pytest.mark.every_store
 def test_redrive_to_another_queue_reaches_every_group_there(q: Session) -> None:
     q.group("repair", "b")
     bury(q, "x", partition="eu", priority=2)
@@ -380,6 +389,7 @@ def test_redrive_counts_what_was_dead_as_done(q: Session) -> None:
 # purge
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("which", "left"),
     [

@@ -48,6 +48,7 @@ def only_dead(q: Session, **which: Any) -> DeadLetter:
 # nack delays
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("backoff", [[], [0.3, 0.8, 1.3], [1000]])
 @pytest.mark.parametrize("delay", [0, TICK, 0.5, 10, 86_400])
 def test_a_nack_delay_is_exact_on_every_attempt_whatever_the_back_off(
@@ -194,6 +195,7 @@ def test_a_pause_that_is_over_when_the_expiry_is_noticed_holds_nothing_back(
     assert pop_data(q) == ["a"]
 
 
+@pytest.mark.every_store
 def test_leases_and_delays_end_to_the_microsecond_after_opening_the_file_again(
     tmp_path: Path,
 ) -> None:
@@ -210,6 +212,7 @@ def test_leases_and_delays_end_to_the_microsecond_after_opening_the_file_again(
 # retry_limit
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_the_failure_that_reaches_the_retry_limit_dead_letters(q: Session, limit: int) -> None:
     q.group("q", "g", retry_limit=limit)
@@ -288,6 +291,7 @@ def test_a_raised_limit_holds_for_the_next_failure(q: Session) -> None:
 # max_deliver
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_max_deliver_dead_letters_when_the_last_lease_runs_out(
     q: Session, clock: VirtualClock, limit: int
@@ -515,6 +519,7 @@ def test_what_waited_too_long_dies_behind_what_may_still_come(
     assert pop_data(q) == ["before"]
 
 
+@pytest.mark.every_store
 def test_upkeep_buries_all_that_waited_too_long_however_much_and_in_however_many_partitions(
     q: Session, clock: VirtualClock
 ) -> None:
@@ -531,6 +536,7 @@ def test_upkeep_buries_all_that_waited_too_long_however_much_and_in_however_many
 # delays of pushes
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("queue", "push", "item", "seconds"),
     [

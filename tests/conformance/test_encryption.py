@@ -8,6 +8,8 @@ import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.errors import NoEncryptionKey, PayloadSealed
 
+pytestmark = pytest.mark.every_store
+
 KEY = "00112233445566778899aabbccddeeff" * 2
 OTHER = "ff" * 32
 SECRET = "the launch code is 00000000"

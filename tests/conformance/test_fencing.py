@@ -74,6 +74,7 @@ def test_a_late_verb_is_refused_after_upkeep_noticed_the_end(
     assert counts(q) == before == {"ready": 1}
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("verb", WITH_EXTEND)
 def test_a_late_verb_does_not_touch_the_next_holder(
     q: Session, clock: VirtualClock, verb: str
@@ -93,6 +94,7 @@ def test_a_late_verb_does_not_touch_the_next_holder(
     assert counts(q) == {"done": 1}
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("after", "held"), [(LEASE - 0.000001, True), (LEASE, False), (LEASE + 0.000001, False)]
 )
@@ -183,6 +185,7 @@ OTHER_ENDS = [released, nacked, sought, sought_past, purged, deleted, without_it
               without_its_queue]  # fmt: skip
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("verb", ["ack", "requeue", "reject", "dead_letter", "extend"])
 @pytest.mark.parametrize("end", OTHER_ENDS)
 def test_a_token_ended_by_something_else_changes_nothing_and_says_so(
@@ -200,6 +203,7 @@ def test_a_token_ended_by_something_else_changes_nothing_and_says_so(
 # repeated and contradicting verbs
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_same_verb_again_is_success_without_effect(q: Session, verb: str) -> None:
     batch = take(q)
@@ -242,6 +246,7 @@ def test_a_nack_that_dead_lettered_may_be_repeated(q: Session) -> None:
     assert counts(q) == {"dead": 1}
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(("first", "second"), list(permutations(VERBS, 2)))
 def test_a_different_second_verb_is_refused(q: Session, first: str, second: str) -> None:
     (message,) = take(q)
@@ -313,6 +318,7 @@ def test_a_repeated_ack_under_policy_all_leaves_what_was_sought_back_alone(q: Se
 # tokens
 
 
+@pytest.mark.every_store
 def test_no_token_is_given_twice(q: Session) -> None:
     q.push("q", "a")
     tokens = set()
@@ -323,6 +329,7 @@ def test_no_token_is_given_twice(q: Session) -> None:
     assert len(tokens) == 300
 
 
+@pytest.mark.every_store
 def test_both_written_forms_of_a_token_are_the_same_lease(q: Session) -> None:
     batch = take(q, 2)
     assert batch.token is not None
@@ -331,6 +338,7 @@ def test_both_written_forms_of_a_token_are_the_same_lease(q: Session) -> None:
     assert q.lease(batch.token).ack(batch[1].id).settled == 1
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_message_of_another_database_is_not_part_of_a_lease(q: Session, verb: str) -> None:
     batch = take(q)
@@ -343,6 +351,7 @@ def test_a_message_of_another_database_is_not_part_of_a_lease(q: Session, verb: 
     assert counts(q) == {"leased": 1}
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_token_that_never_was_says_so(q: Session, verb: str) -> None:
     batch = take(q)

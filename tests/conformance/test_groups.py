@@ -31,6 +31,7 @@ def pop_data(q: Session, n: int = 100, **options: Any) -> list[Any]:
 # groups are independent
 
 
+@pytest.mark.every_store
 def test_every_group_is_given_every_message(q: Session) -> None:
     q.push("q", [1, 2, 3])
     for group in ("one", "two"):
@@ -160,6 +161,7 @@ def ordered(q: Session, *partitions: str, n: int = 3) -> None:
         q.push("q", [f"{partition}{i}" for i in range(n)], partition=partition)
 
 
+@pytest.mark.every_store
 def test_an_ordered_group_has_one_live_lease_per_partition(q: Session) -> None:
     ordered(q, "a", "b")
     assert sorted(pop_data(q, 1) + pop_data(q, 1)) == ["a0", "b0"]
@@ -183,6 +185,7 @@ def test_a_lease_over_two_partitions_holds_the_one_in_which_it_is_not_done(q: Se
     assert pop_data(q, partition="b") == ["b1"]
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("verb", ["ack", "reject", "dead_letter", "requeue"])
 def test_the_settle_that_empties_a_lease_frees_its_partition(q: Session, verb: str) -> None:
     ordered(q)
@@ -203,6 +206,7 @@ def test_what_comes_back_to_an_ordered_group_comes_before_the_rest(q: Session, v
     assert pop_data(q) == ["p0", "p2"]
 
 
+@pytest.mark.every_store
 def test_nothing_of_a_lane_is_handed_out_while_an_earlier_delivered_message_waits(
     q: Session, clock: VirtualClock
 ) -> None:
@@ -305,6 +309,7 @@ def test_whatever_ends_a_lease_frees_its_partition(
     assert pop_data(q, 1) == ["p1"]
 
 
+@pytest.mark.every_store
 def test_an_ordered_lane_is_given_strictly_in_order_whatever_fails(
     q: Session, clock: VirtualClock
 ) -> None:
@@ -348,6 +353,7 @@ def test_a_shared_group_made_ordered_waits_for_its_live_leases(q: Session) -> No
 # exclusive
 
 
+@pytest.mark.every_store
 def test_an_exclusive_group_has_one_live_lease_and_says_until_when(q: Session) -> None:
     q.group("q", "g", ordering="exclusive")
     for partition in "ab":
@@ -383,6 +389,7 @@ def test_an_exclusive_group_is_free_when_its_lease_runs_out(
 # the window
 
 
+@pytest.mark.every_store
 def test_a_window_limits_what_is_leased_at_once(q: Session) -> None:
     q.group("q", "g", max_ack_pending=4)
     q.push("q", list(range(10)))
@@ -474,6 +481,7 @@ def test_under_policy_explicit_an_ack_settles_its_own_message_only(q: Session) -
     assert counts(q) == {"done": 1, "leased": 2}
 
 
+@pytest.mark.every_store
 def test_under_policy_all_an_ack_settles_all_before_it_whoever_holds_them(q: Session) -> None:
     q.group("q", "g", policy="all")
     q.push("q", list(range(8)))

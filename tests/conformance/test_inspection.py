@@ -28,6 +28,7 @@ def test_an_empty_store_has_no_queues(q: Session) -> None:
         q.group_stats("orders")
 
 
+@pytest.mark.every_store
 def test_queue_statistics_tell_options_sizes_and_groups(q: Session, clock: VirtualClock) -> None:
     q.configure("shop.orders", keep_seconds=5)
     clock.advance(10)
@@ -54,6 +55,7 @@ def test_queues_are_listed_by_name(q: Session) -> None:
     assert q.queues()[1] == q.queue_stats("b")
 
 
+@pytest.mark.every_store
 def test_group_statistics_count_every_state(q: Session, clock: VirtualClock) -> None:
     q.group("orders", "g", lease_seconds=60)
     q.push("orders", list(range(9)))
@@ -122,6 +124,7 @@ def test_what_is_due_counts_as_ready(q: Session, clock: VirtualClock) -> None:
     assert (counts.waiting, counts.ready) == (0, 3)
 
 
+@pytest.mark.every_store
 def test_partition_statistics_tell_priorities_and_sizes(q: Session, clock: VirtualClock) -> None:
     q.push("orders", ["a", "b"], partition="eu", priority=2)
     clock.advance(5)
@@ -135,6 +138,7 @@ def test_partition_statistics_tell_priorities_and_sizes(q: Session, clock: Virtu
     assert (us.messages, us.bytes) == (1, 1)
 
 
+@pytest.mark.every_store
 def test_lease_statistics_tell_who_holds_what_until_when(q: Session, clock: VirtualClock) -> None:
     q.push("orders", [1, 2], partition="us")
     q.push("orders", [3], partition="eu")
@@ -168,6 +172,7 @@ def test_live_leases_are_listed_until_they_end(q: Session, clock: VirtualClock) 
         q.leases("orders", "nobody")
 
 
+@pytest.mark.every_store
 def test_progress_tells_how_far_a_group_is_in_each_partition(
     q: Session, clock: VirtualClock
 ) -> None:
@@ -192,6 +197,7 @@ def test_progress_tells_how_far_a_group_is_in_each_partition(
 # one message
 
 
+@pytest.mark.every_store
 def test_one_message_is_seen_as_it_lies(q: Session, clock: VirtualClock) -> None:
     item = Item(data={"n": 1}, transaction_id="t", headers={"h": "v"})
     ids = q.push("orders", ["x", item], partition="eu", priority=7, delay=30)
@@ -223,6 +229,7 @@ def test_a_message_that_is_not_there_is_not_found(q: Session) -> None:
 # browse and search
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 9, 100])
 def test_pages_of_a_browse_follow_each_other(q: Session, limit: int) -> None:
     for n in range(8):
@@ -302,6 +309,7 @@ def test_a_copy_for_another_group_is_hidden(q: Session) -> None:
     assert [m.state for m in q.browse("orders", group="g").items] == ["settled", "ready"]
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -365,6 +373,7 @@ def test_unknown_queues_groups_and_partitions_are_named(q: Session) -> None:
         q.search("orders", "x", partition="mars")
 
 
+@pytest.mark.every_store
 def test_no_look_changes_anything(q: Session, clock: VirtualClock) -> None:
     ids = q.push("orders", [1, 2, 3])
     q.pop("orders", group="g")[0].nack(delay=5)
@@ -469,6 +478,7 @@ STEPS: list[Callable[[Walk], object]] = [
 ]
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("last", range(len(STEPS)))
 def test_counts_add_up_to_pushed_after_every_operation(
     q: Session, clock: VirtualClock, last: int

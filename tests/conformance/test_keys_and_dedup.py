@@ -7,6 +7,8 @@ import pytest
 from ackflow import Item, Session, VirtualClock
 from ackflow.errors import KeyConflict, QueueNotFound
 
+pytestmark = pytest.mark.every_store
+
 DAY = 24 * 3600.0
 
 

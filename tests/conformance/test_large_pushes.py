@@ -10,6 +10,8 @@ from ackflow.errors import InvalidArgument, PayloadTooLarge, QueueFull
 from ackflow.options import MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ackflow.session.encoding import MANY
 
+pytestmark = pytest.mark.every_store
+
 N = 3 * MANY
 VALUES: list[Any] = [
     {"n": n, "text": 'ä,]"[\n' * (n % 3), "none": None, "deep": [[n], {}]} for n in range(N)

@@ -15,6 +15,8 @@ from ackflow import Batch, Item, Message, Session, VirtualClock, ids
 from ackflow.errors import InvalidArgument
 from ackflow.model import when
 
+pytestmark = pytest.mark.every_store
+
 
 class Color(Enum):
     RED = "red"

@@ -9,6 +9,8 @@ import pytest
 
 from ackflow import Batch, Item, Message, Session, VirtualClock
 
+pytestmark = pytest.mark.every_store
+
 LEASE = 300
 
 

@@ -14,6 +14,8 @@ from ackflow.errors import InvalidArgument, KeyConflict, PayloadTooLarge, QueueN
 from ackflow.model import when
 from ackflow.options import MAX_PAYLOAD
 
+pytestmark = pytest.mark.every_store
+
 DAY = 86_400
 
 

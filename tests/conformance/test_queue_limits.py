@@ -24,6 +24,7 @@ def stored(q: Session, queue: str = "orders") -> list[object]:
 # max_size
 
 
+@pytest.mark.every_store
 def test_a_push_over_the_size_of_a_queue_is_refused_whole(q: Session) -> None:
     q.configure("orders", max_size=3)
     q.push("orders", [1, 2])
@@ -149,6 +150,7 @@ def test_known_transaction_ids_need_no_room(q: Session) -> None:
     assert stored(q) == [1, 2]
 
 
+@pytest.mark.every_store
 def test_a_full_queue_refuses_a_whole_transaction(q: Session) -> None:
     q.configure("orders", max_size=1)
     q.push("jobs", 1)
@@ -178,6 +180,7 @@ def test_the_limit_may_be_changed_and_lifted(q: Session) -> None:
     q.push("orders", list(range(100)))
 
 
+@pytest.mark.every_store
 def test_the_room_of_a_queue_agrees_with_a_recount(q: Session, clock: VirtualClock) -> None:
     rng = random.Random(7)
     q.configure("orders", max_size=12, retention_seconds=500)
@@ -292,6 +295,7 @@ def test_a_time_to_live_works_without_groups(q: Session, clock: VirtualClock) ->
     assert q.queue_stats("orders").messages == 1
 
 
+@pytest.mark.every_store
 def test_everything_adds_up_whatever_grows_too_old(q: Session, clock: VirtualClock) -> None:
     rng = random.Random(3)
     q.configure("orders", ttl_seconds=60, keep_seconds=300)
@@ -326,6 +330,7 @@ def test_everything_adds_up_whatever_grows_too_old(q: Session, clock: VirtualClo
 # window_seconds
 
 
+@pytest.mark.every_store
 def test_a_partition_is_handed_out_when_its_last_message_is_old_enough(
     q: Session, clock: VirtualClock
 ) -> None:

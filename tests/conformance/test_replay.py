@@ -5,6 +5,8 @@ import pytest
 from ackflow import Batch, Item, Message, Session, VirtualClock, ids
 from ackflow.errors import InvalidArgument, LeaseExpired, LeaseLost
 
+pytestmark = pytest.mark.every_store
+
 TOKEN = "AAAAAAAAAAA"
 OTHER = "BBBBBBBBBBA"
 

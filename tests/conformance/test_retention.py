@@ -24,6 +24,7 @@ def stored(q: Session, queue: str = "orders") -> list[object]:
 # keep_seconds: what every group has settled
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("kept", "age", "stays"),
     [
@@ -90,6 +91,7 @@ def leave_the_last_unread(q: Session) -> None:
     q.pop("orders", group="slow", batch=2, auto_ack=True)
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     "leave", [leave_unread, leave_leased, leave_waiting, leave_released, leave_the_last_unread]
 )
@@ -131,6 +133,7 @@ def stuck(q: Session, clock: VirtualClock) -> list[str]:
     return ids
 
 
+@pytest.mark.every_store
 def test_what_every_group_has_settled_goes_from_between_what_is_held(
     q: Session, clock: VirtualClock
 ) -> None:
@@ -287,6 +290,7 @@ def test_messages_are_counted_right_when_a_deleted_one_is_trimmed(
 # retention_seconds: by age, read or not
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(("age", "stays"), [(0, True), (99.999, True), (100, False), (DAY, False)])
 @pytest.mark.parametrize("upkeep", [False, True])
 def test_what_is_unread_goes_at_the_age_of_retention(
@@ -339,6 +343,7 @@ def test_waiting_messages_are_cut(q: Session, clock: VirtualClock) -> None:
     assert list(q.pop("orders")) == []
 
 
+@pytest.mark.every_store
 def test_what_is_leased_can_be_settled_although_too_old(q: Session, clock: VirtualClock) -> None:
     q.configure("orders", retention_seconds=100)
     q.push("orders", [1, 2])
@@ -421,6 +426,7 @@ def test_messages_are_counted_right_when_a_deleted_one_grows_too_old(
 # history_seconds: what ended a lease
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     ("history", "age", "known"),
     [(None, 599, True), (None, 600, False), (300, 299, True), (300, 300, False), (DAY, 7200, True)],

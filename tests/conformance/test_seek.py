@@ -1,6 +1,10 @@
 """A group that is moved reads again what it is moved back to, and its counts stay true."""
 
+import pytest
+
 from ackflow import Session, VirtualClock
+
+pytestmark = pytest.mark.every_store
 
 
 def test_copies_for_others_are_not_counted_when_a_group_is_moved_back(q: Session) -> None:

@@ -13,6 +13,8 @@ from ackflow import Batch, Item, Message, Session, Settled, Verdict, VirtualCloc
 from ackflow.errors import InvalidArgument, LeaseLost, NotFound
 from ackflow.model import when
 
+pytestmark = pytest.mark.every_store
+
 VERBS = ["ack", "nack", "release", "requeue", "reject", "dead_letter"]
 AFTER = {
     "ack": {"done": 1},

@@ -18,6 +18,8 @@ from ackflow.errors import (
     VersionConflict,
 )
 
+pytestmark = pytest.mark.every_store
+
 DAY = 24 * 3600.0
 
 

@@ -19,6 +19,8 @@ from ackflow.broker.core.handout import Handout
 from ackflow.broker.core.pop import WidePop
 from ackflow.errors import SessionClosed
 
+pytestmark = pytest.mark.every_store
+
 LONG = 10.0
 
 

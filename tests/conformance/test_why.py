@@ -74,6 +74,7 @@ def test_asking_does_not_make_the_group(q: Session) -> None:
 # ready
 
 
+@pytest.mark.every_store
 def test_a_ready_message_tells_its_position(q: Session) -> None:
     some = q.push("orders", ["a", "b", "c"])
     q.group("orders", "g")
@@ -120,6 +121,7 @@ def test_a_lease_past_its_end_is_ready_whether_noticed_or_not(
 # not yet
 
 
+@pytest.mark.every_store
 def test_a_leased_message_tells_by_whom_and_until_when(q: Session, clock: VirtualClock) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders", group="g", consumer="first")[0].nack()
@@ -134,6 +136,7 @@ def test_a_leased_message_tells_by_whom_and_until_when(q: Session, clock: Virtua
         assert part in answer.sentence
 
 
+@pytest.mark.every_store
 def test_a_waiting_message_tells_after_which_error(q: Session) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders", group="g")[0].nack("disk full: /data", delay=90)
@@ -236,6 +239,7 @@ def test_a_full_window_holds_it_back(q: Session) -> None:
 # over
 
 
+@pytest.mark.every_store
 def test_an_acked_message_tells_by_whom_and_when(q: Session, clock: VirtualClock) -> None:
     (id,) = q.push("orders", 1)
     batch = q.pop("orders", group="g", consumer="worker")
@@ -258,6 +262,7 @@ def test_the_delivery_that_was_acked_is_the_one_told(q: Session, clock: VirtualC
     assert (answer.state, answer.consumer, answer.at) == ("acked", "two", at(5))
 
 
+@pytest.mark.every_store
 def test_a_dead_message_tells_of_what_it_died(q: Session, clock: VirtualClock) -> None:
     (id,) = q.push("orders", 1)
     clock.advance(3)
@@ -352,6 +357,7 @@ def test_what_was_taken_from_its_holder_says_so(
     assert state in answer.sentence
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize("state", ["skipped", "purged", "expired"])
 def test_what_went_without_being_handed_out_is_not_said_to_be_done(
     q: Session, clock: VirtualClock, state: str

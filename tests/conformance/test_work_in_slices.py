@@ -9,6 +9,8 @@ from ackflow.broker.core import expiry, take
 from ackflow.clock import VirtualClock
 from ackflow.options import QUEUE_MODE
 
+pytestmark = pytest.mark.every_store
+
 
 class Sizes(NamedTuple):
     """How much goes into one transaction, small enough for a test to go beyond it."""

@@ -16,6 +16,8 @@ from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
 from ackflow.remote import protocol, retry, transport_asyncio, transport_threads
 from ackflow.remote.retry import Breaker, Patience
 
+pytestmark = pytest.mark.every_store
+
 SAFE = protocol.about()
 UNSAFE = protocol.push(PushRequest([]))
 

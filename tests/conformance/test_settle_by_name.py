@@ -179,6 +179,7 @@ def test_groups_are_settled_apart(q: Session) -> None:
 # by name
 
 
+@pytest.mark.every_store
 def test_a_message_is_found_by_its_transaction_id_or_its_own(q: Session) -> None:
     q.push("orders", [Item(data=1, transaction_id="a"), Item(data=2)])
     first, second = q.pop("orders", batch=2)
@@ -252,6 +253,7 @@ def test_a_lease_that_is_over_foreign_or_unknown_is_lost(q: Session, clock: Virt
     assert counts(q) == (0, 2, 0, 0, 0)
 
 
+@pytest.mark.every_store
 def test_an_atomic_batch_is_undone_by_one_refusal(q: Session) -> None:
     q.push("orders", [Item(data=n, transaction_id=str(n)) for n in range(2)])
     messages = q.pop("orders", batch=2)
@@ -394,6 +396,7 @@ def wide(q: Session, wait: float = 0.0, batch: int = 1, **options: Any) -> list[
     ]
 
 
+@pytest.mark.every_store
 def test_queues_of_a_namespace_are_asked_in_turn(q: Session) -> None:
     for queue in ("shop.orders", "shop.bills", "mail.orders", "plain"):
         q.push(queue, [Item(data=n, partition=queue) for n in range(3)])

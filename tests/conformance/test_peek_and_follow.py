@@ -10,6 +10,7 @@ def peeked(q: Session, **options: object) -> list[object]:
     return [m.data for m in q.peek("orders", **options)]  # type: ignore[arg-type]
 
 
+@pytest.mark.every_store
 def test_peek_shows_what_the_next_pops_give(q: Session) -> None:
     q.push("orders", ["late"], priority=9)
     q.push("orders", ["a", "b"], partition="eu")
@@ -93,6 +94,7 @@ def test_follow_begins_with_the_last_few(q: Session, clock: VirtualClock) -> Non
     assert [m.data for m in q.follow("orders", last=9, partition="1").items] == [1, 4]
 
 
+@pytest.mark.every_store
 def test_follow_tells_everything_in_parts(q: Session) -> None:
     q.push("orders", ["first"])
     news = q.follow("orders")

@@ -18,6 +18,8 @@ from .test_consume import NOW, Gate, counts
 from .test_consume import group as group
 from .waiting import until
 
+pytestmark = pytest.mark.every_store
+
 
 def test_a_handler_that_returns_without_settling_is_warned_of_once_and_counted(
     q: Session, caplog: pytest.LogCaptureFixture
