@@ -1,8 +1,9 @@
 """Bad arguments are refused with the right error before anything is written."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def s(q: Session) -> Scene:
 
 
 Call = Callable[[Scene], object]
+CallWith = Callable[[Scene, Any], object]
 
 
 def refused(s: Scene, call: Call, error: type[AckflowError]) -> None:
@@ -74,11 +76,34 @@ def refused(s: Scene, call: Call, error: type[AckflowError]) -> None:
     assert s.picture() == before
 
 
-def table(calls: dict[str, Any]) -> Any:
-    return pytest.mark.parametrize("call", list(calls.values()), ids=list(calls))
+Rows = dict[str, Call]
 
 
-# The long tables need no second kind of store: what they refuse never reaches one.
+def all_refused(s: Scene, rows: Rows, error: type[AckflowError] = InvalidArgument) -> None:
+    """Check every row of a table, and name all that fail."""
+    failed = []
+    for name, call in rows.items():
+        try:
+            refused(s, call, error)
+        except (Exception, pytest.fail.Exception) as problem:
+            failed.append(f"{name}: {problem!r}")
+    assert not failed, "\n".join(failed)
+
+
+def each_with(calls: dict[str, CallWith], values: Iterable[object]) -> Rows:
+    """A row for every call with every value."""
+    return {
+        f"{name}, {value!r:.60}": partial(_call_with, call, value)
+        for name, call in calls.items()
+        for value in values
+    }
+
+
+def _call_with(call: CallWith, value: object, s: Scene) -> object:
+    return call(s, value)
+
+
+# Long tables need one store only: the session refuses these arguments before it calls a store.
 in_memory = pytest.mark.parametrize("open_session", ["memory"], indirect=True)
 
 
@@ -99,7 +124,7 @@ BAD_NAMES = {
     "bytes": b"orders",
     "a list": ["orders"],
 }
-NAMED: dict[str, Callable[[Scene, Any], object]] = {
+NAMED: dict[str, CallWith] = {
     "queue of push": lambda s, n: s.q.push(n, 1),
     "partition of push": lambda s, n: s.q.push("orders", 1, partition=n),
     "queue of pop": lambda s, n: s.q.pop(n),
@@ -118,15 +143,11 @@ NAMED: dict[str, Callable[[Scene, Any], object]] = {
 
 
 @in_memory
-@pytest.mark.parametrize("name", list(BAD_NAMES.values()), ids=list(BAD_NAMES))
-@table(NAMED)
-def test_a_bad_name_is_refused(
-    s: Scene, call: Callable[[Scene, Any], object], name: object
-) -> None:
-    refused(s, lambda s: call(s, name), InvalidArgument)
+def test_a_bad_name_is_refused(s: Scene) -> None:
+    all_refused(s, each_with(NAMED, BAD_NAMES.values()))
 
 
-OPTIONAL_NAMES: dict[str, Callable[[Scene, Any], object]] = {
+OPTIONAL_NAMES: dict[str, CallWith] = {
     "key of push": lambda s, n: s.q.push("orders", 1, key=n),
     "key of transaction": lambda s, n: s.q.transaction(n).put("k", 2).commit(),
     "consumer of pop": lambda s, n: s.q.pop("orders", consumer=n),
@@ -138,15 +159,11 @@ OPTIONAL_NAMES: dict[str, Callable[[Scene, Any], object]] = {
 
 
 @in_memory
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 256, 1, b"b"])
-@table(OPTIONAL_NAMES)
-def test_a_bad_name_is_refused_where_none_is_needed_too(
-    s: Scene, call: Callable[[Scene, Any], object], name: object
-) -> None:
-    refused(s, lambda s: call(s, name), InvalidArgument)
+def test_a_bad_name_is_refused_where_a_name_is_optional(s: Scene) -> None:
+    all_refused(s, each_with(OPTIONAL_NAMES, ["", "a\nb", "x" * 256, 1, b"b"]))
 
 
-LOOKED_UP: dict[str, Callable[[Scene, Any], object]] = {
+LOOKED_UP: dict[str, CallWith] = {
     "pause": lambda s, n: s.q.pause(n),
     "resume": lambda s, n: s.q.resume(n),
     "seek": lambda s, n: s.q.seek(n, "g", to="end"),
@@ -164,12 +181,9 @@ LOOKED_UP: dict[str, Callable[[Scene, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", [1, None, ["orders"]])
-@table(LOOKED_UP)
-def test_what_cannot_be_the_name_of_a_queue_is_refused(
-    s: Scene, call: Callable[[Scene, Any], object], name: object
-) -> None:
-    refused(s, lambda s: call(s, name), InvalidArgument)
+@pytest.mark.every_store
+def test_a_queue_name_of_another_type_is_refused(s: Scene) -> None:
+    all_refused(s, each_with(LOOKED_UP, [1, None, ["orders"]]))
 
 
 EMPTY_GROUPS: dict[str, Call] = {
@@ -185,12 +199,13 @@ EMPTY_GROUPS: dict[str, Call] = {
 }
 
 
-@table(EMPTY_GROUPS)
-def test_an_empty_group_is_not_taken_for_all_groups(s: Scene, call: Call) -> None:
-    before = s.picture()
-    with pytest.raises((InvalidArgument, GroupNotFound)):
-        call(s)
-    assert s.picture() == before
+@pytest.mark.every_store
+def test_an_empty_group_is_not_taken_for_all_groups(s: Scene) -> None:
+    for name, call in EMPTY_GROUPS.items():
+        before = s.picture()
+        with pytest.raises((InvalidArgument, GroupNotFound)):
+            call(s)
+        assert s.picture() == before, name
 
 
 # payloads
@@ -216,17 +231,15 @@ BAD_DATA: dict[str, object] = {
 
 
 @in_memory
-@pytest.mark.parametrize("data", list(BAD_DATA.values()), ids=list(BAD_DATA))
-def test_data_that_is_no_json_is_refused_with_all_that_came_with_it(s: Scene, data: object) -> None:
-    calls: list[Call] = [
-        lambda s: s.q.push("new queue", [1, data, 2]),
-        lambda s: s.q.push("orders", [Item(data=1), Item(data=data)]),
-        lambda s: s.q.transaction().push("orders", [1, data]).commit(),
-        lambda s: s.q.transaction().put("k", data).commit(),
-        lambda s: s.q.stage("job", 1, "out", [1, data]),
-    ]
-    for call in calls:
-        refused(s, call, InvalidArgument)
+def test_data_that_is_not_json_is_refused_with_the_whole_request(s: Scene) -> None:
+    calls: dict[str, CallWith] = {
+        "push": lambda s, data: s.q.push("new queue", [1, data, 2]),
+        "item": lambda s, data: s.q.push("orders", [Item(data=1), Item(data=data)]),
+        "transaction": lambda s, data: s.q.transaction().push("orders", [1, data]).commit(),
+        "put": lambda s, data: s.q.transaction().put("k", data).commit(),
+        "stage": lambda s, data: s.q.stage("job", 1, "out", [1, data]),
+    }
+    all_refused(s, each_with(calls, BAD_DATA.values()))
 
 
 def test_null_is_json_and_nan_beside_it_is_found(q: Session) -> None:
@@ -236,6 +249,7 @@ def test_null_is_json_and_nan_beside_it_is_found(q: Session) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(
     "data", [b"x" * (16 * MIB + 1), "x" * (16 * MIB - 1)], ids=["bytes", "text"]
 )
@@ -263,12 +277,17 @@ def test_a_value_over_one_mib_is_refused(s: Scene) -> None:
     assert len(s.q.value("k").data) == MIB - 2
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [5, "a=b", ["a"], {"a": 1}, {1: "a"}, {"a": None}, {"a": SURROGATE}, {SURROGATE: "a"}],
-)
-def test_bad_headers_are_refused(s: Scene, headers: object) -> None:
-    refused(s, lambda s: s.q.push("orders", [1, Item(data=2, headers=headers)]), InvalidArgument)
+BAD_HEADERS: list[object] = [
+    5, "a=b", ["a"], {"a": 1}, {1: "a"}, {"a": None}, {"a": SURROGATE}, {SURROGATE: "a"},
+]  # fmt: skip
+
+
+@pytest.mark.every_store
+def test_bad_headers_are_refused(s: Scene) -> None:
+    def push(s: Scene, headers: Any) -> object:
+        return s.q.push("orders", [1, Item(data=2, headers=headers)])
+
+    all_refused(s, each_with({"push": push}, BAD_HEADERS))
 
 
 # numbers, times, choices
@@ -276,7 +295,7 @@ def test_bad_headers_are_refused(s: Scene, headers: object) -> None:
 NOT_WHOLE: list[object] = [-1, 1.5, "1", None, True, NAN]
 NOT_SECONDS: list[object] = [-1, -0.001, "1", True, NAN, INF, [1], 1e11, 10**400]
 
-NUMBERS: dict[str, tuple[Callable[[Scene, Any], object], list[object]]] = {
+NUMBERS: dict[str, tuple[CallWith, list[object]]] = {
     "priority": (lambda s, v: s.q.push("orders", 1, priority=v), [*NOT_WHOLE, 2**31]),
     "priority of an item": (
         lambda s, v: s.q.push("orders", [Item(data=1, priority=v)]), [-1, 2**31, 1.5, "1", True],
@@ -308,21 +327,12 @@ NUMBERS: dict[str, tuple[Callable[[Scene, Any], object], list[object]]] = {
 
 
 @in_memory
-@pytest.mark.parametrize(
-    ("call", "value"),
-    [
-        pytest.param(call, value, id=f"{name} {value!r}")
-        for name, (call, values) in NUMBERS.items()
-        for value in values
-    ],
-)
-def test_a_bad_number_is_refused(
-    s: Scene, call: Callable[[Scene, Any], object], value: object
-) -> None:
-    refused(s, lambda s: call(s, value), InvalidArgument)
+def test_a_bad_number_is_refused(s: Scene) -> None:
+    for name, (call, values) in NUMBERS.items():
+        all_refused(s, each_with({name: call}, values))
 
 
-TIMES: dict[str, Callable[[Scene, Any], object]] = {
+TIMES: dict[str, CallWith] = {
     "seek": lambda s, t: s.q.seek("orders", "g", time=t),
     "start of a group": lambda s, t: s.q.group("orders", "new", start=t),
     "since of browse": lambda s, t: s.q.browse("orders", since=t),
@@ -334,12 +344,9 @@ TIMES: dict[str, Callable[[Scene, Any], object]] = {
 
 
 @in_memory
-@pytest.mark.parametrize("time", [NAIVE, "2023-11-14", -1, NAN, INF, True, NAIVE.date()])
-@table(TIMES)
-def test_a_bad_time_is_refused(
-    s: Scene, call: Callable[[Scene, Any], object], time: object
-) -> None:
-    refused(s, lambda s: call(s, time), InvalidArgument)
+def test_a_bad_time_is_refused(s: Scene) -> None:
+    times = [NAIVE, "2023-11-14", -1, NAN, INF, True, NAIVE.date()]
+    all_refused(s, each_with(TIMES, times))
 
 
 def test_a_time_without_zone_is_told_what_to_do(s: Scene) -> None:
@@ -378,31 +385,39 @@ GROUP_OPTIONS: list[tuple[str, list[object]]] = [
 
 
 @in_memory
-@pytest.mark.parametrize(
-    ("option", "value"), [(option, v) for option, values in QUEUE_OPTIONS for v in values]
-)
-def test_a_bad_option_of_a_queue_is_refused(s: Scene, option: str, value: object) -> None:
-    good = {"keep_seconds": 5, option: value}
-    refused(s, lambda s: s.q.configure("orders", **good), InvalidArgument)
-    refused(s, lambda s: s.q.configure("new", **good), InvalidArgument)
+def test_a_bad_option_of_a_queue_is_refused(s: Scene) -> None:
+    for option, values in QUEUE_OPTIONS:
+        calls: dict[str, CallWith] = {
+            f"{option} of {queue}": lambda s, v, queue=queue, option=option: s.q.configure(
+                queue, **{"keep_seconds": 5, option: v}
+            )
+            for queue in ("orders", "new")
+        }
+        all_refused(s, each_with(calls, values))
 
 
 @in_memory
-@pytest.mark.parametrize(
-    ("option", "value"), [(option, v) for option, values in GROUP_OPTIONS for v in values]
-)
-def test_a_bad_option_of_a_group_is_refused(s: Scene, option: str, value: object) -> None:
-    refused(s, lambda s: s.q.group("orders", "g", **{option: value}), InvalidArgument)
-    refused(s, lambda s: s.q.group("orders", "new", **{option: value}), InvalidArgument)
+def test_a_bad_option_of_a_group_is_refused(s: Scene) -> None:
+    for option, values in GROUP_OPTIONS:
+        calls: dict[str, CallWith] = {
+            f"{option} of {group}": lambda s, v, group=group, option=option: s.q.group(
+                "orders", group, **{option: v}
+            )
+            for group in ("g", "new")
+        }
+        all_refused(s, each_with(calls, values))
 
 
-@table({
+UNKNOWN_OPTIONS: Rows = {
     "queue": lambda s: s.q.configure("orders", keep_seconds=5, max_ack_pending=5),
     "group": lambda s: s.q.group("orders", "g", lease_seconds=5, keep_seconds=5),
-    "a slip of the pen": lambda s: s.q.group("orders", "new", lease_secs=5),
-})  # fmt: skip
-def test_an_unknown_option_is_refused(s: Scene, call: Call) -> None:
-    refused(s, call, UnknownOption)
+    "a typing error": lambda s: s.q.group("orders", "new", lease_secs=5),
+}
+
+
+@pytest.mark.every_store
+def test_an_unknown_option_is_refused(s: Scene) -> None:
+    all_refused(s, UNKNOWN_OPTIONS, UnknownOption)
 
 
 # ids, tokens, pages
@@ -411,13 +426,13 @@ BAD_IDS: list[object] = [
     "", "17", "not an id", "6fa459ea-ee8a-3ca4-894e-db77e160355e", None, 17, b"x", ["x"],
 ]  # fmt: skip
 BAD_TOKENS: list[object] = ["", "short", "AAAAAAAAAAB", "ÄAAAAAAAAAA", "x" * 36, 17, b"x"]
-WITH_ID: dict[str, Callable[[Scene, Any], object]] = {
+WITH_ID: dict[str, CallWith] = {
     "message": lambda s, id: s.q.message("orders", id),
     "why": lambda s, id: s.q.why("orders", id, group="g"),
     "delete": lambda s, id: s.q.delete_message("orders", id),
     "ack": lambda s, id: s.q.lease(s.batch.token).ack(id),
 }
-WITH_TOKEN: dict[str, Callable[[Scene, Any], object]] = {
+WITH_TOKEN: dict[str, CallWith] = {
     "read": lambda s, token: s.q.read(token),
     "lease": lambda s, token: s.q.lease(token),
     "pop": lambda s, token: s.q.pop("orders", token=token),
@@ -425,21 +440,13 @@ WITH_TOKEN: dict[str, Callable[[Scene, Any], object]] = {
 
 
 @in_memory
-@pytest.mark.parametrize("id", BAD_IDS)
-@table(WITH_ID)
-def test_what_is_no_message_id_is_refused(
-    s: Scene, call: Callable[[Scene, Any], object], id: object
-) -> None:
-    refused(s, lambda s: call(s, id), InvalidArgument)
+def test_a_bad_message_id_is_refused(s: Scene) -> None:
+    all_refused(s, each_with(WITH_ID, BAD_IDS))
 
 
 @in_memory
-@pytest.mark.parametrize("token", BAD_TOKENS)
-@table(WITH_TOKEN)
-def test_what_is_no_token_is_refused(
-    s: Scene, call: Callable[[Scene, Any], object], token: object
-) -> None:
-    refused(s, lambda s: call(s, token), InvalidArgument)
+def test_a_bad_token_is_refused(s: Scene) -> None:
+    all_refused(s, each_with(WITH_TOKEN, BAD_TOKENS))
 
 
 def test_a_message_id_given_as_a_token_is_refused(s: Scene) -> None:
@@ -447,15 +454,19 @@ def test_a_message_id_given_as_a_token_is_refused(s: Scene) -> None:
     refused(s, lambda s: s.q.read(s.ids[1]), InvalidArgument)
 
 
-@pytest.mark.parametrize("after", ["", "x", "1.2", "-1", "1e3", "9" * 40, 5, b"1"])
-def test_what_is_no_token_of_a_page_of_dead_letters_is_refused(s: Scene, after: object) -> None:
-    refused(s, lambda s: s.q.dead_letters("orders", after=after), InvalidArgument)
+def test_a_bad_page_token_of_dead_letters_is_refused(s: Scene) -> None:
+    calls: dict[str, CallWith] = {
+        "dead_letters": lambda s, after: s.q.dead_letters("orders", after=after)
+    }
+    all_refused(s, each_with(calls, ["", "x", "1.2", "-1", "1e3", "9" * 40, 5, b"1"]))
 
 
-@pytest.mark.parametrize("after", ["", "x", "1", "1.x", "1.2.3", "-1.0", "1.-1", 5, b"1.1"])
-def test_what_is_no_token_of_a_page_of_messages_is_refused(s: Scene, after: object) -> None:
-    refused(s, lambda s: s.q.browse("orders", after=after), InvalidArgument)
-    refused(s, lambda s: s.q.search("orders", "1", after=after), InvalidArgument)
+def test_a_bad_page_token_of_messages_is_refused(s: Scene) -> None:
+    calls: dict[str, CallWith] = {
+        "browse": lambda s, after: s.q.browse("orders", after=after),
+        "search": lambda s, after: s.q.search("orders", "1", after=after),
+    }
+    all_refused(s, each_with(calls, ["", "x", "1", "1.x", "1.2.3", "-1.0", "1.-1", 5, b"1.1"]))
 
 
 # everything else
@@ -506,9 +517,9 @@ OTHERS: dict[str, Call] = {
 }
 
 
-@table(OTHERS)
-def test_anything_else_of_the_wrong_kind_is_refused(s: Scene, call: Call) -> None:
-    refused(s, call, InvalidArgument)
+@pytest.mark.every_store
+def test_every_other_argument_of_a_wrong_type_is_refused(s: Scene) -> None:
+    all_refused(s, OTHERS)
 
 
 def test_a_bad_part_of_a_transaction_is_refused_when_it_is_added(s: Scene) -> None:

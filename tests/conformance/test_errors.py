@@ -10,6 +10,7 @@ import pytest
 
 import ackflow
 from ackflow import errors
+from ackflow.dialects.pushpop.errors import NoLock, WrongLock
 from ackflow.errors import AckflowError, RolledBack
 
 # A code is part of the interface: a line here is added, never changed.
@@ -24,8 +25,8 @@ TABLE: list[tuple[type[AckflowError], str, int]] = [
     (errors.LeaseLost, "invalid_lease", 409),
     (errors.LeaseExpired, "lease_expired", 410),
     (errors.AlreadySettled, "already_settled", 409),
-    (errors.WrongLock, "wrong_lock", 400),
-    (errors.NoLock, "no_lock", 404),
+    (WrongLock, "wrong_lock", 400),
+    (NoLock, "no_lock", 404),
     (errors.KeyConflict, "key_conflict", 409),
     (errors.VersionConflict, "version_conflict", 409),
     (errors.RolledBack, "rolled_back", 409),
