@@ -1,6 +1,6 @@
-"""`make demo`: what becomes of messages when consumers crash, fail and give up, told as a story.
+"""`make demo`: what happens to messages when consumers crash and fail, step by step.
 
-Nothing here is simulated: the consumer that crashes is a process of its own, killed with SIGKILL.
+Nothing is simulated: the consumer that crashes is a real process, killed with SIGKILL.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ackflow
 
-from .pipeline import demo as pipeline
+from .pipeline.examples import demo as pipeline
 
 CONSUMER = """
 import sys, time, ackflow
@@ -25,71 +25,71 @@ time.sleep(600)
 """
 
 
-def say(text: str) -> None:
+def show(text: str) -> None:
     print(text, flush=True)
 
 
 def step(number: int, title: str) -> None:
-    say(f"\n{number}. {title}")
+    show(f"\n{number}. {title}")
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ackflow-demo-") as folder:
         path = str(Path(folder) / "orders.db")
-        say(f"Ackflow {ackflow.__version__}: what became of every message\n{'=' * 48}")
+        show(f"Ackflow {ackflow.__version__}: the fate of every message\n{'=' * 48}")
         with ackflow.connect(path, consumer="worker-2") as q:
-            story(q, path)
-    say("\nDone: every message is accounted for.")
+            run_steps(q, path)
+    show("\nDone: every message is accounted for.")
     return pipeline.main() if pipeline.can_run() else 0
 
 
-def story(q: ackflow.Session, path: str) -> None:
+def run_steps(q: ackflow.Session, path: str) -> None:
     step(1, "A producer pushes five orders; they are on disk when push returns.")
     q.group("orders", "billing", ordering="ordered", retry_limit=2, backoff=[0.2])
     ids = q.push("orders", [{"order": n, "total": 10 * n} for n in range(1, 6)], partition="eu")
     for order, id in enumerate(ids, 1):
-        say(f"   order {order} is message {id}")
+        show(f"   order {order} is message {id}")
 
-    step(2, "worker-1 takes three, finishes the first, and is killed with -9.")
+    step(2, "worker-1 pops three, acks the first, and is killed with SIGKILL.")
     crash_a_consumer(path)
-    tell(q, "order 1", ids[0])
-    tell(q, "order 2", ids[1])
-    tell(q, "order 4", ids[3])
+    explain(q, "order 1", ids[0])
+    explain(q, "order 2", ids[1])
+    explain(q, "order 4", ids[3])
 
-    step(3, "Its lease runs out; the two it did not finish come again, in their old place.")
+    step(3, "Its lease expires; the two unfinished orders are redelivered in their original order.")
     started = time.monotonic()
     batch = q.pop("orders", group="billing", batch=2, wait=10)
-    say(f"   after {time.monotonic() - started:.1f} s worker-2 got:")
+    show(f"   after {time.monotonic() - started:.1f} s worker-2 got:")
     for message in batch:
-        say(f"   order {message.data['order']}, delivery {message.deliveries}, "
+        show(f"   order {message.data['order']}, delivery {message.deliveries}, "
             f"redelivered={message.redelivered}")  # fmt: skip
 
-    step(4, "worker-2 finishes order 2, and fails twice at order 3.")
+    step(4, "worker-2 acks order 2, and fails twice at order 3.")
     batch[0].ack()
-    batch[1].nack("card declined: try later")
-    tell(q, "order 3", ids[2])
+    batch[1].nack("card declined")
+    explain(q, "order 3", ids[2])
     (again,) = q.pop("orders", group="billing", wait=10)
-    again.nack("card declined: again")
-    tell(q, "order 3", ids[2])
+    again.nack("card declined again")
+    explain(q, "order 3", ids[2])
 
-    step(5, "The cause is fixed: the dead letter is sent back to the group it belongs to.")
+    step(5, "The cause is fixed: the dead letter is redriven to its group.")
     for line in q.dead_summary("orders"):
-        say(f"   {line.count} dead of {line.error!r} in group {line.group}")
+        show(f"   {line.count} dead letter: {line.error!r} in group {line.group}")
     redriven = q.redrive("orders")
-    say(f"   redriven: {redriven}, as a copy for its group")
+    show(f"   redriven: {redriven}, as a copy for its group")
 
-    step(6, "Everything left is done; an invoice is pushed in the same transaction as each ack.")
+    step(6, "The rest is processed; each ack and its invoice are one transaction.")
     while batch := q.pop("orders", group="billing", batch=10):
         for message in batch:
             with q.transaction() as t:
                 t.ack(message)
                 t.push("invoices", {"invoice for": message.data["order"]})
-            say(f"   order {message.data['order']} done, invoice pushed")
+            show(f"   order {message.data['order']} done, invoice pushed")
 
     counts = q.group_stats("orders", "billing").counts
     invoices = q.queue_stats("invoices").messages
-    say(f"\n   billing: {counts.pushed - redriven} orders pushed and {redriven} redriven; "
-        f"{counts.done} done, {counts.dead} dead, {counts.lag} left; {invoices} invoices")  # fmt: skip
+    show(f"\n   billing: {counts.pushed - redriven} orders pushed and {redriven} redriven; "
+        f"{counts.done} done, {counts.dead} dead, {counts.lag} outstanding; {invoices} invoices")  # fmt: skip
     if counts.lag or counts.dead or counts.done != counts.pushed or invoices != 3:
         raise SystemExit("the demo ended with messages unaccounted for")
 
@@ -103,11 +103,11 @@ def crash_a_consumer(path: str) -> None:
         os.kill(consumer.pid, signal.SIGKILL)
     if not held.startswith("holding"):
         raise SystemExit("the consumer did not start")
-    say(f"   process {consumer.pid} is dead")
+    show(f"   process {consumer.pid} was killed")
 
 
-def tell(q: ackflow.Session, what: str, id: str) -> None:
-    say(f"   why {what}? {q.why('orders', id, group='billing')}")
+def explain(q: ackflow.Session, what: str, id: str) -> None:
+    show(f"   why {what}? {q.why('orders', id, group='billing')}")
 
 
 if __name__ == "__main__":

@@ -502,7 +502,7 @@ def test_errors_are_json_when_asked_for(on_file: Cli) -> None:
         (["why", "orders", "--json"], "ID"),
         (["top", "--interval", "often", "--json"], "is not a duration"),
         (["pop", "orders", "-n", "0", "--json"], "--batch"),
-        (["pipeline", "status", "--out", "/no/such/folder", "--json"], "no database"),
+        (["pipeline", "status", "--out", "/no/such/folder", "--json"], "database not found"),
     ],
 )
 def test_wrong_usage_is_json_when_asked_for(nowhere: Cli, arguments: list[str], told: str) -> None:

@@ -9,12 +9,17 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.pipeline.aggregate import Aggregator
+from ackflow.pipeline.aggregator import Aggregator
 from ackflow.pipeline.declaration import Pipeline, Query, Route, Table
-from ackflow.pipeline.eof import Ends
-from ackflow.pipeline.finish import Finisher
-from ackflow.pipeline.ledger import Held, Key
-from ackflow.pipeline.messages import EndOfTable, Forwarded, Rows, Tick, raw
+from ackflow.pipeline.eof import EofForwarder, HeldEof, TableKey
+from ackflow.pipeline.finisher import Finisher
+from ackflow.pipeline.messages import (
+    BatchesForwarded,
+    EndForwarded,
+    EndOfTable,
+    Rows,
+    encode,
+)
 from tests.spark.conftest import spark
 
 __all__ = ["spark"]
@@ -59,29 +64,29 @@ class Bench:
         self.sessions.append(opened)
         return self.sessions[-1]
 
-    def ends(self) -> Ends:
+    def ends(self) -> EofForwarder:
         """The ends of file of a router that has just started."""
-        return Ends(self.q, SHOP, SHARDS)
+        return EofForwarder(self.q, SHOP, SHARDS)
 
     def send_end(self, table: str, worker: int, workers: int = 2, batches: int = 0,
                  client: str = "ann") -> None:  # fmt: skip
         end = EndOfTable(client, table, worker, workers, batches)
-        self.q.push(SHOP.inbox, raw(end), partition=client)
+        self.q.push(SHOP.inbox, encode(end), partition=client)
 
-    def receive(self, ends: Ends) -> list[Held]:
+    def receive(self, ends: EofForwarder) -> list[HeldEof]:
         """Hand what is in the inbox to a router; all of it must be ends of file."""
         found = []
         for message in self.q.pop(SHOP.inbox, group="router", batch=100, lease_seconds=10):
             eof = msgspec.json.decode(message.raw, type=EndOfTable)
             assert message.token is not None
-            held = Held(eof, message.id, message.token, message.sequence)
+            held = HeldEof(eof, message.id, message.token, message.sequence)
             found.append((held, message.redelivered))
-        ends.handle(found)
+        ends.receive(found)
         return [held for held, _ in found]
 
     def handled(self, table: str, n: int, client: str = "ann") -> None:
         """Note that so many batches are forwarded, as the router's commit does."""
-        key = self.ends().handled(Key(table, client))
+        key = self.ends().handled_key(TableKey(table, client))
         t = self.q.transaction()
         t.put(key, n)
         t.commit()
@@ -96,12 +101,14 @@ class Bench:
     def forward(self, rows: list[Rows], ends: list[tuple[str, int]], client: str = "ann") -> None:
         """Put into the shards what a router would: rows, how many batches, and the ends."""
         for one in rows:
-            self.q.push(SHOP.shards, raw(one), partition=SHARDS[0])
+            self.q.push(SHOP.shards, encode(one), partition=SHARDS[0])
         for table, n in ends:
             for shard in SHARDS:
                 if n:
-                    self.q.push(SHOP.shards, raw(Tick(client, table, n)), partition=shard)
-                self.q.push(SHOP.shards, raw(Forwarded(client, table, n)), partition=shard)
+                    self.q.push(
+                        SHOP.shards, encode(BatchesForwarded(client, table, n)), partition=shard
+                    )
+                self.q.push(SHOP.shards, encode(EndForwarded(client, table, n)), partition=shard)
 
     def fold(self, aggregator: Aggregator | None = None) -> None:
         worker = aggregator or Aggregator(self.q, SHOP)

@@ -42,15 +42,15 @@ def refused(pipeline: Pipeline) -> str:
     return caught.value.message
 
 
-LETTERS = "has 1 to 50 letters, digits, _ and - and begins with a letter"
+LETTERS = "must have 1 to 50 letters, digits, _ and - and begin with a letter"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "_a", "9", "a" * 51, "../up", "a'b", "a\n"])
 def test_a_name_that_is_no_name_of_a_queue_file_or_table_is_refused(name: str) -> None:
-    assert refused(changed(name=name)) == f"the name of a pipeline {LETTERS}, unlike {name!r}"
-    assert refused(table(name=name)) == f"the name of a table {LETTERS}, unlike {name!r}"
-    assert refused(route(name=name)) == f"the name of a route {LETTERS}, unlike {name!r}"
-    assert refused(query("select 1", name)) == f"the name of a query {LETTERS}, unlike {name!r}"
+    assert refused(changed(name=name)) == f"the name of a pipeline {LETTERS}, got {name!r}"
+    assert refused(table(name=name)) == f"the name of a table {LETTERS}, got {name!r}"
+    assert refused(route(name=name)) == f"the name of a route {LETTERS}, got {name!r}"
+    assert refused(query("select 1", name)) == f"the name of a query {LETTERS}, got {name!r}"
 
 
 def test_two_of_a_name_are_refused() -> None:
@@ -84,13 +84,13 @@ def test_a_pipeline_without_one_of_its_parts_is_refused(what: str) -> None:
          "table 'items' cannot keep a column named '_Table'"),
         (table(kinds={"name": "date"}),
          "the kind of column 'name' of table 'items' is one of text, time, decimal, not 'date'"),
-        (route(table="itmes"), "route 'names' reads 'itmes', no table"),
+        (route(table="itmes"), "route 'names' reads 'itmes', which is not a table"),
         (route(shard="nmae"), "route 'names' is sharded by 'nmae', which it does not select"),
         (route(sums={"NAME": "1"}),
          "two columns of route 'names' have the same name: 'name' and 'NAME'"),
         (route(select={"item": "item", 'a"b': "name"}),
          "route 'names' cannot have a column named 'a\"b'"),
-        (route(select={"item": " "}), "'item' of route 'names' is an expression, not ' '"),
+        (route(select={"item": " "}), "'item' of route 'names' must be an SQL expression, got ' '"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_table_or_a_route_is_told_with_its_place(
@@ -102,19 +102,25 @@ def test_what_cannot_be_a_table_or_a_route_is_told_with_its_place(
 @pytest.mark.parametrize(
     ("pipeline", "told"),
     [
-        (changed(name=7), "the name of a pipeline is text, not 7"),
-        (changed(tables="items"), "tables is a list of Table(...), not 'items'"),
-        (changed(routes=["sold"]), "routes is a list of Route(...), with 'sold' in it"),
-        (changed(queries={}), "queries is a list of Query(...), not {}"),
-        (table(columns="item"), "columns of table 'items' is a list of texts, not 'item'"),
-        (table(keep=[1]), "keep of table 'items' is a list of texts, not [1]"),
-        (table(kinds=["time"]), "kinds of table 'items' is a mapping of texts, not ['time']"),
+        (changed(name=7), "the name of a pipeline must be a string, got 7"),
+        (changed(tables="items"), "tables must be a list of Table(...), got 'items'"),
+        (changed(routes=["sold"]), "routes must be a list of Route(...), but contains 'sold'"),
+        (changed(queries={}), "queries must be a list of Query(...), got {}"),
+        (table(columns="item"), "columns of table 'items' must be a list of strings, got 'item'"),
+        (table(keep=[1]), "keep of table 'items' must be a list of strings, got [1]"),
+        (
+            table(kinds=["time"]),
+            "kinds of table 'items' must be a mapping with string keys, got ['time']",
+        ),
         (table(kinds={"name": []}), "the kind of column 'name' of table 'items' is one of"),
-        (route(select=["item"]), "select of route 'names' is a mapping of texts, not ['item']"),
+        (
+            route(select=["item"]),
+            "select of route 'names' must be a mapping with string keys, got ['item']",
+        ),
         (route(shard=["item"]), "route 'names' is sharded by ['item'], which it does not select"),
-        (route(sums={"n": 1}), "'n' of route 'names' is an expression, not 1"),
-        (route(where=True), "where of route 'names' is an expression, not True"),
-        (query(None), "the sql of query 'asked' is an expression, not None"),
+        (route(sums={"n": 1}), "'n' of route 'names' must be an SQL expression, got 1"),
+        (route(where=True), "where of route 'names' must be an SQL expression, got True"),
+        (query(None), "the sql of query 'asked' must be an SQL expression, got None"),
     ],
 )
 def test_a_field_of_a_wrong_type_is_told_with_its_place(pipeline: Pipeline, told: str) -> None:
@@ -131,12 +137,12 @@ def test_a_field_of_a_wrong_type_is_told_with_its_place(pipeline: Pipeline, told
         ("select median2(amount) from sold", "no such function: median2"),
         ("select item, item from sold", "2 columns of its answer are named 'item'"),
         ("select 1 as a; select 2 as b", "it has more than one statement"),
-        ("delete from sold", "it is no select"),
-        ("-- later", "it is no select"),
+        ("delete from sold", "it is not a SELECT statement"),
+        ("-- later", "it is not a SELECT statement"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused_before_any_data(sql: str, told: str) -> None:
-    assert refused(query(sql)).startswith(f"query 'asked' cannot be asked: {told}")
+    assert refused(query(sql)).startswith(f"query 'asked' is invalid: {told}")
 
 
 def test_the_examples_and_all_functions_of_the_finisher_pass() -> None:
@@ -168,11 +174,11 @@ def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert told(f"{called[:-5]})") == (
         f"{file}, line 3: TypeError: Missing required argument 'queries'"
     )
-    assert told("x = 1") == f"{file} declares no `pipeline`: pipeline = Pipeline(...)"
+    assert told("x = 1") == f"{file} does not define `pipeline = Pipeline(...)`"
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidArgument, match="mine"):
         load(file)
-    with pytest.raises(InvalidArgument, match="there is no declaration at"):
+    with pytest.raises(InvalidArgument, match="pipeline declaration not found:"):
         load(tmp_path)
 
 
@@ -188,4 +194,4 @@ def test_a_question_that_fails_for_what_is_in_the_rows_is_named() -> None:
     asked = query("select money(dsum(name)) as total from names")
     with pytest.raises(InvalidArgument) as caught:
         answers(asked, [named("1", "Tea")])
-    assert caught.value.message == "query 'asked' cannot be answered: 'Tea' is no number"
+    assert caught.value.message == "query 'asked' failed: 'Tea' is not a number"

@@ -5,10 +5,16 @@ from pathlib import Path
 import pytest
 
 from ackflow.errors import InvalidArgument
-from ackflow.pipeline import failing, masters
-from ackflow.pipeline.failing import ERRORS, IN_VAIN, KILLS, Deaths, Failed
+from ackflow.pipeline import preflight, supervisor
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
+from ackflow.pipeline.supervisor import (
+    EXIT_NO_RESTART,
+    MAX_ERRORS,
+    MAX_KILLS,
+    PipelineFailed,
+    RestartPolicy,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,13 +24,13 @@ class Stage:
 
     def __init__(self, log: Path) -> None:
         self.log, self.own, self.all = log, 0, 0
-        self.deaths = Deaths("router", log, lambda: self.own, lambda: self.all)
+        self.policy = RestartPolicy("router", log, lambda: self.own, lambda: self.all)
 
     def dies(self, code: int, words: str = "") -> None:
-        self.deaths.started()
+        self.policy.started()
         with self.log.open("a") as file:
             file.write(words)
-        self.deaths.died(code)
+        self.policy.exited(code)
 
 
 @pytest.fixture
@@ -33,49 +39,49 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def test_errors_in_a_row_without_progress_end_the_run_with_the_last_words(stage: Stage) -> None:
-    for _ in range(ERRORS - 1):
+    for _ in range(MAX_ERRORS - 1):
         stage.dies(1, "a traceback\nValueError: what?\n")
     stage.all += 1  # the others go on, which does not help this one
-    with pytest.raises(Failed) as caught:
-        stage.dies(1, "ackflow pipeline router: nobody answers\nand some noise of Java\n")
+    with pytest.raises(PipelineFailed) as caught:
+        stage.dies(1, "ackflow pipeline router: no answer\nand some noise of Java\n")
     assert caught.value.message == (
-        f"router died {ERRORS} times without getting anywhere, the last time with: nobody answers; "
-        f"its log is {stage.log}"
+        f"router exited {MAX_ERRORS} times without making progress, last error: no answer; "
+        f"see its log {stage.log}"
     )
 
 
 def test_the_last_line_of_the_log_is_told_when_a_stage_says_no_sentence(stage: Stage) -> None:
-    for words in ("ackflow pipeline router: of an earlier start\n", *["x\n"] * (ERRORS - 2)):
+    for words in ("ackflow pipeline router: of an earlier start\n", *["x\n"] * (MAX_ERRORS - 2)):
         stage.dies(1, words)
-    with pytest.raises(Failed, match=r"with: ValueError: what\?; its log"):
+    with pytest.raises(PipelineFailed, match=r"last error: ValueError: what\?; see its log"):
         stage.dies(1, "a traceback\nValueError: what?\n\n")
 
 
 def test_a_stage_that_gets_something_done_may_fail_for_ever(stage: Stage) -> None:
-    for _ in range(4 * ERRORS):
+    for _ in range(4 * MAX_ERRORS):
         stage.own += 1
         stage.dies(1)
 
 
 def test_kills_are_forgiven_for_ever_while_anything_moves(stage: Stage) -> None:
-    for _ in range(4 * KILLS):
+    for _ in range(4 * MAX_KILLS):
         stage.all += 1
         stage.dies(-9)
-    for _ in range(KILLS - 2):
+    for _ in range(MAX_KILLS - 2):
         stage.dies(-9)
-    with pytest.raises(Failed, match=rf"died {KILLS} times .* with: not a word"):
+    with pytest.raises(PipelineFailed, match=rf"exited {MAX_KILLS} times .* last error: no output"):
         stage.dies(-9)
 
 
 def test_a_stage_that_lived_long_begins_anew(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failing, "LONG", -1.0)
-    for _ in range(4 * ERRORS):
+    monkeypatch.setattr(supervisor, "LONG_RUN", -1.0)
+    for _ in range(4 * MAX_ERRORS):
         stage.dies(1)
 
 
 def test_a_stage_that_cannot_work_is_not_started_again(stage: Stage) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        stage.dies(IN_VAIN, "ackflow pipeline router: where of route 'a' is 'b': no\n")
+        stage.dies(EXIT_NO_RESTART, "ackflow pipeline router: where of route 'a' is 'b': no\n")
     assert caught.value.message == "where of route 'a' is 'b': no"
 
 
@@ -95,12 +101,12 @@ def test_a_stage_that_cannot_work_is_not_started_again(stage: Stage) -> None:
     ],
 )  # fmt: skip
 def test_the_line_that_matters_is_taken_of_what_spark_says(said: str, told: str) -> None:
-    assert failing.reason(ValueError(said)) == told
+    assert supervisor.error_summary(ValueError(said)) == told
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masters, "ready", lambda _: None)
+    monkeypatch.setattr(preflight, "check_spark", lambda _: None)
 
 
 def run(tmp_path: Path, declared: str) -> tuple[Run, list[str]]:
@@ -125,9 +131,11 @@ def run(tmp_path: Path, declared: str) -> tuple[Run, list[str]]:
 def test_a_run_gives_up_a_stage_that_dies_at_once_again_and_again(tmp_path: Path) -> None:
     dies = "if sys.argv[1:2] == ['finisher']: print('out of luck', flush=True); os._exit(3)"
     found, told = run(tmp_path, dies)
-    with pytest.raises(Failed, match=r"finisher died 5 times .* with: out of luck; its log is .*"):
+    with pytest.raises(
+        PipelineFailed, match=r"finisher exited 5 times .* last error: out of luck; see its log .*"
+    ):
         found.run()
-    assert told.count("finisher died (3) and is started again") == ERRORS - 1
+    assert told.count("finisher exited with 3; it is restarted") == MAX_ERRORS - 1
     assert all(process.poll() is not None for process in found.processes.values())
 
 
@@ -135,7 +143,7 @@ def test_a_run_ends_when_a_stage_says_that_it_cannot_work(tmp_path: Path) -> Non
     found, told = run(tmp_path, "if sys.argv[1:2] == ['aggregator']: raise ValueError('no')")
     with pytest.raises(InvalidArgument, match=r"declared.py, line .*: ValueError: no"):
         found.run()
-    assert not [text for text in told if "started again" in text]
+    assert not [text for text in told if "restarted" in text]
 
 
 def test_a_killed_stage_is_started_again_and_the_time_to_recover_is_told(tmp_path: Path) -> None:
@@ -143,9 +151,9 @@ def test_a_killed_stage_is_started_again_and_the_time_to_recover_is_told(tmp_pat
     kills = ["aggregator", "finisher"]
 
     def each(run: Run) -> None:
-        if kills and "working" in str(run._q.values(run.pipeline.value("working"))):
+        if kills and "working" in str(run._q.values(run.pipeline.state_key("working"))):
             run.kill(kills.pop())
-        elif not kills and len([text for text in told if "works again" in text]) == 2:
+        elif not kills and len([text for text in told if "working again" in text]) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

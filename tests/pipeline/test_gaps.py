@@ -11,32 +11,32 @@ import pytest
 from msgspec import structs
 
 from ackflow.errors import AckflowError
-from ackflow.pipeline import finish
-from ackflow.pipeline.aggregate import Aggregator
+from ackflow.pipeline import finisher
+from ackflow.pipeline.aggregator import Aggregator
 from ackflow.pipeline.declaration import Pipeline, Query
-from ackflow.pipeline.ledger import Held, Key, Ledger
-from ackflow.pipeline.loader import send
-from ackflow.pipeline.messages import EndOfTable, Folded, raw
+from ackflow.pipeline.eof import EofLedger, HeldEof, TableKey
+from ackflow.pipeline.loader import send_tables
+from ackflow.pipeline.messages import EndOfTable, ShardFolded, encode
 
 from .conftest import SHARDS, SHOP, Bench, named, sold
 
-MENU = Key("menu_items", "client1")
+MENU = TableKey("menu_items", "client1")
 
 
-def eof(worker: int, workers: int = 2, batches: int = 0, number: int = 0) -> Held:
+def eof(worker: int, workers: int = 2, batches: int = 0, number: int = 0) -> HeldEof:
     end = EndOfTable("client1", "menu_items", worker, workers, batches)
-    return Held(end, f"message-{worker}-{number}", "lease", number)
+    return HeldEof(end, f"message-{worker}-{number}", "lease", number)
 
 
 def test_gap_01_an_end_of_file_waits_for_the_batches_before_it() -> None:
-    ledger = Ledger(4)
+    ledger = EofLedger(4)
     ledger.receive(eof(0, workers=1, batches=3), False)
     assert ledger.complete(MENU, handled=2) == []
     assert len(ledger.complete(MENU, handled=3)) == 1
 
 
 def test_gap_02_an_end_of_file_delivered_twice_counts_once() -> None:
-    ledger = Ledger(4)
+    ledger = EofLedger(4)
     ledger.receive(eof(0), False)
     ledger.receive(eof(0), True)
     assert ledger.complete(MENU, 0) == []
@@ -45,11 +45,11 @@ def test_gap_02_an_end_of_file_delivered_twice_counts_once() -> None:
 
 
 def test_gap_02_of_two_messages_of_one_worker_the_first_is_answered_to_be_acked() -> None:
-    ledger = Ledger(4)
+    ledger = EofLedger(4)
     assert ledger.receive(eof(0, number=1), False) is None
     again = ledger.receive(eof(0, number=2), False)
     assert again is not None
-    assert again.number == 1
+    assert again.sequence == 1
 
 
 def test_gap_03_a_router_that_starts_anew_knows_what_was_handled(bench: Bench) -> None:
@@ -81,7 +81,7 @@ def test_gap_04_an_end_of_file_that_cannot_be_forwarded_is_not_acked(
             bench.receive(ends)
     assert bench.held() == 2
     assert bench.inside(SHOP.shards) == []
-    ends.flush()
+    ends.forward_complete()
     assert bench.held() == 0
     assert len(bench.inside(SHOP.shards)) == len(SHARDS)
 
@@ -128,10 +128,10 @@ def test_gap_12_an_end_told_twice_by_one_shard_does_not_stand_for_another(bench:
     finisher = bench.finisher()
     for table in ("sales", "items"):
         for _ in SHARDS:
-            bench.q.push(SHOP.ends, raw(Folded("ann", table, "00", 0)), partition="ann")
+            bench.q.push(SHOP.ends, encode(ShardFolded("ann", table, "00", 0)), partition="ann")
     assert bench.finish(finisher) == []
     for table in ("sales", "items"):
-        bench.q.push(SHOP.ends, raw(Folded("ann", table, "01", 0)), partition="ann")
+        bench.q.push(SHOP.ends, encode(ShardFolded("ann", table, "01", 0)), partition="ann")
     assert bench.finish(finisher) == ["ann"]
 
 
@@ -139,10 +139,10 @@ def test_gap_13_a_worker_that_sends_everything_again_adds_nothing(
     bench: Bench, tmp_path: Path
 ) -> None:
     data = shop_data(tmp_path)
-    sent = [send(bench.q, SHOP, data, worker, 2, rows=2) for worker in (0, 1)]
+    sent = [send_tables(bench.q, SHOP, data, worker, 2, rows=2) for worker in (0, 1)]
     there = len(bench.inside(SHOP.inbox))
     assert there == sum(sent) + 2 * len(SHOP.tables)
-    assert [send(bench.q, SHOP, data, worker, 2, rows=2) for worker in (0, 1)] == sent
+    assert [send_tables(bench.q, SHOP, data, worker, 2, rows=2) for worker in (0, 1)] == sent
     assert len(bench.inside(SHOP.inbox)) == there
 
 
@@ -160,8 +160,8 @@ def test_gap_13_a_worker_killed_half_way_is_made_up_for(
     with monkeypatch.context() as dying:
         dying.setattr(bench.q, "push", push)
         with pytest.raises(KeyboardInterrupt):
-            send(bench.q, SHOP, data, 0, 1, rows=2)
-    send(bench.q, SHOP, data, 0, 1, rows=2)
+            send_tables(bench.q, SHOP, data, 0, 1, rows=2)
+    send_tables(bench.q, SHOP, data, 0, 1, rows=2)
     told = [(m["table"], m.get("batch", "end")) for m in bench.inside(SHOP.inbox)]
     assert told == [("sales", 1), ("sales", 2), ("sales", "end"), ("items", 1), ("items", "end")]
 
@@ -223,7 +223,7 @@ def test_gap_16_nothing_says_complete_before_the_end_is_forwarded(
 def test_gap_17_answers_are_synced_and_then_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish.write(tmp_path, {"totals": [{"amount": 1}]})
+    finisher.write_answers(tmp_path, {"totals": [{"amount": 1}]})
     whole = (tmp_path / "totals_results.json").read_bytes()
 
     def power_cut(_: int) -> None:
@@ -231,7 +231,7 @@ def test_gap_17_answers_are_synced_and_then_renamed(
 
     monkeypatch.setattr(os, "fsync", power_cut)
     with pytest.raises(OSError, match="power"):
-        finish.write(tmp_path, {"totals": [{"amount": 2}]})
+        finisher.write_answers(tmp_path, {"totals": [{"amount": 2}]})
     assert (tmp_path / "totals_results.json").read_bytes() == whole
 
 
@@ -269,7 +269,7 @@ def test_amounts_are_added_compared_and_rounded_exactly() -> None:
         Query("order", "select item, money(amount) as amount from sold order by compare(amount)"),
     ])  # fmt: skip
     large = "1000000000000"
-    found = finish.answers(exact, [
+    found = finisher.answers(exact, [
         sold("a", large), sold("a", "0.000000000000000001"), sold("b", large), sold("c", "-1e25"),
         sold("d", "-2"), sold("e", "0.0049999"), sold("f", "0.000000000000000001"),
     ])  # fmt: skip
@@ -284,7 +284,7 @@ def test_amounts_are_added_compared_and_rounded_exactly() -> None:
 
 def test_the_log_says_what_became_of_an_end_of_file(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ackflow.pipeline")
-    ledger = Ledger(4)
+    ledger = EofLedger(4)
     ledger.receive(eof(0, workers=1, batches=5, number=12345), False)
     ledger.complete(MENU, 0)
     ledger.receive(eof(0, workers=1, batches=5, number=12345), True)

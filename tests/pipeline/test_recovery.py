@@ -4,16 +4,22 @@ import os
 
 import pytest
 
-from ackflow.pipeline.aggregate import Aggregator
-from ackflow.pipeline.finish import Finisher
-from ackflow.pipeline.recovery import PARENT, Back, Recovery, aggregator_name, works
+from ackflow.pipeline.aggregator import Aggregator
+from ackflow.pipeline.finisher import Finisher
+from ackflow.pipeline.supervisor import (
+    PARENT,
+    Recovered,
+    RecoveryTracker,
+    aggregator_name,
+    report_working,
+)
 
 from .conftest import SHOP, Bench, sold
 
 PIDS = dict.fromkeys(("worker-0", "router", "aggregator", "finisher"), os.getpid())
 
 
-class Watch(Recovery):
+class Watch(RecoveryTracker):
     """A recovery on the clock of a bench."""
 
     def __init__(self, bench: Bench) -> None:
@@ -26,8 +32,8 @@ class Watch(Recovery):
     def dies(self, stage: str) -> None:
         self.died(stage, PIDS[stage], self.now())
 
-    def seen(self) -> list[Back]:
-        return self.back(PIDS)
+    def seen(self) -> list[Recovered]:
+        return self.recovered(PIDS)
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def at_work(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
     """Every stage that is started says that it works."""
     monkeypatch.setenv(PARENT, "1")
     for stage in PIDS:
-        works(bench.q, SHOP, stage)
+        report_working(bench.q, SHOP, stage)
 
 
 def test_a_stage_that_held_nothing_is_back_when_it_works(
@@ -46,14 +52,14 @@ def test_a_stage_that_held_nothing_is_back_when_it_works(
     watch.dies("worker-0")
     bench.later(2)
     assert watch.seen() == []
-    works(bench.q, SHOP, "worker-0")
-    assert watch.seen() == [Back("worker-0", 2.0, 0)]
+    report_working(bench.q, SHOP, "worker-0")
+    assert watch.seen() == [Recovered("worker-0", 2.0, 0)]
     assert watch.seen() == []
 
 
 def test_what_says_that_it_works_without_a_run_leaves_nothing(bench: Bench) -> None:
-    works(bench.q, SHOP, "router")
-    assert bench.q.values(SHOP.value("working")) == []
+    report_working(bench.q, SHOP, "router")
+    assert bench.q.values(SHOP.state_key("working")) == []
 
 
 @pytest.mark.usefixtures("at_work")
@@ -72,7 +78,7 @@ def test_an_aggregator_is_back_when_its_shard_is_served_again(bench: Bench) -> N
     bench.later(6)
     assert watch.seen() == []
     bench.fold(worker)
-    assert watch.seen() == [Back("aggregator", 10.0, 2, 10.0)]
+    assert watch.seen() == [Recovered("aggregator", 10.0, 2, 10.0)]
 
 
 @pytest.mark.usefixtures("at_work")
@@ -88,7 +94,7 @@ def test_a_finisher_is_back_when_it_holds_again_what_the_dead_one_held(bench: Be
     bench.later(10)
     assert watch.seen() == []
     again.run_once(wait=0)
-    assert watch.seen() == [Back("finisher", 10.0, 2, 10.0)]
+    assert watch.seen() == [Recovered("finisher", 10.0, 2, 10.0)]
 
 
 @pytest.mark.usefixtures("at_work")
@@ -103,14 +109,14 @@ def test_a_stage_that_died_twice_is_down_since_the_first_time(bench: Bench) -> N
     assert watch.seen() == []
     bench.later(5)
     bench.receive(bench.ends())
-    assert watch.seen() == [Back("router", 16.0, 1, 11.0)]
+    assert watch.seen() == [Recovered("router", 16.0, 1, 11.0)]
 
 
 def test_a_recovery_is_told_with_what_was_held() -> None:
-    assert str(Back("router", 7.04, 12)) == (
-        "router: what it held (12) was handed out again 7.0 s after its death"
+    assert str(Recovered("router", 7.04, 12)) == (
+        "router: its 12 messages were redelivered 7.0 s after it died"
     )
-    assert str(Back("router", 14.2, 12, 9.81)) == (
-        "router: what it held (12) was free after 9.8 s, handed out 14.2 s after its death"
+    assert str(Recovered("router", 14.2, 12, 9.81)) == (
+        "router: its 12 messages were free after 9.8 s, redelivered 14.2 s after it died"
     )
-    assert str(Back("worker-1", 1.5, 0)) == "worker-1: it works again 1.5 s after its death"
+    assert str(Recovered("worker-1", 1.5, 0)) == "worker-1: working again 1.5 s after it died"

@@ -17,8 +17,8 @@ from ackflow.errors import InvalidArgument
 from ackflow.pipeline import router as routers
 from ackflow.pipeline.cancel import cancel
 from ackflow.pipeline.declaration import Pipeline, Route
-from ackflow.pipeline.messages import Batch, EndOfTable, raw
-from ackflow.pipeline.router import Router, bury
+from ackflow.pipeline.messages import Batch, EndOfTable, encode
+from ackflow.pipeline.router import Router, dead_letter_bad_rows
 
 from .conftest import SHARDS, SHOP
 
@@ -35,18 +35,18 @@ class Lab:
     def run(self, messages: int = 400, pipeline: Pipeline = SHOP) -> Router:
         checkpoint = self.folder / "checkpoint"
         router = Router(self.q, self.url, pipeline, len(SHARDS), checkpoint, messages)
-        router.start(self.spark, to_the_end=True).awaitTermination()
+        router.start(self.spark, available_now=True).awaitTermination()
         return router
 
     def sales(self, *rows: list[str], client: str = "ann") -> None:
         self.number += 1
         batch = Batch(client, "sales", 0, self.number, list(rows))
-        self.q.push(SHOP.inbox, raw(batch), partition=client)
+        self.q.push(SHOP.inbox, encode(batch), partition=client)
 
     def end(self, table: str = "sales", batches: int = 0, worker: int = 0, workers: int = 1,
             client: str = "ann") -> None:  # fmt: skip
         end = EndOfTable(client, table, worker, workers, batches)
-        self.q.push(SHOP.inbox, raw(end), partition=client)
+        self.q.push(SHOP.inbox, encode(end), partition=client)
 
     def forwarded(self, kind: str) -> list[dict[str, Any]]:
         found = [message.data for message in self.q.browse(SHOP.shards, limit=1000).items]
@@ -103,15 +103,15 @@ def test_what_cannot_be_read_is_told_and_the_rest_goes_on(lab: Lab) -> None:
     lab.run()
     assert [row["amount"] for row in lab.rows("sold")] == ["1.000000000000000000"]
     assert lab.reasons() == [
-        "not a batch: the message cannot be read",
-        "not an end of file: it does not say of which worker",
+        "invalid message: neither a batch nor an end of file",
+        "invalid end of file: worker, workers or batches is missing",
         "truncated batch: it has no rows",
         "unknown table: nothing",
     ]
-    assert bury(lab.q, SHOP) == 4
+    assert dead_letter_bad_rows(lab.q, SHOP) == 4
     assert lab.reasons(SHOP.bad) == [
         "truncated batch: its rows cannot be read: 1 rows of sales from ann",
-        "truncated row: not as many cells as columns: 1 rows of sales from ann",
+        "truncated row: wrong number of cells: 1 rows of sales from ann",
         "unreadable amount: 1 rows of sales from ann",
         "unreadable day: 1 rows of sales from ann",
     ]
@@ -134,7 +134,7 @@ def test_amounts_are_exact_or_unreadable_but_never_rounded(lab: Lab) -> None:
         "zeros": 75, "long": 0, "huge": 0,
         "full": Decimal("199999999999999999999.99999999999998"),
     }  # fmt: skip
-    bury(lab.q, SHOP)
+    dead_letter_bad_rows(lab.q, SHOP)
     assert lab.reasons(SHOP.bad) == ["unreadable amount: 4 rows of sales from ann"]
 
 
@@ -144,7 +144,7 @@ def test_a_computed_amount_that_is_too_large_is_told_and_stops_nobody(lab: Lab) 
     lab.sales([DAY, "a", "9999999999999999"], [DAY, "a", "3"])
     lab.run(pipeline=squares)
     assert [Decimal(row["amount"]) for row in lab.rows("sold")] == [9]
-    bury(lab.q, SHOP)
+    dead_letter_bad_rows(lab.q, SHOP)
     assert lab.reasons(SHOP.bad) == [
         "the sum amount of route sold does not fit: 1 rows of sales from ann"
     ]
@@ -216,7 +216,7 @@ def test_gap_10_what_fails_for_good_is_a_dead_letter_and_nothing_else_is(lab: La
     lab.q.push(SHOP.inbox, b'{"kind": "data", "client": "ann"')
     lab.sales([DAY, "a", "80"])
     lab.run()
-    assert lab.reasons() == ["not a batch: the message cannot be read"]
+    assert lab.reasons() == ["invalid message: neither a batch nor an end of file"]
     assert lab.counts().done == 1
 
 
@@ -225,13 +225,13 @@ def test_what_a_cancelled_client_sent_is_let_go(lab: Lab) -> None:
     lab.end(client="bob", workers=2)
     router = lab.run()
     cancel(lab.q, SHOP, "bob")
-    router.ends.tend()
+    router.ends.poll()
     lab.sales([DAY, "a", "80"], client="bob")
     lab.end(client="bob", worker=1, workers=2)
     lab.run()
     assert lab.counts().lag == 0
     assert len(lab.rows("sold")) == 1
-    assert lab.q.values(SHOP.value("handled", "")) == []
+    assert lab.q.values(SHOP.state_key("handled", "")) == []
 
 
 SOLD = SHOP.routes[0]
@@ -273,7 +273,7 @@ def test_columns_whose_names_differ_in_case_only_are_told_apart_by_their_table(l
     items = structs.replace(SHOP.tables[1], columns=["Item", "name"], keep=["Item", "name"])
     pipeline = structs.replace(SHOP, tables=[SHOP.tables[0], items]).check()
     lab.sales([DAY, "a", "80"])
-    lab.q.push(SHOP.inbox, raw(Batch("ann", "items", 0, 1, [["a", "Apple"]])), partition="ann")
+    lab.q.push(SHOP.inbox, encode(Batch("ann", "items", 0, 1, [["a", "Apple"]])), partition="ann")
     lab.run(pipeline=pipeline)
     assert lab.rows("names") == [{"item": "a", "name": "Apple"}]
     assert [row["item"] for row in lab.rows("sold")] == ["a"]

@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from ackflow.pipeline import masters
-from ackflow.pipeline.failing import ERRORS, Deaths
+from ackflow.pipeline import preflight
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
-from ackflow.pipeline.standby import Standby, end_group
+from ackflow.pipeline.supervisor import MAX_ERRORS, RestartPolicy, Standby, kill_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAITS = """
 import time
-from ackflow.pipeline.standby import Line
-line = Line()
-line.ready()
-while not line.told(60): pass
+from ackflow.pipeline.supervisor import TakeOverSignal
+line = TakeOverSignal()
+line.report_ready()
+while not line.wait(60): pass
 print("the router is", flush=True)
 time.sleep(60)
 """
@@ -45,7 +44,7 @@ class Kept:
         self.started: list[subprocess.Popen[bytes]] = []
         self.standby = Standby(
             self.spawn,
-            lambda moved: Deaths("standby", self.log, moved, moved),
+            lambda moved: RestartPolicy("standby", self.log, moved, moved),
             self.told.append,
         )
 
@@ -63,7 +62,7 @@ class Kept:
         return self.started[-1]
 
     def is_ready(self) -> bool:
-        self.standby.tend()
+        self.standby.poll()
         return self.standby.ready
 
 
@@ -80,7 +79,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 def test_a_standby_waits_until_it_is_told_and_then_is_nobodys_standby(kept: Kept) -> None:
     assert kept.standby.take_over() is None
     until(kept.is_ready)
-    assert kept.told == ["the standby of the router is ready"]
+    assert kept.told == ["the router's standby is ready"]
     assert kept.log.read_text() == ""
     assert kept.standby.take_over() is kept.started[0]
     until(lambda: kept.log.read_text() == "the router is\n")
@@ -90,13 +89,13 @@ def test_a_standby_waits_until_it_is_told_and_then_is_nobodys_standby(kept: Kept
 
 
 def test_one_that_is_not_ready_yet_takes_over_as_soon_as_it_is(kept: Kept) -> None:
-    kept.standby.tend()
+    kept.standby.poll()
     assert kept.standby.take_over() is kept.started[0]
     until(lambda: kept.log.read_text() == "the router is\n")
 
 
 def test_a_standby_that_is_killed_is_replaced_however_often(kept: Kept) -> None:
-    for n in range(1, ERRORS + 2):
+    for n in range(1, MAX_ERRORS + 2):
         until(kept.is_ready)
         assert len(kept.started) == n
         kept.started[-1].kill()
@@ -108,17 +107,17 @@ def test_a_standby_that_never_gets_ready_is_given_up_with_the_reason(kept: Kept)
     kept.code = "raise SystemExit('out of memory')"
 
     def given_up() -> bool:
-        kept.standby.tend()
+        kept.standby.poll()
         return bool(kept.told)
 
     until(given_up)
     assert kept.told == [
         "the router has no standby any more: "
-        f"standby died {ERRORS} times without getting anywhere, the last time with: "
-        f"out of memory; its log is {kept.log}"
+        f"standby exited {MAX_ERRORS} times without making progress, last error: "
+        f"out of memory; see its log {kept.log}"
     ]
-    kept.standby.tend()
-    assert len(kept.started) == ERRORS
+    kept.standby.poll()
+    assert len(kept.started) == MAX_ERRORS
 
 
 def test_a_standby_ends_when_the_run_is_gone(kept: Kept) -> None:
@@ -148,9 +147,9 @@ def test_a_router_that_died_leaves_no_jvm_behind() -> None:
     dead = subprocess.Popen([sys.executable, "-c", code], process_group=0)
     dead.wait()
     assert group(dead.pid) == ["sleep"]
-    end_group(dead)
+    kill_group(dead)
     assert group(dead.pid) == []
-    end_group(dead)
+    kill_group(dead)
 
 
 @pytest.mark.parametrize(
@@ -159,22 +158,22 @@ def test_a_router_that_died_leaves_no_jvm_behind() -> None:
      ("spark://a:7077", False), ("yarn", False), ("k8s://https://a:6443", False)],
 )  # fmt: skip
 def test_a_cluster_is_not_asked_for_the_cores_of_a_standby(master: str, local: bool) -> None:
-    assert masters.local(master) is local
+    assert preflight.is_local(master) is local
 
 
 STAGES = """
 import sys, time
 if sys.argv[1:2] in (["router"], ["standby"]):
     import msgspec, os, signal, ackflow
-    from ackflow.pipeline.recovery import works
-    from ackflow.pipeline.standby import Line
+    from ackflow.pipeline.supervisor import report_working
+    from ackflow.pipeline.supervisor import TakeOverSignal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.argv[1] == "standby":
-        line = Line()
-        line.ready()
-        while not line.told(60): pass
+        line = TakeOverSignal()
+        line.report_ready()
+        while not line.wait(60): pass
     with ackflow.connect(msgspec.json.decode(os.environ["ACKFLOW_PIPELINE"])["db"]) as q:
-        works(q, pipeline, "router")
+        report_working(q, pipeline, "router")
     time.sleep(60)
 """
 
@@ -207,13 +206,13 @@ class Script:
 
 def publish(run: Run) -> None:
     t = run._q.transaction()
-    t.put(run.pipeline.value("handled", "north", "books"), 1)
+    t.put(run.pipeline.state_key("handled", "north", "books"), 1)
     t.commit()
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masters, "ready", lambda _: None)
+    monkeypatch.setattr(preflight, "check_spark", lambda _: None)
 
 
 def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_path: Path) -> None:
@@ -236,7 +235,7 @@ def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_pat
         run.kill("router")
 
     def recovered(n: int) -> Callable[[Run], object]:
-        return lambda _: sum("router: it works again" in text for text in told) == n
+        return lambda _: sum("router: working again" in text for text in told) == n
 
     with pytest.raises(KeyboardInterrupt):
         found.run(
@@ -248,10 +247,10 @@ def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_pat
                 (recovered(2), lambda _: None),
             )
         )
-    deaths = [text for text in told if text.startswith("router died")]
+    deaths = [text for text in told if text.startswith("router exited")]
     assert deaths == [
-        "router died (-9) and its standby takes over",
-        "router died (-9) and is started again",
+        "router exited with -9; its standby takes over",
+        "router exited with -9; it is restarted",
     ]
     assert all(process.poll() is not None for process in found.processes.values())
     assert found.standby.process is None
@@ -265,8 +264,8 @@ def test_a_run_that_is_told_to_do_without_a_standby_does_so(tmp_path: Path) -> N
                 (lambda run: run._recovery.at_work("router", run.processes["router"].pid), publish),
                 (lambda run: run._published, lambda _: None),
                 (lambda run: True, lambda run: run.kill("router")),
-                (lambda _: any("works again" in text for text in told), lambda _: None),
+                (lambda _: any("working again" in text for text in told), lambda _: None),
             )
         )
     assert found.standby.process is None
-    assert "router died (-9) and is started again" in told
+    assert "router exited with -9; it is restarted" in told

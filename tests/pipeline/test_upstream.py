@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ackflow import Message
-from ackflow.pipeline import masters
+from ackflow.pipeline import preflight
 from ackflow.pipeline.declaration import Table
-from ackflow.pipeline.loader import files, send
-from ackflow.pipeline.messages import Bad, raw
-from ackflow.pipeline.router import bury
+from ackflow.pipeline.loader import send_tables, table_files
+from ackflow.pipeline.messages import BadRows, encode
+from ackflow.pipeline.router import dead_letter_bad_rows
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 
@@ -29,12 +29,12 @@ def ann(tmp_path: Path) -> Path:
 
 def sent(bench: Bench, data: Path, workers: int = 1, kind: str = "data") -> list[dict[str, Any]]:
     for worker in range(workers):
-        send(bench.q, SHOP, data, worker, workers)
+        send_tables(bench.q, SHOP, data, worker, workers)
     return [message for message in bench.inside(SHOP.inbox) if message["kind"] == kind]
 
 
 def buried(bench: Bench) -> list[str]:
-    bury(bench.q, SHOP)
+    dead_letter_bad_rows(bench.q, SHOP)
     return sorted(letter.reason or "" for letter in bench.q.dead_letters(SHOP.bad).items)
 
 
@@ -76,7 +76,7 @@ def test_a_file_belongs_to_the_table_with_the_longest_name_it_begins_with(ann: P
     for name in [*names, "shop.csv", "stores.txt"]:
         (ann / name).touch()
     tables = [Table("stores", [], []), Table("stores_old", [], [])]
-    taken, left = files(ann, tables)
+    taken, left = table_files(ann, tables)
     assert {path.name for path in taken["stores"]} == {*names[:4]}
     assert [path.name for path in taken["stores_old"]] == ["stores_old_1.csv"]
     assert [path.name for path in left] == ["shop.csv"]
@@ -87,24 +87,24 @@ def test_a_file_without_a_table_and_a_table_without_a_file_are_told_by_the_first
 ) -> None:
     (ann / "sale.csv").write_text(HEAD + ROW)
     (ann / "items.csv").write_text("item,name\n")
-    left = f"{ann / 'sale.csv'} belongs to no table and is left out"
+    left = f"{ann / 'sale.csv'} belongs to no table and is ignored"
     assert sent(bench, ann.parent, workers=2) == []
-    assert caplog.messages == [left, f"{ann} has no file of the table sales; it is empty"]
+    assert caplog.messages == [left, f"{ann} has no file for table sales, which is empty"]
     told: list[str] = []
     run = Run(Settings(data=str(ann.parent), out=str(bench.out)), told.append)
-    monkeypatch.setattr(masters, "ready", lambda _: None)
+    monkeypatch.setattr(preflight, "check_spark", lambda _: None)
     monkeypatch.setattr(run, "_names", list)
     monkeypatch.setattr(run, "_watch", lambda *_: None)
     run._q.push(run.pipeline.bad, 1)
     run._q.pop(run.pipeline.bad)[0].reject("unreadable day")
     run.run()
-    assert told[:2] == [f"{ann / 'items.csv'} belongs to no table and is left out", left]
-    assert told[2] == f"{ann} has no file of the table menu_items; it is empty"
-    assert told[-1].startswith("not all could be read: 1 dead letter in coffee.bad; see them by ")
+    assert told[:2] == [f"{ann / 'items.csv'} belongs to no table and is ignored", left]
+    assert told[2] == f"{ann} has no file for table menu_items, which is empty"
+    assert told[-1].startswith("some input could not be read: 1 dead letter in coffee.bad; list: ")
 
 
 def test_a_folder_that_cannot_be_listed_is_told_and_stops_nobody(tmp_path: Path) -> None:
-    assert files(tmp_path / "gone", [Table("stores", [], [])]) == (
+    assert table_files(tmp_path / "gone", [Table("stores", [], [])]) == (
         {"stores": []}, [tmp_path / "gone"],
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_all_that_is_bad_is_buried_and_what_a_killed_router_took_is_back_after_i
 ) -> None:
     bench.q.configure(SHOP.bad, keep_seconds=0)
     for number in range(150):
-        bench.q.push(SHOP.bad, raw(Bad("ann", "sales", "bad", [[str(number)]])))
+        bench.q.push(SHOP.bad, encode(BadRows("ann", "sales", "bad", [[str(number)]])))
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -122,6 +122,6 @@ def test_all_that_is_bad_is_buried_and_what_a_killed_router_took_is_back_after_i
     with monkeypatch.context() as dying:
         dying.setattr(Message, "reject", die)
         with pytest.raises(KeyboardInterrupt):
-            bury(bench.q, SHOP)
+            dead_letter_bad_rows(bench.q, SHOP)
     bench.later()
-    assert bury(bench.q, SHOP) == 150
+    assert dead_letter_bad_rows(bench.q, SHOP) == 150

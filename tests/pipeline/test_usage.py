@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, Unavailable
-from ackflow.pipeline import masters
+from ackflow.pipeline import preflight
 
 USAGE, NOTHING, UNREACHABLE = 2, 3, 4
 
@@ -40,24 +40,33 @@ def inside(folder: Path) -> list[str]:
     [
         ("generate --out new --transactions -1", "--transactions"),
         ("generate --out new --clients 0", "--clients"),
-        ("generate --out afile", "afile/client1 cannot be a folder: Not a directory"),
-        ("run --out new", "--data is missing: the folder with a folder for each client"),
-        ("run --out new --stage worker", "--data is missing"),
-        ("run --data nowhere --out new", "nowhere is no folder with a folder for each client"),
-        ("run --data afile --out new", "afile is no folder with a folder for each client"),
-        ("run --data empty --out new", "empty has no folder of a client"),
-        ("run --data data --out afile", "afile cannot be a folder: File exists"),
-        ("run --data data --out afile/new --db new.db", "cannot be a folder: Not a directory"),
+        ("generate --out afile", "cannot create folder afile/client1: Not a directory"),
+        ("run --out new", "--data is required: a folder with one sub-folder per client"),
+        ("run --out new --stage worker", "--data is required"),
+        ("run --data nowhere --out new", "data folder not found: nowhere"),
+        ("run --data afile --out new", "data folder not found: afile"),
+        ("run --data empty --out new", "data folder empty has no sub-folder for a client"),
+        ("run --data data --out afile", "afile: File exists"),
+        ("run --data data --out afile/new --db new.db", "afile/new: Not a directory"),
         ("run --data data --out new --workers 0", "--workers"),
         ("run --data data --out new --shards 0", "--shards"),
         ("run --data data --out new --eof-alarm-after 0", "--eof-alarm-after"),
         ("run --data data --out new --db nope://x", "nope:// is not known"),
-        ("run --data data --out new --master nonsense", "a master is local[2], spark://host:port"),
-        ("run --out new --stage router --master local[0]", "not 'local[0]'"),
-        ("run --data data --out new --stage nix", "a stage is worker, router, aggregator"),
-        ("run --data data --out new --stage worker --worker 3", "--worker is from 0 to 2, not 3"),
-        ("run --data nowhere --out new --stage worker", "nowhere is no folder"),
-        ("run --data data --out new --pipeline new.py", "there is no declaration at new.py"),
+        (
+            "run --data data --out new --master nonsense",
+            "master must be local[2], spark://host:port",
+        ),
+        ("run --out new --stage router --master local[0]", "got 'local[0]'"),
+        (
+            "run --data data --out new --stage nix",
+            "--stage must be one of worker, router, aggregator",
+        ),
+        (
+            "run --data data --out new --stage worker --worker 3",
+            "--worker must be an integer from 0 to 2, got 3",
+        ),
+        ("run --data nowhere --out new --stage worker", "data folder not found: nowhere"),
+        ("run --data data --out new --pipeline new.py", "pipeline declaration not found: new.py"),
         ("run --data data --out new --pipeline wrong.py", "wrong.py, line 1: '(' was never closed"),
         ("run --out new --stage finisher --pipeline wrong.py", "wrong.py, line 1:"),
         ("status --out new --pipeline wrong.py", "wrong.py, line 1:"),
@@ -96,7 +105,7 @@ def test_a_client_that_nobody_knows_is_told_on_the_command_line(folder: Path) ->
     assert invoke("run --data data --out out --master spark://127.0.0.1:1").exit_code == UNREACHABLE
     found = invoke("cancel bob --out out")
     assert found.exit_code == NOTHING
-    assert found.output == "ackflow: nobody knows a client 'bob'; nothing was cancelled\n"
+    assert found.output == "ackflow: unknown client 'bob'; nothing was cancelled\n"
 
 
 @pytest.mark.parametrize(
@@ -105,24 +114,24 @@ def test_a_client_that_nobody_knows_is_told_on_the_command_line(folder: Path) ->
      "spark://a:7077", "spark://a:7077,b:7077", "k8s://https://a:6443"],
 )  # fmt: skip
 def test_what_spark_calls_a_master_is_one(master: str) -> None:
-    assert masters.check(master) == master
+    assert preflight.check_master(master) == master
 
 
 @pytest.mark.parametrize("master", ["", "nonsense", "local[0]", "local[x]", "spark://a", "a:7077"])
 def test_what_spark_does_not_know_is_no_master(master: str) -> None:
-    with pytest.raises(InvalidArgument, match="a master is"):
-        masters.check(master)
+    with pytest.raises(InvalidArgument, match="master must be"):
+        preflight.check_master(master)
 
 
 def test_one_master_of_several_must_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        masters.reachable(f"spark://127.0.0.1:1,127.0.0.1:{port}")
-    with pytest.raises(Unavailable, match=r"no Spark master answers at .*: Connection refused"):
-        masters.reachable("spark://127.0.0.1:1")
+        preflight.check_reachable(f"spark://127.0.0.1:1,127.0.0.1:{port}")
+    with pytest.raises(Unavailable, match=r"cannot connect to Spark master .*: Connection refused"):
+        preflight.check_reachable("spark://127.0.0.1:1")
 
 
 def test_what_a_run_tells_is_in_a_file_before_the_run_is_killed() -> None:
-    told = "import os; from ackflow.pipeline.run import tell; tell('client1/stores: 1 batch'); os._exit(9)"
+    told = "import os; from ackflow.pipeline.run import print_line; print_line('client1/stores: 1 batch'); os._exit(9)"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (9, "client1/stores: 1 batch\n")

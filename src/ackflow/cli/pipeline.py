@@ -1,4 +1,4 @@
-"""`ackflow pipeline`: run a pipeline on Spark, see how far it is, give up a client."""
+"""`ackflow pipeline`: run a pipeline on Spark, show its progress, cancel a client."""
 
 import sys
 from contextlib import closing
@@ -9,12 +9,11 @@ import typer
 
 from .. import validate
 from ..errors import InvalidArgument, NotFound
-from ..pipeline import masters
+from ..pipeline import preflight, stages
 from ..pipeline.declaration import Pipeline
-from ..pipeline.folders import made, possible
-from ..pipeline.keeping import pipelines
 from ..pipeline.loader import clients
-from ..pipeline.stages import HERE, STAGES, Settings, upstream
+from ..pipeline.stages import DEFAULT_DECLARATION, STAGES, Settings
+from ..pipeline.state import pipeline_names
 from ..session.session import Session
 from .command import NOTHING
 from .output import Columns, Output
@@ -22,13 +21,11 @@ from .params import duration
 from .places import NoDatabase
 from .streams import persistent
 
-app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and questions on Spark.")
+app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and queries on Spark.")
 
 Data = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder with a folder of CSV files for each client; not for a stage that reads none."
-    ),
+    typer.Option(help="Folder with one sub-folder of CSV files per client; only workers read it."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the answers, logs and the timeline.")]
 Db = Annotated[
@@ -47,7 +44,7 @@ Declared = Annotated[
     ),
 ]
 Secret = Annotated[
-    str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="What the server asks for.")
+    str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="Access token of the server.")
 ]
 AlarmAfter = Annotated[
     float, duration("Time after which a held end of file is an alarm.", least=1.0)
@@ -58,11 +55,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 @app.command()
 def generate(
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    transactions: Annotated[int, typer.Option(min=0, help="Transactions of each client.")] = 10_000,
-    clients: Annotated[int, typer.Option(min=1, help="How many clients.")] = 2,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
+    transactions: Annotated[int, typer.Option(min=0, help="Transactions per client.")] = 10_000,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal data.")] = 1,
 ) -> None:
-    """Write data of coffee shops, with the rows that are easily got wrong."""
+    """Generate data of coffee shops, including edge cases."""
     from ..pipeline.examples.generate import generate as write
 
     write(out, transactions, clients, seed)
@@ -74,26 +71,28 @@ def run(
     out: Out,
     data: Data = None,
     db: Db = None,
-    declared: Declared = HERE,
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
-    workers: Annotated[int, typer.Option(min=1, help="Upstream workers.")] = 3,
-    shards: Annotated[int, typer.Option(min=1, max=99, help="Aggregator partitions.")] = 4,
+    declared: Declared = DEFAULT_DECLARATION,
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
+    workers: Annotated[int, typer.Option(min=1, help="Number of upstream workers.")] = 3,
+    shards: Annotated[int, typer.Option(min=1, max=99, help="Number of aggregator shards.")] = 4,
     eof_alarm_after: AlarmAfter = 60.0,
     stage: Annotated[
         str | None,
-        typer.Option(help="Run only this until stopped: worker, router, aggregator or finisher."),
+        typer.Option(help="Run one stage until stopped: worker, router, aggregator or finisher."),
     ] = None,
-    worker: Annotated[int, typer.Option(min=0, help="Which worker, with --stage worker.")] = 0,
+    worker: Annotated[
+        int, typer.Option(min=0, help="Number of the worker, with --stage worker.")
+    ] = 0,
     standby: Annotated[
-        bool, typer.Option(help="Keep a second router warm that takes over when the first dies.")
+        bool, typer.Option(help="Keep a warm standby that takes over when the router dies.")
     ] = True,
     token: Secret = None,
 ) -> None:
-    """Answer the questions for every client; started again, it goes on where it was."""
+    """Answer the queries for every client; a restarted run continues where it stopped."""
     if stage is not None and stage not in ("worker", *STAGES):
-        raise InvalidArgument(f"a stage is worker, {', '.join(STAGES)}, not {stage!r}")
+        raise InvalidArgument(f"--stage must be one of worker, {', '.join(STAGES)}, got {stage!r}")
     if data is None and stage in (None, "worker"):
-        raise InvalidArgument("--data is missing: the folder with a folder for each client")
+        raise InvalidArgument("--data is required: a folder with one sub-folder per client")
     settings = Settings(
         data=str(data or ""), out=str(out), db=db, declaration=str(declared), master=master,
         workers=workers, shards=shards, token=token, standby=standby,
@@ -111,15 +110,17 @@ def run(
 
 
 def check_stage(settings: Settings, stage: str, worker: int) -> None:
-    """Refuse what cannot work before anything is made."""
+    """Validate the settings of a stage before anything is created."""
     settings.pipeline()
-    possible(Path(settings.out))
+    preflight.check_folder(Path(settings.out))
     if stage == "worker":
         clients(Path(settings.data))
         if worker >= settings.workers:
-            raise InvalidArgument(f"--worker is from 0 to {settings.workers - 1}, not {worker}")
+            raise InvalidArgument(
+                f"--worker must be an integer from 0 to {settings.workers - 1}, got {worker}"
+            )
     if stage == "router":
-        masters.check(settings.master)
+        preflight.check_master(settings.master)
 
 
 def run_stage(settings: Settings, stage: str, worker: int) -> None:
@@ -128,46 +129,50 @@ def run_stage(settings: Settings, stage: str, worker: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     check_stage(settings, stage, worker)
-    made(Path(settings.out))
+    preflight.make_folder(Path(settings.out))
     if stage == "worker":
-        upstream(settings, worker)
+        stages.worker(settings, worker)
     else:
         STAGES[stage](settings)
 
 
-def begun(settings: Settings, consumer: str) -> Session:
-    """A session on the database of a run, which must be there: looking makes none."""
+def existing_session(settings: Settings, consumer: str) -> Session:
+    """Open the database of a run, which must exist: reading creates none."""
     if not validate.is_url(settings.url) and not Path(settings.url).exists():
-        raise NoDatabase(f"there is no database {settings.url}; `ackflow pipeline run` makes one")
+        raise NoDatabase(f"database not found: {settings.url}; `ackflow pipeline run` creates it")
     return settings.session(consumer)
 
 
-def elsewhere(q: Session, pipeline: Pipeline) -> str:
-    """What to say to who may have meant another pipeline than the one that runs by default."""
-    others = [name for name in pipelines(q) if name != pipeline.name]
-    return f"; {', '.join(others)} is here, too: give its file by --pipeline" if others else ""
+def other_pipelines_hint(q: Session, pipeline: Pipeline) -> str:
+    """Return a hint for users who meant another pipeline than the default one."""
+    others = [name for name in pipeline_names(q) if name != pipeline.name]
+    return (
+        f"; the database also has {', '.join(others)}: name its file with --pipeline"
+        if others
+        else ""
+    )
 
 
 @app.command()
 def status(
-    out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
+    out: Out, db: Db = None, declared: Declared = DEFAULT_DECLARATION, token: Secret = None,
     eof_alarm_after: AlarmAfter = 60.0,
     as_json: AsJson = False,
-    prometheus: Annotated[bool, typer.Option(help="Metrics for Prometheus.")] = False,
+    prometheus: Annotated[bool, typer.Option(help="Print metrics for Prometheus.")] = False,
 ) -> None:  # fmt: skip
-    """Show what is handled of each table, and which ends of file are not acknowledged."""
-    from ..pipeline.status import exposition, look
+    """Show the progress of each table and its unacknowledged ends of file."""
+    from ..pipeline.status import prometheus_text, table_statuses
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()
-    with begun(settings, "status") as q:
-        rows = look(q, pipeline, eof_alarm_after)
-        others = elsewhere(q, pipeline)
+    with existing_session(settings, "status") as q:
+        rows = table_statuses(q, pipeline, eof_alarm_after)
+        others = other_pipelines_hint(q, pipeline)
     if prometheus:
-        print(exposition(rows, pipeline), end="")
+        print(prometheus_text(rows, pipeline), end="")
         return
     if not rows and not as_json:
-        print(f"nothing was sent yet to the pipeline {pipeline.name!r}{others}")
+        print(f"pipeline {pipeline.name!r} has received nothing yet{others}")
         raise typer.Exit(NOTHING)
     Output(as_json).table(
         Columns(
@@ -182,19 +187,19 @@ def status(
 
 @app.command()
 def cancel(
-    client: Annotated[str, typer.Argument(help="The client that vanished.")],
-    out: Out, db: Db = None, declared: Declared = HERE, token: Secret = None,
+    client: Annotated[str, typer.Argument(help="Client to cancel.")],
+    out: Out, db: Db = None, declared: Declared = DEFAULT_DECLARATION, token: Secret = None,
 ) -> None:  # fmt: skip
-    """Give up a client: what it sent is let go, what is known of it is deleted."""
-    from ..pipeline.cancel import cancel as give_up
+    """Cancel a client: drop its messages and delete its state."""
+    from ..pipeline.cancel import cancel as cancel_client
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()
-    with begun(settings, "cancel") as q:
+    with existing_session(settings, "cancel") as q:
         try:
-            new = give_up(q, pipeline, client)
+            new = cancel_client(q, pipeline, client)
         except NotFound as error:
-            error.message += elsewhere(q, pipeline)
+            error.message += other_pipelines_hint(q, pipeline)
             raise
-    print(f"{client} is cancelled; the stages let go of what it sent" if new else
-          f"{client} was cancelled already")  # fmt: skip
+    print(f"{client} is cancelled; the stages drop its messages" if new else
+          f"{client} was already cancelled")  # fmt: skip

@@ -7,8 +7,8 @@ import sys
 import msgspec
 
 from ..errors import AckflowError, InvalidArgument
-from .failing import IN_VAIN, SAID
-from .stages import STAGES, Settings, standby, upstream
+from .stages import STAGES, Settings, standby, worker
+from .supervisor import ERROR_PREFIX, EXIT_NO_RESTART
 
 
 def main() -> None:
@@ -18,14 +18,14 @@ def main() -> None:
     settings = msgspec.json.decode(os.environ["ACKFLOW_PIPELINE"], type=Settings)
     try:
         if stage == "worker":
-            upstream(settings, number)
+            worker(settings, number)
         elif stage == "standby":
             standby(settings)
         else:
             STAGES[stage](settings)
     except AckflowError as error:
-        print(f"{SAID}{stage}: {' '.join(error.message.split())}", file=sys.stderr)
-        sys.exit(IN_VAIN if isinstance(error, InvalidArgument) else 1)
+        print(f"{ERROR_PREFIX}{stage}: {' '.join(error.message.split())}", file=sys.stderr)
+        sys.exit(EXIT_NO_RESTART if isinstance(error, InvalidArgument) else 1)
 
 
 main()

@@ -1,6 +1,6 @@
-"""The questions of a pipeline, answered by SQLite over the folded rows.
+"""The queries of a pipeline, run by SQLite over the folded rows.
 
-A declaration is tried out on empty tables by the same functions, so what passed there can be asked.
+A declaration is checked by running its queries on empty tables through the same functions.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ import apsw
 import apsw.ext
 
 from ..errors import InvalidArgument
-from .aggregate import fold
+from .aggregator import fold
 from .decimals import add, rounded, sortable, text
 from .declaration import Pipeline, Query, Route
 from .messages import Rows
@@ -20,26 +20,27 @@ from .messages import Rows
 Record = dict[str, Any]
 
 
-def answers(pipeline: Pipeline, parts: list[Rows]) -> dict[str, list[Record]]:
-    """The answer of every query over the folded rows."""
-    db = _opened()
+def answers(pipeline: Pipeline, folded: list[Rows]) -> dict[str, list[Record]]:
+    """Return the answer of every query over the folded rows."""
+    db = _open()
     for route in pipeline.routes:
-        _fill(db, route, (row for part in parts if part.route == route.name for row in part.rows))
+        rows = (row for message in folded if message.route == route.name for row in message.rows)
+        _create_table(db, route, rows)
     found = {}
     for query in pipeline.queries:
         try:
-            found[query.name] = _asked(db, query)
+            found[query.name] = _run(db, query)
         except (apsw.Error, ValueError) as error:
-            raise InvalidArgument(f"query {query.name!r} cannot be answered: {error}") from error
+            raise InvalidArgument(f"query {query.name!r} failed: {error}") from error
     return found
 
 
-def try_out(pipeline: Pipeline) -> None:
-    """Ask every question without any rows; refuse what cannot be asked, naming it."""
-    db = _opened()
+def check_queries(pipeline: Pipeline) -> None:
+    """Run every query on empty tables; raise InvalidArgument naming the first that fails."""
+    db = _open()
     for route in pipeline.routes:
         try:
-            _fill(db, route, [])
+            _create_table(db, route, [])
         except apsw.Error as error:
             raise InvalidArgument(f"route {route.name!r} cannot be a table: {error}") from error
     for query in pipeline.queries:
@@ -48,26 +49,26 @@ def try_out(pipeline: Pipeline) -> None:
         except apsw.Error as error:
             problem = str(error)
         if problem is not None:
-            raise InvalidArgument(f"query {query.name!r} cannot be asked: {problem}")
+            raise InvalidArgument(f"query {query.name!r} is invalid: {problem}")
 
 
 def _problem(db: apsw.Connection, query: Query) -> str | None:
     plan = apsw.ext.query_info(db, query.sql)
     if (plan.query_remaining or "").strip(" \t\r\n;"):
         return "it has more than one statement"
-    heads = Counter(head for head, *_ in plan.description)
-    if not heads or not plan.is_readonly:
-        return "it is no select"
-    for head, n in heads.items():
+    columns = Counter(name for name, *_ in plan.description)
+    if not columns or not plan.is_readonly:
+        return "it is not a SELECT statement"
+    for name, n in columns.items():
         if n > 1:
-            return f"{n} columns of its answer are named {head!r}"
-    _asked(db, query)
+            return f"{n} columns of its answer are named {name!r}"
+    _run(db, query)
     return None
 
 
-def _opened() -> apsw.Connection:
+def _open() -> apsw.Connection:
     db = apsw.Connection(":memory:")
-    # SQLite would take a column in double quotes that is not there for a text, and tell nobody.
+    # By default SQLite reads an unknown name in double quotes as a string, without an error.
     db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
     for name, function in (("money", _money), ("whole", _whole), ("compare", _compare)):
         db.create_scalar_function(name, function, 1, deterministic=True)
@@ -75,32 +76,32 @@ def _opened() -> apsw.Connection:
     return db
 
 
-def _fill(db: apsw.Connection, route: Route, rows: Iterable[Record]) -> None:
+def _create_table(db: apsw.Connection, route: Route, rows: Iterable[Record]) -> None:
     folded = fold(route, rows)
     names = [*route.select, *route.sums]
-    # The order in which rows came must not show in an answer.
+    # Answers must not depend on the order in which rows arrived.
     folded.sort(key=lambda row: tuple(str(row.get(name)) for name in names))
     columns = ", ".join(f'"{name}"' for name in names)
     db.execute(f'create table "{route.name}" ({columns})')
-    marks = ", ".join("?" * len(names))
+    placeholders = ", ".join("?" * len(names))
     db.executemany(
-        f'insert into "{route.name}" values ({marks})',
+        f'insert into "{route.name}" values ({placeholders})',
         [[row.get(name) for name in names] for row in folded],
     )
 
 
-def _asked(db: apsw.Connection, query: Query) -> list[Record]:
+def _run(db: apsw.Connection, query: Query) -> list[Record]:
     cursor = db.cursor()
     records = []
     for row in cursor.execute(query.sql):
-        heads = [column[0] for column in cursor.get_description()]
-        pairs = zip(heads, row, strict=True)
+        names = [column[0] for column in cursor.get_description()]
+        pairs = zip(names, row, strict=True)
         records.append({name: value for name, value in pairs if value is not None})
     return records
 
 
 class _Sum:
-    """An exact sum of decimals."""
+    """The SQL aggregate `dsum`: an exact sum of decimals."""
 
     def __init__(self) -> None:
         self.total = Decimal(0)
@@ -117,7 +118,7 @@ def _number(value: Any) -> Decimal:
     try:
         return Decimal(value or 0)
     except (ArithmeticError, TypeError):
-        raise ValueError(f"{value!r} is no number") from None
+        raise ValueError(f"{value!r} is not a number") from None
 
 
 def _money(*values: Any) -> float:
@@ -125,11 +126,11 @@ def _money(*values: Any) -> float:
 
 
 def _whole(*values: Any) -> int | str:
-    found = int(_number(values[0]))
-    # SQLite has no larger whole numbers, and one client's must not stop the finisher.
-    return found if -(2**63) <= found < 2**63 else str(found)
+    number = int(_number(values[0]))
+    # A number that does not fit SQLite's integers must not stop the finisher.
+    return number if -(2**63) <= number < 2**63 else str(number)
 
 
 def _compare(*values: Any) -> str:
-    """Decimals are kept as text, which does not sort by value as it is."""
+    """Sort key of a decimal, which is stored as text and would sort by its characters."""
     return sortable(_number(values[0]))

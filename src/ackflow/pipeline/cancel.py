@@ -1,7 +1,7 @@
-"""Cancelling a client that vanished: what it sent is let go, and what is known of it is deleted.
+"""Cancelling a client that will not finish: its messages and its state are dropped.
 
-Every stage looks who is cancelled before it works, and lets go of what belongs to them. Queues are
-not purged: that would end the run of a router that reads them.
+Every stage reads the list of cancelled clients before it works, and acknowledges the messages of
+these clients unprocessed. Queues are not purged: a purge would end the leases of a running router.
 """
 
 from collections.abc import Iterable
@@ -9,65 +9,72 @@ from collections.abc import Iterable
 from .. import Session
 from ..errors import AckflowError, NotFound, QueueNotFound
 from .declaration import Pipeline
-from .held import waiting
-from .keeping import MOST, kept
+from .state import MAX_KEYS, held_ends, read_state
 
 
-class Finished(AckflowError):
-    """The client is finished: its answers are written, and there is nothing to give up."""
+class ClientFinished(AckflowError):
+    """The client is finished: its answers are written, and there is nothing to cancel."""
 
     code = "client_finished"
     status = 409
 
 
-def announce(q: Session, pipeline: Pipeline, clients: Iterable[str]) -> None:
-    """Take note of clients before anything of theirs is sent, so that they can be cancelled."""
-    known = kept(q, pipeline, "clients")
-    new = set(clients) - {*known, *cancelled(q, pipeline)}
+def announce_clients(q: Session, pipeline: Pipeline, clients: Iterable[str]) -> None:
+    """Record clients before any of their data is sent, so that they can be cancelled."""
+    announced = read_state(q, pipeline, "clients")
+    new = set(clients) - {*announced, *cancelled_clients(q, pipeline)}
     if new:
         t = q.transaction()
         for client in sorted(new):
-            t.put(pipeline.value("clients", client), True)
+            t.put(pipeline.state_key("clients", client), True)
         t.commit()
 
 
-def known(q: Session, pipeline: Pipeline) -> set[str]:
-    """Every client that was announced, or of which anything has come, by whatever way."""
-    handled = {key.rpartition("/")[0] for key in kept(q, pipeline, "handled")}
-    held = {key.rpartition("/")[0] for key in waiting(q, pipeline)}
+def known_clients(q: Session, pipeline: Pipeline) -> set[str]:
+    """Return every client that was announced or has sent anything."""
+    handled = {key.rpartition("/")[0] for key in read_state(q, pipeline, "handled")}
+    held = {key.rpartition("/")[0] for key in held_ends(q, pipeline)}
     try:
-        sent = {part.name for part in q.partitions(pipeline.inbox) if part.messages}
+        sent = {stats.name for stats in q.partitions(pipeline.inbox) if stats.messages}
     except QueueNotFound:
         sent = set()
-    return {*kept(q, pipeline, "clients"), *handled, *held, *sent}
+    return {*read_state(q, pipeline, "clients"), *handled, *held, *sent}
 
 
 def cancel(q: Session, pipeline: Pipeline, client: str) -> bool:
-    """Give a client up for good; the stages that run let go of what it sent. False if it was
-    given up already; one that is finished or that nobody knows is refused."""
-    if client in cancelled(q, pipeline):
+    """Cancel a client for good; return False if it was cancelled before.
+
+    Raises ClientFinished for a finished client and NotFound for an unknown one.
+    """
+    if client in cancelled_clients(q, pipeline):
         return False
-    if client in kept(q, pipeline, "done"):
-        raise Finished(f"{client} is finished: its answers are written, nothing is left to cancel")
-    if client not in known(q, pipeline):
-        raise NotFound(f"nobody knows a client {client!r}; nothing was cancelled")
+    if client in read_state(q, pipeline, "done"):
+        raise ClientFinished(f"client {client!r} is finished: its answers are already written")
+    if client not in known_clients(q, pipeline):
+        raise NotFound(f"unknown client {client!r}; nothing was cancelled")
     t = q.transaction()
-    t.put(pipeline.value("cancelled", client), True)
+    t.put(pipeline.state_key("cancelled", client), True)
     t.commit()
-    forget(q, pipeline, client)
+    delete_counts(q, pipeline, client)
     return True
 
 
-def cancelled(q: Session, pipeline: Pipeline) -> set[str]:
-    """The clients that were given up."""
-    return set(kept(q, pipeline, "cancelled"))
+def cancelled_clients(q: Session, pipeline: Pipeline) -> set[str]:
+    """Return the clients that were cancelled."""
+    return set(read_state(q, pipeline, "cancelled"))
 
 
-def forget(q: Session, pipeline: Pipeline, client: str) -> None:
-    """Delete the counts kept of a client; a stage that was at work may have written some again."""
-    keys = [pipeline.value("clients", client)] if client in kept(q, pipeline, "clients") else []
+def delete_counts(q: Session, pipeline: Pipeline, client: str) -> None:
+    """Delete the counts of a client.
+
+    Called again later, because a stage that was at work may have written some after the first call.
+    """
+    keys = []
+    if client in read_state(q, pipeline, "clients"):
+        keys.append(pipeline.state_key("clients", client))
     for kind in ("handled", "shard"):
-        keys += [found.key for found in q.values(pipeline.value(kind, client, ""), limit=MOST)]
+        prefix = pipeline.state_key(kind, client, "")
+        keys += [value.key for value in q.values(prefix, limit=MAX_KEYS)]
     for key in keys:
         t = q.transaction()
         t.delete(key)

@@ -1,4 +1,4 @@
-"""The timeline of a run as a picture: batches handled, ends of file held, kills and recoveries."""
+"""Draws the timeline of a run: batches handled, ends of file held, kills and recoveries."""
 
 import json
 from html import escape
@@ -7,10 +7,10 @@ from typing import Any
 
 WIDTH, HEIGHT = 900, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 64, 64, 56
-BATCHES, HELD, KILL, BACK = "#1f6feb", "#d97706", "#c62828", "#2e7d32"
+BATCHES, HELD, KILLED, RECOVERED = "#1f6feb", "#d97706", "#c62828", "#2e7d32"
 
 TICKS = 4
-CHARACTER = 6.5  # about how wide one is, in pixels
+CHARACTER = 6.5  # approximate width in pixels
 Event = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ def write(out: Path) -> Path:
 
 
 def draw(events: list[Event]) -> str:
-    """An SVG of what happened when."""
+    """Return an SVG of the events of a run."""
     last = max((event["at"] for event in events), default=0.0) or 1.0
     seen = [event for event in events if event["what"] == "progress"]
     axes = _Axes(
@@ -45,12 +45,12 @@ def draw(events: list[Event]) -> str:
 
 
 def _round_up(most: int) -> int:
-    """The end of a scale: its four ticks are whole numbers."""
+    """Return the end of a scale whose ticks are integers."""
     return TICKS * -(-most // TICKS)
 
 
 class _Axes:
-    """Where a moment and a number are in the picture; the right scale is for ends of file."""
+    """Maps times and numbers to pixels; the right scale is for ends of file."""
 
     def __init__(self, last: float, batches: int, held: int) -> None:
         self.last, self.most_batches, self.most_held = last, batches, held
@@ -84,7 +84,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 
 def _line(axes: _Axes, points: list[tuple[float, float]], colour: str) -> str:
-    """Steps: a number holds until the next is known."""
+    """Draw steps: a number is valid until the next one."""
     if not points:
         return ""
     path = [f"M {axes.x(points[0][0])} {HEIGHT - BOTTOM}"]
@@ -95,9 +95,9 @@ def _line(axes: _Axes, points: list[tuple[float, float]], colour: str) -> str:
 
 
 def _marks(axes: _Axes, events: list[Event]) -> list[str]:
-    """Kills, recoveries and finished clients, each a line with its name, in a row where it has room."""
+    """Draw a labelled line for each kill, recovery and finished client; labels do not overlap."""
     parts = []
-    rows: list[float] = []  # where the last label of each row ends
+    rows: list[float] = []  # the end of the last label in each row
     for event in [e for e in events if e["what"] in ("kill", "recovered", "done")]:
         colour, label = _label(event)
         x, width = axes.x(event["at"]), CHARACTER * len(label)
@@ -114,20 +114,20 @@ def _marks(axes: _Axes, events: list[Event]) -> list[str]:
 
 
 def _label(event: Event) -> tuple[str, str]:
-    """The colour of an event, and its name."""
+    """Return the colour and the label of an event."""
     match event["what"]:
         case "kill":
-            return KILL, f"{event['stage']} killed"
+            return KILLED, f"{event['stage']} killed"
         case "recovered":
-            again = f", {event['held']} delivered again" if event.get("held") else ""
-            return BACK, f"{event['stage']} back after {event['seconds']:.1f} s{again}"
+            again = f", {event['held']} redelivered" if event.get("held") else ""
+            return RECOVERED, f"{event['stage']} recovered after {event['seconds']:.1f} s{again}"
         case _:
             return "#666", f"{event['client']} finished"
 
 
 def _legend() -> list[str]:
     return [
-        _text(LEFT, 24, "What became of every batch", "#111", "start", 16),
+        _text(LEFT, 24, "Batches and ends of file", "#111", "start", 16),
         f'<rect x="{LEFT}" y="38" width="12" height="4" fill="{BATCHES}"/>',
         _text(LEFT + 18, 44, "batches handled (left)", BATCHES, "start"),
         f'<rect x="{LEFT + 170}" y="38" width="12" height="4" fill="{HELD}"/>',

@@ -1,8 +1,8 @@
-"""What a pipeline is: tables, what the router makes of them, and the questions answered at the end.
+"""The declaration of a pipeline: its tables, the routes of their rows, and the queries at the end.
 
-Filters and values are Spark SQL over the columns of a table; the questions are SQLite's SQL over
-the folded rows, with `dsum(x)` for exact sums of decimals and `money(x)` to round half up to two
-places at the very end.
+Filters and values of routes are Spark SQL over the columns of a table. Queries are SQLite's SQL
+over the folded rows, with `dsum(x)` for exact sums of decimals and `money(x)` to round half up to
+two places at the end.
 """
 
 import sys
@@ -16,31 +16,31 @@ from msgspec import Struct
 
 from ..errors import AckflowError, InvalidArgument
 
-Kind = Literal["text", "time", "decimal"]
+ColumnKind = Literal["text", "time", "decimal"]
 
 
 class Table(Struct, frozen=True):
-    """A table of the input: its columns in order, those that are not text by their kind.
+    """A table of the input.
 
-    `keep`: only these columns are sent on; all that a route needs. Times are
-    YYYY-MM-DD HH:MM:SS without a zone.
+    `keep`: the columns that are sent to the router; everything the routes need. `kinds`: the
+    columns that are not text. Times are YYYY-MM-DD HH:MM:SS without a time zone.
     """
 
     name: str
     columns: Sequence[str]
     keep: Sequence[str]
-    kinds: Mapping[str, Kind] = {}
+    kinds: Mapping[str, ColumnKind] = {}
 
-    def kind(self, column: str) -> Kind:
+    def kind(self, column: str) -> ColumnKind:
         return self.kinds.get(column, "text")
 
 
 class Route(Struct, frozen=True):
-    """Rows of one table on their way to the aggregators, by shard.
+    """The rows of one table that go to the aggregators, distributed over shards.
 
-    `select`: what the rows of the route are made of, Spark SQL by the name of the value; `shard`
-    names one of these. `where`: which rows are taken, of those whose times can be read. Without
-    `sums` the selected rows go as they are; with them they are folded by the selected values.
+    `select`: the columns of the route, each a Spark SQL expression; `shard` names one of them.
+    `where`: a condition on the rows; rows whose times cannot be read are never taken. With `sums`,
+    rows with equal selected values are folded into one.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Route(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """One question: SQL over the routes, each a table named after it; the keys are its columns."""
+    """A query over the routes, each of which is a table; its columns are the keys of the answer."""
 
     name: str
     sql: str
 
 
 class Pipeline(Struct, frozen=True):
-    """A whole pipeline. Its queues are named after it."""
+    """A pipeline. Its queues are named after it."""
 
     name: str
     tables: Sequence[Table]
@@ -89,39 +89,39 @@ class Pipeline(Struct, frozen=True):
     def bad(self) -> str:
         return f"{self.name}.bad"
 
-    def value(self, *parts: str) -> str:
-        """The key of a value this pipeline keeps."""
+    def state_key(self, *parts: str) -> str:
+        """Return the key of a value that this pipeline keeps in the queue."""
         return "/".join(("pipeline", self.name, *parts))
 
     def check(self) -> "Pipeline":
-        """Refuse a declaration that cannot work, naming what is wrong."""
-        from .check import check  # it tries the questions out, and so stands on all of this
+        """Raise InvalidArgument if the declaration cannot work; return it otherwise."""
+        from .preflight import check_declaration  # which runs the queries and so imports this
 
-        check(self)
+        check_declaration(self)
         return self
 
 
 def load(path: str | Path) -> Pipeline:
-    """The `pipeline` declared in a Python file; what is wrong with it is told with its place."""
+    """Load the `pipeline` that a Python file declares; errors name the file and line."""
     file = Path(path)
     if not file.is_file():
-        raise InvalidArgument(f"there is no declaration at {file}")
+        raise InvalidArgument(f"pipeline declaration not found: {file}")
     try:
-        found = _executed(file).get("pipeline")
+        found = _execute(file).get("pipeline")
     except SyntaxError as error:
-        place = f"{file}, line {error.lineno}" if error.lineno else str(file)
-        raise InvalidArgument(f"{place}: {error.msg}") from error
+        where = f"{file}, line {error.lineno}" if error.lineno else str(file)
+        raise InvalidArgument(f"{where}: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        raise InvalidArgument(f"{_place(file, error)}: {_reason(error)}") from error
+        raise InvalidArgument(f"{_location(file, error)}: {_describe(error)}") from error
     if not isinstance(found, Pipeline):
-        raise InvalidArgument(f"{file} declares no `pipeline`: pipeline = Pipeline(...)")
+        raise InvalidArgument(f"{file} does not define `pipeline = Pipeline(...)`")
     try:
         return found.check()
     except InvalidArgument as error:
         raise InvalidArgument(f"{file}: {error.message}") from error
 
 
-def _executed(file: Path) -> dict[str, Any]:
+def _execute(file: Path) -> dict[str, Any]:
     name = f"ackflow_pipeline_{file.stem}"
     module = ModuleType(name)
     module.__file__ = str(file)
@@ -130,14 +130,14 @@ def _executed(file: Path) -> dict[str, Any]:
     return module.__dict__
 
 
-def _place(file: Path, error: BaseException) -> str:
-    """Where in the file it went wrong, or was called what went wrong."""
+def _location(file: Path, error: BaseException) -> str:
+    """Return the line of the file that raised the error, or that called what raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == str(file)]  # fmt: skip
     return f"{file}, line {lines[-1]}" if lines else str(file)
 
 
-def _reason(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, AckflowError):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

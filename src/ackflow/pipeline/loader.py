@@ -1,8 +1,8 @@
 """Upstream workers: read the tables of every client and send them in numbered batches.
 
-A worker may be killed and started again at any moment: it sends everything anew, and what the
-queue knows by its transaction id adds nothing. A file that cannot be read is told as bad, once, and
-is no reason to keep the other files, tables and clients waiting.
+A worker may be killed and restarted at any moment: it sends everything again, and the queue
+discards duplicates by their transaction id. A file that cannot be read becomes one dead letter; the
+other files, tables and clients are not affected.
 """
 
 import csv
@@ -11,171 +11,172 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-import msgspec
+from msgspec import Struct
 
 from .. import Item, Session
 from ..errors import InvalidArgument
-from .cancel import announce
+from .cancel import announce_clients
 from .declaration import Pipeline, Table
-from .messages import Bad, Batch, EndOfTable
+from .messages import BadRows, Batch, EndOfTable, encode
 
-ROWS = 2_000
-AT_ONCE = 16
-DEDUP = 7 * 86_400
+BATCH_ROWS = 2_000
+PUSH_BATCHES = 16
+DEDUP_SECONDS = 7 * 86_400
 
 log = logging.getLogger("ackflow.pipeline")
 
-Unread = Callable[[Path, str], None]
+OnUnreadable = Callable[[Path, str], None]
 
 
 def clients(data: Path) -> list[str]:
-    """The clients of a folder, one sub-folder each."""
+    """Return the clients of a data folder, which has one sub-folder for each."""
     if not data.is_dir():
-        raise InvalidArgument(f"{data} is no folder with a folder for each client")
+        raise InvalidArgument(f"data folder not found: {data}")
     found = sorted(path.name for path in data.iterdir() if path.is_dir())
     if not found:
-        raise InvalidArgument(f"{data} has no folder of a client")
+        raise InvalidArgument(f"data folder {data} has no sub-folder for a client")
     return found
 
 
-def send(
-    q: Session, pipeline: Pipeline, data: Path, worker: int, workers: int, *, rows: int = ROWS
+def send_tables(
+    q: Session, pipeline: Pipeline, data: Path, worker: int, workers: int, *, rows: int = BATCH_ROWS
 ) -> int:
-    """Send this worker's share of everything; answers with the number of batches."""
+    """Send one worker's share of all tables; return the number of batches."""
     for queue in (pipeline.inbox, pipeline.bad):
-        q.configure(queue, dedup_seconds=DEDUP, keep_seconds=0)
+        q.configure(queue, dedup_seconds=DEDUP_SECONDS, keep_seconds=0)
     sent = 0
     if worker == 0:
-        for told in left_out(data, pipeline):
-            log.warning("%s", told)
+        for warning in file_warnings(data, pipeline):
+            log.warning("%s", warning)
     found = clients(data)
-    announce(q, pipeline, found)
+    announce_clients(q, pipeline, found)
     for client in found:
-        taken, _ = files(data / client, pipeline.tables)
+        by_table, _ = table_files(data / client, pipeline.tables)
         for table in pipeline.tables:
-            paths = taken[table.name]
+            paths = by_table[table.name]
             sent += _send_table(q, pipeline, paths, client, table, (worker, workers), rows)
     return sent
 
 
 def _send_table(
     q: Session, pipeline: Pipeline, paths: list[Path], client: str, table: Table,
-    share: tuple[int, int], most: int,
+    share: tuple[int, int], batch_rows: int,
 ) -> int:  # fmt: skip
-    mine, some = 0, []
+    sent, pending = 0, []
     worker, workers = share
 
-    def unread(path: Path, why: str) -> None:
-        # Every worker reads every file and says the same; the queue keeps the first of them.
-        bad = Bad(client, table.name, f"unreadable file {path.name}: {why}", [])
-        said = _item(bad, f"{client}/{table.name}/{path.name}")
-        q.push(pipeline.bad, [said], partition=client)
+    def on_unreadable(path: Path, reason: str) -> None:
+        # Every worker reads every file and reports it; the queue discards the duplicates.
+        bad = BadRows(client, table.name, f"unreadable file {path.name}: {reason}", [])
+        item = _item(bad, f"{client}/{table.name}/{path.name}")
+        q.push(pipeline.bad, [item], partition=client)
 
-    for number, rows in enumerate(batches(paths, table, most, unread), 1):
+    for number, rows in enumerate(batches(paths, table, batch_rows, on_unreadable), 1):
         if number % workers != worker:
             continue
-        mine += 1
+        sent += 1
         message = Batch(client, table.name, worker, number, rows)
-        some.append(_item(message, f"{client}/{table.name}/{number}"))
-        if len(some) == AT_ONCE:
-            q.push(pipeline.inbox, some, partition=client)
-            some = []
-    end = EndOfTable(client, table.name, worker, workers, mine)
-    some.append(_item(end, f"{client}/{table.name}/end-{worker}"))
-    q.push(pipeline.inbox, some, partition=client)
-    return mine
+        pending.append(_item(message, f"{client}/{table.name}/{number}"))
+        if len(pending) == PUSH_BATCHES:
+            q.push(pipeline.inbox, pending, partition=client)
+            pending = []
+    end = EndOfTable(client, table.name, worker, workers, sent)
+    pending.append(_item(end, f"{client}/{table.name}/end-{worker}"))
+    q.push(pipeline.inbox, pending, partition=client)
+    return sent
 
 
-def _item(message: object, transaction_id: str) -> Item:
-    return Item(data=msgspec.Raw(msgspec.json.encode(message)), transaction_id=transaction_id)
+def _item(message: Struct, transaction_id: str) -> Item:
+    return Item(data=encode(message), transaction_id=transaction_id)
 
 
 def batches(
-    paths: list[Path], table: Table, most: int, unread: Unread
-) -> Iterator[list[list[str]]]:  # fmt: skip
-    """The rows of a table over all its files, cut to the columns that are kept.
+    paths: list[Path], table: Table, batch_rows: int, on_unreadable: OnUnreadable
+) -> Iterator[list[list[str]]]:
+    """Yield the rows of a table over all its files, reduced to the columns that are kept.
 
-    A row that has not as many cells as the table has columns is sent as it is; the router says so.
-    Of a file that cannot be read to its end, what was read before counts; `unread` is told why.
+    A row with the wrong number of cells is sent as it is; the router rejects it. If a file cannot
+    be read to its end, the rows before that are used, and `on_unreadable` gets the reason.
     """
     rows: list[list[str]] = []
     for path in paths:
         try:
             for row in _rows(path, table):
                 rows.append(row)
-                if len(rows) == most:
+                if len(rows) == batch_rows:
                     yield rows
                     rows = []
         except _Unreadable as error:
-            unread(path, str(error))
+            on_unreadable(path, str(error))
     if rows:
         yield rows
 
 
-def files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[Path]], list[Path]]:
-    """The CSV files of each table, and those that no table takes.
+def table_files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Return the CSV files of each table, and the files that belong to no table.
 
-    A file belongs to the table whose name it begins with; to the longest of these if several.
+    A file belongs to the table with the longest name that its own name begins with.
     """
-    taken: dict[str, list[Path]] = {table.name: [] for table in tables}
-    left = []
+    by_table: dict[str, list[Path]] = {table.name: [] for table in tables}
+    unused = []
     try:
         found = sorted(folder.iterdir())
     except OSError:
-        # One client's folder that cannot be listed is told like a file that nobody takes.
-        return taken, [folder]
+        # The folder of one client that cannot be listed is reported like an unused file.
+        return by_table, [folder]
     for path in found:
         if path.suffix.lower() != ".csv":
             continue
-        names = [name for name in taken if path.stem.startswith(name)]
+        names = [name for name in by_table if path.stem.startswith(name)]
         if names:
-            taken[max(names, key=len)].append(path)
+            by_table[max(names, key=len)].append(path)
         else:
-            left.append(path)
-    return taken, left
+            unused.append(path)
+    return by_table, unused
 
 
-def left_out(data: Path, pipeline: Pipeline) -> list[str]:
-    """A sentence for every CSV file that no table takes, and every table without a file."""
-    told = []
+def file_warnings(data: Path, pipeline: Pipeline) -> list[str]:
+    """Return a warning for every CSV file that belongs to no table and every table without a file."""
+    warnings = []
     for client in clients(data):
-        taken, left = files(data / client, pipeline.tables)
-        told += [f"{path} belongs to no table and is left out" for path in left]
-        empty = [table for table, paths in taken.items() if not paths]
-        told += [
-            f"{data / client} has no file of the table {table}; it is empty" for table in empty
+        by_table, unused = table_files(data / client, pipeline.tables)
+        warnings += [f"{path} belongs to no table and is ignored" for path in unused]
+        warnings += [
+            f"{data / client} has no file for table {table}, which is empty"
+            for table, paths in by_table.items()
+            if not paths
         ]
-    return told
+    return warnings
 
 
 class _Unreadable(Exception):
-    """Why a file cannot be read, or not any further."""
+    """The reason why a file cannot be read, or not to its end."""
 
 
 def _rows(path: Path, table: Table) -> Iterator[list[str]]:
     try:
-        # Excel begins a file with a byte order mark, which is no part of the first column's name.
+        # Excel writes a byte order mark, which is not part of the first column's name.
         file = path.open(newline="", encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise _Unreadable(error.strerror or str(error)) from error
     with file:
-        lines = _lines(file)
-        head = next(lines, None)
-        if head is None:
+        records = _records(file)
+        header = next(records, None)
+        if header is None:
             raise _Unreadable("it has no header")
         for name in table.keep:
-            if name not in head:
+            if name not in header:
                 raise _Unreadable(f"it has no column {name!r}")
-        at = [head.index(name) for name in table.keep]
-        for row in lines:
-            if len(row) == len(head):
-                yield [row[i] for i in at]
+        kept = [header.index(name) for name in table.keep]
+        for row in records:
+            if len(row) == len(header):
+                yield [row[i] for i in kept]
             elif row:
                 yield [*row[: len(table.keep)], "…"] if len(row) >= len(table.keep) else row
 
 
-def _lines(file: TextIO) -> Iterator[list[str]]:
-    """The lines of a file; only what goes wrong in reading is the file's fault."""
+def _records(file: TextIO) -> Iterator[list[str]]:
+    """Yield the records of a CSV file; errors of the consumer are not taken for the file's."""
     reader = csv.reader(file)
     while True:
         try:

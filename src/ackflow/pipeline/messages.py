@@ -1,4 +1,8 @@
-"""The messages between the stages of a pipeline."""
+"""The messages between the stages of a pipeline.
+
+worker ──Batch, EndOfTable──► router ──Rows, BatchesForwarded, EndForwarded──► aggregator
+aggregator ──Rows, ShardFolded──► finisher           worker, router ──BadRows──► dead letters
+"""
 
 from typing import Any
 
@@ -17,7 +21,7 @@ class Batch(Struct, tag="data", tag_field="kind"):
 
 
 class EndOfTable(Struct, tag="eof", tag_field="kind"):
-    """One worker has sent all its batches of a table; there are `workers` of them."""
+    """One of `workers` workers has sent all its batches of a table."""
 
     client: str
     table: str
@@ -27,31 +31,31 @@ class EndOfTable(Struct, tag="eof", tag_field="kind"):
 
 
 class Rows(Struct, tag="rows", tag_field="kind"):
-    """Rows of a route for one shard, or folded from several of those."""
+    """Rows of a route for one shard, or an aggregator's sums of such rows."""
 
     client: str
     route: str
     rows: list[dict[str, Any]]
 
 
-class Tick(Struct, tag="tick", tag_field="kind"):
-    """That many batches of a table are forwarded; every shard is told."""
+class BatchesForwarded(Struct, tag="tick", tag_field="kind"):
+    """The router has forwarded this many more batches of a table; sent to every shard."""
 
     client: str
     table: str
     batches: int
 
 
-class Forwarded(Struct, tag="end", tag_field="kind"):
-    """All batches of a table are forwarded: as many as this."""
+class EndForwarded(Struct, tag="end", tag_field="kind"):
+    """The router has forwarded all batches of a table; `batches` is their number."""
 
     client: str
     table: str
     batches: int
 
 
-class Folded(Struct, tag="done", tag_field="kind"):
-    """A shard has folded all of a table; it pushed so many messages for the client so far."""
+class ShardFolded(Struct, tag="done", tag_field="kind"):
+    """A shard has folded a whole table; `pushed` messages for the client so far."""
 
     client: str
     table: str
@@ -59,8 +63,8 @@ class Folded(Struct, tag="done", tag_field="kind"):
     pushed: int
 
 
-class Bad(Struct, tag="bad", tag_field="kind"):
-    """Rows that cannot be read, or only in part; without rows: a whole file."""
+class BadRows(Struct, tag="bad", tag_field="kind"):
+    """Rows that cannot be read, or only in part; without rows, a whole file."""
 
     client: str
     table: str
@@ -68,6 +72,6 @@ class Bad(Struct, tag="bad", tag_field="kind"):
     rows: list[list[str | None]]
 
 
-def raw(message: Struct) -> msgspec.Raw:
-    """A message as it is pushed."""
+def encode(message: Struct) -> msgspec.Raw:
+    """Encode a message as the payload of a push."""
     return msgspec.Raw(msgspec.json.encode(message))

@@ -1,9 +1,10 @@
-"""What the router's tasks do with the rows of a batch: read, judge, choose, fold, pack.
+"""The Spark part of the router: parse, validate, filter, fold and pack the rows of a batch.
 
-All tables are one pass without a shuffle: every row becomes a short list of (route, shard, values),
-and the task that writes folds these and packs them into messages, a few for each shard.
+All tables are processed in one pass without a shuffle. Every row becomes a short list of (route,
+shard, values); the writing task folds these and packs them into a few messages for each shard.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -11,26 +12,31 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import DataFrame, SparkSession
 
+from ..errors import InvalidArgument
 from . import decimals
-from .decimals import SUM
-from .declaration import Kind, Pipeline, Route, Table
-from .messages import Bad, Rows
+from .decimals import COLUMN, SUM
+from .declaration import ColumnKind, Pipeline, Route, Table
+from .messages import BadRows, Rows
+from .supervisor import error_summary
 
+SPARK_TYPES = {"text": "string", "time": "timestamp", "decimal": COLUMN}
 TIME = "yyyy-MM-dd HH:mm:ss"
-SHAPE = "client string, table string, rows array<array<string>>"
-BAD = "!"
+BATCH_SCHEMA = "client string, table string, rows array<array<string>>"
+BAD_PREFIX = "!"
 FOLD_ROWS = 200_000
 MESSAGE_ROWS = 10_000
-WIDE = pa.decimal256(76, decimals.SCALE)
-OUT = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())])
+WIDE_DECIMAL = pa.decimal256(76, decimals.SCALE)
+OUTPUT = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())])
 
-Shape = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Transform = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """What a task must know of a pipeline to pack its rows; travels to the executors."""
+    """What a task needs of a pipeline to pack rows; sent to the executors."""
 
     shards: str
     bad: str
@@ -38,7 +44,7 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> int:
-        # What cannot be read needs two: why, and the cells.
+        # A bad row uses two: the reason, and its cells.
         return max(2, *(len(select) for select, _ in self.routes.values()))
 
     @property
@@ -46,34 +52,78 @@ class Packing(msgspec.Struct, frozen=True):
         return max(len(sums) for _, sums in self.routes.values())
 
 
-def packing(pipeline: Pipeline) -> Packing:
+def packing_of(pipeline: Pipeline) -> Packing:
     return Packing(
         pipeline.shards, pipeline.bad,
         {route.name: (list(route.select), list(route.sums)) for route in pipeline.routes},
     )  # fmt: skip
 
 
-def packer(pipeline: Pipeline) -> Shape:
-    """The function that makes messages of chosen rows, run by each task on its own."""
-    return partial(pack, packing(pipeline))
+def packer(pipeline: Pipeline) -> Transform:
+    """Return the function by which each task packs routed rows into messages."""
+    return partial(pack, packing_of(pipeline))
 
 
-def chosen(pipeline: Pipeline, messages: DataFrame, shards: int) -> DataFrame:
-    """The rows of messages, of which the payload is given, as (_client, route, shard, values)."""
+def check_expressions(spark: SparkSession, pipeline: Pipeline) -> None:
+    """Raise InvalidArgument for the first expression of a route that Spark cannot analyse.
+
+    Each route is checked over the columns of its own table alone. At run time several tables are
+    processed in one pass, where a column of another table would exist and be null.
+    """
+    # Spark would log the same problem with two hundred lines of stack trace.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    for route in pipeline.routes:
+        table = pipeline.table(route.table)
+        assert table is not None
+        columns = [
+            f"cast(null as {SPARK_TYPES[table.kind(name)]}) as `{name}`" for name in table.keep
+        ]
+        rows = spark.range(0).selectExpr(*columns)
+        conditions = list(_conditions(route))
+        # One analysis of all expressions is faster than one each, and almost always succeeds.
+        if not _analysis_error(rows, " and ".join(f"({sql})" for _, _, sql in conditions)):
+            continue
+        for what, sql, condition in conditions:
+            if problem := _analysis_error(rows, condition):
+                raise InvalidArgument(f"{what} of route {route.name!r} is {sql!r}: {problem}")
+
+
+def _conditions(route: Route) -> Iterator[tuple[str, str, str]]:
+    """Yield every expression of a route: its name, its SQL, and a condition that contains it.
+
+    In a condition Spark accepts only expressions over one row, no aggregates.
+    """
+    yield "where", route.where, route.where
+    for name, sql in route.select.items():
+        yield repr(name), sql, f"cast({sql} as string) is null"
+    for name, sql in route.sums.items():
+        yield repr(name), sql, f"try_cast({sql} as {SUM}) is null"
+
+
+def _analysis_error(rows: DataFrame, condition: str) -> str | None:
+    try:
+        rows.where(condition)
+    except PySparkException as error:
+        return error_summary(error)
+    return None
+
+
+def routed_rows(pipeline: Pipeline, messages: DataFrame, shards: int) -> DataFrame:
+    """Return the rows of message payloads as (_client, route, shard, values)."""
     found: DataFrame | None = None
-    for tables in together(pipeline.tables):
-        part = _routed(pipeline, tables, _typed(messages, tables), shards)
-        found = part if found is None else found.union(part)
+    for tables in compatible_tables(pipeline.tables):
+        routed = _routed(pipeline, tables, _typed(messages, tables), shards)
+        found = routed if found is None else found.union(routed)
     assert found is not None
     return found
 
 
-def together(tables: Sequence[Table]) -> list[list[Table]]:
-    """Tables that can be read in one pass: a column they share is the same in all of them."""
+def compatible_tables(tables: Sequence[Table]) -> list[list[Table]]:
+    """Group tables that can be parsed in one pass: columns of equal name have equal kinds."""
     groups: list[list[Table]] = []
     for table in tables:
         for group in groups:
-            if not any(_differ(table, other) for other in group):
+            if not any(_conflict(table, other) for other in group):
                 group.append(table)
                 break
         else:
@@ -81,8 +131,8 @@ def together(tables: Sequence[Table]) -> list[list[Table]]:
     return groups
 
 
-def _differ(one: Table, other: Table) -> bool:
-    """Whether a column is of two kinds, or written in two ways, which Spark takes for one."""
+def _conflict(one: Table, other: Table) -> bool:
+    """Return whether a shared column differs in kind, or in case, which Spark ignores."""
     others = {name.lower(): name for name in other.keep}
     return any(
         (name, one.kind(name)) != (same, other.kind(same))
@@ -92,9 +142,9 @@ def _differ(one: Table, other: Table) -> bool:
 
 
 def _typed(messages: DataFrame, tables: list[Table]) -> DataFrame:
-    """The rows of tables with their columns by name; `_problem` says what cannot be read."""
-    read = messages.selectExpr(f"from_json(payload, '{SHAPE}') as m")
-    cells = read.where(f"m.table in ({_texts(table.name for table in tables)})").selectExpr(
+    """Return the rows of tables with typed columns; `_problem` says what cannot be read."""
+    read = messages.selectExpr(f"from_json(payload, '{BATCH_SCHEMA}') as m")
+    cells = read.where(f"m.table in ({_quoted(table.name for table in tables)})").selectExpr(
         "m.table as _table", "m.client as _client",
         "explode(coalesce(m.rows, array(cast(null as array<string>)))) as _cells",
     )  # fmt: skip
@@ -104,7 +154,7 @@ def _typed(messages: DataFrame, tables: list[Table]) -> DataFrame:
         "_table", "_client", "_cells", f"size(_cells) <=> (case _table {widths} end) as _whole",
         *(f"{_cell(name, tables)} as `{name}`" for name, kind in columns.items() if kind == "text"),
         *(
-            f"{_read(_cell(name, tables), kind)} as `{name}`"
+            f"{_parse(_cell(name, tables), kind)} as `{name}`"
             for name, kind in columns.items()
             if kind != "text"
         ),
@@ -114,37 +164,37 @@ def _typed(messages: DataFrame, tables: list[Table]) -> DataFrame:
     )
 
 
-def _columns(tables: list[Table]) -> dict[str, Kind]:
+def _columns(tables: list[Table]) -> dict[str, ColumnKind]:
     return {name: table.kind(name) for table in tables for name in table.keep}
 
 
 def _cell(name: str, tables: list[Table]) -> str:
-    """Where a column is, which depends on the table."""
-    places = " ".join(
+    """Return Spark SQL for the cell of a column, whose index depends on the table."""
+    indexes = " ".join(
         f"when '{table.name}' then {table.keep.index(name)}"
         for table in tables
         if name in table.keep
     )
-    return f"get(_cells, case _table {places} else -1 end)"
+    return f"get(_cells, case _table {indexes} else -1 end)"
 
 
-def _read(cell: str, kind: Kind) -> str:
+def _parse(cell: str, kind: ColumnKind) -> str:
     if kind == "time":
         return f"try_to_timestamp({cell}, '{TIME}')"
-    return decimals.read(cell)
+    return decimals.parse_sql(cell)
 
 
-def _having(name: str, tables: list[Table]) -> str:
-    return f"_table in ({_texts(table.name for table in tables if name in table.keep)})"
+def _has_column(name: str, tables: list[Table]) -> str:
+    return f"_table in ({_quoted(table.name for table in tables if name in table.keep)})"
 
 
 def _problems(tables: list[Table]) -> str:
     found = [
         "when _cells is null then 'truncated batch: its rows cannot be read'",
-        "when not _whole then 'truncated row: not as many cells as columns'",
+        "when not _whole then 'truncated row: wrong number of cells'",
     ]
     for name, kind in _columns(tables).items():
-        unread = f"when {_having(name, tables)} and `{name}` is null"
+        unread = f"when {_has_column(name, tables)} and `{name}` is null"
         if kind == "time":
             found.append(f"{unread} then 'unreadable {name}'")
         elif kind == "decimal":
@@ -155,134 +205,134 @@ def _problems(tables: list[Table]) -> str:
 def _readable(tables: list[Table]) -> str:
     times = [name for name, kind in _columns(tables).items() if kind == "time"]
     return " and ".join(
-        ["_whole", *(f"not ({_having(name, tables)} and `{name}` is null)" for name in times)]
+        ["_whole", *(f"not ({_has_column(name, tables)} and `{name}` is null)" for name in times)]
     )
 
 
 def _routed(
     pipeline: Pipeline, tables: list[Table], rows: DataFrame, shards: int
 ) -> DataFrame:  # fmt: skip
-    """Every row as often as it has routes, and once more if it cannot be read."""
-    shape = packing(pipeline)
+    """Emit every row once for each of its routes, and once more if it cannot be read."""
+    packing = packing_of(pipeline)
     names = {table.name for table in tables}
-    parts = [
-        f"if({_taken(route)}, {_values(route, shape, shards)}, null)"
+    emitted = [
+        f"if({_matches(route)}, {_values(route, packing, shards)}, null)"
         for route in pipeline.routes
         if route.table in names
     ]
-    parts.append(_told(shape, "_problem is not null", "_problem"))
-    parts += [
-        _told(shape, f"{_taken(route)} and ({code}) is not null and {_sum(code)} is null",
-              f"'the sum {name} of route {route.name} does not fit'")
+    emitted.append(_bad_row(packing, "_problem is not null", "_problem"))
+    emitted += [
+        _bad_row(packing, f"{_matches(route)} and ({sql}) is not null and {_sum(sql)} is null",
+                 f"'the sum {name} of route {route.name} does not fit'")
         for route in pipeline.routes
         if route.table in names
-        for name, code in route.sums.items()
-        if not code.isidentifier() and not code.isdecimal()  # those always fit
+        for name, sql in route.sums.items()
+        if not sql.isidentifier() and not sql.isdecimal()  # those always fit
     ]  # fmt: skip
-    return rows.selectExpr("_client", f"inline(array({', '.join(parts)}))").where(
+    return rows.selectExpr("_client", f"inline(array({', '.join(emitted)}))").where(
         "route is not null"
     )
 
 
-def _taken(route: Route) -> str:
+def _matches(route: Route) -> str:
     return f"_table = '{route.table}' and _readable and ({route.where})"
 
 
-def _told(shape: Packing, when: str, why: str) -> str:
-    told = _struct(shape, f"concat('{BAD}', _table)", "0", [why, "to_json(_cells)"], [])
-    return f"if({when}, {told}, null)"
+def _bad_row(packing: Packing, condition: str, reason: str) -> str:
+    row = _struct(packing, f"concat('{BAD_PREFIX}', _table)", "0", [reason, "to_json(_cells)"], [])
+    return f"if({condition}, {row}, null)"
 
 
-def _sum(code: str) -> str:
-    """The value of one row in a sum. It may be computed, and then be too large."""
-    return f"try_cast({code} as {SUM})"
+def _sum(sql: str) -> str:
+    """Return the value of one row in a sum: null if it is computed and too large."""
+    return f"try_cast({sql} as {SUM})"
 
 
-def _values(route: Route, shape: Packing, shards: int) -> str:
+def _values(route: Route, packing: Packing, shards: int) -> str:
     shard = f"pmod(xxhash64({route.select[route.shard]}), {shards})"
-    sums = [f"coalesce({_sum(code)}, 0)" for code in route.sums.values()]
-    return _struct(shape, f"'{route.name}'", shard, list(route.select.values()), sums)
+    sums = [f"coalesce({_sum(sql)}, 0)" for sql in route.sums.values()]
+    return _struct(packing, f"'{route.name}'", shard, list(route.select.values()), sums)
 
 
-def _struct(shape: Packing, route: str, shard: str, keys: list[str], sums: list[str]) -> str:
-    keys = keys + ["null"] * (shape.keys - len(keys))
-    sums = sums + ["0"] * (shape.sums - len(sums))
+def _struct(packing: Packing, route: str, shard: str, keys: list[str], sums: list[str]) -> str:
+    keys = keys + ["null"] * (packing.keys - len(keys))
+    sums = sums + ["0"] * (packing.sums - len(sums))
     fields = [("route", route, "string"), ("shard", shard, "int")]
     fields += [(f"k{i}", key, "string") for i, key in enumerate(keys)]
     fields += [(f"v{i}", value, SUM) for i, value in enumerate(sums)]
-    listed = ", ".join(f"'{name}', cast({code} as {kind})" for name, code, kind in fields)
-    return f"named_struct({listed})"
+    values = ", ".join(f"'{name}', cast({sql} as {type_})" for name, sql, type_ in fields)
+    return f"named_struct({values})"
 
 
-def _texts(names: Iterable[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def pack(shape: Packing, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fold the rows of a task and pack them into messages, some ten thousand rows at a time."""
+def pack(packing: Packing, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold the rows of a task and pack them into messages, `FOLD_ROWS` rows at a time."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
         if sum(one.num_rows for one in waiting) >= FOLD_ROWS:
-            yield _packed(shape, waiting)
+            yield _packed(packing, waiting)
             waiting = []
     if waiting:
-        yield _packed(shape, waiting)
+        yield _packed(packing, waiting)
 
 
-def _packed(shape: Packing, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _packed(packing: Packing, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     table = pa.Table.from_batches(batches)
     out: list[tuple[str, str, str]] = []
     for route in pc.unique(table["route"]).to_pylist():
         rows = table.filter(pc.equal(table["route"], route))
-        if route.startswith(BAD):
-            out += _bad_messages(shape, route.removeprefix(BAD), rows)
+        if route.startswith(BAD_PREFIX):
+            out += _bad_messages(packing, route.removeprefix(BAD_PREFIX), rows)
         else:
-            out += _messages(shape, route, rows)
+            out += _messages(packing, route, rows)
     columns = zip(*out, strict=True) if out else ([], [], [])
-    return pa.RecordBatch.from_arrays([pa.array(c, pa.string()) for c in columns], schema=OUT)
+    return pa.RecordBatch.from_arrays([pa.array(c, pa.string()) for c in columns], schema=OUTPUT)
 
 
-def _messages(shape: Packing, route: str, rows: pa.Table) -> Iterator[tuple[str, str, str]]:
-    select, sums = shape.routes[route]
+def _messages(packing: Packing, route: str, rows: pa.Table) -> Iterator[tuple[str, str, str]]:
+    select, sums = packing.routes[route]
     keys = [f"k{i}" for i in range(len(select))]
     values = [f"v{i}" for i in range(len(sums))]
     names = ["_client", "shard", *keys, *values]
     if sums:
         for value in values:
-            # A sum of the largest amounts has more digits than one of them.
-            at = rows.column_names.index(value)
-            rows = rows.set_column(at, value, rows[value].cast(WIDE))
+            # The sum of large amounts may have more digits than each of them.
+            index = rows.column_names.index(value)
+            rows = rows.set_column(index, value, rows[value].cast(WIDE_DECIMAL))
         rows = rows.group_by(names[: -len(sums)]).aggregate([(value, "sum") for value in values])
         rows = rows.rename_columns(
             [n.removesuffix("_sum") if n.startswith("v") else n for n in rows.column_names]
         )
-    plain = zip(*(rows[name].to_pylist() for name in names), strict=True)
-    heads = [*select, *sums]
+    records = zip(*(rows[name].to_pylist() for name in names), strict=True)
+    columns = [*select, *sums]
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for client, shard, *cells in plain:
+    for client, shard, *cells in records:
         cells[len(select) :] = [decimals.text(value) for value in cells[len(select) :]]
-        found.setdefault((client, shard), []).append(dict(zip(heads, cells, strict=True)))
-    for (client, shard), records in found.items():
-        for some in _cut(records):
-            yield shape.shards, f"{shard:02d}", _text(Rows(client, route, some))
+        found.setdefault((client, shard), []).append(dict(zip(columns, cells, strict=True)))
+    for (client, shard), folded in found.items():
+        for chunk in _chunks(folded):
+            yield packing.shards, f"{shard:02d}", _text(Rows(client, route, chunk))
 
 
-def _bad_messages(shape: Packing, table: str, rows: pa.Table) -> Iterator[tuple[str, str, str]]:
+def _bad_messages(packing: Packing, table: str, rows: pa.Table) -> Iterator[tuple[str, str, str]]:
     found: dict[tuple[str, str], list[list[str]]] = {}
-    for client, why, cells in zip(
+    for client, reason, cells in zip(
         rows["_client"].to_pylist(), rows["k0"].to_pylist(), rows["k1"].to_pylist(), strict=True
     ):
-        found.setdefault((client, why), []).append(msgspec.json.decode(cells) if cells else [])
-    for (client, why), records in found.items():
-        for some in _cut(records):
-            yield shape.bad, client, _text(Bad(client, table, why, some))
+        found.setdefault((client, reason), []).append(msgspec.json.decode(cells) if cells else [])
+    for (client, reason), records in found.items():
+        for chunk in _chunks(records):
+            yield packing.bad, client, _text(BadRows(client, table, reason, chunk))
 
 
-def _cut(records: list[Any]) -> Iterator[list[Any]]:
+def _chunks(records: list[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(records), MESSAGE_ROWS):
         yield records[start : start + MESSAGE_ROWS]
 
 
-def _text(message: Rows | Bad) -> str:
+def _text(message: Rows | BadRows) -> str:
     return msgspec.json.encode(message).decode()

@@ -1,17 +1,19 @@
-"""How far each table of each client is, and which ends of file are not acknowledged yet."""
+"""The progress of each table of each client, and its unacknowledged end-of-file messages."""
 
 from msgspec import Struct
 
 from .. import Session
 from ..errors import InvalidArgument
-from .cancel import cancelled
+from .cancel import cancelled_clients
 from .declaration import Pipeline
-from .held import waiting
-from .keeping import broker_time, kept
+from .state import broker_time, held_ends, read_state
 
 
-class Row(Struct):
-    """One table of one client. `oldest_seconds`: how long its oldest end of file is waiting."""
+class TableStatus(Struct):
+    """The progress of one table of one client.
+
+    `held`: unacknowledged end-of-file messages; `oldest_seconds`: the age of the oldest.
+    """
 
     client: str
     table: str
@@ -21,28 +23,28 @@ class Row(Struct):
     state: str = "running"
 
 
-def look(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[Row]:
-    """Every table of every client; an end of file held for too long is an ALARM."""
-    rows = {(client, table.name): Row(client, table.name)
-            for client in {*kept(q, pipeline, "clients"), *cancelled(q, pipeline)}
+def table_statuses(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[TableStatus]:
+    """Return the status of every table; an end of file held longer than `alarm_after` is an alarm."""
+    cancelled = cancelled_clients(q, pipeline)
+    rows = {(client, table.name): TableStatus(client, table.name)
+            for client in {*read_state(q, pipeline, "clients"), *cancelled}
             for table in pipeline.tables}  # fmt: skip
-    for key, handled in kept(q, pipeline, "handled").items():
+    for key, handled in read_state(q, pipeline, "handled").items():
         client, _, table = key.rpartition("/")
-        rows[client, table] = Row(client, table, int(handled))
+        rows[client, table] = TableStatus(client, table, int(handled))
     now = broker_time(q)
-    for key, unacked in waiting(q, pipeline).items():
+    for key, held in held_ends(q, pipeline).items():
         client, _, table = key.rpartition("/")
-        row = rows.setdefault((client, table), Row(client, table))
-        row.held, row.oldest_seconds = unacked.ends, now - unacked.since
-    finished = set(kept(q, pipeline, "done"))
-    gone = cancelled(q, pipeline)
+        row = rows.setdefault((client, table), TableStatus(client, table))
+        row.held, row.oldest_seconds = held.ends, now - held.since
+    finished = set(read_state(q, pipeline, "done"))
     for row in rows.values():
-        row.state = _state(row, finished, gone, alarm_after)
+        row.state = _state(row, finished, cancelled, alarm_after)
     return [rows[key] for key in sorted(rows)]
 
 
-def _state(row: Row, finished: set[str], gone: set[str], alarm_after: float) -> str:
-    if row.client in gone:
+def _state(row: TableStatus, finished: set[str], cancelled: set[str], alarm_after: float) -> str:
+    if row.client in cancelled:
         return "cancelled"
     if row.client in finished:
         return "finished"
@@ -51,12 +53,13 @@ def _state(row: Row, finished: set[str], gone: set[str], alarm_after: float) -> 
     return "ends held" if row.held else "running"
 
 
-def stuck(rows: list[Row]) -> list[Row]:
+def stuck(rows: list[TableStatus]) -> list[TableStatus]:
+    """Return the tables in alarm."""
     return [row for row in rows if row.state.startswith("ALARM")]
 
 
-def exposition(rows: list[Row], pipeline: Pipeline) -> str:
-    """The rows for Prometheus, as its text-file collector takes them."""
+def prometheus_text(rows: list[TableStatus], pipeline: Pipeline) -> str:
+    """Format the statuses for the text-file collector of Prometheus."""
     try:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ModuleNotFoundError:
@@ -71,7 +74,7 @@ def exposition(rows: list[Row], pipeline: Pipeline) -> str:
         "held": Gauge("ackflow_pipeline_eof_unacknowledged", "Ends of file held", labels,
                       registry=registry),
         "oldest_seconds": Gauge("ackflow_pipeline_eof_oldest_seconds",
-                                "Age of the oldest end of file that is held", labels,
+                                "Age of the oldest held end of file", labels,
                                 registry=registry),
     }  # fmt: skip
     for row in rows:

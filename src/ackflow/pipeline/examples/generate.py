@@ -1,4 +1,4 @@
-"""Data for the coffee shop, the same for the same seed, with the rows that are easily got wrong."""
+"""Generates data for the coffee shop, with edge cases; equal seeds give equal data."""
 
 import csv
 import random
@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-from ..folders import made
+from ..preflight import make_folder
 from .coffee_shop import pipeline
 
 ITEMS = [("Espresso", 6), ("Americano", 7), ("Latte", 8), ("Cappuccino", 8), ("Flat White", 9),
@@ -26,7 +26,7 @@ def generate(out: Path, transactions: int, clients: int, seed: int) -> None:
 
 
 def _client(folder: Path, transactions: int, rng: random.Random) -> None:
-    made(folder)
+    make_folder(folder)
     users = max(5, transactions // 20)
     _write(folder / "menu_items.csv", "menu_items", (
         [str(i), name, "coffee" if i < 6 else "non-coffee", f"{price}.0", "False", "", ""]
@@ -49,7 +49,7 @@ def _client(folder: Path, transactions: int, rng: random.Random) -> None:
             rows, items = rows + extra[0], items + extra[1]
         _write(folder / f"transactions_{year}{month:02d}.csv", "transactions", rows)
         _write(folder / f"transaction_items_{year}{month:02d}.csv", "transaction_items", items)
-    # An empty last file must not keep a table from ending.
+    # An empty last file: the table must still end.
     _write(folder / "transactions_202507.csv", "transactions", [])
 
 
@@ -81,7 +81,7 @@ _HOURS = [*range(6, 24), 7, 8, 9, 12, 13, 3]
 
 
 def _edge_rows(rng: random.Random) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows at and over every limit."""
+    """Return rows at, below and above every limit."""
     rows, items = [], []
 
     def sale(at: str, amount: str, store: str = "1", user: str = "1", item: str = "1",

@@ -1,6 +1,7 @@
-"""Aggregators: fold the rows of a shard and pass them on, with the ack, in one transaction.
+"""The aggregator: folds the rows of a shard and forwards them in one transaction with the acks.
 
-Any number of them may run: a shard is one partition of an ordered group, so it has one holder.
+Any number of aggregators may run. A shard is a partition of an ordered group, so only one
+aggregator holds it at a time.
 """
 
 import logging
@@ -12,20 +13,22 @@ import msgspec
 
 from .. import Message, Session
 from ..errors import AckflowError, TransactionFailed
-from .cancel import cancelled
+from .cancel import cancelled_clients
 from .decimals import add, text
 from .declaration import Pipeline, Route
-from .messages import Folded, Forwarded, Rows, Tick, raw
+from .messages import BatchesForwarded, EndForwarded, Rows, ShardFolded, encode
 
 BATCH = 200
 LEASE = 10.0
 GROUP = "aggregators"
 
 log = logging.getLogger("ackflow.pipeline")
-_decode = msgspec.json.Decoder(Rows | Tick | Forwarded).decode
+_decode = msgspec.json.Decoder(Rows | BatchesForwarded | EndForwarded).decode
 
 
 class Aggregator:
+    """Consumes the shards of a pipeline."""
+
     def __init__(self, q: Session, pipeline: Pipeline) -> None:
         self._q = q
         self._pipeline = pipeline
@@ -39,7 +42,7 @@ class Aggregator:
         )  # fmt: skip
 
     def run_once(self, wait: float = 1.0) -> int:
-        """Fold what one shard has for us; answers with how many messages that were."""
+        """Fold the next messages of one shard; return how many there were."""
         batch = self._q.pop(
             self._pipeline.shards, group=GROUP, batch=BATCH, wait=wait, lease_seconds=LEASE
         )
@@ -48,46 +51,46 @@ class Aggregator:
         try:
             self._fold(list(batch))
         except TransactionFailed as refused:
-            log.warning("a shard was not folded, its rows come again: %s", refused.message)
-        except Incomplete as error:
+            log.warning("shard not folded, its messages are redelivered: %s", refused.message)
+        except ShardIncomplete as error:
             log.error("%s", error.message)
             self._q.nack(batch, error.message, delay=0.5)
         return len(batch)
 
     def _fold(self, batch: list[Message]) -> None:
-        """Fold a run of messages of one shard; everything it leads to is one transaction."""
+        """Fold messages of one shard; the acks, sums, counts and ends are one transaction."""
         shard = batch[0].partition
         rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        counts = _Counts(self._q, self._pipeline, shard)
-        ends: list[Forwarded] = []
-        gone = cancelled(self._q, self._pipeline)
+        counts = _ShardCounts(self._q, self._pipeline, shard)
+        ends: list[EndForwarded] = []
+        cancelled = cancelled_clients(self._q, self._pipeline)
         for message in batch:
-            said = _decode(message.raw)
-            if said.client in gone:
+            decoded = _decode(message.raw)
+            if decoded.client in cancelled:
                 continue
-            if isinstance(said, Rows):
-                rows.setdefault((said.client, said.route), []).extend(said.rows)
-            elif isinstance(said, Tick):
-                counts.add(said.client, said.table, said.batches)
+            if isinstance(decoded, Rows):
+                rows.setdefault((decoded.client, decoded.route), []).extend(decoded.rows)
+            elif isinstance(decoded, BatchesForwarded):
+                counts.add(decoded.client, decoded.table, decoded.batches)
             else:
-                ends.append(said)
+                ends.append(decoded)
         t = self._q.transaction()
         t.ack(batch)
-        for (client, route), some in rows.items():
-            folded = fold(self._routes[route], some)
+        for (client, route), unfolded in rows.items():
+            folded = Rows(client, route, fold(self._routes[route], unfolded))
             counts.add(client, "", 1)
-            t.push(self._pipeline.folded, raw(Rows(client, route, folded)), partition=client)
+            t.push(self._pipeline.folded, encode(folded), partition=client)
         for end in ends:
-            counts.check(end)
-            done = Folded(end.client, end.table, shard, counts.get(end.client, ""))
-            t.push(self._pipeline.ends, raw(done), partition=end.client)
+            counts.check_complete(end)
+            done = ShardFolded(end.client, end.table, shard, counts.get(end.client, ""))
+            t.push(self._pipeline.ends, encode(done), partition=end.client)
         for key, value in counts.changed.items():
             t.put(key, value)
         t.commit()
 
 
-class _Counts:
-    """How many batches of each table a shard was told of, and how many messages it pushed."""
+class _ShardCounts:
+    """Batches of each table that reached a shard, and messages that the shard pushed."""
 
     def __init__(self, q: Session, pipeline: Pipeline, shard: str) -> None:
         self._q, self._pipeline, self._shard = q, pipeline, shard
@@ -103,26 +106,26 @@ class _Counts:
         found = self._q.value(key)
         return 0 if found is None else int(found.data)
 
-    def check(self, end: Forwarded) -> None:
-        found = self.get(end.client, end.table)
-        if found != end.batches:
-            raise Incomplete(
-                f"shard {self._shard} was told of {found} batches of {end.table}, not {end.batches}"
+    def check_complete(self, end: EndForwarded) -> None:
+        received = self.get(end.client, end.table)
+        if received != end.batches:
+            raise ShardIncomplete(
+                f"shard {self._shard} received {received} of {end.batches} batches of {end.table}"
             )
 
     def _key(self, client: str, table: str) -> str:
-        return self._pipeline.value("shard", client, self._shard, table or "_pushed")
+        return self._pipeline.state_key("shard", client, self._shard, table or "_pushed")
 
 
-class Incomplete(AckflowError):
-    """Fewer batches arrived than were sent."""
+class ShardIncomplete(AckflowError):
+    """A shard received fewer batches than the router forwarded."""
 
     code = "incomplete"
     status = 409
 
 
 def fold(route: Route, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a route with equal values as one, their sums added exactly."""
+    """Merge rows with equal selected values, adding their sums exactly."""
     if not route.sums:
         return list(rows)
     names = list(route.select)
