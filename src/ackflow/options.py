@@ -108,6 +108,32 @@ def settings(dialect: GroupDialect, queue: QueueOptions, group: GroupOptions) ->
     return Settings(**chosen)
 
 
+# Options that the fast pop need not know: they act when messages are pushed, settled or dropped, or
+# it checks what follows from them. A queue or group with any other option set takes the long way.
+_PLAIN_ANY = frozenset({
+    "lease_seconds", "retry_limit", "max_deliver", "backoff", "max_ack_pending", "batch", "start",
+    "history_seconds", "delay_seconds", "keep_seconds", "dedup_seconds", "namespace", "task",
+    "max_size", "priority", "encrypted",
+})  # fmt: skip
+
+
+def is_plain(queue: QueueOptions, group: GroupOptions, rules: Settings) -> bool:
+    """Whether every option that changes what a pop hands out is at its default.
+
+    A new option is unknown here, so that only a group that leaves it at its default is plain.
+    """
+    if rules.ordering != "shared" or rules.policy == "none":
+        return False
+    native = DEFAULTS["native"]
+    checked = _PLAIN_ANY | {"ordering", "policy"}
+    return all(
+        getattr(given, name) == getattr(default, name)
+        for given, default in ((queue, type(queue)()), (group, type(group)()), (rules, native))
+        for name in given.__struct_fields__
+        if name not in checked
+    )
+
+
 def born(name: str, dialect: Dialect = "native") -> QueueOptions:
     """The options of a queue made by its first use; a dotted name tells its namespace and task.
 

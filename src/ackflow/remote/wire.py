@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from .. import errors, ranges
+from .. import errors
 from ..broker.core.handout import Handout, Run
 from ..broker.core.push import Answer as Places
 from ..errors import AckflowError, InvalidArgument
@@ -156,14 +156,6 @@ def _cut(run: Run) -> Handed:
         start = body.ends[lo - 1] if lo else 0
         data = data[start : body.ends[hi - 1]]
         ends = array("i", [end - start for end in body.ends[lo:hi]]).tobytes()
-        rest = None if rest is None else _rest(rest, lo, hi)
+        rest = None if rest is None else rest.slice(lo, hi)
     return Handed(run.lane, run.partition, run.priority, run.lo, run.created_at, ends, data, rest,
                   run.deliveries, run.failures, run.redelivered, run.number, run.pending)  # fmt: skip
-
-
-def _rest(rest: Rest, lo: int, hi: int) -> Rest:
-    return Rest(
-        {i - lo: txid for i, txid in rest.txids.items() if lo <= i < hi},
-        {i - lo: headers for i, headers in rest.headers.items() if lo <= i < hi},
-        [at - lo for at in ranges.clip(rest.binary, lo, hi)],
-    )

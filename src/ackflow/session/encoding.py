@@ -290,7 +290,7 @@ def _rest(items: list[Item]) -> Rest | None:
     rest.binary = ranges.of(
         i for i, item in enumerate(items) if isinstance(item.data, bytes | bytearray | memoryview)
     )
-    return rest if rest.txids or rest.headers or rest.binary else None
+    return None if rest.empty else rest
 
 
 def _ends(parts: list[bytes]) -> "array[int]":

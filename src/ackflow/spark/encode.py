@@ -218,4 +218,4 @@ def _rest(columns: dict[str, pa.Array], n: int, is_json: bool) -> Rest | None:
                 rest.headers[row] = validate.headers(dict(items))
     if not is_json:
         rest.binary = [0, n]
-    return rest if rest.txids or rest.headers or rest.binary else None
+    return None if rest.empty else rest

@@ -51,7 +51,7 @@ def unseal(data: bytes, rest: Rest | None) -> tuple[bytes, Rest | None]:
     from cryptography.exceptions import InvalidTag
 
     plain = structs.replace(rest, sealed=False)
-    beside = plain if plain.txids or plain.headers or plain.binary else None
+    beside = None if plain.empty else plain
     try:
         cipher = _keys().ciphers.get(data[:ID])
     except NoEncryptionKey as error:

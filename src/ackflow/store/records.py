@@ -1,13 +1,14 @@
 """The rows of the store as records. Verbs load one, change it, save it; the store decides nothing."""
 
 from array import array
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from msgspec import Raw, Struct, field
 
 from .. import ranges
-from ..options import GroupDialect, GroupOptions, QueueOptions, Settings
+from ..options import GroupDialect, GroupOptions, QueueOptions, Settings, is_plain, settings
 from ..ranges import Ranges
 
 LEASED, WAITING, DUE = 0, 1, 2
@@ -117,6 +118,57 @@ class Rest(Struct, omit_defaults=True):
     binary: Ranges = []
     sealed: bool = False
 
+    @property
+    def empty(self) -> bool:
+        return not (self.txids or self.headers or self.binary)
+
+    def is_binary(self, index: int) -> bool:
+        return bool(self.binary) and ranges.contains(self.binary, index)
+
+    def pick(self, index: int) -> "Rest":
+        """The optional fields of one message, as a Rest in which it is message 0."""
+        one = Rest()
+        if index in self.txids:
+            one.txids = {0: self.txids[index]}
+        if index in self.headers:
+            one.headers = {0: self.headers[index]}
+        if self.is_binary(index):
+            one.binary = [0, 1]
+        return one
+
+    def slice(self, lo: int, hi: int) -> "Rest":
+        """The optional fields of messages [lo, hi), numbered from 0."""
+        return Rest(
+            {i - lo: txid for i, txid in self.txids.items() if lo <= i < hi},
+            {i - lo: headers for i, headers in self.headers.items() if lo <= i < hi},
+            [at - lo for at in ranges.clip(self.binary, lo, hi)],
+        )
+
+    def select(self, indices: Sequence[int]) -> "Rest":
+        """The optional fields of these messages, numbered from 0 in this order."""
+        return Rest(
+            {new: self.txids[old] for new, old in enumerate(indices) if old in self.txids},
+            {new: self.headers[old] for new, old in enumerate(indices) if old in self.headers},
+            ranges.of(new for new, old in enumerate(indices) if self.is_binary(old)),
+        )
+
+    @staticmethod
+    def merge(ones: Iterable["Rest | None"]) -> "Rest":
+        """The optional fields of single messages, as `pick` gives them, one after the other."""
+        merged = Rest()
+        binary = []
+        for at, one in enumerate(ones):
+            if one is None:
+                continue
+            if one.txids:
+                merged.txids[at] = one.txids[0]
+            if one.headers:
+                merged.headers[at] = one.headers[0]
+            if one.binary:
+                binary.append(at)
+        merged.binary = ranges.of(binary)
+        return merged
+
 
 class Body(Struct):
     """The payloads of a segment: `ends` are their end offsets in `data`.
@@ -146,7 +198,10 @@ def joined(items: list[Raw]) -> tuple[bytes, bytes]:
 
 
 class Group(Struct):
-    """`made`: it has cursors up to the lane of this priority and id only; None: of all lanes."""
+    """A group and its rules. `plain`: the fast pop may serve it, see `options.is_plain`.
+
+    `made`: it has cursors up to the lane of this priority and id only; None: of all lanes.
+    """
 
     id: int
     queue: int
@@ -156,7 +211,13 @@ class Group(Struct):
     paused: bool
     options: GroupOptions
     rules: Settings
+    plain: bool = False
     made: tuple[int, int] | None = None
+
+    def set_rules(self, queue: QueueOptions) -> None:
+        """Compute the rules again, after the options of the group or its queue have changed."""
+        self.rules = settings(self.dialect, queue, self.options)
+        self.plain = is_plain(queue, self.options, self.rules)
 
 
 class Cursor(Struct):
@@ -226,6 +287,42 @@ class Claim(Struct):
     acked_at: int | None = None
     stored: int = 0
     counted: int = 0
+
+    @staticmethod
+    def leased(
+        group_id: int,
+        lane: int,
+        which: Ranges,
+        since: int,
+        deliveries: int = 1,
+        failures: int = 0,
+        redelivered: int = 0,
+        error: str | None = None,
+    ) -> "Claim":
+        """A claim to be held under a lease; granting the lease sets its id and its end."""
+        return Claim(
+            0, group_id, lane, which, LEASED, None, since, deliveries, failures, redelivered, error,
+            None,
+        )  # fmt: skip
+
+    @staticmethod
+    def unleased(
+        group_id: int,
+        lane: int,
+        which: Ranges,
+        at: int | None,
+        since: int,
+        deliveries: int = 0,
+        failures: int = 0,
+        redelivered: int = 0,
+        error: str | None = None,
+    ) -> "Claim":
+        """A claim that waits until `at`, or is due when that is None."""
+        state = DUE if at is None else WAITING
+        return Claim(
+            0, group_id, lane, which, state, at, since, deliveries, failures, redelivered, error,
+            None,
+        )  # fmt: skip
 
     @property
     def returned(self) -> bool:

@@ -12,7 +12,7 @@ from msgspec import msgpack
 
 from .. import ranges
 from ..clock import AHEAD
-from ..options import GroupOptions, QueueOptions, settings
+from ..options import GroupOptions, QueueOptions, is_plain, settings
 from ..ranges import Ranges
 from .cache import Cache
 from .claims import Holds
@@ -343,7 +343,8 @@ class Tx(Holds, GoneRows):
             queue = self.queue_by_id(home)
             assert queue is not None, "a group without its queue"
             rules = settings(dialect, queue.options, options)
-            found = Group(id, home, name, created_at, dialect, bool(paused), options, rules)
+            plain = is_plain(queue.options, options, rules)
+            found = Group(id, home, name, created_at, dialect, bool(paused), options, rules, plain)
             found.made = None if made[1] is None else (made[0], made[1])
             self.cache.groups[found.id] = self.cache.groups[found.queue, found.name] = found
             if rules.max_ack_pending is not None:

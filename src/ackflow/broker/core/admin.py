@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from ... import ids, ranges, validate
-from ...options import Dialect, GroupOptions, QueueOptions, settings
+from ...options import Dialect, GroupOptions, QueueOptions
 from ...ranges import Ranges
 from ...store.encryption import check_key
 from ...store.records import LEASED, Cursor, Group, Lane, Queue
@@ -36,7 +36,7 @@ def configure(
     queue.options = structs.replace(queue.options, **changes)
     tx.save_queue(queue)
     for group in tx.groups(queue.id):
-        group.rules = settings(group.dialect, queue.options, group.options)
+        group.set_rules(queue.options)
     tx.touched.add(name)
     return queue.options
 
@@ -53,7 +53,7 @@ def configure_group(
     changes = {k: v for k, v in changes.items() if k != "start"}
     found.options = structs.replace(found.options, **changes)
     found.dialect = dialect or found.dialect
-    found.rules = settings(found.dialect, queue.options, found.options)
+    found.set_rules(queue.options)
     tx.save_group(found)
     tx.note_window(found)
     tx.reblock(found)

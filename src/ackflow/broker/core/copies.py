@@ -2,9 +2,10 @@
 
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
-from ... import ids, ranges
+from ... import ids
 from ...options import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ...ranges import Ranges
 from ...store.records import Carry, Group, Lane, Rest
@@ -76,11 +77,8 @@ def _parts(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
 
 
 def _body(part: list[Copy]) -> tuple[bytes, bytes, Rest]:
-    ends, rest = array("i"), Rest()
+    ends = array("i", accumulate(len(one.payload) for one in part))
+    rest = Rest.merge(one.own for one in part)
     for at, one in enumerate(part):
-        ends.append((ends[-1] if at else 0) + len(one.payload))
-        rest.txids[at] = one.own.txids.get(0, one.txid) if one.own else one.txid
-        if one.own and one.own.headers:
-            rest.headers[at] = one.own.headers[0]
-    rest.binary = ranges.of(at for at, one in enumerate(part) if one.own and one.own.binary)
+        rest.txids.setdefault(at, one.txid)
     return ends.tobytes(), b"".join([one.payload for one in part]), rest

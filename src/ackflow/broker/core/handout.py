@@ -2,7 +2,6 @@
 
 from msgspec import Struct
 
-from ... import ranges
 from ...ranges import Ranges
 from ...store.records import Body, Carry, Cursor, Lane, Rest, Segment
 from ...store.tx import Tx
@@ -82,22 +81,11 @@ def payload(body: Body, index: int) -> bytes:
 
 def rest_of(body: Body, index: int) -> Rest | None:
     """What one message has beside its payload, as a Rest of its own."""
-    rest = body.rest
-    if rest is None:
-        return None
-    one = Rest()
-    if index in rest.txids:
-        one.txids = {0: rest.txids[index]}
-    if index in rest.headers:
-        one.headers = {0: rest.headers[index]}
-    if is_binary(body, index):
-        one.binary = [0, 1]
-    return one
+    return None if body.rest is None else body.rest.pick(index)
 
 
 def is_binary(body: Body, index: int) -> bool:
-    rest = body.rest
-    return rest is not None and bool(rest.binary) and ranges.contains(rest.binary, index)
+    return body.rest is not None and body.rest.is_binary(index)
 
 
 def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -> list[Run]:

@@ -1,14 +1,70 @@
-"""A lease can be read again by its token: the very same messages, settled meanwhile or not."""
+"""Leases: granted to a consumer, and read again by their token.
+
+Reading again gives the very same messages, settled meanwhile or not.
+"""
 
 from ... import ranges
+from ...clock import micros
 from ...errors import Gone, LeaseLost
-from ...options import PENDING_OF_GROUP
+from ...options import MAX_CLAIM, PENDING_OF_GROUP
 from ...ranges import Ranges
-from ...store.records import Claim, Lease
+from ...store.records import Claim, Cursor, Group, Lease, LeasePart
 from ...store.tx import Tx
 from .cursors import never_handed_out, to_come
 from .handout import Handout, Taken, count_pending, runs_of
 from .topology import make_all
+
+
+def grant(
+    tx: Tx,
+    group: Group,
+    consumer: str,
+    seconds: float,
+    parts: list[LeasePart],
+    claims: list[Claim],
+    *,
+    token: int | None = None,
+    keeper: Cursor | None = None,
+    blocks: bool = True,
+) -> Lease:
+    """Hold claims under one new lease; in an ordered group it blocks their partitions.
+
+    `keeper`: the cursor of the one claim, which is of new messages without holes. `blocks` is False
+    for a lease that ends in the same transaction.
+    """
+    expires = tx.now + micros(seconds)
+    n = ranges.count(parts[0].ranges)
+    for part in parts[1:]:
+        n += ranges.count(part.ranges)
+    lease = Lease(
+        0, tx.new_token() if token is None else token, group.id, consumer, tx.now, expires, None, n,
+        parts,
+    )  # fmt: skip
+    id = tx.add_lease(lease)
+    for claim in claims:
+        claim.lease, claim.at = id, expires
+        if keeper is None:
+            tx.add_claim(claim)
+        else:
+            tx.add_plain_claim(claim, keeper)
+    tx.cache.keep_lease(lease, claims)
+    if blocks and group.rules.ordering == "ordered":
+        lanes = [tx.lane(part.lane) for part in parts]
+        for partition in {lane.partition for lane in lanes if lane is not None}:
+            tx.block_partition(group.id, partition, True)
+    return lease
+
+
+def split_for_claims(which: Ranges) -> list[Ranges]:
+    """A range set in sets of at most MAX_CLAIM messages, as many as one claim holds."""
+    if ranges.count(which) <= MAX_CLAIM:
+        return [which]
+    sets = []
+    while which:
+        lowest = ranges.lowest(which, MAX_CLAIM)
+        sets.append(lowest)
+        which = ranges.clip(which, lowest[-1], which[-1])
+    return sets
 
 
 def read(tx: Tx, token: int) -> Handout:

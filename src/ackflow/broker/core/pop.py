@@ -12,14 +12,14 @@ from ...errors import InvalidArgument
 from ...ids import new_token
 from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, Dialect, GroupOptions
 from ...ranges import Ranges
-from ...store.records import LEASED, Claim, Cursor, Group, Lease, LeasePart, Queue
+from ...store.records import Claim, Cursor, Group, Lease, LeasePart, Queue
 from ...store.tx import Tx
 from ..waiters import ANY_QUEUE, Kind
 from .cursors import never_handed_out, unread
 from .expiry import refresh
 from .global_pause import halted
 from .handout import Handout, Part, Run, Taken, count_pending, runs_of
-from .leases import read_lease
+from .leases import grant, read_lease, split_for_claims
 from .take import take, take_in_order
 from .topology import (
     cursor_for,
@@ -155,7 +155,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     tx.cache.saw(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
     wide = isinstance(request, WidePop)  # its queues take turns by when they were served
-    if room >= request.batch and not wide and _fast_pop(tx, queue, group, request, answer):
+    if room >= request.batch and not wide and _fast_pop(tx, group, request, answer):
         return answer
     partition = None
     if request.partition is not None:
@@ -256,18 +256,13 @@ def quiet_time(tx: Tx, queue: Queue, group: Group) -> int | None:
     return None if last is None else int(last) + window
 
 
-def _fast_pop(tx: Tx, queue: Queue, group: Group, request: PopRequest, answer: Handout) -> bool:
+def _fast_pop(tx: Tx, group: Group, request: PopRequest, answer: Handout) -> bool:
     """Lease messages that nobody was given before; False when it is not as simple as that."""
-    id, options, rules = tx.only_lane(group.id), queue.options, group.rules
+    id = tx.only_lane(group.id)
     if (
         id is None
+        or not group.plain
         or group.made is not None
-        or rules.ordering != "shared"
-        or rules.policy == "none"
-        or options.retention_seconds is not None
-        or options.ttl_seconds is not None
-        or options.max_wait_seconds is not None
-        or options.window_seconds
         or request.auto_ack
         or request.partition is not None
         or request.batch > MAX_CLAIM
@@ -292,18 +287,13 @@ def _fast_pop(tx: Tx, queue: Queue, group: Group, request: PopRequest, answer: H
     cursor.delivered += request.batch
     home = tx.partition_by_id(lane.partition)
     assert home is not None
-    answer.token = tx.new_token() if request.token is None else request.token
-    answer.expires_at = tx.now + micros(request.lease_seconds or rules.lease_seconds)
-    made = Lease(
-        0, answer.token, group.id, request.consumer, tx.now, answer.expires_at, None, request.batch,
+    lease = grant(
+        tx, group, request.consumer, request.lease_seconds or group.rules.lease_seconds,
         [LeasePart(id, [first, stop], number)],
+        [Claim.leased(group.id, id, [first, stop], segment.created_at)],
+        token=request.token, keeper=cursor,
     )  # fmt: skip
-    claim = Claim(
-        0, group.id, id, [first, stop], LEASED, answer.expires_at, segment.created_at, 1, 0, False,
-        None, tx.add_lease(made),
-    )  # fmt: skip
-    tx.add_plain_claim(claim, cursor)
-    tx.cache.keep_lease(made, [claim])
+    answer.token, answer.expires_at = lease.token, lease.expires_at
     tx.show(id, stop)
     answer.runs = [
         Run(
@@ -378,28 +368,21 @@ def lease_parts(
     tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer: Handout
 ) -> None:
     """Hold what was taken under one new lease; the answer gets its token and its end."""
-    seconds = request.lease_seconds or group.rules.lease_seconds
-    expires = tx.now + micros(seconds)
-    token = tx.new_token() if request.token is None else request.token
-    everything = [LeasePart(part.lane.id, part.ranges, part.number) for part in parts]
-    n = sum([ranges.count(part.ranges) for part in parts])
-    lease = Lease(0, token, group.id, request.consumer, tx.now, expires, None, n, everything)
-    id = tx.add_lease(lease)
-    claims = []
-    for part in parts:
-        for taken in part.taken:
-            for piece in pieces_of(taken.ranges):
-                claim = Claim(
-                    0, group.id, part.lane.id, piece, LEASED, expires, taken.since,
-                    taken.deliveries, taken.failures, taken.redelivered, taken.error, id,
-                )  # fmt: skip
-                tx.add_claim(claim)
-                claims.append(claim)
-    tx.cache.keep_lease(lease, claims)
-    if group.rules.ordering == "ordered":
-        for home in {part.lane.partition for part in parts}:
-            tx.block_partition(group.id, home, True)
-    answer.token, answer.expires_at = token, expires
+    claims = [
+        Claim.leased(
+            group.id, part.lane.id, which, taken.since, taken.deliveries, taken.failures,
+            taken.redelivered, taken.error,
+        )
+        for part in parts
+        for taken in part.taken
+        for which in split_for_claims(taken.ranges)
+    ]  # fmt: skip
+    lease = grant(
+        tx, group, request.consumer, request.lease_seconds or group.rules.lease_seconds,
+        [LeasePart(part.lane.id, part.ranges, part.number) for part in parts],
+        claims, token=request.token,
+    )  # fmt: skip
+    answer.token, answer.expires_at = lease.token, lease.expires_at
 
 
 def together(taken: list[Taken]) -> Ranges:
@@ -407,18 +390,6 @@ def together(taken: list[Taken]) -> Ranges:
     for more in taken[1:]:
         result = ranges.union(result, more.ranges)
     return result
-
-
-def pieces_of(which: Ranges) -> list[Ranges]:
-    """A range set in claims of at most MAX_CLAIM messages."""
-    if ranges.count(which) <= MAX_CLAIM:
-        return [which]
-    pieces = []
-    while which:
-        piece = ranges.lowest(which, MAX_CLAIM)
-        pieces.append(piece)
-        which = ranges.clip(which, piece[-1], which[-1])
-    return pieces
 
 
 def _empty(tx: Tx, group: Group, answer: Handout) -> Handout:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, json, msgpack, structs
 
-from ... import ranges
 from ...clock import AHEAD, SECOND, micros
 from ...errors import AckflowError, KeyConflict, QueueFull, StorageFull
 from ...options import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
@@ -359,12 +358,7 @@ def _only(chunk: Chunk, kept: list[int]) -> Chunk:
     for i in kept:
         total += starts[i + 1] - starts[i]
         ends.append(total)
-    less = Rest(
-        {new: rest.txids[old] for new, old in enumerate(kept) if old in rest.txids},
-        {new: rest.headers[old] for new, old in enumerate(kept) if old in rest.headers},
-        ranges.of(new for new, old in enumerate(kept) if ranges.contains(rest.binary, old)),
-    )
-    return structs.replace(chunk, ends=ends, data=data, rest=less)
+    return structs.replace(chunk, ends=ends, data=data, rest=rest.select(kept))
 
 
 def _joined(places: Iterable[Placed]) -> list[Placed]:

@@ -13,9 +13,8 @@ from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, Not
 from ...options import Counting, Dead, Kind, after_nack, spent
 from ...ranges import Ranges
 from ...store.records import (
-    DUE,
     LEASED,
-    WAITING,
+    RETURNED,
     Carry,
     Claim,
     Cursor,
@@ -422,8 +421,10 @@ class Settlement:
     ) -> None:
         due = at <= self._tx.now
         self._tx.add_claim(
-            Claim(0, claim.grp, claim.lane, part, DUE if due else WAITING, None if due else at,
-                  claim.since, deliveries, failures, True, error, None)
+            Claim.unleased(
+                claim.grp, claim.lane, part, None if due else at, claim.since, deliveries, failures,
+                RETURNED, error,
+            )
         )  # fmt: skip
         if due:
             make_ready(self._tx, claim.lane, claim.grp)

@@ -9,9 +9,7 @@ from ...errors import StorageFailed
 from ...ranges import Ranges
 from ...store.records import (
     COPIED,
-    DUE,
     LEASED,
-    WAITING,
     Claim,
     Cursor,
     Group,
@@ -206,9 +204,7 @@ def _pass_run(
     if hides:
         cursor.hide(stop - first)
     elif there := _present(tx, lane, cursor, first, stop):
-        tx.add_claim(
-            Claim(0, group.id, lane.id, there, WAITING, at, at, 0, 0, 0, None, None)
-        )  # fmt: skip
+        tx.add_claim(Claim.unleased(group.id, lane.id, there, at, since=at))
     return passed
 
 
@@ -303,11 +299,13 @@ def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Range
 def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
     """What is not handed out now becomes a claim, waiting or due, so that the cursor can pass it."""
     start = carried(segment)
-    state, at = (WAITING, segment.not_before) if segment.delayed(tx.now) else (DUE, None)
+    at = segment.not_before if segment.delayed(tx.now) else None
+    redelivered = COPIED if start.redelivered else 0
     tx.add_claim(
-        Claim(0, group.id, segment.lane, there, state, at, segment.due_at,
-              start.deliveries, start.failures, COPIED if start.redelivered else 0, start.error,
-              None)
+        Claim.unleased(
+            group.id, segment.lane, there, at, segment.due_at, start.deliveries, start.failures,
+            redelivered, start.error,
+        )
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from msgspec import Struct
 from ... import ranges
 from ...errors import LeaseExpired, LeaseLost
 from ...ranges import Ranges
-from ...store.records import LEASED, Claim, tell_acks
+from ...store.records import Claim, tell_acks
 from ...store.tx import Tx
 from ..core.expiry import expire_if_over
 from ..core.settle import settle
@@ -129,8 +129,11 @@ def _split(tx: Tx, claim: Claim, part: Ranges) -> None:
         return
     claim.ranges = ranges.difference(claim.ranges, part)
     tx.shrink_claim(claim, ranges.count(part))
-    held = Claim(0, claim.grp, claim.lane, part, LEASED, claim.at, claim.since, claim.deliveries,
-                 claim.failures, claim.redelivered, claim.error, claim.lease)  # fmt: skip
+    held = Claim.leased(
+        claim.grp, claim.lane, part, claim.since, claim.deliveries, claim.failures,
+        claim.redelivered, claim.error,
+    )  # fmt: skip
+    held.lease, held.at = claim.lease, claim.at
     tx.add_claim(held)
     tx.hold_claim(held)
 

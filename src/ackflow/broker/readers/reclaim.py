@@ -4,12 +4,11 @@ under the same number. It counts neither as a delivery nor as a failure."""
 from msgspec import Struct
 
 from ... import ranges
-from ...clock import micros
 from ...ranges import Ranges
-from ...store.records import LEASED, Claim, Group, Lane, Lease, LeasePart
+from ...store.records import LEASED, RETURNED, Claim, Group, Lane, Lease, LeasePart
 from ...store.tx import Tx
 from ..core.expiry import expire_if_over
-from ..core.pop import pieces_of
+from ..core.leases import grant, split_for_claims
 from ..core.settle import VERBS
 from .records import Hand, HandPart, parts_of, put_part
 
@@ -122,7 +121,6 @@ def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
 def _lease_again(
     tx: Tx, group: Group, hand: Hand, free: list[tuple[Standing, Free]], seconds: float
 ) -> int:
-    token, expires = tx.new_token(), tx.now + micros(seconds)
     parts: dict[int, LeasePart] = {}
     for stand, some in free:
         if some:
@@ -132,31 +130,25 @@ def _lease_again(
             part = parts.setdefault(lane, LeasePart(lane, [], number))
             part.ranges = ranges.union(part.ranges, _all_of(some))
     if not parts:
-        return token
-    n = sum(ranges.count(part.ranges) for part in parts.values())
-    lease = Lease(0, token, group.id, consumer_of(hand.reader), tx.now, expires, None, n,
-                  list(parts.values()))  # fmt: skip
-    tx.add_lease(lease)
-    for _, some in free:
-        for claim, which in some:
-            _move(tx, claim, which, lease)
-    if group.rules.ordering == "ordered":
-        for lane in parts:
-            home = tx.lane(lane)
-            assert home is not None
-            tx.block_partition(group.id, home.partition, True)
-    return token
+        return 0
+    claims = [
+        new for _, some in free for claim, which in some for new in _cut_out(tx, claim, which)
+    ]
+    lease = grant(tx, group, consumer_of(hand.reader), seconds, list(parts.values()), claims)
+    return lease.token
 
 
-def _move(tx: Tx, claim: Claim, part: Ranges, lease: Lease) -> None:
-    """Put part of a free claim under a lease, with its counters."""
+def _cut_out(tx: Tx, claim: Claim, part: Ranges) -> list[Claim]:
+    """Take part of a free claim out of it, as claims to be leased with its counters."""
     claim.ranges = ranges.difference(claim.ranges, part)
     tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
-    for piece in pieces_of(part):
-        tx.add_claim(
-            Claim(0, claim.grp, claim.lane, piece, LEASED, lease.expires_at, claim.since,
-                  max(1, claim.deliveries), claim.failures, True, claim.error, lease.id)
-        )  # fmt: skip
+    return [
+        Claim.leased(
+            claim.grp, claim.lane, which, claim.since, max(1, claim.deliveries), claim.failures,
+            RETURNED, claim.error,
+        )
+        for which in split_for_claims(part)
+    ]  # fmt: skip
 
 
 def consumer_of(reader: str) -> str:

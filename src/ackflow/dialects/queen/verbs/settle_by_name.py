@@ -10,9 +10,9 @@ from msgspec import Struct
 from .... import ids, ranges
 from ....broker.core.cursors import hidden_in, make_ready
 from ....broker.core.expiry import refresh_stretch
+from ....broker.core.leases import grant
 from ....broker.core.settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
 from ....broker.core.transactions import Pushes, Result, run_all, run_push
-from ....clock import micros
 from ....errors import (
     AckflowError,
     AlreadySettled,
@@ -23,7 +23,7 @@ from ....errors import (
     TransactionFailed,
 )
 from ....options import QUEUE_MODE
-from ....store.records import LEASED, Claim, Cursor, Group, Lane, Lease, LeasePart
+from ....store.records import LEASED, RETURNED, Claim, Cursor, Group, Lane, LeasePart
 from ....store.tx import Tx
 from ..errors import AlreadyCommitted
 
@@ -254,15 +254,13 @@ def _held_for_a_moment(
     tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
     cursor = tx.cursor(lane.id, group.id)
     number = cursor.delivered if cursor else 0
-    end = tx.now + micros(1)
-    lease = Lease(0, tx.new_token(), group.id, "", tx.now, end, None, 1,
-                  [LeasePart(lane.id, one, number)])  # fmt: skip
-    tx.add_lease(lease)
     # A release takes one hand-out back, and this was none.
     deliveries = claim.deliveries + (verdict.verb == "release")
-    held = Claim(0, group.id, lane.id, one, LEASED, end, claim.since, deliveries, claim.failures,
-                 True, claim.error, lease.id)  # fmt: skip
-    tx.add_claim(held)
+    held = Claim.leased(
+        group.id, lane.id, one, claim.since, deliveries, claim.failures, RETURNED, claim.error
+    )
+    parts = [LeasePart(lane.id, one, number)]
+    lease = grant(tx, group, "", 1, parts, [held], blocks=False)
     return Settlement(tx, group, lease, [held])
 
 
