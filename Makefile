@@ -77,6 +77,7 @@ bench: setup
 
 soak: setup
 	$(BIN)/pytest -m soak --timeout 7200
+	$(BIN)/python tests/mutants.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
