@@ -244,8 +244,8 @@ MUTANTS = [
     ),
     Mutant(
         "a leased partition is served again", "I7",
-        "tx.block_partition(group.id, home, True)",
-        "tx.block_partition(group.id, home, False)",
+        "tx.block_partition(group.id, partition, True)",
+        "tx.block_partition(group.id, partition, False)",
         "test_groups",
     ),
     Mutant(
