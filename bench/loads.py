@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from ackflow.broker.core import admin
-from ackflow.broker.core.pop import PopRequest
-from ackflow.broker.core.settle import Mark, Verdict
+from ackflow.broker.requests import Mark, PopRequest, Verdict
 from ackflow.remote import protocol, wire
 from ackflow.remote.wire import MSGPACK
 from ackflow.session import encoding
@@ -61,7 +60,7 @@ class Connection:
         self._sock.close()
 
 
-_popped = msgspec.msgpack.Decoder(wire.Popped).decode
+_popped = msgspec.msgpack.Decoder(wire.PackedHandout).decode
 _ACK = [Mark(Verdict("ack"))]
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import errors, model
-from .broker.core.settle import Verdict
+from .broker.requests import Verdict
 from .clock import VirtualClock
 from .errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost
 from .options import DEFAULTS, GroupOptions, QueueOptions

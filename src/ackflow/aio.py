@@ -19,8 +19,7 @@ from . import validate
 from .broker.aio import OnLoop
 from .broker.broker import Broker
 from .broker.core.handout import Handout
-from .broker.core.pop import PopRequest
-from .broker.core.settle import Verdict
+from .broker.requests import PopRequest, Verdict
 from .clock import Clock
 from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionForked
 from .options import QUEUE_MODE, Dialect, QueueOptions

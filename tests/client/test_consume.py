@@ -11,7 +11,7 @@ import pytest
 
 import ackflow
 from ackflow import Message, Session, VirtualClock
-from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.requests import PopRequest
 from ackflow.errors import (
     AckflowError,
     CircuitOpen,

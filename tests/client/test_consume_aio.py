@@ -12,7 +12,7 @@ import pytest
 
 from ackflow import VirtualClock, aio
 from ackflow.aio import Message
-from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.requests import PopRequest
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
 from ackflow.session import consumer_aio
 from ackflow.session.consumer import Counted

@@ -10,8 +10,7 @@ from urllib3.exceptions import NewConnectionError, ReadTimeoutError
 import ackflow
 from ackflow import Session
 from ackflow.broker.core import settle
-from ackflow.broker.core.pop import PopRequest
-from ackflow.broker.core.push import PushRequest
+from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
 from ackflow.remote import protocol, retry, transport_asyncio, transport_threads
 from ackflow.remote.retry import Breaker, Patience

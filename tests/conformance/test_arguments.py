@@ -114,7 +114,7 @@ def test_a_time_that_cannot_be_is_refused(q: Session) -> None:
     for bad in ({"at": at}, {"at": "tomorrow"}, {"at": 1e9, "delay": 5}):
         with pytest.raises(InvalidArgument):
             q.push("q", 1, **bad)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="publishing"):
+    with pytest.raises(InvalidArgument, match="publication"):
         q.stage("p", 1, "q", Item(data=1, at=2e9))
 
 

@@ -4,9 +4,8 @@ a hand-out: a pop or a reader that gets nothing leaves the rest with its holder.
 import pytest
 
 from ackflow import Item, Message, Session, VirtualClock, ids
-from ackflow.broker.core.pop import PopRequest
-from ackflow.broker.core.settle import Verdict
-from ackflow.broker.readers.verbs import ReaderRequest, hand_over, lease_next, start_reader
+from ackflow.broker.readers.verbs import hand_over, lease_next, start_reader
+from ackflow.broker.requests import PopRequest, ReaderRequest, Verdict
 from ackflow.dialects.queen.verbs.settle_by_name import Named, Told, settle_named
 from ackflow.errors import LeaseLost
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from ackflow import Item, Message, Session, VirtualClock, ids
-from ackflow.broker.core.pop import PopRequest, WidePop
-from ackflow.broker.core.settle import Outcome, Verdict
+from ackflow.broker.core.pop import WidePop
+from ackflow.broker.core.settle import Outcome
+from ackflow.broker.requests import PopRequest, Verdict
 from ackflow.dialects.queen.verbs.settle_by_name import (
     Named,
     Told,

@@ -14,7 +14,7 @@ import ackflow
 from ackflow import VirtualClock
 from ackflow.broker import access_tokens
 from ackflow.broker.access_tokens import Grant, Token
-from ackflow.broker.core.push import Chunk, PushRequest
+from ackflow.broker.requests import Chunk, PushRequest
 from ackflow.errors import Forbidden, InvalidArgument, NotFound, Unauthenticated
 from ackflow.remote import wire
 from ackflow.server import authn

@@ -15,12 +15,11 @@ import msgspec
 import psutil
 import pytest
 
-from ackflow.broker.core.pop import PopRequest
-from ackflow.broker.core.push import Chunk, PushRequest
-from ackflow.broker.core.settle import Mark, Outcome, Verdict
+from ackflow.broker.core.settle import Outcome
+from ackflow.broker.requests import Chunk, Mark, PopRequest, PushRequest, Verdict
 from ackflow.model import Counts, GroupStats
 from ackflow.remote import wire
-from ackflow.remote.wire import MSGPACK, Codec, Popped
+from ackflow.remote.wire import MSGPACK, Codec, PackedHandout
 
 from .conftest import Process
 
@@ -29,7 +28,7 @@ HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 QUEUE, PARTITIONS, LEASE = "load", 8, 5.0
 PUSHERS = POLLERS = 100
 SPARE = 16 * 1024 * 1024  # what caches may still take up once they have been used for a while
-_popped, _outcomes, _stats = Codec(Popped), Codec(list[Outcome]), Codec(GroupStats)
+_popped, _outcomes, _stats = Codec(PackedHandout), Codec(list[Outcome]), Codec(GroupStats)
 
 
 class Load:
@@ -108,7 +107,7 @@ class Load:
                 if popped.token is not None:
                     await self._take(popped)
 
-    async def _take(self, popped: Popped) -> None:
+    async def _take(self, popped: PackedHandout) -> None:
         payloads = [payload for run in popped.runs for payload in _payloads(run)]
         began = (popped.expires_at or 0) - int(LEASE * 1e6)
         self.delivered.update(payloads)
@@ -147,7 +146,7 @@ class Load:
             await asyncio.sleep(0.2)
 
 
-def _payloads(run: wire.Handed) -> list[bytes]:
+def _payloads(run: wire.PackedRun) -> list[bytes]:
     ends = [0, *memoryview(run.ends).cast("i")]
     return [run.data[a:b] for a, b in pairwise(ends)]
 

@@ -3,8 +3,9 @@
 from ackflow import Session
 from ackflow.broker.readers import commit as batches
 from ackflow.broker.readers import verbs as readers
-from ackflow.broker.readers.commit import BatchCommit, BatchDone
-from ackflow.broker.readers.verbs import Lot, ReaderRequest
+from ackflow.broker.readers.commit import BatchDone
+from ackflow.broker.readers.verbs import Lot
+from ackflow.broker.requests import BatchCommit, ReaderRequest
 from ackflow.session.messages import Batch, Message
 
 LEASE = 60.0

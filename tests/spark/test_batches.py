@@ -3,11 +3,10 @@
 import pytest
 
 from ackflow import Session, VirtualClock, ids, ranges
-from ackflow.broker.core.settle import Mark, Verdict
-from ackflow.broker.core.transactions import Settles
 from ackflow.broker.readers import commit as batches
 from ackflow.broker.readers import verbs as readers
-from ackflow.broker.readers.commit import BatchDone, Hold
+from ackflow.broker.readers.commit import BatchDone
+from ackflow.broker.requests import Hold, Mark, SettleOperation, Verdict
 from ackflow.errors import LeaseLost, StageMissing, TransactionFailed
 from ackflow.session.messages import Message
 
@@ -163,11 +162,11 @@ def manual(q: Session) -> Planner:
     return planner
 
 
-def verdicts(messages: list[Message], verb: str, *which: int) -> Settles:
+def verdicts(messages: list[Message], verb: str, *which: int) -> SettleOperation:
     token = ids.parse_token(messages[0].token or "")
     lane = ids.parse_message_id(messages[0].id).lane
     marks = [Mark(Verdict(verb), lane, [n, n + 1]) for n in which]  # type: ignore[arg-type]
-    return Settles(token, marks)
+    return SettleOperation(token, marks)
 
 
 def held(messages: list[Message], *which: int) -> Hold:

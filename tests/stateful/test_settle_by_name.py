@@ -6,7 +6,7 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock, ids
-from ackflow.broker.core.settle import Verdict
+from ackflow.broker.requests import Verdict
 from ackflow.dialects.queen.verbs.settle_by_name import Named, settle_named
 from ackflow.store.tx import Tx
 

@@ -5,8 +5,7 @@ from array import array
 import msgspec
 import pytest
 
-from ackflow.broker.core.push import Chunk, PushRequest
-from ackflow.broker.registry import check_push
+from ackflow.broker.requests import Chunk, PushRequest
 from ackflow.errors import InvalidArgument
 from ackflow.options import MAX_SEGMENT_COUNT
 from ackflow.store.records import Rest
@@ -15,7 +14,7 @@ GOOD = Chunk("q", "p", 0, None, array("i", [1, 3]), b"123")
 
 
 def check(**changes: object) -> None:
-    check_push(PushRequest([msgspec.structs.replace(GOOD, **changes)]))
+    PushRequest([msgspec.structs.replace(GOOD, **changes)]).check()
 
 
 def test_a_good_chunk_passes() -> None:
@@ -33,7 +32,7 @@ def test_offsets_that_do_not_fit_the_data_are_refused(ends: list[int]) -> None:
 
 
 def test_a_chunk_in_one_piece_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="where each of its messages ends"):
+    with pytest.raises(InvalidArgument, match="offset at which each of its messages ends"):
         check(ends=array("i"), data=b"[1,23]", whole=2)
 
 

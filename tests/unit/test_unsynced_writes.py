@@ -19,7 +19,7 @@ from tests.client.waiting import until
 import ackflow
 from ackflow import Session
 from ackflow.broker.aio import OnLoop
-from ackflow.broker.core.pop import PopRequest
+from ackflow.broker.requests import PopRequest
 from ackflow.errors import OutcomeUnknown, StorageFailed
 from ackflow.store.group_commit import Writer
 from ackflow.store.sqlite import wal_sync

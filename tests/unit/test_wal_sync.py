@@ -14,8 +14,7 @@ from tests.client.waiting import until
 import ackflow
 import ackflow.aio
 from ackflow.broker.aio import OnLoop
-from ackflow.broker.core.pop import PopRequest
-from ackflow.broker.core.push import PushRequest
+from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import OutcomeUnknown
 from ackflow.session import encoding
 from ackflow.store.durability import MayLose

@@ -18,9 +18,10 @@ from ..store.group_commit import Job
 from ..store.tx import Tx
 from .broker import Broker, patience
 from .core.handout import Handout
-from .core.pop import PopRequest, pop
-from .core.push import Answer, PushRequest
-from .core.settle import Mark, Verdict, settle
+from .core.pop import pop
+from .core.push import Answer
+from .core.settle import settle
+from .requests import Mark, PopRequest, PushRequest, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")

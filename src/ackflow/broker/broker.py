@@ -18,9 +18,10 @@ from ..store.group_commit import Writer
 from ..store.protocol import Store
 from ..store.tx import Tx
 from .core.handout import Handout
-from .core.pop import PopRequest, pop
-from .core.push import Answer, PushRequest, push
+from .core.pop import pop
+from .core.push import Answer, push
 from .observers import Telling
+from .requests import PopRequest, PushRequest
 from .upkeep import Keeper
 from .waiters import Waiting
 

@@ -21,8 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from .. import Session, ids
-from ..broker.core.settle import Mark, Verdict
-from ..broker.core.transactions import Settles
+from ..broker.requests import Mark, SettleOperation, Verdict
 from ..errors import TransactionFailed
 from ..session.transaction import Transaction
 from .cancel import cancelled_clients
@@ -176,7 +175,7 @@ class EofForwarder:
         for one in held:
             position = ids.parse_message_id(one.id)
             mark = Mark(Verdict("ack"), position.lane, [position.sequence, position.sequence + 1])
-            t.add(Settles(ids.parse_token(one.lease), [mark]))
+            t.add(SettleOperation(ids.parse_token(one.lease), [mark]))
         try:
             t.commit()
         except TransactionFailed as refused:

@@ -8,14 +8,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from ..broker.core.handout import Handout
-from ..broker.core.pop import PopRequest
-from ..broker.core.push import Answer, PushRequest
-from ..broker.core.transactions import TransactionRequest
+from ..broker.core.push import Answer
+from ..broker.requests import PopRequest, PushRequest, TransactionRequest, digest_of
 from ..clock import Clock, SystemClock
 from ..errors import AckflowError, InvalidArgument, SessionClosed
 from ..model import Upkeep
 from ..options import MAX_BATCH
-from ..session.encoding import digest_of
 from ..store.tx import Tx
 from . import protocol, wire
 from .protocol import Request
@@ -66,7 +64,7 @@ class RemoteBroker:
     ) -> T:
         self.check_open()
         result: Any = self.transport.send(protocol.verb(verb, synced, _with_key(args)))
-        return wire.unpack(result) if isinstance(result, wire.Popped) else result  # type: ignore[return-value]
+        return wire.unpack(result) if isinstance(result, wire.PackedHandout) else result  # type: ignore[return-value]
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self.do(verb, False, *args, **kwargs)

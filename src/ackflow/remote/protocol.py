@@ -7,15 +7,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ..broker.core.pop import PopRequest
-from ..broker.core.push import Answer, Chunk, PushRequest
-from ..broker.registry import BY_FUNCTION
+from ..broker.core.push import Answer
+from ..broker.requests import Chunk, PopRequest, PushRequest, digest_of
+from ..broker.verb import BY_FUNCTION
 from ..errors import InvalidArgument, SessionClosed, Unauthenticated, Unavailable
 from ..model import Upkeep
 from ..options import MAX_BATCH
-from ..session import encoding
 from . import wire
-from .wire import MSGPACK, Codec, Popped, Pushed, Told
+from .wire import MSGPACK, Codec, ErrorInfo, PackedHandout, PushOutcome
 
 HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 
@@ -41,19 +40,16 @@ class About(msgspec.Struct):
 
 
 class _Failed(msgspec.Struct):
-    error: Told
+    error: ErrorInfo
 
 
 PUSH = "/v1/push"
 PUSH_BYTES = 60 * 1024 * 1024  # of one push: a server takes requests of 64 MiB
 SMALL_BYTES = 16 * 1024
-_PUSHED = Codec(list[Pushed])
-_ABOUT, _PLACES, _POPPED, _UPKEEP = Codec(About), Codec(Answer), Codec(Popped), Codec(Upkeep)
+_PUSHED = Codec(list[PushOutcome])
+_ABOUT, _PLACES, _POPPED, _UPKEEP = Codec(About), Codec(Answer), Codec(PackedHandout), Codec(Upkeep)
 _failed = msgspec.json.Decoder(_Failed).decode
 _failed_msgpack = msgspec.msgpack.Decoder(_Failed).decode
-# A settle may be repeated: the same verb on the same delivery is a success. So may what sets a
-# state. What adds something carries a key or is sent once.
-ONCE = {"stage", "redrive", "delete_queue", "delete_group", "delete_message", "purge"}
 
 
 def about() -> Request:
@@ -77,7 +73,7 @@ def parts(request: PushRequest) -> Iterator[PushRequest]:
         if some and (chunk is None or size + length > PUSH_BYTES or count + more > MAX_BATCH):
             number += 1
             key = request.key if number == 1 else f"{stem}#{number}"
-            yield PushRequest(some, key, encoding.digest_of(some))
+            yield PushRequest(some, key, digest_of(some))
             some, size, count = [], 0, 0
         if chunk is not None:
             some.append(chunk)
@@ -108,8 +104,8 @@ def upkeep() -> Request:
 def verb(function: Callable[..., Any], synced: bool, arguments: tuple[Any, ...]) -> Request:
     found = BY_FUNCTION[function]
     body = wire.write((synced, (*arguments, *found.defaults[len(arguments) :])), MSGPACK)
-    safe = found.name not in ONCE
-    return Request("POST", f"/v1/verbs/{found.name}", body, found.answers, safe)
+    path = f"/v1/verbs/{found.name}"
+    return Request("POST", path, body, wire.result_codec(found), found.repeatable)
 
 
 def result(request: Request, status: int, headers: Mapping[str, str], body: bytes) -> Any:
@@ -121,7 +117,7 @@ def result(request: Request, status: int, headers: Mapping[str, str], body: byte
         told = (_failed_msgpack if packed else _failed)(body).error
     except msgspec.MsgspecError:
         raise Unavailable(f"the server answered {status}, which Ackflow does not") from None
-    error = wire.untell(told)
+    error = wire.decode_error(told)
     if isinstance(error, SessionClosed):
         raise Unavailable("the server is shutting down")  # its session, not the caller's
     if isinstance(error, Unauthenticated):

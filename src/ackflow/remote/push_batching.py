@@ -11,7 +11,7 @@ from typing import Any
 from ..broker.core.push import Answer
 from ..errors import AckflowError, Unavailable
 from .protocol import Request, pushes
-from .wire import Pushed, tell, untell
+from .wire import PushOutcome, decode_error, encode_error
 
 AT_ONCE = 2  # requests on their way: one is answered while the other is written
 MOST_BYTES = 64 * 1024  # of pushes in one request: no server is so small as to refuse them together
@@ -56,11 +56,13 @@ class Gathering:
             task.add_done_callback(self._carrying.discard)
 
     async def _carry(self, some: list[Waiting]) -> None:
-        answers = [Pushed(error=tell(Unavailable()))] * len(some)  # unless it is answered
+        answers = [PushOutcome(error=encode_error(Unavailable()))] * len(
+            some
+        )  # unless it is answered
         try:
             answers = await self._send(pushes([push for push, _ in some]))
         except AckflowError as error:
-            answers = [Pushed(error=tell(error))] * len(some)
+            answers = [PushOutcome(error=encode_error(error))] * len(some)
         finally:
             self._next()
             for (_, waiting), pushed in zip(some, answers, strict=True):
@@ -69,4 +71,4 @@ class Gathering:
                 if pushed.error is None:
                     waiting.set_result(pushed.places or [])
                 else:
-                    waiting.set_exception(untell(pushed.error))
+                    waiting.set_exception(decode_error(pushed.error))

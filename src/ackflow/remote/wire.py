@@ -1,11 +1,12 @@
-"""How requests and answers of the broker are written as bytes, for a server and its clients.
+"""The encoding of requests and answers, shared by the server and its clients.
 
 MessagePack carries segments as they are stored, offsets and bytes, so that no payload is decoded
-on the way; JSON says the same in text. Errors travel as code, message and details.
+in transit; JSON carries the same as text. An error is sent as code, message and details.
 """
 
 from array import array
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +14,7 @@ from msgspec import Struct
 from .. import errors
 from ..broker.core.handout import Handout, Run
 from ..broker.core.push import Answer as Places
+from ..broker.verb import Verb
 from ..errors import AckflowError, InvalidArgument
 from ..store.records import Body, Rest
 
@@ -21,87 +23,102 @@ MSGPACK = "application/msgpack"
 JSON = "application/json"
 
 
-class Told(Struct, omit_defaults=True):
-    """An error as it is told to a client, with the error that caused it, if that is one of ours."""
+class ErrorInfo(Struct, omit_defaults=True):
+    """An error as it is sent, with the error that caused it if that is an `AckflowError`."""
 
     code: str
     message: str
     details: dict[str, Any] = {}
-    cause: "Told | None" = None
+    cause: "ErrorInfo | None" = None
 
 
-class Pushed(Struct, omit_defaults=True):
-    """The answer to one of several pushes: where its messages lie, or why it was refused."""
+class PushOutcome(Struct, omit_defaults=True):
+    """The answer to one of several pushes: where its messages are stored, or the error."""
 
     places: Places | None = None
-    error: Told | None = None
+    error: ErrorInfo | None = None
 
 
-def tell(error: AckflowError) -> Told:
+def encode_error(error: AckflowError) -> ErrorInfo:
     cause = error.__cause__
-    told = tell(cause) if isinstance(cause, AckflowError) else None
-    return Told(error.code, error.message, error.details, told)
+    inner = encode_error(cause) if isinstance(cause, AckflowError) else None
+    return ErrorInfo(error.code, error.message, error.details, inner)
 
 
-def untell(told: Told) -> AckflowError:
-    """The error a client raises; a code of a newer server becomes the error of the whole family."""
-    kind = errors.by_code(told.code)
-    error = kind(told.message, **told.details)
+def decode_error(info: ErrorInfo) -> AckflowError:
+    """The error a client raises; an unknown code, of a newer server, becomes an `AckflowError`."""
+    kind = errors.by_code(info.code)
+    error = kind(info.message, **info.details)
     if kind is AckflowError:
-        error.code = told.code  # type: ignore[misc]
-    if told.cause is not None:
-        error.__cause__ = untell(told.cause)
+        error.code = info.code  # type: ignore[misc]
+    if info.cause is not None:
+        error.__cause__ = decode_error(info.cause)
     return error
 
 
-def _plain(value: Any) -> Any:
-    """Write what is no type of the encoding's own."""
+def _encode_hook(value: Any) -> Any:
+    """Convert types that msgspec does not know."""
     if isinstance(value, AckflowError):
-        return tell(value)
+        return encode_error(value)
     if isinstance(value, array):
         return value.tobytes()
-    raise TypeError(f"{type(value).__name__} is not written")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
-def _special(kind: Any, value: Any) -> Any:
-    """Read what `_plain` wrote."""
+def _decode_hook(kind: Any, value: Any) -> Any:
+    """The inverse of `_encode_hook`."""
     if kind is object:
         return value
     if isinstance(kind, type) and issubclass(kind, AckflowError):
-        return untell(msgspec.convert(value, Told))
+        return decode_error(msgspec.convert(value, ErrorInfo))
     if kind is array or getattr(kind, "__origin__", None) is array:
         if not isinstance(value, bytes) or len(value) % 4:
-            raise ValueError("offsets are 32-bit integers in bytes")
+            raise ValueError("offsets must be 32-bit integers in bytes")
         read = array("i")
         read.frombytes(value)
         return read
-    raise TypeError(f"{kind} is not read")
+    raise TypeError(f"{kind} cannot be decoded")
 
 
 class Codec:
-    """Writes any value and reads values of one type, in both encodings."""
+    """Decodes values of one type from either encoding."""
 
     def __init__(self, kind: Any) -> None:
-        self._msgpack = msgspec.msgpack.Decoder(kind, dec_hook=_special)
-        self._json = msgspec.json.Decoder(kind, dec_hook=_special, strict=False)
+        self._msgpack = msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook)
+        self._json = msgspec.json.Decoder(kind, dec_hook=_decode_hook, strict=False)
 
     def read(self, data: bytes, encoding: str) -> Any:
         try:
             return (self._msgpack if encoding == MSGPACK else self._json).decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidArgument(f"the body is not what is expected: {error}") from None
+            raise InvalidArgument(f"invalid request body: {error}") from None
 
 
-_msgpack = msgspec.msgpack.Encoder(enc_hook=_plain)
-_json = msgspec.json.Encoder(enc_hook=_plain)
+_msgpack = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_json = msgspec.json.Encoder(enc_hook=_encode_hook)
+
+
+@cache
+def arguments_codec(verb: Verb) -> Codec:
+    """Decodes the body of a call: [on disk before the answer, [arguments in order]]."""
+    hints = get_type_hints(verb.run)
+    arguments = tuple.__class_getitem__(tuple(hints[name] for name in verb.parameters))
+    return Codec(tuple.__class_getitem__((bool, arguments)))
+
+
+@cache
+def result_codec(verb: Verb) -> Codec:
+    """Decodes the answer of a call; a hand-out is sent packed."""
+    result = get_type_hints(verb.run)["return"] if verb.answers else None
+    return Codec(PackedHandout if result is Handout else result)
 
 
 def write(value: Any, encoding: str) -> bytes:
     return (_msgpack if encoding == MSGPACK else _json).encode(value)
 
 
-class Handed(Struct, array_like=True):
-    """A run on its way: only the payloads handed out, offsets counted from the first of them."""
+class PackedRun(Struct, array_like=True):
+    """A run as it is sent: only the payloads delivered, offsets counted from the first of them."""
 
     lane: int
     partition: str
@@ -118,27 +135,27 @@ class Handed(Struct, array_like=True):
     pending: int
 
 
-class Popped(Struct):
-    """The answer of a pop on its way."""
+class PackedHandout(Struct):
+    """A hand-out as it is sent."""
 
     queue: str
     group: str
     store: int
     token: int | None = None
     expires_at: int | None = None
-    runs: list[Handed] = []
+    runs: list[PackedRun] = []
     why: str | None = None
     retry_at: int | None = None
 
 
-def pack(handout: Handout) -> Popped:
+def pack(handout: Handout) -> PackedHandout:
     h = handout
-    runs = [_cut(run) for run in h.runs]
-    return Popped(h.queue, h.group, h.store, h.token, h.expires_at, runs, h.why, h.retry_at)
+    runs = [_pack_run(run) for run in h.runs]
+    return PackedHandout(h.queue, h.group, h.store, h.token, h.expires_at, runs, h.why, h.retry_at)
 
 
-def unpack(popped: Popped) -> Handout:
-    p = popped
+def unpack(packed: PackedHandout) -> Handout:
+    p = packed
     runs = [
         Run(r.lane, r.partition, r.priority, r.lo, r.lo, r.lo + len(r.ends) // 4, r.created_at,
             Body(memoryview(r.ends).cast("i"), r.data, r.rest), r.deliveries, r.failures,
@@ -148,8 +165,8 @@ def unpack(popped: Popped) -> Handout:
     return Handout(p.queue, p.group, p.store, p.token, p.expires_at, runs, p.why, p.retry_at)
 
 
-def _cut(run: Run) -> Handed:
-    """Leave out what of the segment was not handed out."""
+def _pack_run(run: Run) -> PackedRun:
+    """Leave out what the segment has before and after the run."""
     body, lo, hi = run.body.joined(), run.lo - run.first, run.hi - run.first
     ends, data, rest = bytes(body.ends), body.data, body.rest
     if lo or hi < len(body.ends):
@@ -157,5 +174,5 @@ def _cut(run: Run) -> Handed:
         data = data[start : body.ends[hi - 1]]
         ends = array("i", [end - start for end in body.ends[lo:hi]]).tobytes()
         rest = None if rest is None else rest.slice(lo, hi)
-    return Handed(run.lane, run.partition, run.priority, run.lo, run.created_at, ends, data, rest,
+    return PackedRun(run.lane, run.partition, run.priority, run.lo, run.created_at, ends, data, rest,
                   run.deliveries, run.failures, run.redelivered, run.number, run.pending)  # fmt: skip

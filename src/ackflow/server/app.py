@@ -15,7 +15,7 @@ from ..broker.access_tokens import queue_of_lease
 from ..broker.aio import OnLoop
 from ..broker.broker import Broker
 from ..broker.core.handout import Handout
-from ..broker.core.pop import PopRequest
+from ..broker.requests import PopRequest
 from ..errors import AckflowError, BatchTooLarge, Internal, TooManyWaiting
 from ..options import MAX_BATCH, Counting
 from ..session.session import Session

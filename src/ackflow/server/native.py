@@ -12,13 +12,12 @@ import msgspec
 
 from .. import __version__
 from ..broker.core.handout import Handout
-from ..broker.core.pop import PopRequest
 from ..broker.core.push import Answer as Places
-from ..broker.core.push import PushRequest
-from ..broker.registry import VERBS, Verb, check_pop, check_push
+from ..broker.registry import VERBS, Verb
+from ..broker.requests import PopRequest, PushRequest
 from ..errors import AckflowError, NotFound
 from ..remote import wire
-from ..remote.wire import JSON, MSGPACK, Codec, Popped, Pushed
+from ..remote.wire import JSON, MSGPACK, Codec, PackedHandout, PushOutcome
 from . import authz
 from .http import Answer, Call, Param, Route, json
 
@@ -64,15 +63,15 @@ async def pushes(call: Call) -> Answer:
     return _answer(call, await asyncio.gather(*[_push_one(call, some) for some in requests]))
 
 
-async def _push_one(call: Call, request: PushRequest) -> Pushed:
+async def _push_one(call: Call, request: PushRequest) -> PushOutcome:
     try:
-        return Pushed(await _checked(call, request))
+        return PushOutcome(await _checked(call, request))
     except AckflowError as refusal:
-        return Pushed(error=wire.tell(refusal))
+        return PushOutcome(error=wire.encode_error(refusal))
 
 
 def _checked(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
-    check_push(request)
+    request.check()
     call.server.check_batch(sum(chunk.count for chunk in request.chunks))
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
@@ -83,7 +82,7 @@ def _checked(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
 async def pop(call: Call) -> Answer:
     """Lease messages, waiting up to `wait` seconds for the first."""
     request: PopRequest = _pop.read(call.body, _given(call))
-    check_pop(request)
+    request.check()
     call.server.allow(call, request.queue)
     handout = await call.server.pop(call, request, call.seconds("wait", 0.0, 3600.0))
     return _answer(call, wire.pack(handout), call.server.returning(handout))
@@ -95,8 +94,8 @@ async def run(call: Call) -> Answer:
     if verb is None:
         raise NotFound(f"there is no verb {call.params['verb']!r}; there are {', '.join(VERBS)}")
     call.server.require(call, verb.role)
-    synced, arguments = verb.reads.read(call.body, _given(call))
-    verb.check(*arguments)
+    synced, arguments = wire.arguments_codec(verb).read(call.body, _given(call))
+    verb.check(arguments)
     await authz.check(call, verb, arguments)
     result = authz.visible(call, await _run(call, verb, synced, arguments))
     return _answer(call, wire.pack(result) if isinstance(result, Handout) else result)
@@ -104,11 +103,11 @@ async def run(call: Call) -> Answer:
 
 async def _run(call: Call, verb: Verb, synced: bool, arguments: tuple[Any, ...]) -> Any:
     server = call.server
-    if verb.looks:
+    if verb.read_only:
         await server.thread(server.broker.catch_up)
         return await server.onloop.look(verb.run, *arguments)
-    result = await server.do(verb.run, synced, *arguments)
-    return None if verb.result is None else result
+    result = await server.do(verb.run, synced or verb.synced, *arguments)
+    return result if verb.answers else None
 
 
 async def upkeep(call: Call) -> Answer:
@@ -119,7 +118,7 @@ async def upkeep(call: Call) -> Answer:
 class Failed(msgspec.Struct):
     """How an error is told."""
 
-    error: wire.Told
+    error: wire.ErrorInfo
 
 
 def _native(method: str, path: str, handler: Any, **more: Any) -> Route:
@@ -127,7 +126,7 @@ def _native(method: str, path: str, handler: Any, **more: Any) -> Route:
 
 
 def _refuse(error: AckflowError) -> Answer:
-    return json(Failed(wire.tell(error)), error.status)
+    return json(Failed(wire.encode_error(error)), error.status)
 
 
 ROUTES = (
@@ -136,10 +135,10 @@ ROUTES = (
     _native("POST", "/v1/push", push, summary="Push segments", body=PushRequest,
             answers={200: Places}, checks=True),
     _native("POST", "/v1/pushes", pushes, summary="Several pushes in one request",
-            body=list[PushRequest], answers={200: list[Pushed]}, checks=True),
+            body=list[PushRequest], answers={200: list[PushOutcome]}, checks=True),
     _native("POST", "/v1/pop", pop, summary="Lease messages", body=PopRequest,
             query=(Param("wait", SECONDS, "Seconds to wait for a first message"),),
-            answers={200: Popped}, checks=True),
+            answers={200: PackedHandout}, checks=True),
     _native("POST", "/v1/upkeep", upkeep, role="admin", summary="One round of upkeep"),
     _native("POST", "/v1/verbs/{verb}", run, role="read-only",
             summary="Any other verb: [on disk first, [arguments]]", checks=True),

@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..broker.core.pop import PopRequest
+from ..broker.requests import PopRequest
 from ..options import QUEUE_MODE, Dialect, QueueOptions
 from ..validate import Duration
 from . import dead_letters

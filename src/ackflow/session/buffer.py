@@ -15,8 +15,7 @@ from typing import Any, Protocol, Self
 
 from .. import validate
 from ..broker.broker import Verbs
-from ..broker.core.push import Chunk, PushRequest
-from ..broker.core.settle import Verdict
+from ..broker.requests import Chunk, PushRequest, Verdict, digest_of
 from ..clock import Signal, micros
 from ..errors import AckflowError, SessionClosed
 from ..options import DEFAULT_PARTITION
@@ -207,7 +206,7 @@ class Buffer:
         with self._changed:
             self._begun += 1
             for chunks in encoding.in_parts(self._chunks, lambda chunk: len(chunk.data)):
-                key, digest = secrets.token_hex(12), encoding.digest_of(chunks)
+                key, digest = secrets.token_hex(12), digest_of(chunks)
                 self._sealed.append(PushRequest(chunks, key, digest))
             if self._settles:
                 self._sealed.append(self._settles)

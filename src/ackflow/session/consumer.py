@@ -21,8 +21,8 @@ from msgspec import Struct, structs
 
 from .. import validate
 from ..broker.broker import Broker, Verbs
-from ..broker.core.pop import PopRequest
 from ..broker.core.settle import extend
+from ..broker.requests import PopRequest
 from ..errors import (
     PASSING,
     AckflowError,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, Self
 
-from ..broker.core.pop import PopRequest
+from ..broker.requests import PopRequest
 from ..errors import (
     PASSING,
     AckflowError,

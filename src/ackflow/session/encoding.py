@@ -1,6 +1,5 @@
 """Payloads become bytes here, before the writer is taken, and nowhere else."""
 
-import hashlib
 import json
 import math
 import re
@@ -14,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from .. import ranges, validate
-from ..broker.core.push import Chunk, PushRequest
+from ..broker.requests import Chunk, PushRequest, digest_of
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..options import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, Dialect
 from ..store import mapping
@@ -24,7 +23,6 @@ from ..validate import Duration, Time
 T = TypeVar("T")
 MOST_BYTES = 8 * 1024 * 1024  # of one push; a server refuses what is far too large
 MANY = 256  # messages that are worth a segment of their own
-STAGED_AT = "a staged message has a delay from its publishing on; it cannot have a time of its own"
 Late = tuple[float | None, int | None]  # the delay and the time of a chunk
 NOW: Late = (None, None)
 _encode = msgspec.json.Encoder().encode
@@ -116,17 +114,6 @@ def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
         size += size_of(item)
     if part:
         yield part
-
-
-def digest_of(chunks: Iterable[Chunk]) -> bytes:
-    """What tells one push from another under the same key."""
-    digest = hashlib.blake2b(digest_size=16)
-    for chunk in chunks:
-        where = (chunk.queue, chunk.partition, chunk.priority, chunk.delay, chunk.rest)
-        digest.update(msgspec.msgpack.encode(where if chunk.at is None else (*where, chunk.at)))
-        digest.update(chunk.ends.tobytes())
-        digest.update(chunk.data)
-    return digest.digest()
 
 
 def encode(value: object) -> bytes:

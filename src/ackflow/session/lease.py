@@ -7,7 +7,7 @@ from typing import Protocol
 from .. import ids, validate
 from ..broker.broker import Verbs
 from ..broker.core import settle
-from ..broker.core.settle import Mark, Verdict
+from ..broker.requests import Mark, Verdict
 from ..errors import NotFound
 from ..model import when
 from ..validate import Duration, Reason

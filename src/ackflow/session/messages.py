@@ -10,7 +10,8 @@ from msgspec import Struct
 from .. import ids, ranges, validate
 from ..broker.core.handout import Handout, Run, is_binary, payload
 from ..broker.core.push import Answer
-from ..broker.core.settle import VERBS, Mark, Outcome, Verb, Verdict
+from ..broker.core.settle import Outcome
+from ..broker.requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
 from ..errors import InvalidArgument, by_code
 from ..model import Metadata, Sequences, when
 from ..options import DEFAULT_PARTITION
@@ -406,12 +407,15 @@ def judged(verdicts: object) -> list[tuple[Delivery, Verdict]]:
 def verdict_of(given: object) -> Verdict:
     """A checked verdict, given as one or by its verb."""
     if not isinstance(given, Verdict):
-        given = Verdict(validate.one_of(given, "verdict", VERBS))
+        given = Verdict(validate.one_of(given, "verdict", SETTLE_VERBS))
     return given.check()
 
 
 def to_verdict(
-    verb: Verb, reason: Reason | None = None, delay: Duration | None = None, rest: bool = False
+    verb: SettleVerb,
+    reason: Reason | None = None,
+    delay: Duration | None = None,
+    rest: bool = False,
 ) -> Verdict:
     """A verdict as the arguments of a verb say it."""
     return Verdict(verb, validate.reason(reason), validate.seconds_or_none(delay, "delay"), rest)

@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from .. import validate
 from ..broker.broker import Verbs
 from ..broker.core import dead_letters
-from ..broker.core.dead_letters import DeadFilter
+from ..broker.requests import BrowseRequest, DeadFilter
 from ..broker.views import browse, peek, stats
 from ..broker.views import why as whys
 from ..clock import SECOND
@@ -74,8 +74,6 @@ class Looking(ABC):
 
     def peek(self, queue: str, *, group: str = QUEUE_MODE, limit: int = 10) -> list[StoredMessage]:
         """The messages a group would be given next, without side effects."""
-        validate.name(group, "group")
-        validate.whole(limit, "limit", 1, 10_000)
         return self._look(peek.peek, queue, group, limit)
 
     def follow(
@@ -91,8 +89,6 @@ class Looking(ABC):
 
         The first time, without `after`, the `last` few messages and where to go on.
         """
-        validate.whole(last, "last", 0, 10_000)
-        validate.whole(limit, "limit", 1, 10_000)
         if after is not None and not (
             isinstance(after, dict)
             and all(isinstance(n, int) for pair in after.items() for n in pair)
@@ -138,12 +134,12 @@ class Looking(ABC):
         self, queue: str, text: bytes | None, partition: str | None, group: str | None,
         since: Time | None, until: Time | None, limit: int, seconds: float, after: str | None,
     ) -> Page[StoredMessage]:  # fmt: skip
-        request = browse.BrowseRequest(
+        request = BrowseRequest(
             queue, partition, group, text, validate.time_or_none(since, "since"),
-            validate.time_or_none(until, "until"), validate.whole(limit, "limit", 1, 10_000),
+            validate.time_or_none(until, "until"), limit,
             validate.seconds(seconds, "seconds"), validate.page(after, 2),
         )  # fmt: skip
-        return self._look(browse.browse, request)
+        return self._look(browse.browse, request.check())
 
     def _look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Read what is true now: leases that are over are taken back first."""
@@ -201,4 +197,4 @@ class Looking(ABC):
         return DeadFilter(
             queue, group, partition, validate.kind(kind), validate.time_or_none(since, "since"),
             validate.time_or_none(until, "until"), validate.text(error, "error"), None if given is None else validate.numbers(given, "ids"),
-        )  # fmt: skip
+        ).check()  # fmt: skip

@@ -12,9 +12,8 @@ from .. import ids, ranges, validate
 from ..broker.broker import Broker, Verbs
 from ..broker.core import admin, dead_letters, leases, settle, stage
 from ..broker.core.handout import Handout
-from ..broker.core.pop import PopRequest
-from ..broker.core.settle import Mark, Verb, Verdict
-from ..broker.core.transactions import Settles, transact
+from ..broker.core.transactions import transact
+from ..broker.requests import DeadFilter, Mark, PopRequest, SettleOperation, SettleVerb, Verdict
 from ..broker.unclosed import close_when_dropped
 from ..clock import Clock
 from ..errors import PASSING, AckflowError, InvalidArgument, SessionForked
@@ -175,12 +174,7 @@ class Session(Helping):
         request, _ = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
-        validate.whole(batch, "batch", 0, 1 << 60)
-        if any(chunk.at is not None for chunk in request.chunks):
-            raise InvalidArgument(encoding.STAGED_AT)
-        return self.broker.do(
-            stage.stage, True, validate.name(producer, "producer"), batch, request.chunks
-        )
+        return self.broker.do(stage.stage, True, producer, batch, request.chunks)
 
     def publish(
         self, producer: str, batch: int, stages: Iterable[str], also: Operations | None = None
@@ -193,15 +187,8 @@ class Session(Helping):
         if also is not None and not isinstance(also, Operations):
             raise InvalidArgument("also is a transaction that is not committed yet")
         request = None if also is None else also.request()
-        validate.whole(batch, "batch", 0, 1 << 60)
-        answer = self.broker.do(
-            stage.publish,
-            True,
-            validate.name(producer, "producer"),
-            batch,
-            validate.names(stages, "stages"),
-            request,
-        )
+        named = validate.names(stages, "stages")
+        answer = self.broker.do(stage.publish, True, producer, batch, named, request)
         if also is not None:
             also.committed = Committed([], [])
         return sum(p.stop - p.first for run in answer for p in run if not p.duplicate)
@@ -260,22 +247,21 @@ class Session(Helping):
         create: bool = True,
     ) -> PopRequest:
         """The checked form of a pop's arguments."""
-        validate.dialect(dialect)
+        if batch is not None:
+            validate.batch(batch)
         return PopRequest(
-            queue=validate.name(queue, "queue"),
-            group=validate.name(group, "group"),
-            consumer=self.consumer if consumer is None else validate.name(consumer, "consumer"),
-            batch=0 if batch is None else validate.batch(batch),
-            lease_seconds=validate.positive_or_none(lease_seconds, "lease_seconds"),
-            auto_ack=validate.flag(auto_ack, "auto_ack"),
-            partition=None if partition is None else validate.name(partition, "partition"),
-            partitions=None
-            if partitions is None
-            else validate.whole(partitions, "partitions", 1, 10_000),
+            queue=queue,
+            group=group,
+            consumer=self.consumer if consumer is None else consumer,
+            batch=batch or 0,
+            lease_seconds=validate.seconds_or_none(lease_seconds, "lease_seconds"),
+            auto_ack=auto_ack,
+            partition=partition,
+            partitions=partitions,
             token=None if token is None else ids.parse_token(token),
             dialect=dialect,
-            create=validate.flag(create, "create"),
-        )
+            create=create,
+        ).check()
 
     def read(self, token: str) -> Batch[Message]:
         """The messages of a lease again, all of them, settled meanwhile or not.
@@ -321,7 +307,7 @@ class Session(Helping):
         return self._settle_all(messages, to_verdict("dead_letter", reason))
 
     def settle(
-        self, verdicts: Iterable[tuple[Delivery, Verdict | Verb]], *, atomic: bool = False
+        self, verdicts: Iterable[tuple[Delivery, Verdict | SettleVerb]], *, atomic: bool = False
     ) -> Settled:
         """Settle each message its own way, in one transaction.
 
@@ -408,13 +394,13 @@ class Session(Helping):
     # transactions and values
 
     def transaction(self, key: str | None = None) -> Transaction:
-        """Settles and pushes over any queues, and small values: all or nothing."""
+        """SettleOperation and pushes over any queues, and small values: all or nothing."""
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
         request = operations.request()
         with self._acks.measure(
-            _count(o.marks for o in request.operations if isinstance(o, Settles))
+            _count(o.marks for o in request.operations if isinstance(o, SettleOperation))
         ):
             results = self.broker.do(transact, True, request)
         store = self.broker.store.id
@@ -535,7 +521,7 @@ class Session(Helping):
             lambda n: self.broker.do(dead_letters.purge_dead, True, which, n), which, None
         )
 
-    def _slices(self, act: Any, which: dead_letters.DeadFilter, limit: int | None) -> int:
+    def _slices(self, act: Any, which: DeadFilter, limit: int | None) -> int:
         """Act on at most as many as there are now, so that what dies meanwhile is left alone."""
         left = self.broker.look(dead_letters.count, which) if limit is None else limit
         total = 0

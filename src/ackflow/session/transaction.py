@@ -8,15 +8,18 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from .. import validate
-from ..broker.core.settle import Verb, Verdict
-from ..broker.core.transactions import (
-    Deletes,
+from ..broker.core.transactions import Result
+from ..broker.requests import (
+    MAX_VALUE,
+    DeleteOperation,
     Operation,
-    Pushes,
-    Puts,
-    Result,
-    Settles,
+    PushOperation,
+    PutOperation,
+    SettleOperation,
+    SettleVerb,
     TransactionRequest,
+    Verdict,
+    digest_of,
 )
 from ..errors import InvalidArgument
 from ..options import DEFAULT_PARTITION
@@ -25,7 +28,6 @@ from . import encoding
 from .encoding import encode
 from .messages import Batch, Delivery, Receipt, deliveries, marks_of, to_verdict, verdict_of
 
-MAX_VALUE = 1024 * 1024
 COMMITTED = "the transaction is committed already; begin a new one"
 
 
@@ -62,11 +64,13 @@ class Operations:
     ) -> Self:
         return self.settle(messages, to_verdict("reject", reason))
 
-    def settle(self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict | Verb) -> Self:
+    def settle(
+        self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict | SettleVerb
+    ) -> Self:
         judged = verdict_of(verdict)
         some = deliveries(messages)
         for token, marks in marks_of((message, judged) for message in some).items():
-            self.add(Settles(token, marks))
+            self.add(SettleOperation(token, marks))
         return self
 
     def push(
@@ -84,7 +88,7 @@ class Operations:
             queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
             headers=headers,
         )  # fmt: skip
-        self.add(Pushes(request))
+        self.add(PushOperation(request))
         self.places[len(self._operations) - 1] = places
         return self
 
@@ -98,10 +102,10 @@ class Operations:
         raw = encode(value)
         if len(raw) > MAX_VALUE:
             raise InvalidArgument(f"a value has at most {MAX_VALUE:,} bytes, this one {len(raw):,}")
-        return self.add(Puts(validate.name(key, "key"), raw, _expected(expect)))
+        return self.add(PutOperation(validate.name(key, "key"), raw, _expected(expect)))
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
-        return self.add(Deletes(validate.name(key, "key"), _expected(expect)))
+        return self.add(DeleteOperation(validate.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
         """Add an operation in the broker's own words; refused once it is committed."""
@@ -120,8 +124,8 @@ class Operations:
             return TransactionRequest(self._operations)
         digest = hashlib.blake2b(digest_size=16)
         for operation in self._operations:
-            if isinstance(operation, Pushes):
-                digest.update(encoding.digest_of(operation.request.chunks))
+            if isinstance(operation, PushOperation):
+                digest.update(digest_of(operation.request.chunks))
             else:
                 digest.update(msgspec.msgpack.encode(operation))
         return TransactionRequest(self._operations, self._key, digest.digest())

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import validate
-from ..broker.core.push import Chunk
+from ..broker.requests import Chunk
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..options import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ..store.records import Rest

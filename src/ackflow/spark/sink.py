@@ -14,9 +14,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..broker.core import stage as stages
-from ..broker.core.push import Chunk
 from ..broker.readers import commit as batches
-from ..broker.readers.commit import BatchCommit
+from ..broker.requests import BatchCommit, Chunk
 from ..errors import InvalidArgument
 from ..session.session import Session
 from . import sessions

@@ -26,7 +26,8 @@ from .. import ranges
 from ..broker.core.handout import Handout
 from ..broker.readers import commit as batches
 from ..broker.readers import verbs as readers
-from ..broker.readers.verbs import Lot, ReaderRequest
+from ..broker.readers.verbs import Lot
+from ..broker.requests import ReaderRequest
 from ..errors import AckflowError, InvalidArgument, LeaseLost
 from ..ranges import Ranges
 from ..session.session import Session

@@ -18,10 +18,9 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from .. import ids, ranges
-from ..broker.core.settle import VERBS, Mark, Verdict
-from ..broker.core.transactions import Settles
 from ..broker.readers import commit as batches
-from ..broker.readers.commit import BatchCommit, BatchDone, Hold
+from ..broker.readers.commit import BatchDone
+from ..broker.requests import SETTLE_VERBS, BatchCommit, Hold, Mark, SettleOperation, Verdict
 from ..errors import InvalidArgument
 from ..ranges import Ranges
 from ..session.transaction import Committed, Operations
@@ -30,7 +29,7 @@ from .encode import check_columns
 from .options import SinkOptions, sink_options
 from .sink import stage_all
 
-VERDICTS = (*VERBS, "hold")
+VERDICTS = (*SETTLE_VERBS, "hold")
 _NEEDED = ("id", "lease", "verdict")
 _OPTIONAL = ("reason", "delay")
 
@@ -232,7 +231,7 @@ def _known(verdict: str) -> str:
     return word
 
 
-def _marks(folds: list[Fold]) -> tuple[list[Settles], list[Hold]]:
+def _marks(folds: list[Fold]) -> tuple[list[SettleOperation], list[Hold]]:
     settles: dict[int, list[Mark]] = {}
     holds: list[Hold] = []
     for f in folds:
@@ -241,4 +240,4 @@ def _marks(folds: list[Fold]) -> tuple[list[Settles], list[Hold]]:
         else:
             verdict = Verdict(f.verdict, f.reason, f.delay).check()  # type: ignore[arg-type]
             settles.setdefault(f.token, []).append(Mark(verdict, f.lane, f.ranges))
-    return [Settles(token, marks) for token, marks in settles.items()], holds
+    return [SettleOperation(token, marks) for token, marks in settles.items()], holds

@@ -8,6 +8,8 @@ from ...ranges import Ranges
 from ...store.encryption import check_key
 from ...store.records import LEASED, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
+from ..requests import check_group_changes, check_queue_changes
+from ..verb import verb
 from .cursors import Ended, end_leases, held_by, hidden_in, pass_over, sequence_at
 from .expiry import refresh, refresh_stretch
 from .history import remember
@@ -24,6 +26,7 @@ from .topology import (
 )
 
 
+@verb("read-write", queue="name", synced=True, check=check_queue_changes)
 def configure(
     tx: Tx, name: str, changes: dict[str, object], dialect: Dialect = "native"
 ) -> QueueOptions:
@@ -41,6 +44,7 @@ def configure(
     return queue.options
 
 
+@verb("read-write", queue="queue_name", synced=True, answers=False, check=check_group_changes)
 def configure_group(
     tx: Tx, queue_name: str, name: str, changes: dict[str, object], dialect: Dialect | None
 ) -> Group:
@@ -61,6 +65,7 @@ def configure_group(
     return found
 
 
+@verb("read-write", queue="queue_name", synced=True)
 def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
     """Stop or start handing out, of a queue or of one group; settling and expiry go on."""
     queue = find_queue(tx, queue_name)
@@ -74,6 +79,7 @@ def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
     tx.touched.add(queue.name)
 
 
+@verb("read-write", queue="queue_name", synced=True)
 def seek(
     tx: Tx,
     queue_name: str,
@@ -120,6 +126,7 @@ def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> 
     tx.changed(cursor)
 
 
+@verb("admin", queue="queue_name", repeatable=False, synced=True)
 def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     """Remove every message of a queue or partition; dead letters stay."""
     queue = find_queue(tx, queue_name)
@@ -144,6 +151,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     return removed
 
 
+@verb("admin", queue="name", repeatable=False, synced=True)
 def delete_queue(tx: Tx, name: str) -> bool:
     """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
     queue = tx.queue(validate.name(name, "queue"))
@@ -176,6 +184,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
     return True
 
 
+@verb("admin", queue="queue_name", repeatable=False, synced=True)
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     """Remove a group, its claims and its dead letters; a group of that name starts anew."""
     queue = find_queue(tx, queue_name)
@@ -206,6 +215,7 @@ def _keep_counts(tx: Tx, group: Group) -> None:
     tx.run("drop_tallies", group.id)
 
 
+@verb("read-write", queue="queue_name", repeatable=False, synced=True)
 def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     """Remove one message for every group that has not settled it."""
     queue = find_queue(tx, queue_name)

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from itertools import groupby
 
-from msgspec import Struct
-
 from ... import ids, ranges
 from ...errors import StorageFailed
 from ...model import DeadLetter, DeadSummary, Page, when
@@ -13,6 +11,8 @@ from ...ranges import Ranges
 from ...store.counters import Died
 from ...store.records import Carry, Cursor, DeadRow, Group, Lane, Queue, Rest
 from ...store.tx import Tx
+from ..requests import DeadFilter
+from ..verb import verb
 from .copies import Copy, append_copies
 from .handout import payload, rest_of
 from .history import remember
@@ -20,22 +20,6 @@ from .topology import find_group, find_partition, find_queue, lane_for, queue_fo
 
 SLICE = 500
 SLICE_BYTES = 8 * 1024 * 1024
-
-
-class DeadFilter(Struct):
-    """Which dead letters of a queue are meant: those that fit everything given; times are of death.
-
-    `error` is a part of the reason it died for, or of the last error it failed with.
-    """
-
-    queue: str
-    group: str | None = None
-    partition: str | None = None
-    kind: str | None = None
-    since: int | None = None
-    until: int | None = None
-    error: str | None = None
-    ids: list[int] | None = None
 
 
 def bury(
@@ -89,6 +73,7 @@ def _tell(
     )  # fmt: skip
 
 
+@verb("read-only", name="dead_letters", read_only=True)
 def entries(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
 ) -> Page[DeadLetter]:
@@ -99,6 +84,7 @@ def entries(
     return Page([_letter(tx, queue, row) for row in found[:limit]], more, count(tx, which))
 
 
+@verb("read-only", name="dead_count", read_only=True)
 def count(tx: Tx, which: DeadFilter) -> int:
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
@@ -146,6 +132,7 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
     return found
 
 
+@verb("read-only", name="dead_summary", queue="queue_name", read_only=True)
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     """How many died of what: by group, kind and the error's text before the first colon."""
     queue = find_queue(tx, queue_name)
@@ -157,6 +144,7 @@ def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     ]
 
 
+@verb("read-write", queue="to", repeatable=False, synced=True)
 def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
     """Send dead letters back to their lane for their group, or to another queue for all groups.
 
@@ -183,6 +171,7 @@ def _remember(tx: Tx, run: list[DeadRow], verb: str) -> None:
         remember(tx, run[0].grp, run[0].lane, gone, verb)
 
 
+@verb("admin", synced=True)
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
     """Throw dead letters away; answers with how many, call again until it is 0."""
     found = oldest(tx, which, limit)

@@ -10,6 +10,7 @@ from ...options import MAX_CLAIM, PENDING_OF_GROUP
 from ...ranges import Ranges
 from ...store.records import Claim, Cursor, Group, Lease, LeasePart
 from ...store.tx import Tx
+from ..verb import verb
 from .cursors import never_handed_out, to_come
 from .handout import Handout, Taken, count_pending, runs_of
 from .topology import make_all
@@ -67,6 +68,7 @@ def split_for_claims(which: Ranges) -> list[Ranges]:
     return sets
 
 
+@verb("read-write", lease="token")
 def read(tx: Tx, token: int) -> Handout:
     """Hand over again what a lease handed out; never less than all of it."""
     lease = tx.lease(token)

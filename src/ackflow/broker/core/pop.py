@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Self
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from ... import ranges
 from ...clock import micros
 from ...errors import InvalidArgument
-from ...ids import new_token
-from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, Dialect, GroupOptions
+from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, GroupOptions
 from ...ranges import Ranges
 from ...store.records import Claim, Cursor, Group, Lease, LeasePart, Queue
 from ...store.tx import Tx
+from ..requests import PopRequest
 from ..waiters import ANY_QUEUE, Kind
 from .cursors import never_handed_out, unread
 from .expiry import refresh
@@ -33,42 +32,6 @@ from .topology import (
 
 LANES_AT_ONCE = 64
 IDLE_AT_ONCE = 256  # lanes that are looked at and have nothing
-
-
-class PopRequest(Struct):
-    """What a consumer asks for. With `token`, a repeated pop answers with the same lease.
-
-    `live`: once that lease is over, a repeat gets nothing instead of what others may have by now.
-    `start` says where a group that is new begins; without a group there is nothing to skip.
-    `batch` 0: as many as the rules of the group say. Without `create` a queue that does not exist is
-    refused; the group is created at its first pop in either case.
-    """
-
-    queue: str
-    group: str
-    consumer: str
-    batch: int = 0
-    lease_seconds: float | None = None
-    auto_ack: bool = False
-    partition: str | None = None
-    partitions: int | None = None
-    token: int | None = None
-    dialect: Dialect = "native"
-    start: Literal["all", "new"] | int = "all"
-    live: bool = False
-    create: bool = True
-
-    def repeatable(self, token: int | None = None) -> Self:
-        """The same with a token, so that it can be repeated, or released, when its answer is lost;
-        what is handed out as done has no lease."""
-        if self.auto_ack or (token is None and self.token is not None):
-            return self
-        return structs.replace(self, token=new_token() if token is None else token, live=True)
-
-    @property
-    def kind(self) -> Kind:
-        """What a pop waits for when there is nothing."""
-        return self.queue, self.group, self.partition
 
 
 class WidePop(PopRequest, kw_only=True):

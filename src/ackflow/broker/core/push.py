@@ -2,59 +2,18 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, json, msgpack, structs
 
 from ...clock import AHEAD, SECOND, micros
 from ...errors import AckflowError, KeyConflict, QueueFull, StorageFull
-from ...options import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES, Dialect
+from ...options import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES
 from ...store.mapping import make_body, pack_body
 from ...store.records import Carry, Lane, Queue, Rest, Segment
 from ...store.tx import Tx
+from ..requests import Chunk, PushRequest
 from .capacity import make_room
 from .topology import complete, lane_for, queue_for
-
-if TYPE_CHECKING:
-    Offsets = array[int]
-else:
-    Offsets = array  # no generic type before Python 3.12, and read from afar by this annotation
-
-
-class Chunk(Struct):
-    """Messages for one lane, encoded and joined before the writer is taken.
-
-    `whole`: the data is one JSON array of so many messages, and there are no offsets. It is never
-    sent from afar, and never joined with others: to part it costs more than to write it.
-    `at`: not to be handed out before this time; a time that is over is no delay.
-    """
-
-    queue: str
-    partition: str
-    priority: int
-    delay: float | None
-    ends: Offsets
-    data: bytes
-    rest: Rest | None = None
-    dialect: Dialect = "native"
-    whole: int = 0
-    at: int | None = None
-
-    @property
-    def late(self) -> tuple[float | None, int | None]:
-        return self.delay, self.at
-
-    @property
-    def count(self) -> int:
-        return self.whole or len(self.ends)
-
-
-class PushRequest(Struct):
-    """What one push call brings. A key makes a repeat answer with the first result."""
-
-    chunks: list[Chunk]
-    key: str | None = None
-    digest: bytes = b""
 
 
 class Placed(Struct, array_like=True):

@@ -3,14 +3,12 @@
 All of them are fenced by the token of the hand-out. What is refused changes nothing.
 """
 
-from typing import Literal
-
 from msgspec import Struct, field
 
-from ... import ranges, validate
+from ... import ranges
 from ...clock import SECOND, micros
 from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
-from ...options import Counting, Dead, Kind, after_nack, spent
+from ...options import Dead, Kind, after_nack, spent
 from ...ranges import Ranges
 from ...store.records import (
     LEASED,
@@ -24,54 +22,13 @@ from ...store.records import (
     tell_acks,
 )
 from ...store.tx import Tx
+from ..requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
+from ..verb import verb
 from .copies import copy
 from .cursors import make_ready, unblock
 from .dead_letters import bury
 from .expiry import expire_if_over, refresh_stretch
 from .history import note, remember
-
-Verb = Literal["ack", "nack", "release", "requeue", "reject", "dead_letter"]
-VERBS: tuple[Verb, ...] = ("ack", "nack", "release", "requeue", "reject", "dead_letter")
-_SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
-
-
-class Verdict(Struct, frozen=True):
-    """How a delivery ends. `delay`: None follows the back-off. `rest`: also release what follows.
-    `up_to`: also what comes before it in its lane under the same token. `confirm`: on disk first.
-    `counting`: how the retry limit is read. `yields`: see `_yield`.
-    """
-
-    verb: Verb
-    reason: str | None = None
-    delay: float | None = None
-    rest: bool = False
-    up_to: bool = False
-    confirm: bool = False
-    counting: Counting = "failures"
-    yields: bool = False
-
-    @property
-    def synced(self) -> bool:
-        """Whether it is on disk before it is answered."""
-        return self.confirm or self.verb in _SYNCED
-
-    def check(self) -> "Verdict":
-        validate.one_of(self.verb, "verdict", VERBS)
-        validate.text(self.reason, "reason")
-        if self.delay is not None:
-            validate.seconds(self.delay, "delay")
-        for what, value in (("rest", self.rest), ("up_to", self.up_to), ("confirm", self.confirm)):
-            if value is not False:
-                validate.flag(value, what)
-        return self
-
-
-class Mark(Struct):
-    """A verdict on some messages of a lease: all of it, of one lane, or these ranges of a lane."""
-
-    verdict: Verdict
-    lane: int | None = None
-    ranges: Ranges | None = None
 
 
 class Refused(Struct):
@@ -96,6 +53,7 @@ class Outcome(Struct):
     buried: list[tuple[int, Ranges]] = []
 
 
+@verb("read-write", lease="token")
 def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; each answers for itself."""
     held = _held(tx, token)
@@ -220,6 +178,7 @@ def _wake(tx: Tx, group: Group) -> None:
     tx.touched.add(queue.name)
 
 
+@verb("read-write", lease="token")
 def extend(tx: Tx, token: int, seconds: float | None) -> int:
     """Let a live lease end no earlier than `seconds` from now; answers with its new end."""
     lease = tx.lease(token)
@@ -228,7 +187,7 @@ def extend(tx: Tx, token: int, seconds: float | None) -> int:
         raise LeaseLost()
     if lease.ended_at is not None:
         verbs = {fate.verb for fate in lease.fates}
-        others = sorted(verbs.difference(VERBS), key=lambda verb: verb != "expired")
+        others = sorted(verbs.difference(SETTLE_VERBS), key=lambda verb: verb != "expired")
         raise refusal(others[0] if others else lease.fates[-1].verb)
     if lease.expires_at <= tx.now:
         raise LeaseExpired()
@@ -327,7 +286,7 @@ class Settlement:
         return ranges.union_all(held for held in mine if held[0] < high and held[-1] > low)
 
     def _account(
-        self, verb: Verb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
+        self, verb: SettleVerb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
     ) -> None:
         """Say of messages no longer held whether this verb ended them before, or something else."""
         if missing:
@@ -340,7 +299,7 @@ class Settlement:
                     outcome.noop += ranges.count(part)
                     outcome.repeated.append((lane, part))
                 else:
-                    told = self._passed if whole and fate.verb in VERBS else outcome.refused
+                    told = self._passed if whole and fate.verb in SETTLE_VERBS else outcome.refused
                     told.append(Refused(lane, part, refusal(fate.verb)))
         if missing:
             outcome.refused.append(Refused(lane, missing, NotFound(_NOT_HERE)))
@@ -552,11 +511,12 @@ _NOT_HERE = "the message is not part of this lease"
 def refusal(fate: str) -> AckflowError:
     if fate == "expired":
         return LeaseExpired()
-    if fate in VERBS:
+    if fate in SETTLE_VERBS:
         return AlreadySettled(f"the delivery was already settled: {fate}")
     return LeaseLost(f"the lease was ended: the message was {fate}")
 
 
+@verb("read-write", lease="marks")
 def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:
     """Settle on several leases in one transaction; `atomic`: one refusal undoes everything."""
     if not atomic:

@@ -11,22 +11,28 @@ from collections.abc import Iterable
 from msgspec import msgpack
 
 from ...clock import SECOND
-from ...errors import StageMissing, StorageFull
+from ...errors import InvalidArgument, StageMissing, StorageFull
 from ...options import STAGE_SECONDS
 from ...store.encryption import unseal
 from ...store.mapping import pack_body
 from ...store.records import Rest, Segment, Stage
 from ...store.tx import Tx
+from ..requests import STAGED_AT, Chunk, TransactionRequest, check_batch
+from ..verb import verb
 from .capacity import make_room
-from .push import Answer, Chunk, Placed, announce, created_at, not_before, push_with_rest
+from .push import Answer, Placed, announce, created_at, not_before, push_with_rest
 from .topology import complete, lane_for, queue_for
-from .transactions import TransactionRequest, transact
+from .transactions import transact
 
 _answers = msgpack.Decoder(Answer).decode
 
 
+@verb("read-write", repeatable=False, synced=True)
 def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     """Write messages under a new stage id; nobody sees them before they are published."""
+    check_batch(producer, batch)
+    if any(chunk.at is not None for chunk in chunks):
+        raise InvalidArgument(STAGED_AT)
     if tx.full:
         raise StorageFull()
     name = secrets.token_urlsafe(12)
@@ -42,6 +48,7 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     return name
 
 
+@verb("read-write", synced=True)
 def publish(
     tx: Tx, producer: str, batch: int, stages: list[str], also: TransactionRequest | None = None
 ) -> Answer:
@@ -49,6 +56,7 @@ def publish(
 
     A batch not above the producer's highest publishes nothing and is a success.
     """
+    check_batch(producer, batch)
     row = tx.one("producer", producer)
     if row is not None and batch <= row[0]:
         _drop_batch(tx, producer, batch)
@@ -78,6 +86,7 @@ def _sizes(pieces: Iterable[Stage]) -> dict[str, int]:
     return sizes
 
 
+@verb("read-write")
 def drop_stage(tx: Tx, name: str) -> None:
     for piece in tx.stage(name):
         tx.run("drop_body", piece.body)

@@ -18,11 +18,12 @@ from ...store.records import (
     Segment,
 )
 from ...store.tx import Tx
+from ..requests import Mark, Verdict
 from .dead_letters import bury
 from .expiry import DELAYED_RUN
 from .handout import Taken, carried
 from .retention import drop_old, drop_unread
-from .settle import Mark, Settlement, Verdict
+from .settle import Settlement
 from .topology import complete
 
 AT_ONCE = 256

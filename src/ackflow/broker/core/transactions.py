@@ -13,42 +13,20 @@ from ...errors import (
     VersionConflict,
 )
 from ...store.tx import Tx
-from .push import Placed, PushRequest, push, recall, remember
-from .settle import Mark, settle
+from ..requests import (
+    DeleteOperation,
+    Operation,
+    PushOperation,
+    PutOperation,
+    SettleOperation,
+    TransactionRequest,
+)
+from ..verb import verb
+from .push import Placed, push, recall, remember
+from .settle import settle
 
 T = TypeVar("T")
 LAST_DELETED = "last deleted version"
-
-
-class Settles(Struct, tag=True):
-    token: int
-    marks: list[Mark]
-
-
-class Pushes(Struct, tag=True):
-    request: PushRequest
-
-
-class Puts(Struct, tag=True):
-    """Set a value; `expect` is the version it must have now, 0 for not there, None for any."""
-
-    key: str
-    value: bytes
-    expect: int | None = None
-
-
-class Deletes(Struct, tag=True):
-    key: str
-    expect: int | None = None
-
-
-Operation = Settles | Pushes | Puts | Deletes
-
-
-class TransactionRequest(Struct):
-    operations: list[Operation]
-    key: str | None = None
-    digest: bytes = b""
 
 
 class Result(Struct):
@@ -64,6 +42,7 @@ class Result(Struct):
 _results = msgpack.Decoder(list[Result]).decode
 
 
+@verb("read-write", synced=True)
 def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
     """Run all operations or none; a repeat with the same key answers with the first result."""
     known = recall(tx, request.key, request.digest)
@@ -93,7 +72,7 @@ def run_all(tx: Tx, operations: Iterable[T], run: Callable[[Tx, T], Result]) -> 
     return results
 
 
-def run_push(tx: Tx, operation: Pushes) -> Result:
+def run_push(tx: Tx, operation: PushOperation) -> Result:
     (answer,) = push(tx, [operation.request])
     if isinstance(answer, AckflowError):
         raise answer
@@ -102,18 +81,18 @@ def run_push(tx: Tx, operation: Pushes) -> Result:
 
 def _run(tx: Tx, operation: Operation) -> Result:
     match operation:
-        case Settles():
+        case SettleOperation():
             return Result(settled=_settle(tx, operation))
-        case Pushes():
+        case PushOperation():
             return run_push(tx, operation)
-        case Puts():
+        case PutOperation():
             return Result(version=_put(tx, operation))
-        case Deletes():
+        case DeleteOperation():
             _delete(tx, operation)
             return Result()
 
 
-def _settle(tx: Tx, operation: Settles) -> int:
+def _settle(tx: Tx, operation: SettleOperation) -> int:
     """In a transaction even a repeated ack is refused: its first one already had its effects."""
     settled = 0
     for outcome in settle(tx, operation.token, operation.marks):
@@ -125,13 +104,13 @@ def _settle(tx: Tx, operation: Settles) -> int:
     return settled
 
 
-def _put(tx: Tx, operation: Puts) -> int:
+def _put(tx: Tx, operation: PutOperation) -> int:
     version = (_check(tx, operation.key, operation.expect) or _last_deleted(tx)) + 1
     tx.run("put_value", operation.key, operation.value, version, tx.now)
     return version
 
 
-def _delete(tx: Tx, operation: Deletes) -> None:
+def _delete(tx: Tx, operation: DeleteOperation) -> None:
     version = _check(tx, operation.key, operation.expect)
     tx.run("drop_value", operation.key)
     if version > _last_deleted(tx):

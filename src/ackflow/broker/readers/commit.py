@@ -10,33 +10,11 @@ from ...store.tx import Tx
 from ..core.expiry import expire_if_over
 from ..core.settle import settle
 from ..core.stage import publish
-from ..core.transactions import Operation, Settles, TransactionRequest
+from ..requests import BatchCommit, Hold, SettleOperation, TransactionRequest
+from ..verb import verb
 from .reclaim import standing
 from .records import Hand, get_reader, hands_between, hands_of_batch, put_hand
 from .verbs import current, marks_for
-
-
-class Hold(Struct):
-    """Messages of a lease that stay leased when their batch is done, and use no window."""
-
-    token: int
-    lane: int
-    ranges: Ranges
-
-
-class BatchCommit(Struct):
-    """The end of a batch: what to publish, what to settle how, what to hold. With a `query`, what
-    that query read in this batch is acked too, unless its reader settles by hand. `also` is done in
-    the same commit."""
-
-    producer: str
-    batch: int
-    stages: list[str] = []
-    query: str = ""
-    run: str = ""
-    settles: list[Settles] = []
-    holds: list[Hold] = []
-    also: list[Operation] = []
 
 
 class BatchDone(Struct):
@@ -47,6 +25,7 @@ class BatchDone(Struct):
     repeated: bool = False
 
 
+@verb("read-write", name="bind_batch")
 def bind(
     tx: Tx, reader: str, epoch: int, start: int, end: int, query: str, batch: int, run: str
 ) -> None:
@@ -58,6 +37,7 @@ def bind(
             put_hand(tx, hand)
 
 
+@verb("read-write", synced=True)
 def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
     """Publish, settle and hold, all or nothing. A batch not above the producer's highest does
     nothing and is a success."""
@@ -82,7 +62,8 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
     return done
 
 
-def judge(tx: Tx, settles: list[Settles], holds: list[Hold]) -> int:
+@verb("read-write", synced=True)
+def judge(tx: Tx, settles: list[SettleOperation], holds: list[Hold]) -> int:
     """Settle and hold messages of any leases, each on its own; answers with how many were refused.
 
     A repeat with the same tokens is a success.

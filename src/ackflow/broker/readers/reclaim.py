@@ -9,7 +9,7 @@ from ...store.records import LEASED, RETURNED, Claim, Group, Lane, Lease, LeaseP
 from ...store.tx import Tx
 from ..core.expiry import expire_if_over
 from ..core.leases import grant, split_for_claims
-from ..core.settle import VERBS
+from ..requests import SETTLE_VERBS
 from .records import Hand, HandPart, parts_of, put_part
 
 
@@ -50,7 +50,7 @@ def _stand(part: HandPart, found: tuple[Lease, list[Claim]] | None) -> Standing:
         if claim.lane == part.lane:
             held = ranges.union(held, ranges.intersection(claim.ranges, part.ranges))
     for fate in lease.fates if lease else ():
-        if fate.lane == part.lane and fate.verb in VERBS:
+        if fate.lane == part.lane and fate.verb in SETTLE_VERBS:
             settled = ranges.union(settled, ranges.intersection(fate.ranges, part.ranges))
     missing = ranges.difference(part.ranges, ranges.union(held, settled))
     return Standing(part, held, settled, missing)

@@ -17,10 +17,12 @@ from ...store.tx import Tx
 from ..core.expiry import refresh
 from ..core.handout import Handout, Part, Taken, runs_of
 from ..core.leases import shares_of
-from ..core.pop import PopRequest, lease_parts, may_have_more, next_work, room_for, together
-from ..core.settle import Mark, Verdict, extend, settle
+from ..core.pop import lease_parts, may_have_more, next_work, room_for, together
+from ..core.settle import extend, settle
 from ..core.take import take, take_in_order
 from ..core.topology import group_for, queue_for
+from ..requests import Mark, PopRequest, ReaderRequest, Verdict, check_ranges
+from ..verb import verb
 from .reclaim import consumer_of, regain, standing
 from .records import (
     NO_END,
@@ -42,17 +44,6 @@ UNSETTLED = "the query neither settled nor held it"
 UNREADABLE = "the payload does not fit the schema of the query"
 
 
-class ReaderRequest(Struct):
-    """What a planner asks for: the next hand-out after the number `start`, up to the limits."""
-
-    reader: str
-    epoch: int
-    start: int
-    rows: int
-    bytes: int
-    lease_seconds: float
-
-
 class Numbered(Struct):
     """The number of a hand-out, and how many messages were leased for it just now."""
 
@@ -70,6 +61,7 @@ class Lot(Struct):
     bytes: int
 
 
+@verb("read-write", queue="queue", synced=True)
 def start_reader(
     tx: Tx, reader: str, queue: str, group: str, manual: bool, number: int
 ) -> int:  # fmt: skip
@@ -99,6 +91,7 @@ def start_reader(
     return found.epoch
 
 
+@verb("read-write", name="reader_idle", read_only=True)
 def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
     """Whether asking for the next hand-out after `start` would change nothing; only looks."""
     found = get_reader(tx, reader)
@@ -111,6 +104,7 @@ def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
     return not making and not tx.value("group_has_work", found.grp, tx.now)
 
 
+@verb("read-write", synced=True)
 def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
     """Settle what is numbered up to `start`, lease what comes next, answer with its number.
 
@@ -140,17 +134,21 @@ def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
     return Numbered(reader.number, sum(ranges.count(part.ranges) for part in parts))
 
 
+@verb("read-write", synced=True)
 def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float) -> int:
     """End every hand-out numbered up to `number`; answers with how many messages that settled."""
+    validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
     refresh(tx, group)
     return _settle_to(tx, found, group, number, lease_seconds)
 
 
+@verb("read-write", synced=True)
 def hand_over(
     tx: Tx, reader: str, epoch: int, start: int, end: int, lease_seconds: float
 ) -> list[Lot]:
     """Fix what the numbers above `start` up to `end` are, taking back what expired and is free."""
+    validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
     refresh(tx, group)
     hands = hands_between(tx, reader, start, end)
@@ -175,11 +173,13 @@ def hand_over(
     return lots
 
 
+@verb("read-write", name="keep_reader")
 def keep(tx: Tx, reader: str, epoch: int, lease_seconds: float) -> int:
     """Keep every lease of a reader alive; answers with how many hand-outs are no longer whole.
 
     What expired meanwhile and is still free as a whole is taken back, as a batch may be at work.
     """
+    validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
     put_reader(tx, found)
     broken = 0
@@ -195,6 +195,15 @@ def keep(tx: Tx, reader: str, epoch: int, lease_seconds: float) -> int:
     return broken
 
 
+def _check_part(
+    _reader: str, _epoch: int, _number: int, _lane: int, _token: int, which: Ranges, *_: int
+) -> None:
+    check_ranges(which)
+    if not which:
+        raise InvalidArgument("a part of a batch must have at least one message")
+
+
+@verb("read-write", name="reader_fetch", lease="token", read_only=True, check=_check_part)
 def fetch(
     tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges, size: int
 ) -> Handout:
@@ -217,6 +226,7 @@ def fetch(
     return Handout(queue.name, group.name, tx.store, token, None, runs)
 
 
+@verb("read-write", lease="token", check=_check_part)
 def mark_bad(
     tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges
 ) -> None:

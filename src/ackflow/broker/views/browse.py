@@ -3,8 +3,6 @@
 import time
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from ... import ids, ranges
 from ...errors import NotFound
 from ...model import Page, StoredMessage, when
@@ -12,24 +10,19 @@ from ...store.records import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
 from ...store.tx import Tx
 from ..core.handout import is_binary, payload
 from ..core.topology import find_group, find_partition, find_queue
+from ..requests import BrowseRequest
+from ..verb import verb
 
 LANES_AT_ONCE = 200
+SECONDS_OVER_HTTP = 10.0
 
 
-class BrowseRequest(Struct):
-    """What to look for; `text` is bytes that the payload contains, `after` continues a page."""
-
-    queue: str
-    partition: str | None = None
-    group: str | None = None
-    text: bytes | None = None
-    since: int | None = None
-    until: int | None = None
-    limit: int = 100
-    seconds: float = 2.0
-    after: tuple[int, ...] | None = None
+def _limit_seconds(request: BrowseRequest) -> None:
+    """Bound a search over HTTP: it occupies one of the server's few reader threads."""
+    request.seconds = min(request.seconds, SECONDS_OVER_HTTP)
 
 
+@verb("read-only", read_only=True, check=_limit_seconds)
 def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     """Messages in the order of lane and sequence. `next` is given as long as there may be more."""
     queue = find_queue(tx, request.queue)
@@ -52,6 +45,7 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     return Page(found)
 
 
+@verb("read-only", name="message", queue="queue_name", read_only=True)
 def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessage:
     """One stored message by its id."""
     queue = find_queue(tx, queue_name)

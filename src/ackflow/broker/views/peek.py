@@ -1,19 +1,23 @@
 """What comes: the messages a group would be given next, and those that are pushed while one looks."""
 
-from ... import ranges
+from ... import ranges, validate
 from ...model import News, StoredMessage
 from ...ranges import Ranges
 from ...store.records import Group, Lane, Queue
 from ...store.tx import Tx
 from ..core.topology import find_partition, find_queue
+from ..verb import verb
 from .browse import view
 
 
+@verb("read-only", queue="queue_name", read_only=True)
 def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMessage]:
     """The next messages of a group, in the order of serving, whatever holds them back.
 
     A group that does not exist would begin at the start.
     """
+    validate.name(group_name, "group")
+    validate.whole(limit, "limit", 1, 10_000)
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, group_name)
     found: list[StoredMessage] = []
@@ -61,6 +65,7 @@ def _next_of(
     return found
 
 
+@verb("read-only", queue="queue_name", read_only=True)
 def follow(
     tx: Tx, queue_name: str, partition: str | None, after: dict[int, int] | None, last: int,
     limit: int,
@@ -69,6 +74,8 @@ def follow(
 
     Nothing is touched: it is no group, and holds nothing.
     """
+    validate.whole(last, "last", 0, 10_000)
+    validate.whole(limit, "limit", 1, 10_000)
     queue = find_queue(tx, queue_name)
     lanes = tx.lanes(queue.id)
     if partition is not None:

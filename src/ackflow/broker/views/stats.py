@@ -21,14 +21,17 @@ from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from ..core.cursors import hidden_in
 from ..core.topology import find_group, find_partition, find_queue
+from ..verb import verb
 
 LEASES_AT_MOST = 1_000
 
 
+@verb("read-only", read_only=True)
 def queues(tx: Tx) -> list[QueueStats]:
     return [queue_stats(tx, queue.name) for queue in tx.queues()]
 
 
+@verb("read-only", queue="name", read_only=True)
 def queue_stats(tx: Tx, name: str) -> QueueStats:
     queue = find_queue(tx, name)
     dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
@@ -46,6 +49,7 @@ def queue_stats(tx: Tx, name: str) -> QueueStats:
     )
 
 
+@verb("read-only", queue="queue_name", read_only=True)
 def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
@@ -154,6 +158,7 @@ def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.
     return there, delayed
 
 
+@verb("read-only", queue="queue_name", read_only=True)
 def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[PartitionStats]:
     queue = find_queue(tx, queue_name)
     result = []
@@ -169,6 +174,7 @@ def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[Partitio
     return result
 
 
+@verb("read-only", queue="queue_name", read_only=True)
 def leases(tx: Tx, queue_name: str, name: str | None) -> list[LeaseStats]:
     """The live leases of a queue, or of one group; at most a thousand a group."""
     queue = find_queue(tx, queue_name)
@@ -206,6 +212,7 @@ def lease_stats(
     )
 
 
+@verb("read-only", queue="queue_name", read_only=True)
 def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[Progress]:
     """How far a group is in each partition."""
     queue = find_queue(tx, queue_name)
@@ -238,18 +245,21 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
     return result
 
 
+@verb("read-only", values=True, read_only=True)
 def value(tx: Tx, key: str) -> Value | None:
     """A small keyed value."""
     row = tx.one("get_value", key)
     return None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
 
 
+@verb("read-only", values=True, read_only=True)
 def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
     """The values whose keys begin with a prefix, in order of key."""
     rows = tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
     return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
 
 
+@verb("read-only", read_only=True)
 def overdue(tx: Tx) -> int:
     """For how long a lease has been over, or a message due, that nobody has taken back."""
     groups = tx.all("groups_with_expired", tx.now)

@@ -14,6 +14,7 @@ from ..core.global_pause import halted
 from ..core.retention import drop_old, drop_unread
 from ..core.take import overdue
 from ..core.topology import complete, cursor_for, no_group
+from ..verb import verb
 from .stats import unseen
 
 # What ended a message, as its state and in words; other fates brought it back.
@@ -28,6 +29,7 @@ _ENDS = {
 }
 
 
+@verb("read-only", queue="queue_name")
 def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     """Answer in one sentence and in fields; a message or queue that is not there is an answer too."""
     place = ids.parse_message_id(id)

@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from ... import aio, ids, validate
 from ...broker.core.handout import Handout
-from ...broker.core.pop import PopRequest
-from ...broker.core.settle import Verdict
+from ...broker.requests import PopRequest, Verdict
 from ...clock import SECOND
 from ...errors import InvalidArgument, LeaseLost, SessionClosed
 from ...options import QUEUE_MODE

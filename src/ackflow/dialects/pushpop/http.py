@@ -10,9 +10,7 @@ import msgspec
 
 from ... import ids, validate
 from ...broker.core.handout import Handout
-from ...broker.core.pop import PopRequest
-from ...broker.core.push import Chunk, PushRequest
-from ...broker.core.settle import Verdict
+from ...broker.requests import Chunk, PopRequest, PushRequest, Verdict
 from ...clock import SECOND
 from ...errors import InvalidArgument, PayloadTooLarge
 from ...options import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE

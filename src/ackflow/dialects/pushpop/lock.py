@@ -2,10 +2,12 @@
 
 from msgspec import Struct, field
 
-from ... import ranges
+from ... import ranges, validate
 from ...broker.core.expiry import refresh
-from ...broker.core.settle import Mark, Verdict, extend, settle
+from ...broker.core.settle import extend, settle
 from ...broker.core.topology import find_queue
+from ...broker.requests import Mark, Verdict
+from ...broker.verb import verb
 from ...broker.views.stats import count, unseen
 from ...errors import LeaseExpired
 from ...model import Counts
@@ -33,6 +35,12 @@ class Levels(Struct):
     lock: Lock | None = None
 
 
+def _check_lock(queue: str, group: str, *_: object) -> None:
+    validate.name(queue, "queue")
+    validate.name(group, "group")
+
+
+@verb("read-write", queue="queue", lease="token", check=_check_lock)
 def settle_lock(tx: Tx, queue: str, group: str, token: int | None, verdict: Verdict) -> int:
     """End everything a lock holds the same way; answers with how many messages that were.
 

@@ -8,7 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from .... import ids, validate
-from ....broker.core.settle import Verdict, extend
+from ....broker.core.settle import extend
+from ....broker.requests import Verdict
 from ....errors import (
     AckflowError,
     InvalidArgument,

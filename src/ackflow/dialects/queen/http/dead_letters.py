@@ -3,7 +3,7 @@
 from msgspec import Raw, Struct
 
 from .... import ids
-from ....broker.core.dead_letters import DeadFilter
+from ....broker.requests import DeadFilter
 from ....server.http import Answer, Call, Param, json
 from ..verbs.dead_letters import Labelled, letters
 from ..verbs.subscriptions import names

@@ -8,7 +8,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from .... import ids, validate
 from ....broker.core.handout import Handout, Run, is_binary, payload
-from ....broker.core.pop import PopRequest, WidePop
+from ....broker.core.pop import WidePop
+from ....broker.requests import PopRequest
 from ....errors import InvalidArgument
 from ....options import MAX_BATCH, QUEUE_MODE
 from ....server.http import Answer, Call, Param, empty, json

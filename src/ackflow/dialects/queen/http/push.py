@@ -6,7 +6,7 @@ from msgspec import Raw, Struct, field
 
 from .... import ids
 from ....broker.core.push import Answer as Places
-from ....broker.core.push import PushRequest
+from ....broker.requests import PushRequest
 from ....errors import InvalidArgument
 from ....server.http import Answer, Call, json
 from ....session import encoding

@@ -5,8 +5,7 @@ from typing import Any
 from msgspec import Raw, Struct, field
 
 from .... import ids, validate
-from ....broker.core.settle import Verdict
-from ....broker.core.transactions import Pushes
+from ....broker.requests import PushOperation, Verdict
 from ....errors import AckflowError, InvalidArgument, NotFound
 from ....server.http import Answer, Call, json
 from ..verbs import streams
@@ -155,7 +154,7 @@ async def cycle(call: Call) -> Answer:
     push, places = None, None
     if items:
         request, places = requested(call, items)
-        push = Pushes(request)
+        push = PushOperation(request)
     one = Cycle(given.query_id, partition, _ops(given.state_ops or []), push, _ack(given))
     try:
         done = await call.server.do(streams.cycle, True, one)

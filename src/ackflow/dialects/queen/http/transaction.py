@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from ....broker.core.transactions import Pushes, Result
+from ....broker.core.transactions import Result
+from ....broker.requests import PushOperation
 from ....errors import AckflowError, InvalidArgument, TransactionFailed
 from ....server.http import Answer, Call, json
 from ..verbs.settle_by_name import Names, transact_named
@@ -101,7 +102,7 @@ def _steps(call: Call, operations: list[Operation]) -> list[Step]:
             if not given.items:
                 raise InvalidArgument("a push operation has items")
             request, places = requested(call, given.items)
-            steps.append(Step(Pushes(request), [given]))
+            steps.append(Step(PushOperation(request), [given]))
             steps[-1].places = places
         elif given.type == "ack":
             check(given)

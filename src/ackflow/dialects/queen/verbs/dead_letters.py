@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from ....broker.core import dead_letters
-from ....broker.core.dead_letters import DeadFilter
+from ....broker.requests import DeadFilter
 from ....errors import NotFound
 from ....model import DeadLetter
 from ....store.tx import Tx

@@ -11,8 +11,9 @@ from .... import ids, ranges
 from ....broker.core.cursors import hidden_in, make_ready
 from ....broker.core.expiry import refresh_stretch
 from ....broker.core.leases import grant
-from ....broker.core.settle import Mark, Outcome, Refused, Settlement, Verdict, extend, opened
-from ....broker.core.transactions import Pushes, Result, run_all, run_push
+from ....broker.core.settle import Outcome, Refused, Settlement, extend, opened
+from ....broker.core.transactions import Result, run_all, run_push
+from ....broker.requests import Mark, PushOperation, Verdict
 from ....errors import (
     AckflowError,
     AlreadySettled,
@@ -96,7 +97,9 @@ class Names(Struct):
     items: list[Named]
 
 
-def transact_named(tx: Tx, operations: list[Names | Pushes], required: list[int]) -> list[Result]:
+def transact_named(
+    tx: Tx, operations: list[Names | PushOperation], required: list[int]
+) -> list[Result]:
     """Run all operations or none. The required leases must be live, and an item that names no
     lease must have been handed out under one of them."""
     with tx.savepoint():
@@ -110,8 +113,8 @@ def transact_named(tx: Tx, operations: list[Names | Pushes], required: list[int]
         return run_all(tx, operations, lambda tx, one: _run(tx, one, required))
 
 
-def _run(tx: Tx, operation: Names | Pushes, required: list[int]) -> Result:
-    if isinstance(operation, Pushes):
+def _run(tx: Tx, operation: Names | PushOperation, required: list[int]) -> Result:
+    if isinstance(operation, PushOperation):
         return run_push(tx, operation)
     told = _settle_all(tx, fenced(tx, operation.items, required))
     for index, one in enumerate(told):

@@ -4,8 +4,9 @@ from msgspec import Struct
 
 from .... import ids
 from ....broker.core.admin import delete_message
-from ....broker.core.dead_letters import DeadFilter, redrive
+from ....broker.core.dead_letters import redrive
 from ....broker.core.handout import is_binary, payload, rest_of
+from ....broker.requests import DeadFilter
 from ....errors import NotFound
 from ....store.records import DeadRow, Queue
 from ....store.tx import Tx

@@ -11,15 +11,16 @@ import msgspec
 from msgspec import Struct
 
 from .... import ids, ranges
-from ....broker.core.settle import Mark, Verdict, settle
-from ....broker.core.transactions import (
-    Deletes,
+from ....broker.core.settle import settle
+from ....broker.core.transactions import Result, transact
+from ....broker.requests import (
+    DeleteOperation,
+    Mark,
     Operation,
-    Pushes,
-    Puts,
-    Result,
+    PushOperation,
+    PutOperation,
     TransactionRequest,
-    transact,
+    Verdict,
 )
 from ....errors import AckflowError, LeaseLost, NotFound
 from ....ranges import Ranges
@@ -79,7 +80,7 @@ class Cycle(Struct):
     query: str
     partition: int
     state: list[tuple[str, bytes | None]]
-    push: Pushes | None = None
+    push: PushOperation | None = None
     ack: CycleAck | None = None
 
 
@@ -166,7 +167,7 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
             _release(tx, one.ack.token, one.partition)
         return Cycled(0, stale=True)
     operations: list[Operation] = [
-        Deletes(prefix + key) if value is None else Puts(prefix + key, value)
+        DeleteOperation(prefix + key) if value is None else PutOperation(prefix + key, value)
         for key, value in one.state
     ]
     if one.push is not None:

@@ -1,0 +1,146 @@
+"""What the wire has to know of a verb: declared where the verb is defined, with `@verb`.
+
+    @verb("read-write", queue="queue_name", repeatable=False, synced=True)
+    def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int: ...
+
+The decorator registers the function and returns it unchanged, so that a verb costs no more to call.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from msgspec import Struct, structs
+
+from . import requests
+from .requests import (
+    BrowseRequest,
+    Chunk,
+    DeadFilter,
+    DeleteOperation,
+    Hold,
+    PutOperation,
+    SettleOperation,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Role = Literal["read-only", "read-write", "admin"]
+Names = tuple[str, ...]
+
+
+class Scope(NamedTuple):
+    """What a call touches: queues by name, leases by token, and whether any keyed value."""
+
+    queues: set[str]
+    leases: set[int]
+    values: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Verb:
+    """A verb that can be called over HTTP.
+
+    `queues` and `leases` name the parameters that hold a queue's name or a lease's token.
+    `read_only`: it runs on a snapshot, beside the writer. `repeatable`: a client may send it again
+    when the answer was lost. `synced`: it is on disk before it is answered, whatever the client
+    asks for. `values`: it reads keyed values, which belong to no queue. `answers`: its result is
+    sent back.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    role: Role
+    queues: Names
+    leases: Names
+    read_only: bool
+    repeatable: bool
+    synced: bool
+    values: bool
+    answers: bool
+    extra_check: Callable[..., None] | None
+    parameters: Names
+    defaults: tuple[Any, ...]
+
+    def check(self, arguments: tuple[Any, ...]) -> None:
+        """Validate the arguments of a call that was sent: its tokens and every request in it."""
+        given = dict(zip(self.parameters, arguments, strict=True))
+        for name in self.leases:
+            for token in _tokens(given[name]):
+                requests.check_token(token)
+        requests.check_all(arguments)
+        if self.extra_check is not None:
+            self.extra_check(*arguments)
+
+    def scope(self, arguments: tuple[Any, ...]) -> Scope:
+        """What a call touches, found in its arguments and in every request inside them."""
+        given = dict(zip(self.parameters, arguments, strict=True))
+        queues = {given[name] for name in self.queues if given[name] is not None}
+        leases = {token for name in self.leases for token in _tokens(given[name])}
+        values = self.values
+        for part in _structs(arguments):
+            match part:
+                case Chunk() | DeadFilter() | BrowseRequest():
+                    queues.add(part.queue)
+                case SettleOperation() | Hold():
+                    leases.add(part.token)
+                case PutOperation() | DeleteOperation():
+                    values = True
+        return Scope(queues, leases, values)
+
+
+VERBS: dict[str, Verb] = {}
+BY_FUNCTION: dict[Callable[..., Any], Verb] = {}
+
+
+def verb(
+    role: Role,
+    *,
+    name: str | None = None,
+    queue: str | Names = (),
+    lease: str | Names = (),
+    read_only: bool = False,
+    repeatable: bool = True,
+    synced: bool = False,
+    values: bool = False,
+    answers: bool = True,
+    check: Callable[..., None] | None = None,
+) -> Callable[[F], F]:
+    """Register a function over a `Tx` as a verb of the wire; see `Verb` for the facts."""
+
+    def register(run: F) -> F:
+        parameters = list(signature(run).parameters.values())[1:]
+        found = Verb(
+            name or run.__name__, run, role, _names(queue), _names(lease), read_only, repeatable,
+            synced, values, answers, check, tuple(p.name for p in parameters),
+            tuple(None if p.default is p.empty else p.default for p in parameters),
+        )  # fmt: skip
+        assert {*found.queues, *found.leases} <= {*found.parameters}, found.name
+        assert found.name not in VERBS, found.name
+        VERBS[found.name] = BY_FUNCTION[run] = found
+        return run
+
+    return register
+
+
+def _names(given: str | Names) -> Names:
+    return (given,) if isinstance(given, str) else given
+
+
+def _tokens(value: Any) -> list[int]:
+    """The lease tokens in an argument: one, none, or the keys of a dictionary."""
+    return list(value) if isinstance(value, dict) else [] if value is None else [value]
+
+
+def _structs(value: Any) -> Iterator[Struct]:
+    """Every struct inside an argument."""
+    if isinstance(value, Struct):
+        yield value
+        for inner in structs.astuple(value):
+            yield from _structs(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _structs(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _structs(inner)
