@@ -19,7 +19,7 @@ UNDECIDED: Literal["undecided"] = "undecided"
 GroupDialect = Dialect | Literal["undecided"]
 # Dialects whose deliveries report how many messages are left for the group, not for the lane.
 PENDING_OF_GROUP: frozenset[str] = frozenset({"jetstream"})
-Kind = Literal["failed", "max_deliver", "rejected", "max_wait"]
+DeadLetterKind = Literal["failed", "max_deliver", "rejected", "max_wait"]
 Counting = Literal["failures", "redeliveries"]
 
 QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers who name none
@@ -156,7 +156,7 @@ class Again(Struct, frozen=True):
 class Dead(Struct, frozen=True):
     """The message has reached a limit and goes to the dead letters."""
 
-    kind: Kind
+    kind: DeadLetterKind
 
 
 def after_nack(

@@ -19,8 +19,8 @@ from .options import (
     MAX_PRIORITY,
     MIN_HISTORY,
     AckPolicy,
+    DeadLetterKind,
     GroupOptions,
-    Kind,
     Ordering,
     QueueOptions,
 )
@@ -220,7 +220,7 @@ def one_of(value: object, what: str, allowed: tuple[str, ...]) -> Any:
 
 
 def kind(value: object) -> Any:
-    return None if value is None else one_of(value, "kind", get_args(Kind))
+    return None if value is None else one_of(value, "kind", get_args(DeadLetterKind))
 
 
 def dialect(value: object) -> Any:

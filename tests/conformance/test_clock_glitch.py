@@ -63,7 +63,7 @@ def test_a_pop_waits_as_long_as_it_was_asked_to_whatever_the_clock_is_set_to(
     waiting.start()
     broker = q.broker
     assert isinstance(broker, Broker)
-    while not broker.waiting.kinds:
+    while not broker.waiters.by_key:
         time.sleep(0.001)
     clock.step(step)
     waiting.join(0.1)

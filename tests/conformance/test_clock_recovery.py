@@ -309,7 +309,7 @@ def test_the_time_to_an_ack_is_never_negative(clock: VirtualClock) -> None:
         clock.step(-YEARS)
         message.ack()
         assert isinstance(q.broker, Broker)
-        (counts,) = q.broker.telling.times().values()
+        (counts,) = q.broker.observer.times().values()
         assert counts[0] == 1
         assert counts[-1] == 0
 

@@ -6,7 +6,7 @@ import pytest
 from ackflow import Item, Message, Session, VirtualClock, ids
 from ackflow.broker.readers.verbs import hand_over, lease_next, start_reader
 from ackflow.broker.requests import PopRequest, ReaderRequest, Verdict
-from ackflow.dialects.queen.verbs.settle_by_name import Named, Told, settle_named
+from ackflow.dialects.queen.verbs.settle_by_name import NamedMessage, NamedOutcome, settle_named
 from ackflow.errors import LeaseLost
 
 # These verbs are called by servers only, so not over HTTP.
@@ -26,10 +26,10 @@ def ordered(q: Session, n: int) -> list[Message]:
     return pop(q, n)
 
 
-def told(q: Session, message: Message, verdict: Verdict) -> Told:
+def told(q: Session, message: Message, verdict: Verdict) -> NamedOutcome:
     home = q.broker.do(lambda tx: tx.partition(tx.queue("orders").id, message.partition).id, False)
     assert message.token is not None
-    item = Named(home, message.id, verdict, "g", ids.parse_token(message.token))
+    item = NamedMessage(home, message.id, verdict, "g", ids.parse_token(message.token))
     (one,) = q.broker.do(settle_named, False, [item])
     return one
 
@@ -140,7 +140,7 @@ def test_of_failures_told_together_those_that_come_again_yield(q: Session) -> No
     home = q.broker.do(lambda tx: tx.partition(tx.queue("orders").id, "Default").id, False)
     token = ids.parse_token(held[0].token or "")
     verdict = Verdict("nack", yields=True)
-    items = [Named(home, message.id, verdict, "g", token) for message in held[:2]]
+    items = [NamedMessage(home, message.id, verdict, "g", token) for message in held[:2]]
     assert [one.dead for one in q.broker.do(settle_named, False, items)] == [True, False]
     assert data(pop(q)) == [1, 2]
 

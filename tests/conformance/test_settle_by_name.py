@@ -9,13 +9,13 @@ from ackflow.broker.core.pop import WidePop
 from ackflow.broker.core.settle import Outcome
 from ackflow.broker.requests import PopRequest, Verdict
 from ackflow.dialects.queen.verbs.settle_by_name import (
-    Named,
-    Told,
+    NamedMessage,
+    NamedOutcome,
     settle_in_group,
     settle_named,
     transact_named,
 )
-from ackflow.dialects.queen.verbs.settle_by_name import Names as ByName
+from ackflow.dialects.queen.verbs.settle_by_name import NamedSettles as ByName
 from ackflow.errors import AlreadySettled, LeaseExpired, LeaseLost, NotFound, TransactionFailed
 from ackflow.options import QUEUE_MODE
 
@@ -46,7 +46,7 @@ def token(message: Message) -> int:
     return ids.parse_token(message.token)
 
 
-def told(q: Session, *items: Named, atomic: bool = False) -> list[Told]:
+def told(q: Session, *items: NamedMessage, atomic: bool = False) -> list[NamedOutcome]:
     return q.broker.do(settle_named, False, list(items), atomic)
 
 
@@ -185,8 +185,8 @@ def test_a_message_is_found_by_its_transaction_id_or_its_own(q: Session) -> None
     q.push("orders", [Item(data=1, transaction_id="a"), Item(data=2)])
     first, second = q.pop("orders", batch=2)
     items = [
-        Named(home(q), "a", ACK, token=token(first)),
-        Named(home(q), second.id, ACK, token=token(second)),
+        NamedMessage(home(q), "a", ACK, token=token(first)),
+        NamedMessage(home(q), second.id, ACK, token=token(second)),
     ]
     assert [(t.error, t.noop, t.queue, t.partition) for t in told(q, *items)] == [
         (None, False, "orders", "Default")
@@ -198,7 +198,7 @@ def test_the_same_transaction_id_in_two_partitions_names_two_messages(q: Session
     for partition in ("a", "b"):
         q.push("orders", Item(data=partition, partition=partition, transaction_id="same"))
     messages = q.pop("orders", batch=2)
-    (one,) = told(q, Named(home(q, partition="b"), "same", ACK, token=token(messages[0])))
+    (one,) = told(q, NamedMessage(home(q, partition="b"), "same", ACK, token=token(messages[0])))
     assert (one.error, one.partition) == (None, "b")
     with pytest.raises(AlreadySettled):
         next(m for m in messages if m.partition == "b").nack()
@@ -214,7 +214,7 @@ def test_a_copy_is_found_by_the_id_of_its_original_under_its_own_lease(
         message.reject("bad")
     q.redrive("orders")
     copies = q.pop("orders", batch=many)
-    names = [Named(home(q), copy.transaction_id, ACK, token=token(copy)) for copy in copies]
+    names = [NamedMessage(home(q), copy.transaction_id, ACK, token=token(copy)) for copy in copies]
     assert [one.error for one in told(q, *names)] == [None] * many
     assert q.group_stats("orders", QUEUE_MODE).consumed == many
 
@@ -224,7 +224,7 @@ def test_many_messages_of_one_lease_each_get_their_own_answer(q: Session) -> Non
     messages = q.pop("orders", batch=20)
     messages[3].ack()
     messages[4].nack()
-    items = [Named(home(q), str(n), ACK, token=token(messages[0])) for n in range(21)]
+    items = [NamedMessage(home(q), str(n), ACK, token=token(messages[0])) for n in range(21)]
     answers = told(q, *items)
     assert [n for n, one in enumerate(answers) if one.noop] == [3]
     assert {n: type(one.error) for n, one in enumerate(answers) if one.error} == {
@@ -242,11 +242,11 @@ def test_a_lease_that_is_over_foreign_or_unknown_is_lost(q: Session, clock: Virt
     (other,) = q.pop("orders")
     answers = told(
         q,
-        Named(home(q), "0", ACK, token=token(late)),
-        Named(home(q), "0", ACK, token=token(other)),
-        Named(home(q), "0", ACK, token=12345),
-        Named(home(q), "0", ACK, stale=True),
-        Named(None, "0", ACK, token=token(other)),
+        NamedMessage(home(q), "0", ACK, token=token(late)),
+        NamedMessage(home(q), "0", ACK, token=token(other)),
+        NamedMessage(home(q), "0", ACK, token=12345),
+        NamedMessage(home(q), "0", ACK, stale=True),
+        NamedMessage(None, "0", ACK, token=token(other)),
     )
     assert [type(one.error) for one in answers] == [
         LeaseExpired, LeaseLost, LeaseLost, LeaseLost, NotFound
@@ -258,7 +258,9 @@ def test_a_lease_that_is_over_foreign_or_unknown_is_lost(q: Session, clock: Virt
 def test_an_atomic_batch_is_undone_by_one_refusal(q: Session) -> None:
     q.push("orders", [Item(data=n, transaction_id=str(n)) for n in range(2)])
     messages = q.pop("orders", batch=2)
-    items = [Named(home(q), name, ACK, token=token(messages[0])) for name in ("0", "1", "none")]
+    items = [
+        NamedMessage(home(q), name, ACK, token=token(messages[0])) for name in ("0", "1", "none")
+    ]
     answers = told(q, *items, atomic=True)
     assert [one.error.code for one in answers if one.error] == [
         "rolled_back", "rolled_back", "not_found"
@@ -271,20 +273,22 @@ def test_a_lease_is_kept_alive_through_one_of_its_messages(q: Session, clock: Vi
     q.push("orders", Item(data=1, transaction_id="a"))
     (message,) = q.pop("orders", lease_seconds=10)
     clock.advance(5)
-    (by_lease,) = told(q, Named(home(q), "a", None, token=token(message)))
+    (by_lease,) = told(q, NamedMessage(home(q), "a", None, token=token(message)))
     assert by_lease.until == clock.now() + 300_000_000
     clock.advance(100)
-    (by_name,) = told(q, Named(home(q), "a", None))
+    (by_name,) = told(q, NamedMessage(home(q), "a", None))
     assert by_name.until == clock.now() + 300_000_000
     message.ack()
-    assert isinstance(told(q, Named(home(q), "a", None))[0].error, LeaseLost)
+    assert isinstance(told(q, NamedMessage(home(q), "a", None))[0].error, LeaseLost)
 
 
 def test_a_message_that_was_deleted_is_not_found(q: Session) -> None:
     (id,) = q.push("orders", Item(data=1, transaction_id="a"))
     q.pop("orders")[0].release()
     q.delete_message("orders", id)
-    assert [type(told(q, Named(home(q), n, ACK))[0].error) for n in ("a", id)] == [NotFound] * 2
+    assert [type(told(q, NamedMessage(home(q), n, ACK))[0].error) for n in ("a", id)] == [
+        NotFound
+    ] * 2
 
 
 # transactions
@@ -298,7 +302,7 @@ def test_an_ack_without_a_lease_is_fenced_by_the_required_ones(
     (other,) = q.pop("orders", lease_seconds=50)
 
     def run(name: str, *leases: Message) -> Any:
-        work = [ByName([Named(home(q), name, ACK)])]
+        work = [ByName([NamedMessage(home(q), name, ACK)])]
         return q.broker.do(transact_named, True, work, [token(lease) for lease in leases])
 
     with pytest.raises(TransactionFailed):
@@ -322,7 +326,7 @@ def ordered(q: Session, n: int) -> list[Message]:
 
 def fail(q: Session, message: Message, verb: str = "nack", delay: float | None = None) -> None:
     verdict = Verdict(verb, delay=delay, yields=True)  # type: ignore[arg-type]
-    assert not told(q, Named(home(q), message.id, verdict, token=token(message)))[0].error
+    assert not told(q, NamedMessage(home(q), message.id, verdict, token=token(message)))[0].error
 
 
 @pytest.mark.parametrize("verb", ["nack", "release"])

@@ -33,7 +33,7 @@ def sent(bench: Bench, data: Path, workers: int = 1, kind: str = "data") -> list
     return [message for message in bench.inside(SHOP.inbox) if message["kind"] == kind]
 
 
-def buried(bench: Bench) -> list[str]:
+def dead_lettered(bench: Bench) -> list[str]:
     dead_letter_bad_rows(bench.q, SHOP)
     return sorted(letter.reason or "" for letter in bench.q.dead_letters(SHOP.bad).items)
 
@@ -42,7 +42,7 @@ def test_a_file_that_excel_wrote_is_read(bench: Bench, ann: Path) -> None:
     (ann / "sales.csv").write_text(HEAD + ROW, encoding="utf-8-sig")
     (batch,) = sent(bench, ann.parent)
     assert batch["rows"] == [["2024-01-01 10:00:00", "1", "2.50"]]
-    assert buried(bench) == []
+    assert dead_lettered(bench) == []
 
 
 def test_files_that_cannot_be_read_are_told_once_and_nobody_waits_for_them(
@@ -60,7 +60,7 @@ def test_files_that_cannot_be_read_are_told_once_and_nobody_waits_for_them(
     assert [(m["client"], len(m["rows"])) for m in batches] == [("ann", 2), ("bob", 1)]
     ends = sent(bench, ann.parent, workers=2, kind="eof")  # sent again, it adds nothing
     assert len(ends) == 2 * 2 * len(SHOP.tables)
-    assert buried(bench) == [
+    assert dead_lettered(bench) == [
         "unreadable file sales_1.csv: it has no column 'amount': a file of sales from ann",
         "unreadable file sales_2.csv: it has no header: a file of sales from ann",
         "unreadable file sales_3.csv: Is a directory: a file of sales from ann",
@@ -68,7 +68,7 @@ def test_files_that_cannot_be_read_are_told_once_and_nobody_waits_for_them(
         "a file of sales from ann",
     ]
     sent(bench, ann.parent, workers=2)
-    assert len(buried(bench)) == 4
+    assert len(dead_lettered(bench)) == 4
 
 
 def test_a_file_belongs_to_the_table_with_the_longest_name_it_begins_with(ann: Path) -> None:

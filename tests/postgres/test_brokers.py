@@ -192,7 +192,7 @@ def test_a_push_wakes_a_pop_that_waits_in_another_broker(postgres_url: str) -> N
             taken: list[float] = []
             for _ in range(5):
                 waiting = pool.submit(other.pop, "jobs", wait=30)
-                while not other.broker.waiting.some.is_set():
+                while not other.broker.waiters.present.is_set():
                     time.sleep(0.001)
                 began = time.monotonic()
                 q.push("jobs", 1)

@@ -4,7 +4,7 @@ from ackflow import Session
 from ackflow.broker.readers import commit as batches
 from ackflow.broker.readers import verbs as readers
 from ackflow.broker.readers.commit import BatchDone
-from ackflow.broker.readers.verbs import Lot
+from ackflow.broker.readers.verbs import PlannedPart
 from ackflow.broker.requests import BatchCommit, ReaderRequest
 from ackflow.session.messages import Batch, Message
 
@@ -25,7 +25,7 @@ class Planner:
         asked = ReaderRequest(self.reader, self.epoch, start, rows, size, LEASE)
         return self.q.broker.do(readers.lease_next, True, asked).number
 
-    def partitions(self, start: int, end: int) -> list[Lot]:
+    def partitions(self, start: int, end: int) -> list[PlannedPart]:
         return self.q.broker.do(readers.hand_over, True, self.reader, self.epoch, start, end, LEASE)
 
     def settle(self, number: int) -> int:
@@ -44,7 +44,7 @@ class Planner:
     def idle(self, start: int) -> bool:
         return self.q.broker.look(readers.is_idle, self.reader, self.epoch, start)
 
-    def read(self, lots: list[Lot], size: int = 1 << 30) -> list[Message]:
+    def read(self, lots: list[PlannedPart], size: int = 1 << 30) -> list[Message]:
         found: list[Message] = []
         for lot in lots:
             left = lot.ranges

@@ -102,7 +102,7 @@ class OnLoop:
             await self._await_return(popping.give_up())
             raise
         if answer.runs:
-            self.broker.waiting.pass_on(request.kind)
+            self.broker.waiters.wake_next(request.wait_key)
         return answer
 
     async def _await_return(self, returned: "asyncio.Future[Any]") -> None:

@@ -20,10 +20,10 @@ from ..store.tx import Tx
 from .core.handout import Handout
 from .core.pop import pop
 from .core.push import Answer, push
-from .observers import Telling
+from .observers import DeliveryObserver
 from .requests import PopRequest, PushRequest
-from .upkeep import Keeper
-from .waiters import Waiting
+from .upkeep import UpkeepRunner
+from .waiters import Waiters
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,10 +74,10 @@ class Broker:
         self.store: Store = store
         self.clock = clock
         self.whole = True
-        self.waiting = Waiting()
-        self.writer = Writer(store, push, self.waiting.ring)
-        self.telling = self.writer.observer = Telling()
-        self._keeper = Keeper(self.read, self._keep)
+        self.waiters = Waiters()
+        self.writer = Writer(store, push, self.waiters.wake)
+        self.observer = self.writer.observer = DeliveryObserver()
+        self._keeper = UpkeepRunner(self.read, self._keep)
         self._name = secrets.token_hex(8)
         self._turn_until: int | None = None  # by the steady clock; then it is taken anew
         self._keeping = threading.Lock()
@@ -108,7 +108,7 @@ class Broker:
             return verb(tx, *args, **kwargs)
 
         while (found := self.store.read(partial(_look, verb=verb_on))) is _LATER:
-            Keeper(self.read, self.write).make_cursors()
+            UpkeepRunner(self.read, self.write).make_cursors()
         return found  # type: ignore[return-value]
 
     def push(self, request: PushRequest) -> Answer:
@@ -133,23 +133,23 @@ class Broker:
     @contextlib.contextmanager
     def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
         """Within this, the signal is rung when there may be something to pop."""
-        kind = request.kind
-        self.waiting.enter(kind, signal)
+        kind = request.wait_key
+        self.waiters.enter(kind, signal)
         self.clock.watch(signal)
         try:
             yield
         finally:
             self.clock.unwatch(signal)
-            self.waiting.leave(kind, signal)
-            self.waiting.pass_on(kind)  # it may be the only one that knew of something due later
+            self.waiters.leave(kind, signal)
+            self.waiters.wake_next(kind)  # it may be the only one that knew of something due later
 
     def try_pop(self, request: PopRequest) -> Handout:
         self.check_open()
         answer: Handout = self.writer.run(pop, (request,), synced=False)
         while answer.again and not answer.runs:
             answer = self.writer.run(pop, (request,), synced=False)
-        if answer.runs and self.waiting.kinds:
-            self.waiting.pass_on(request.kind)
+        if answer.runs and self.waiters.by_key:
+            self.waiters.wake_next(request.wait_key)
         return answer
 
     def read(self, verb: Callable[[Tx], T]) -> T:
@@ -162,12 +162,12 @@ class Broker:
         """Do every duty of upkeep once, now, whoever has the turn."""
         self.check_open()
         with self._keeping:
-            return Keeper(self.read, self.write, whole=True).run_once()
+            return UpkeepRunner(self.read, self.write, whole=True).run_once()
 
     def catch_up(self) -> None:
         """Take back leases that are over and wake what is due, before it is looked at."""
         self.check_open()
-        keeper = Keeper(self.read, self.write)
+        keeper = UpkeepRunner(self.read, self.write)
         while keeper.expire():
             pass
 
@@ -179,8 +179,8 @@ class Broker:
                 return
             self._open = False
             self._closed.set()
-            self.waiting.some.set()
-            self.waiting.ring_all()
+            self.waiters.present.set()
+            self.waiters.wake_all()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()
             if self._turn_until is not None:
@@ -206,15 +206,15 @@ class Broker:
                 pause = BUSY_ROUND_SECONDS if self._round() else IDLE_ROUND_SECONDS
                 next_round = self.clock.steady() + micros(pause)
             left = max(0.0, (next_round - self.clock.steady()) / SECOND)
-            if self.waiting.some.is_set():
+            if self.waiters.present.is_set():
                 self._closed.wait(min(left, POLL_SECONDS))
                 with contextlib.suppress(AckflowError):
                     version = self.store.changed()
                     if version != seen:
                         seen = version
-                        self.waiting.ring()
+                        self.waiters.wake()
             else:
-                self.waiting.some.wait(left)
+                self.waiters.present.wait(left)
 
     def _keep(self, duty: Callable[[Tx], T]) -> T:
         """Write as the one upkeep of the database; another process that has the turn keeps it."""

@@ -21,7 +21,7 @@ log = logging.getLogger("ackflow.dead")
 log.addHandler(logging.NullHandler())
 
 
-class Telling:
+class DeliveryObserver:
     """Told by the writer after each commit; read by whoever asks.
 
     What is to be logged waits until nobody holds the writer: a handler may use the session.
@@ -33,10 +33,10 @@ class Telling:
 
     def record(self, tally: Tally) -> None:
         times = self._times
-        for grp, micros, n in tally.acked:
-            counts = times.get(grp)
+        for group_id, micros, n in tally.acked:
+            counts = times.get(group_id)
             if counts is None:
-                counts = times[grp] = [0] * (_PLACES + 1)
+                counts = times[group_id] = [0] * (_PLACES + 1)
             counts[bisect_left(_BOUNDS, micros)] += n
             counts[_PLACES] += max(0, micros) * n  # the clock may have gone back
         self.pending += tally.died
@@ -49,7 +49,7 @@ class Telling:
 
     def times(self) -> dict[int, list[int]]:
         """By group: messages acked within each bound, and last the sum of their microseconds."""
-        return {grp: list(counts) for grp, counts in list(self._times.items())}
+        return {group_id: list(counts) for group_id, counts in list(self._times.items())}
 
 
 def tell(died: Died) -> None:

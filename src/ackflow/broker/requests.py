@@ -20,7 +20,7 @@ from ..ids import new_token
 from ..options import MAX_PAYLOAD, MAX_SEGMENT_COUNT, Counting, Dialect
 from ..ranges import Ranges
 from ..store.records import Rest
-from .waiters import Kind
+from .waiters import WaitKey
 
 if TYPE_CHECKING:
     Offsets = array[int]
@@ -195,7 +195,7 @@ class PopRequest(Struct):
         return structs.replace(self, token=new_token() if token is None else token, live=True)
 
     @property
-    def kind(self) -> Kind:
+    def wait_key(self) -> WaitKey:
         """What a pop waits for when there is nothing to deliver."""
         return self.queue, self.group, self.partition
 

@@ -16,9 +16,9 @@ from ..errors import PayloadSealed
 from ..model import Upkeep
 from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, TRACE_SECONDS, UNDECIDED
 from ..store.tx import Tx
-from .core.clock_recovery import Run, recover
+from .core.clock_recovery import RunTransaction, recover
 from .core.expiry import Refreshed, refresh
-from .core.history import MOST, History
+from .core.history import MOST, LeasePruner
 from .core.retention import (
     drop_old,
     drop_unread,
@@ -27,8 +27,8 @@ from .core.retention import (
     trim,
 )
 from .core.stage import drop_old_stages
-from .core.take import may_be_overdue, overdue
-from .core.topology import complete, group_for, is_undecided, make_more
+from .core.take import dead_letter_overdue, may_be_overdue
+from .core.topology import complete_cursors, group_for, is_undecided, make_more_cursors
 from .readers.records import NO_END, forget_readers
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ RESTS = 20  # times as long as it took, a walk through all lanes waits before th
 READER_SECONDS = 30 * 24 * 3600
 
 
-class Walk(Struct):
+class LaneScan(Struct):
     """A walk through all lanes in slices: how far it is, what it took, how long it rests."""
 
     after: int = 0
@@ -50,17 +50,17 @@ class Walk(Struct):
     rest_until: float = 0.0
 
 
-class Keeper:
+class UpkeepRunner:
     """Runs every duty once; remembers only where its walks have got to."""
 
-    def __init__(self, read: Run, write: Run, whole: bool = False) -> None:
+    def __init__(self, read: RunTransaction, write: RunTransaction, whole: bool = False) -> None:
         """`whole`: a round leaves nothing for the next one."""
         self._read = read
         self._write = write
         self._whole = whole
-        self._old, self._waiting, self._passed = Walk(), Walk(), Walk()
+        self._old, self._waiting, self._passed = LaneScan(), LaneScan(), LaneScan()
         self._walks: dict[int, int] = {}  # by lane, where to go on with a long one
-        self._history = History()
+        self._history = LeasePruner()
 
     def run_once(self) -> Upkeep:
         done = Upkeep()
@@ -68,7 +68,7 @@ class Keeper:
         self.make_cursors()
         done.leases_expired = self.expire()
         done.expired = self._drop_old()
-        done.max_wait = self._bury_overdue()
+        done.max_wait = self._dead_letter_overdue()
         done.trimmed = self._trim()
         done.pruned = self._prune()
         return done
@@ -92,7 +92,7 @@ class Keeper:
     def make_cursors(self) -> None:
         """Make the cursors that new groups have not got yet."""
         for (id,) in self._read(lambda tx: tx.all("groups_in_the_making")):
-            while self._write(partial(make_more, grp=id)):
+            while self._write(partial(make_more_cursors, group_id=id)):
                 pass
 
     def _do(self, duty: Callable[[Tx], T], nothing: T) -> T:
@@ -103,7 +103,7 @@ class Keeper:
             log.warning("upkeep left something out: %s", error)
             return nothing
 
-    def _walk(self, walk: Walk, find: Callable[[Tx, int, int], list[T]]) -> Iterator[T]:
+    def _walk(self, walk: LaneScan, find: Callable[[Tx, int, int], list[T]]) -> Iterator[T]:
         """What is found in the next slice of lanes, or in all of them; a walk of several rests."""
         while self._whole or time.monotonic() >= walk.rest_until:
             start = time.monotonic()
@@ -125,18 +125,20 @@ class Keeper:
                 dropped += n
         return dropped
 
-    def _bury_overdue(self) -> int:
+    def _dead_letter_overdue(self) -> int:
         """Dead-letter what waited too long for its first delivery, though nobody pops."""
-        buried = 0
+        dead_lettered = 0
         for queue, group, lane in self._walk(self._waiting, _waiting_lanes):
             id = group or self._do(partial(_expect_group, id=queue), 0)
             if not group:
                 self.make_cursors()
             more = True
             while more:
-                n, more = self._do(partial(overdue, grp=id, lane_id=lane), (0, False))
-                buried += n
-        return buried
+                n, more = self._do(
+                    partial(dead_letter_overdue, group_id=id, lane_id=lane), (0, False)
+                )
+                dead_lettered += n
+        return dead_lettered
 
     def _trim(self) -> int:
         """Remove segments that every group has settled and that are kept no longer."""
@@ -206,7 +208,7 @@ def _drop(tx: Tx, queue: int, lane: int) -> int:
     found, where = tx.queue_by_id(queue), tx.lane(lane)
     if found is None or where is None:
         return 0
-    complete(tx, found, where)
+    complete_cursors(tx, found, where)
     return drop_old(tx, found, where, 100) + drop_unread(tx, found, where, 100)
 
 
@@ -237,13 +239,15 @@ def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int, int]]:
         if queue.options.max_wait_seconds is not None
     }
     found = []
-    for grp, lane, queue, created, due in tx.all("waiting_lanes", after, end) if limits else ():
+    for group_id, lane, queue, created, due in (
+        tx.all("waiting_lanes", after, end) if limits else ()
+    ):
         limit = limits.get(queue)
         if limit is not None and (
             (created is not None and created + limit <= tx.now)
-            or (due and may_be_overdue(tx, limit, grp, lane))
+            or (due and may_be_overdue(tx, limit, group_id, lane))
         ):
-            found.append((queue, grp, lane))
+            found.append((queue, group_id, lane))
     early = {queue: limit for queue, limit in limits.items() if not tx.group_ids(queue)}
     for lane, queue, created in tx.all("oldest_of_lanes", after, end) if early else ():
         if queue in early and created + early[queue] <= tx.now:

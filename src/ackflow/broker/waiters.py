@@ -1,7 +1,7 @@
-"""Waiting pops and their wake-ups.
+"""Waiting pops and what wakes them.
 
-A commit rings the first waiter of each kind; a waiter that gets something, or gives up, rings the
-next. So a push wakes as many waiters as there is work for, and one more.
+A commit wakes the first waiter of each key. A waiter that gets messages, or gives up, wakes the next
+one. So a push wakes as many waiters as there is work for, and one more.
 """
 
 import threading
@@ -9,53 +9,55 @@ from collections import deque
 
 from ..clock import Signal
 
-Kind = tuple[str, str, str | None]
-ANY_QUEUE = "\0"  # begins the name of a waiter that is not for one queue
+# What a pop waits for: queue, group, and partition or None for any.
+WaitKey = tuple[str, str, str | None]
+ANY_QUEUE = "\0"  # the first character of a key that is not for one queue
 
 
-class Waiting:
+class Waiters:
+    """The pops of this process that wait for messages."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.kinds: dict[Kind, deque[Signal]] = {}
-        self.some = threading.Event()
+        self.by_key: dict[WaitKey, deque[Signal]] = {}
+        self.present = threading.Event()  # set while there is a waiter
 
-    def enter(self, kind: Kind, signal: Signal) -> None:
-        """Wait for work of a kind: (queue, group, partition or None for any)."""
+    def enter(self, key: WaitKey, signal: Signal) -> None:
         with self._lock:
-            self.kinds.setdefault(kind, deque()).append(signal)
-            self.some.set()
+            self.by_key.setdefault(key, deque()).append(signal)
+            self.present.set()
 
-    def leave(self, kind: Kind, signal: Signal) -> None:
+    def leave(self, key: WaitKey, signal: Signal) -> None:
         with self._lock:
-            waiters = self.kinds[kind]
+            waiters = self.by_key[key]
             waiters.remove(signal)
             if not waiters:
-                del self.kinds[kind]
-            if not self.kinds:
-                self.some.clear()
+                del self.by_key[key]
+            if not self.by_key:
+                self.present.clear()
 
-    def ring(self, queues: set[str] | None = None) -> None:
-        """Something may have come in these queues (None: in any)."""
-        if not self.kinds:
+    def wake(self, queues: set[str] | None = None) -> None:
+        """Wake the first waiter of each key of these queues (None: of every queue)."""
+        if not self.by_key:
             return
         with self._lock:
-            for kind, waiters in self.kinds.items():
-                if queues is None or kind[0] in queues or kind[0].startswith(ANY_QUEUE):
+            for key, waiters in self.by_key.items():
+                if queues is None or key[0] in queues or key[0].startswith(ANY_QUEUE):
                     waiters[0].ring()
 
-    def ring_all(self) -> None:
-        """Nobody is to wait any longer."""
+    def wake_all(self) -> None:
+        """Wake every waiter, because the broker closes."""
         with self._lock:
-            for waiters in self.kinds.values():
+            for waiters in self.by_key.values():
                 for signal in waiters:
                     signal.ring()
 
-    def pass_on(self, kind: Kind) -> None:
-        """The waiter that was rung got something, or gave up: let the next one look."""
-        if kind not in self.kinds:
+    def wake_next(self, key: WaitKey) -> None:
+        """Wake the next waiter of a key: the one before it got messages, or gave up."""
+        if key not in self.by_key:
             return
         with self._lock:
-            for signal in self.kinds.get(kind, ()):
+            for signal in self.by_key.get(key, ()):
                 if not signal.rung():
                     signal.ring()
                     return

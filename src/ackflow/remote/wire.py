@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from .. import errors
-from ..broker.core.handout import Handout, Run
+from ..broker.core.handout import Handout, MessageRun
 from ..broker.core.push import Answer as Places
 from ..broker.verb import Verb
 from ..errors import AckflowError, InvalidArgument
@@ -157,7 +157,7 @@ def pack(handout: Handout) -> PackedHandout:
 def unpack(packed: PackedHandout) -> Handout:
     p = packed
     runs = [
-        Run(r.lane, r.partition, r.priority, r.lo, r.lo, r.lo + len(r.ends) // 4, r.created_at,
+        MessageRun(r.lane, r.partition, r.priority, r.lo, r.lo, r.lo + len(r.ends) // 4, r.created_at,
             Body(memoryview(r.ends).cast("i"), r.data, r.rest), r.deliveries, r.failures,
             r.redelivered, r.number, r.pending)
         for r in p.runs
@@ -165,7 +165,7 @@ def unpack(packed: PackedHandout) -> Handout:
     return Handout(p.queue, p.group, p.store, p.token, p.expires_at, runs, p.why, p.retry_at)
 
 
-def _pack_run(run: Run) -> PackedRun:
+def _pack_run(run: MessageRun) -> PackedRun:
     """Leave out what the segment has before and after the run."""
     body, lo, hi = run.body.joined(), run.lo - run.first, run.hi - run.first
     ends, data, rest = bytes(body.ends), body.data, body.rest

@@ -21,13 +21,13 @@ from prometheus_client.exposition import choose_encoder
 
 from .. import __version__
 from ..broker.observers import BOUNDS as ACK_BOUNDS
-from ..broker.views.metrics import Figures, GroupFigures, figures
+from ..broker.views.metrics import GroupMetrics, MetricsSnapshot, snapshot
 from ..clock import SECOND
 from .http import Answer, Call, Param, Route
 from .request_log import BOUNDS, Seen
 
 GROUP = ("queue", "group")
-COUNTERS: tuple[tuple[str, str, Callable[[GroupFigures], int]], ...] = (
+COUNTERS: tuple[tuple[str, str, Callable[[GroupMetrics], int]], ...] = (
     ("ackflow_messages_delivered", "Messages handed out.", lambda g: g.delivered),
     ("ackflow_messages_redelivered", "Of these, not for the first time.", lambda g: g.redelivered),
     ("ackflow_messages_acked", "Messages acknowledged.", lambda g: g.acked),
@@ -35,7 +35,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[GroupFigures], int]], ...] = (
     ("ackflow_leases_expired", "Leases that ran out before all was settled.",
      lambda g: g.leases_expired),
 )  # fmt: skip
-STATES: tuple[tuple[str, Callable[[GroupFigures], int]], ...] = (
+STATES: tuple[tuple[str, Callable[[GroupMetrics], int]], ...] = (
     ("ready", lambda g: g.ready),
     ("leased", lambda g: g.leased),
     ("waiting", lambda g: g.waiting),
@@ -47,10 +47,10 @@ class Scrape:
     """Everything shown at one moment, as metric families."""
 
     def __init__(
-        self, figures: Figures, times: dict[int, list[int]], traffic: list[Seen],
+        self, snapshot: MetricsSnapshot, times: dict[int, list[int]], traffic: list[Seen],
         process: dict[str, tuple[str, float]],
     ) -> None:  # fmt: skip
-        self._figures = figures
+        self._figures = snapshot
         self._times = times
         self._traffic = traffic
         self._process = process
@@ -155,8 +155,8 @@ async def metrics(call: Call) -> Answer:
         return server.sees(call, queue) and (pattern == "*" or fnmatchcase(queue, pattern))
 
     async with server.scraping:
-        all = await server.onloop.look(figures)
-    seen = Figures(
+        all = await server.onloop.look(snapshot)
+    seen = MetricsSnapshot(
         {queue: n for queue, n in all.pushed.items() if shown(queue)},
         [group for group in all.groups if shown(group.queue)],
     )
@@ -167,7 +167,7 @@ async def metrics(call: Call) -> Answer:
         "ackflow_waiting_pops": ("Pops waiting for messages.", float(server.waiting)),
         "ackflow_uptime_seconds": ("Since the start.", time.monotonic() - server.started),
     }
-    scrape = Scrape(seen, server.broker.telling.times(), server.observer.traffic.all(), process)
+    scrape = Scrape(seen, server.broker.observer.times(), server.observer.traffic.all(), process)
     encode, type = choose_encoder(call.header(b"accept"))
     return Answer(200, await server.thread(partial(encode, scrape)), type.encode())
 

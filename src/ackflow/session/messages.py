@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from .. import ids, ranges, validate
-from ..broker.core.handout import Handout, Run, is_binary, payload
+from ..broker.core.handout import Handout, MessageRun, is_binary, payload
 from ..broker.core.push import Answer
 from ..broker.core.settle import Outcome
 from ..broker.requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
@@ -44,7 +44,7 @@ class Share(Struct, gc=False):
     """The run a message lies in, and its hand-out."""
 
     origin: Origin
-    run: Run
+    run: MessageRun
 
 
 class Delivery(Struct, gc=False, eq=False):
@@ -229,7 +229,7 @@ class Batch(tuple[M, ...]):
     something held it back: paused, locked or window."""
 
     origin: Origin
-    runs: list[Run]
+    runs: list[MessageRun]
     why: str | None = None
     retry_at: datetime | None = None
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from .. import ids
-from ..broker.core.handout import Handout, Run
+from ..broker.core.handout import Handout, MessageRun
 
 ROWS = 10_000
 BYTES = 4 * 1024 * 1024
@@ -42,13 +42,13 @@ class Rows:
     def __init__(self) -> None:
         self.count = 0
         self.size = 0
-        self._runs: list[tuple[Handout, Run]] = []
+        self._runs: list[tuple[Handout, MessageRun]] = []
         self._which = array("i")
         self._sequences = array("q")
         self._ends = array("i", [0])
         self._data: list[bytes | memoryview] = []
 
-    def add(self, handout: Handout, run: Run) -> None:
+    def add(self, handout: Handout, run: MessageRun) -> None:
         n = run.hi - run.lo
         at, stop = run.lo - run.first, run.hi - run.first
         ends = run.body.joined().ends
@@ -65,7 +65,7 @@ class Rows:
         self._runs.append((handout, run))
         self.count += n
 
-    def takes(self, run: Run) -> bool:
+    def takes(self, run: MessageRun) -> bool:
         """Whether a run fits; a large one begins a batch of its own, so that nothing is shifted."""
         n = run.hi - run.lo
         return not self.count or (
@@ -103,14 +103,14 @@ class Rows:
             "lease": each(tokens, pa.string()),
         }
 
-    def places(self) -> Iterator[tuple[int, Run]]:
+    def places(self) -> Iterator[tuple[int, MessageRun]]:
         """The first row of each run."""
         row = 0
         for _, run in self._runs:
             yield row, run
             row += run.hi - run.lo
 
-    def place(self, row: int) -> tuple[Run, int]:
+    def place(self, row: int) -> tuple[MessageRun, int]:
         """The run and the sequence of one row."""
         return self._runs[self._which[row]][1], self._sequences[row]
 

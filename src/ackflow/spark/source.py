@@ -26,7 +26,7 @@ from .. import ranges
 from ..broker.core.handout import Handout
 from ..broker.readers import commit as batches
 from ..broker.readers import verbs as readers
-from ..broker.readers.verbs import Lot
+from ..broker.readers.verbs import PlannedPart
 from ..broker.requests import ReaderRequest
 from ..errors import AckflowError, InvalidArgument, LeaseLost
 from ..ranges import Ranges
@@ -47,7 +47,9 @@ log = logging.getLogger("ackflow.spark")
 class Slice(InputPartition):
     """What one task reads of the numbers above `start` up to `end`."""
 
-    def __init__(self, reader: str, epoch: int, start: int, end: int, lots: list[Lot]) -> None:
+    def __init__(
+        self, reader: str, epoch: int, start: int, end: int, lots: list[PlannedPart]
+    ) -> None:
         self.reader, self.epoch = reader, epoch
         self.start, self.end = start, end
         self.lots = lots
@@ -158,10 +160,10 @@ class Planner:
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="ackflow-heartbeat", daemon=True).start()
 
-    def next(self, start: int, rows: int, size: int) -> readers.Numbered:
+    def next(self, start: int, rows: int, size: int) -> readers.NumberedBatch:
         broker = self._session.broker
         if broker.look(readers.is_idle, self.reader, self.epoch, start):
-            return readers.Numbered(start)
+            return readers.NumberedBatch(start)
         asked = ReaderRequest(
             self.reader, self.epoch, start, rows, size, self._options.lease_seconds
         )
@@ -176,7 +178,7 @@ class Planner:
             readers.settle_to, True, self.reader, self.epoch, number, self._options.lease_seconds
         )
 
-    def hand_over(self, start: int, end: int) -> list[Lot]:
+    def hand_over(self, start: int, end: int) -> list[PlannedPart]:
         return self._session.broker.do(
             readers.hand_over, True, self.reader, self.epoch, start, end,
             self._options.lease_seconds,
@@ -214,7 +216,7 @@ class Shaping:
         self._kind = kind
         self._parser = Parser(kind) if pa.types.is_struct(kind) else None
 
-    def batch(self, rows: Rows, lot: Lot) -> pa.RecordBatch:
+    def batch(self, rows: Rows, lot: PlannedPart) -> pa.RecordBatch:
         raw = rows.payloads()
         payload, bad = self._payload(raw)
         columns = {**rows.columns(), "payload": payload}
@@ -246,7 +248,7 @@ class Shaping:
         return raw, []
 
     def _without(
-        self, found: pa.RecordBatch, rows: Rows, lot: Lot, bad: list[int]
+        self, found: pa.RecordBatch, rows: Rows, lot: PlannedPart, bad: list[int]
     ) -> pa.RecordBatch:
         places = [rows.place(row) for row in bad]
         if self._options.on_corrupt == "fail":
@@ -264,7 +266,7 @@ class Shaping:
         return found.take(pa.array([row for row in range(rows.count) if row not in wrong]))
 
 
-def pages(session: Session, part: Slice, lot: Lot) -> Iterator[Handout]:
+def pages(session: Session, part: Slice, lot: PlannedPart) -> Iterator[Handout]:
     """What a lot holds, a few segments at a time."""
     left = lot.ranges
     while left:
@@ -289,11 +291,11 @@ def _offset(reader: str, number: int) -> Offset:
     return {"reader": reader, "number": number}
 
 
-def _shared_out(lots: list[Lot], parallelism: int) -> list[list[Lot]]:
+def _shared_out(lots: list[PlannedPart], parallelism: int) -> list[list[PlannedPart]]:
     """Lots for at most `parallelism` tasks of about equal size, in order; lanes may be cut."""
     total = sum(ranges.count(lot.ranges) for lot in lots)
     share = max(LEAST_ROWS, -(-total // parallelism))
-    tasks: list[list[Lot]] = []
+    tasks: list[list[PlannedPart]] = []
     room = 0
     for lot in lots:
         left = lot.ranges
@@ -302,7 +304,7 @@ def _shared_out(lots: list[Lot], parallelism: int) -> list[list[Lot]]:
                 tasks.append([])
                 room = share
             some = ranges.lowest(left, room)
-            tasks[-1].append(Lot(lot.number, lot.lane, lot.token, some, 0))
+            tasks[-1].append(PlannedPart(lot.number, lot.lane, lot.token, some, 0))
             room -= ranges.count(some)
             left = ranges.clip(left, some[-1], left[-1])
     return tasks

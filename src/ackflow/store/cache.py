@@ -72,7 +72,7 @@ class Cache:
         self._bytes = 0
 
     def keep_cursor(self, cursor: Cursor) -> None:
-        self.cursors[cursor.lane, cursor.grp] = cursor
+        self.cursors[cursor.lane, cursor.group_id] = cursor
         self.crowded = self.crowded or len(self.cursors) > MAX_CURSORS
 
     def keep_lane(self, lane: Lane) -> None:
@@ -89,11 +89,11 @@ class Cache:
         self.lanes.clear()
         self.partitions.clear()
 
-    def saw(self, grp: int, consumer: str, now: int) -> None:
+    def saw(self, group_id: int, consumer: str, now: int) -> None:
         """Remember when a consumer asked; what was long ago is forgotten now and then."""
-        seen = self.seen.get(grp)
+        seen = self.seen.get(group_id)
         if seen is None:
-            seen = self.seen[grp] = {}
+            seen = self.seen[group_id] = {}
         known = seen.get(consumer)
         seen[consumer] = (known[0] if known else now), now
         if len(seen) > MAX_SEEN:
@@ -118,9 +118,9 @@ class Cache:
     def note_claim(self, claim: Claim) -> None:
         """Keep what is known of times and due claims true when a claim is written."""
         if claim.state == DUE:
-            self.nothing_due.discard((claim.lane, claim.grp))
-        elif claim.at is not None and claim.at < self.next_times.get(claim.grp, 0):
-            self.next_times[claim.grp] = claim.at
+            self.nothing_due.discard((claim.lane, claim.group_id))
+        elif claim.at is not None and claim.at < self.next_times.get(claim.group_id, 0):
+            self.next_times[claim.group_id] = claim.at
 
     def keep_lease(self, lease: Lease, claims: list[Claim]) -> None:
         """Keep a live lease with its claims, exactly as they are stored."""

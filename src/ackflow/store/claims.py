@@ -8,7 +8,7 @@ from msgspec import msgpack
 from .. import ids, ranges
 from .cursors import Cursors
 from .mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
-from .records import LEASED, Claim, Cursor, Group, Lease, tell_acks
+from .records import LEASED, Claim, Cursor, Group, Lease, record_acks
 
 # Of the claims that come back at once, so many that did so first are put in order.
 CLAIMS_COMPARED = 2_000
@@ -27,7 +27,7 @@ class Holds(Cursors):
     # claims
 
     def add_claim(self, claim: Claim) -> None:
-        cursor = self.cursor(claim.lane, claim.grp) if _is_plain(claim) else None
+        cursor = self.cursor(claim.lane, claim.group_id) if _is_plain(claim) else None
         if cursor is not None:
             self.add_plain_claim(claim, cursor)
         else:
@@ -48,37 +48,39 @@ class Holds(Cursors):
     def _add_row(self, claim: Claim) -> None:
         claim.id = self._random.getrandbits(62) | 1
         columns = claim_columns(claim)
-        self.run("add_claim", claim.lane, claim.grp, claim.id, *columns)
+        self.run("add_claim", claim.lane, claim.group_id, claim.id, *columns)
         claim.stored = columns[-1]
         self._count(claim, columns[2] if claim.state == LEASED else 0)
 
     def _count(self, claim: Claim, n: int) -> None:
         """Keep count of what a group with a window has out; whoever has a claim has read its group."""
-        if claim.grp in self.cache.windowed and n != claim.counted:
-            self.tally.add(claim.grp, IN_WINDOW, n - claim.counted)
-            if claim.grp in self.cache.in_window:
-                self.cache.in_window[claim.grp] += n - claim.counted
+        if claim.group_id in self.cache.windowed and n != claim.counted:
+            self.tally.add(claim.group_id, IN_WINDOW, n - claim.counted)
+            if claim.group_id in self.cache.in_window:
+                self.cache.in_window[claim.group_id] += n - claim.counted
             claim.counted = n
 
-    def in_window(self, grp: int) -> int:
+    def in_window(self, group_id: int) -> int:
         """How many messages of a group with a window are leased, but for those that are held."""
-        found = self.cache.in_window.get(grp)
+        found = self.cache.in_window.get(group_id)
         if found is None:
             self.flush()
-            found = self.cache.in_window[grp] = int(self.value("tally", grp, IN_WINDOW) or 0)
+            found = self.cache.in_window[group_id] = int(
+                self.value("tally", group_id, IN_WINDOW) or 0
+            )
         return found
 
     def note_window(self, group: Group) -> None:
         """Begin or cease to count what a group has out, once its window was changed."""
-        grp, had = group.id, group.id in self.cache.windowed
+        group_id, had = group.id, group.id in self.cache.windowed
         if group.rules.max_ack_pending is None:
-            self.cache.windowed.discard(grp)
+            self.cache.windowed.discard(group_id)
         if had or group.rules.max_ack_pending is None:
             return
-        self.cache.windowed.add(grp)
+        self.cache.windowed.add(group_id)
         self.flush()
-        self.run("put_tally", grp, IN_WINDOW, self.value("leased_count", grp))
-        self.cache.in_window.pop(grp, None)
+        self.run("put_tally", group_id, IN_WINDOW, self.value("leased_count", group_id))
+        self.cache.in_window.pop(group_id, None)
         self.cache.forget_leases()  # their claims were not counted
 
     def _take_out(self, claim: Claim) -> None:
@@ -87,7 +89,7 @@ class Holds(Cursors):
         self._add_row(claim)
 
     def _keeper(self, claim: Claim) -> Cursor:
-        cursor = self.cursor(claim.lane, claim.grp)
+        cursor = self.cursor(claim.lane, claim.group_id)
         assert cursor is not None
         assert cursor.kept == claim.stored, "a claim that does not lie in its cursor"
         return cursor
@@ -137,60 +139,60 @@ class Holds(Cursors):
         return [
             to_claim(row)
             for part in lease.parts
-            for row in self.all("claims_of_lease", part.lane, lease.grp, lease.id)
+            for row in self.all("claims_of_lease", part.lane, lease.group_id, lease.id)
         ]
 
     def move_claims(self, lease: Lease) -> None:
         """Let the claims of a lease end when it does."""
         for part in lease.parts:
-            moved = part.lane, lease.grp, lease.id, lease.expires_at
+            moved = part.lane, lease.group_id, lease.id, lease.expires_at
             self.run("move_claims", *moved)
-            cursor = self.cursor(part.lane, lease.grp)
+            cursor = self.cursor(part.lane, lease.group_id)
             if cursor is not None and cursor.kept == lease.id:
                 self.run("move_kept", *moved)
 
-    def due_claims(self, lane: int, grp: int, limit: int) -> list[Claim]:
-        if (lane, grp) in self.cache.nothing_due:
+    def due_claims(self, lane: int, group_id: int, limit: int) -> list[Claim]:
+        if (lane, group_id) in self.cache.nothing_due:
             return []
-        found = [to_claim(row) for row in self.all("due_claims", lane, grp, limit)]
+        found = [to_claim(row) for row in self.all("due_claims", lane, group_id, limit)]
         if not found:
-            self.cache.nothing_due.add((lane, grp))
+            self.cache.nothing_due.add((lane, group_id))
         return found
 
-    def leases_over(self, grp: int, limit: int) -> tuple[dict[int, int], bool]:
+    def leases_over(self, group_id: int, limit: int) -> tuple[dict[int, int], bool]:
         """Leases that are over, by what is to be served first, with how many messages they hold, and
         whether there may be more. `limit` is one of claims: a lease may have several."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        rows = self.all("expired_leases", grp, self.now, among, limit)
+        rows = self.all("expired_leases", group_id, self.now, among, limit)
         found: dict[int, int] = {}
         for lease, n in rows:
             found[lease] = found.get(lease, 0) + n
         return found, len(rows) == limit
 
-    def wake_due(self, grp: int, limit: int) -> list[int]:
+    def wake_due(self, group_id: int, limit: int) -> list[int]:
         """Make waiting claims due whose time has come, of those that came back, by what is to be
         served first; answers with a lane for each."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        lanes = [row[0] for row in self.all("wake_due", grp, self.now, among, limit)]
+        lanes = [row[0] for row in self.all("wake_due", group_id, self.now, among, limit)]
         for lane in lanes:
-            self.cache.nothing_due.discard((lane, grp))
+            self.cache.nothing_due.discard((lane, group_id))
         return lanes
 
-    def delayed_due(self, grp: int, limit: int) -> list[Claim]:
+    def delayed_due(self, group_id: int, limit: int) -> list[Claim]:
         """Claims of delayed messages of which the first is due, by what is to be served first."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        rows = self.all("delayed_due", grp, self.now, among, limit)
+        rows = self.all("delayed_due", group_id, self.now, among, limit)
         return [to_claim(row) for row in rows]
 
-    def next_time(self, grp: int) -> int | None:
+    def next_time(self, group_id: int) -> int | None:
         """When the next lease of a group ends or its next waiting message is due."""
-        found = self.value("next_time", grp)
-        self.cache.next_times[grp] = found if found is not None else 1 << 62
+        found = self.value("next_time", group_id)
+        self.cache.next_times[group_id] = found if found is not None else 1 << 62
         return None if found is None else int(found)
 
-    def claims_in(self, lane: int, grp: int, first: int, stop: int) -> list[Claim]:
+    def claims_in(self, lane: int, group_id: int, first: int, stop: int) -> list[Claim]:
         """Claims that may hold a sequence of [first, stop)."""
-        return [to_claim(row) for row in self.all("claims_in", lane, grp, first, stop)]
+        return [to_claim(row) for row in self.all("claims_in", lane, group_id, first, stop)]
 
     def claims_of_lane(self, lane: int) -> list[Claim]:
         return [to_claim(row) for row in self.all("claims_of_lane", lane)]
@@ -223,7 +225,7 @@ class Holds(Cursors):
 
     def _complete(self, lease: Lease) -> Lease:
         if lease.ended_at is None:
-            tell_acks(lease, self.claims_of_lease(lease))
+            record_acks(lease, self.claims_of_lease(lease))
         return lease
 
     def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
@@ -242,9 +244,9 @@ class Holds(Cursors):
         row = self.one("lease_by_id", id)
         return self._complete(to_lease(row)) if row else None
 
-    def leases_of(self, grp: int, lane: int, sequence: int) -> list[Lease]:
+    def leases_of(self, group_id: int, lane: int, sequence: int) -> list[Lease]:
         """Leases under which a message was handed out, the last first."""
-        rows = self.all("leases_of", grp, lane, sequence)
+        rows = self.all("leases_of", group_id, lane, sequence)
         return [self._complete(to_lease(row)) for row in rows]
 
     def add_lease(self, lease: Lease) -> int:

@@ -41,8 +41,8 @@ class Tally:
         self.acked: list[Acked] = []
         self.died: list[Died] = []
 
-    def add(self, grp: int, name: str, n: int) -> None:
-        key = grp, name
+    def add(self, group_id: int, name: str, n: int) -> None:
+        key = group_id, name
         self.counts[key] = self.counts.get(key, 0) + n
 
     def clear(self) -> None:
@@ -52,8 +52,8 @@ class Tally:
 
     def write(self, run: Callable[..., Any]) -> None:
         """Add what was counted to the table."""
-        for (grp, name), n in self.counts.items():
-            run("add_tally", grp, name, n)
+        for (group_id, name), n in self.counts.items():
+            run("add_tally", group_id, name, n)
         self.counts.clear()
 
     def mark(self) -> tuple[int, int]:

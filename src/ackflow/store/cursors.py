@@ -24,9 +24,9 @@ class Cursors(Asking):
         self._changed.clear()
         self._counted.clear()
 
-    def cursor(self, lane: int, grp: int) -> Cursor | None:
-        found = self.cache.cursors.get((lane, grp))
-        if found is None and (row := self.one("cursor", lane, grp)):
+    def cursor(self, lane: int, group_id: int) -> Cursor | None:
+        found = self.cache.cursors.get((lane, group_id))
+        if found is None and (row := self.one("cursor", lane, group_id)):
             found = self._cached_cursor(row)
         return found
 
@@ -42,24 +42,24 @@ class Cursors(Asking):
         self.flush()
         return [self._cached_cursor(row) for row in self.all("cursors_of_lane", lane)]
 
-    def cursors_of_group(self, grp: int) -> list[Cursor]:
+    def cursors_of_group(self, group_id: int) -> list[Cursor]:
         self.flush()
-        return [self._cached_cursor(row) for row in self.all("cursors_of_group", grp)]
+        return [self._cached_cursor(row) for row in self.all("cursors_of_group", group_id)]
 
     def add_cursor(self, cursor: Cursor) -> None:
         c = cursor
-        self.run("add_cursor", c.lane, c.grp, c.partition, c.priority, c.next, c.ready, c.blocked,
+        self.run("add_cursor", c.lane, c.group_id, c.partition, c.priority, c.next, c.ready, c.blocked,
                  c.skipped, c.hidden, c.copies)  # fmt: skip
         self.cache.keep_cursor(cursor)
-        self.cache.alone.pop(c.grp, None)
+        self.cache.alone.pop(c.group_id, None)
 
     def changed(self, cursor: Cursor) -> None:
         """Note a changed cursor; it is written before anything could read it from the table."""
-        self._changed[cursor.lane, cursor.grp] = cursor
+        self._changed[cursor.lane, cursor.group_id] = cursor
 
     def counted(self, cursor: Cursor) -> None:
         """Note a cursor that has as much work and the same turn as before: no index is touched."""
-        self._counted[cursor.lane, cursor.grp] = cursor
+        self._counted[cursor.lane, cursor.group_id] = cursor
 
     def flush(self) -> None:
         if self.tally.counts:
@@ -74,50 +74,52 @@ class Cursors(Asking):
             for c in self._changed.values():
                 self._make_room(c)
                 self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
-                self.cache.alone.pop(c.grp, None)
+                self.cache.alone.pop(c.group_id, None)
             self._changed.clear()
 
     def _make_room(self, cursor: Cursor) -> None:
         """Add what a cursor has settled to the room of a queue of which that is known exactly."""
-        if cursor.grp not in self.cache.room_known:
+        if cursor.group_id not in self.cache.room_known:
             return
         before, cursor.counted = cursor.counted, cursor.settled
-        group = self.cache.groups.get(cursor.grp)
+        group = self.cache.groups.get(cursor.group_id)
         if group is None or cursor.counted[1] != before[1]:
-            self.cache.room_known.discard(cursor.grp)  # what was purged may have been gone before
+            self.cache.room_known.discard(
+                cursor.group_id
+            )  # what was purged may have been gone before
         elif group.queue in self.cache.room:
             self.cache.room[group.queue] += cursor.counted[0] - before[0]
 
-    def next_work(self, grp: int, partition: int | None) -> tuple[Cursor | None, bool]:
+    def next_work(self, group_id: int, partition: int | None) -> tuple[Cursor | None, bool]:
         """The lane to serve next: lowest priority number, then served longest ago.
 
         Answers also whether it is the only one of the group with work.
         """
-        only = self.only_lane(grp)
+        only = self.only_lane(group_id)
         if partition is not None:
-            lane = self.value("next_work_in", grp, partition)
-            return (None if lane is None else self.cursor(lane, grp)), False
+            lane = self.value("next_work_in", group_id, partition)
+            return (None if lane is None else self.cursor(lane, group_id)), False
         if only is not None:
-            return self.cursor(only, grp), True
-        found = self.all("next_work", grp)
+            return self.cursor(only, group_id), True
+        found = self.all("next_work", group_id)
         if not found:
             return None, False
         if len(found) == 1:
-            self.cache.alone[grp] = found[0][0]
-        return self.cursor(found[0][0], grp), len(found) == 1
+            self.cache.alone[group_id] = found[0][0]
+        return self.cursor(found[0][0], group_id), len(found) == 1
 
-    def only_lane(self, grp: int) -> int | None:
+    def only_lane(self, group_id: int) -> int | None:
         """The one lane of a group with work, if it is known that there is just one."""
         if self._changed:  # the index knows nothing of what is only counted
             self.flush()
-        return self.cache.alone.get(grp)
+        return self.cache.alone.get(group_id)
 
-    def block_partition(self, grp: int, partition: int, blocked: bool) -> None:
+    def block_partition(self, group_id: int, partition: int, blocked: bool) -> None:
         self.flush()
-        self.cache.alone.pop(grp, None)
-        self.run("block_partition", grp, partition, blocked)
-        for (lane,) in self.all("cursors_in", grp, partition):
-            cursor = self.cache.cursors.get((lane, grp))
+        self.cache.alone.pop(group_id, None)
+        self.run("block_partition", group_id, partition, blocked)
+        for (lane,) in self.all("cursors_in", group_id, partition):
+            cursor = self.cache.cursors.get((lane, group_id))
             if cursor is not None:
                 cursor.blocked = blocked
 
@@ -138,25 +140,25 @@ class Cursors(Asking):
         if cursor.kept:
             return False
         return cursor.keeps or (
-            self.cache.alone.get(cursor.grp) == cursor.lane and self._become_keeper(cursor)
+            self.cache.alone.get(cursor.group_id) == cursor.lane and self._become_keeper(cursor)
         )
 
     def _become_keeper(self, cursor: Cursor) -> bool:
-        lane = self.value("keeper", cursor.grp)
+        lane = self.value("keeper", cursor.group_id)
         if lane is not None:
-            before = self.cursor(lane, cursor.grp)
+            before = self.cursor(lane, cursor.group_id)
             assert before is not None
             if before.kept:
                 return False
             before.keeps = False
-            self.run("let_keep", lane, cursor.grp, False)
+            self.run("let_keep", lane, cursor.group_id, False)
         cursor.keeps = True
-        self.run("let_keep", cursor.lane, cursor.grp, True)
+        self.run("let_keep", cursor.lane, cursor.group_id, True)
         return True
 
     def keep(self, cursor: Cursor, claim: Claim | None) -> None:
         """Lay a claim into a cursor, or take it out; what was counted before is written with it."""
-        self._counted.pop((cursor.lane, cursor.grp), None)
+        self._counted.pop((cursor.lane, cursor.group_id), None)
         self._make_room(cursor)
         cursor.kept = (claim.lease or 0) if claim else 0
         kept = (cursor.kept, *claim.ranges, claim.at, claim.since) if claim else _NOTHING

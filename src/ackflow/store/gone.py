@@ -26,24 +26,24 @@ class GoneRows(Asking):
     def is_gone(self, lane: Lane, sequence: int) -> bool:
         return bool(self.gone(lane, sequence, sequence + 1))
 
-    def gone_copies(self, lane: Lane, grp: int, first: int, stop: int) -> Ranges:
+    def gone_copies(self, lane: Lane, group_id: int, first: int, stop: int) -> Ranges:
         """What is gone of [first, stop) and was made for other groups than this."""
         found: Ranges = []
         for lo, hi, for_group in self._near(lane, first, stop):
-            if for_group not in (None, grp):
+            if for_group not in (None, group_id):
                 found = ranges.add(found, lo, hi)
         return ranges.clip(found, first, stop)
 
-    def gone_after(self, lane: Lane, grp: int, first: int) -> int:
+    def gone_after(self, lane: Lane, group_id: int, first: int) -> int:
         """How many are gone from a sequence on; a group that reads on is counted on."""
         if first >= lane.gone_to:
             return 0
-        at, n = self.cache.gone_after.get(lane.id, {}).get(grp, (first + 1, 0))
+        at, n = self.cache.gone_after.get(lane.id, {}).get(group_id, (first + 1, 0))
         if at > first:
             n = int(self.value("gone_after", lane.id, first))
         elif at < first:
             n -= ranges.count(self.gone(lane, at, first))
-        self.cache.gone_after.setdefault(lane.id, {})[grp] = first, n
+        self.cache.gone_after.setdefault(lane.id, {})[group_id] = first, n
         return n
 
     def add_gone(self, lane: Lane, first: int, stop: int, for_group: int | None = None) -> None:
@@ -63,11 +63,11 @@ class GoneRows(Asking):
         lane.gone += new
         lane.gone_to = max(lane.gone_to, stop)
         counted = self.cache.gone_after.get(lane.id, {})
-        for grp, (at, n) in list(counted.items()):
+        for group_id, (at, n) in list(counted.items()):
             if at <= first:
-                counted[grp] = at, n + new
+                counted[group_id] = at, n + new
             elif at < stop:
-                del counted[grp]
+                del counted[group_id]
 
     def cut_gone(self, lane: Lane, base: int) -> None:
         """Forget what is gone below a new base; the caller saves the lane."""

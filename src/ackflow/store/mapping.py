@@ -16,7 +16,7 @@ from .records import (
     DeadRow,
     Fate,
     Lease,
-    LeasePart,
+    LeasedRanges,
     Packed,
     Queue,
     Rest,
@@ -66,19 +66,19 @@ def to_segment(row: Row) -> Segment:
 
 
 def to_claim(row: Row) -> Claim:
-    id, grp, lane, lo, hi, packed, *more, lease, acked_at, out = row
+    id, group_id, lane, lo, hi, packed, *more, lease, acked_at, out = row
     held = [lo, hi] if packed is None else ranges.unpack(packed)
     leased = ranges.count(held) if lease and not out else 0
-    return Claim(*[id, grp, lane, held, *more, lease or None, acked_at, lease, leased])
+    return Claim(*[id, group_id, lane, held, *more, lease or None, acked_at, lease, leased])
 
 
 def claim_key(claim: Claim) -> Row:
-    return claim.lane, claim.grp, claim.stored, claim.id
+    return claim.lane, claim.group_id, claim.stored, claim.id
 
 
 def cursor_columns(c: Cursor) -> Row:
     return (
-        c.lane, c.grp, c.next, c.delivered, c.consumed, c.failed, c.done, c.dead, c.skipped,
+        c.lane, c.group_id, c.next, c.delivered, c.consumed, c.failed, c.done, c.dead, c.skipped,
         c.purged, c.expired, c.hidden, c.copies, c.last_seq, c.last_created, c.last_at,
     )  # fmt: skip
 
@@ -97,9 +97,9 @@ def claim_columns(claim: Claim) -> Row:
 def to_lease(row: Row) -> Lease:
     *columns, lane, lo, hi, number, packed, fates = row
     if packed is None:
-        parts = [LeasePart(lane, [lo, hi], number)]
+        parts = [LeasedRanges(lane, [lo, hi], number)]
     else:
-        parts = [LeasePart(on, ranges.unpack(raw), number) for on, raw, number in _parts(packed)]
+        parts = [LeasedRanges(on, ranges.unpack(raw), number) for on, raw, number in _parts(packed)]
     lease = Lease(*[*columns, parts])
     if fates == ALL_ACKED:
         at = lease.ended_at
@@ -121,7 +121,7 @@ def lease_columns(lease: Lease) -> Row:
     else:
         packed = _encode([(p.lane, ranges.pack(p.ranges), p.number) for p in lease.parts])
     return (
-        lease.id, lease.token, lease.grp, lease.consumer, lease.acquired_at, lease.expires_at,
+        lease.id, lease.token, lease.group_id, lease.consumer, lease.acquired_at, lease.expires_at,
         lease.n, lane, lo, hi, number, packed,
     )  # fmt: skip
 
@@ -134,6 +134,6 @@ def to_dead(row: Row) -> DeadRow:
 def dead_columns(d: DeadRow, sealed: bool) -> Row:
     data, rest = seal(d.payload, d.rest) if sealed else (d.payload, d.rest)
     return (
-        d.queue, d.grp, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries, d.failures,
+        d.queue, d.group_id, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries, d.failures,
         d.created_at, d.died_at, d.consumer, data, _encode(rest) if rest else None,
     )  # fmt: skip

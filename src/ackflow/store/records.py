@@ -229,7 +229,7 @@ class Cursor(Struct):
     """
 
     lane: int
-    grp: int
+    group_id: int
     partition: int
     priority: int
     next: int
@@ -273,7 +273,7 @@ class Claim(Struct):
     """
 
     id: int
-    grp: int
+    group_id: int
     lane: int
     ranges: Ranges
     state: int
@@ -339,7 +339,7 @@ class Fate(Struct, array_like=True):
     ranges: Ranges
 
 
-class LeasePart(Struct):
+class LeasedRanges(Struct):
     """What a lease handed out of one lane, and how many hand-outs of that lane came before."""
 
     lane: int
@@ -352,17 +352,17 @@ class Lease(Struct):
 
     id: int
     token: int
-    grp: int
+    group_id: int
     consumer: str
     acquired_at: int
     expires_at: int
     ended_at: int | None
     n: int
-    parts: list[LeasePart] = field(default_factory=list)
+    parts: list[LeasedRanges] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
 
 
-def tell_acks(lease: Lease, claims: list[Claim]) -> None:
+def record_acks(lease: Lease, claims: list[Claim]) -> None:
     """Write into a lease the acks that only its claims tell of: what is missing without a fate."""
     for part in lease.parts:
         acked = [c.acked_at for c in claims if c.lane == part.lane and c.acked_at is not None]
@@ -379,7 +379,7 @@ def tell_acks(lease: Lease, claims: list[Claim]) -> None:
 class DeadRow(Struct):
     id: int
     queue: int
-    grp: int
+    group_id: int
     lane: int
     seq: int
     kind: str

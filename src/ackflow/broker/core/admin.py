@@ -10,12 +10,19 @@ from ...store.records import LEASED, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
 from ..requests import check_group_changes, check_queue_changes
 from ..verb import verb
-from .cursors import Ended, end_leases, held_by, hidden_in, pass_over, sequence_at
-from .expiry import refresh, refresh_stretch
-from .history import remember
+from .cursors import (
+    LostRanges,
+    hidden_copies_in,
+    lease_of,
+    pass_over,
+    sequence_at,
+    take_from_leases,
+)
+from .expiry import refresh, refresh_range
+from .history import record_history
 from .retention import move_base, note_deleted
 from .topology import (
-    complete,
+    complete_cursors,
     cursor_for,
     find_group,
     find_partition,
@@ -116,9 +123,9 @@ def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> 
     old = cursor.next
     pass_over(tx, lane, cursor, max(old, target), "skipped")
     if target < old:
-        remember(tx, group.id, lane.id, [target, old], "sought back")
+        record_history(tx, group.id, lane.id, [target, old], "sought back")
         cursor.done = cursor.dead = cursor.purged = cursor.expired = 0
-        cursor.hide(-ranges.count(hidden_in(tx, lane, group.id, target, old)))
+        cursor.hide(-ranges.count(hidden_copies_in(tx, lane, group.id, target, old)))
         cursor.skipped = target - cursor.hidden
         cursor.next = target
         tx.run("uncount_dead", group.id, lane.id, 0)
@@ -134,7 +141,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     removed = 0
     for lane in _lanes(tx, queue, partition):
         removed += lane.head - lane.base - lane.gone
-        complete(tx, queue, lane)
+        complete_cursors(tx, queue, lane)
         for cursor in tx.cursors_of_lane(lane.id):
             pass_over(tx, lane, cursor, lane.head, "purged")
             cursor.ready = False
@@ -144,8 +151,8 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
         tx.drop_segments(lane.id)
         tx.run("drop_txids_of_lane", lane.partition, lane.id)
         move_base(tx, lane, lane.head)
-    for grp in tx.group_ids(queue.id):
-        tx.run("raise_epochs", grp)
+    for group_id in tx.group_ids(queue.id):
+        tx.run("raise_epochs", group_id)
     tx.cache.room.pop(queue.id, None)
     tx.touched.add(queue.name)
     return removed
@@ -227,8 +234,8 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     if tx.is_gone(lane, place.sequence):
         return False
     for group in tx.groups(queue.id):
-        refresh_stretch(tx, group, lane.id, *one)
-    complete(tx, queue, lane)
+        refresh_range(tx, group, lane.id, *one)
+    complete_cursors(tx, queue, lane)
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)
@@ -249,16 +256,16 @@ def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
 
 
 def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
-    for claim in tx.claims_in(lane.id, cursor.grp, one[0], one[1]):
+    for claim in tx.claims_in(lane.id, cursor.group_id, one[0], one[1]):
         if not ranges.contains(claim.ranges, one[0]):
             continue
-        ended = [Ended(held_by(tx, claim), one)] if claim.state == LEASED else []
+        ended = [LostRanges(lease_of(tx, claim), one)] if claim.state == LEASED else []
         claim.ranges = ranges.difference(claim.ranges, one)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         cursor.purged += 1
         cursor.ready = True  # it may have held back what follows it
         tx.changed(cursor)
-        end_leases(tx, lane.id, ended, "deleted")
+        take_from_leases(tx, lane.id, ended, "deleted")
 
 
 def _refresh_all(tx: Tx, queue: Queue) -> None:

@@ -7,8 +7,8 @@ from ...errors import QueueFull
 from ...ranges import Ranges
 from ...store.records import Queue
 from ...store.tx import Tx
-from .cursors import hidden_in
-from .topology import make_all
+from .cursors import hidden_copies_in
+from .topology import make_all_cursors
 
 
 def make_room(tx: Tx, wanted: Mapping[str, int], write: Callable[[], None] = lambda: None) -> None:
@@ -49,25 +49,25 @@ def _count_again(tx: Tx, queue: Queue, most: int) -> None:
     if len(groups) == 1:
         tx.cache.room_known.add(groups[0])
         for cursor in tx.cache.cursors.values():
-            if cursor.grp == groups[0]:
+            if cursor.group_id == groups[0]:
                 cursor.counted = cursor.settled
 
 
 def backlog(tx: Tx, queue: Queue) -> int:
     """Messages that some group has not settled; of a queue without groups, all that are stored."""
-    for grp in tx.in_the_making(queue.id):
-        if (group := tx.group_by_id(grp)) is not None:
-            make_all(tx, group)
+    for group_id in tx.in_the_making(queue.id):
+        if (group := tx.group_by_id(group_id)) is not None:
+            make_all_cursors(tx, group)
     tx.flush()
     left: dict[int, list[tuple[int, int]]] = {}
     if not tx.group_ids(queue.id):
         return sum(lane.head - lane.base - lane.gone for lane in tx.lanes(queue.id))
     for lane, lo, hi, packed, *_ in tx.all("claims_of_queue", queue.id):
         _add(left, lane, [lo, hi] if packed is None else ranges.unpack(packed))
-    for id, grp, next in tx.all("unread_of_queue", queue.id):
+    for id, group_id, next in tx.all("unread_of_queue", queue.id):
         found = tx.lane(id)
         assert found is not None
-        copies = hidden_in(tx, found, grp, next, found.head)
+        copies = hidden_copies_in(tx, found, group_id, next, found.head)
         _add(left, id, ranges.difference([next, found.head], copies))
     return sum(_count(tx, lane, _merged(pairs)) for lane, pairs in left.items())
 

@@ -34,7 +34,7 @@ PLAIN = (
 )  # fmt: skip
 
 
-class Run(Protocol):
+class RunTransaction(Protocol):
     """Run a function of a transaction and answer with what it answers."""
 
     def __call__(self, body: Callable[[Tx], T], /) -> T: ...
@@ -55,7 +55,7 @@ class Shift(NamedTuple):
         return time if time <= self.far else time - self.back
 
 
-def recover(read: Run, write: Run) -> int:
+def recover(read: RunTransaction, write: RunTransaction) -> int:
     """Set times right if the clock is known to have gone back; answers with how many."""
     mark = read(lambda tx: tx.value("get_meta", CLOCK_BACK))
     if not mark:
@@ -158,15 +158,15 @@ class _Claims:
         return rows
 
     def move(self, tx: Tx, row: Any) -> None:
-        lane, grp, lease, id, first, state, redelivered, at, since = row
+        lane, group_id, lease, id, first, state, redelivered, at, since = row
         if state == WAITING and at is None:
             state = DUE
-            make_ready(tx, lane, grp)
+            make_ready(tx, lane, group_id)
         elif state == WAITING and redelivered == RETURNED:
             at = self._shift.future(at)
         elif state == WAITING and (tx.created_at(lane, first) or 0) > self._shift.ahead:
             at -= self._shift.back
-        tx.run("set_claim_times", lane, grp, lease, id, state, at, self._shift.past(since))
+        tx.run("set_claim_times", lane, group_id, lease, id, state, at, self._shift.past(since))
 
 
 class _Leases:

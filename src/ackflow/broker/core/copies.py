@@ -12,7 +12,7 @@ from ...store.records import Carry, Group, Lane, Rest
 from ...store.tx import Tx
 from .handout import payload, rest_of
 from .push import append, not_before
-from .topology import complete
+from .topology import complete_cursors
 
 
 class Copy(NamedTuple):
@@ -49,7 +49,7 @@ def append_copies(
     queue = tx.queue_by_id(lane.queue)
     assert queue is not None
     tx.cache.room.pop(queue.id, None)
-    complete(tx, queue, lane)
+    complete_cursors(tx, queue, lane)
     due = not_before(tx, queue, delay)
     for part in _parts(copies):
         if for_group is not None:

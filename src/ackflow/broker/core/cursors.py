@@ -6,17 +6,17 @@ from typing import NamedTuple
 from ... import ranges
 from ...store.records import LEASED, Claim, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
-from .history import note, remember
+from .history import record_fate, record_history
 
 
-def make_ready(tx: Tx, lane: int, grp: int) -> None:
-    cursor = tx.cursor(lane, grp)
+def make_ready(tx: Tx, lane: int, group_id: int) -> None:
+    cursor = tx.cursor(lane, group_id)
     if cursor is not None and not cursor.ready:
         cursor.ready = True
         tx.changed(cursor)
 
 
-def unblock(tx: Tx, group: Group, lanes: set[int]) -> None:
+def unblock_partitions(tx: Tx, group: Group, lanes: set[int]) -> None:
     """Let an ordered group be served again from partitions in which it holds nothing any more."""
     if group.rules.ordering != "ordered":
         return
@@ -31,54 +31,56 @@ def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
     return lane.head if found is None else int(found)
 
 
-def hidden_in(tx: Tx, lane: Lane, grp: int, first: int, stop: int) -> ranges.Ranges:
+def hidden_copies_in(tx: Tx, lane: Lane, group_id: int, first: int, stop: int) -> ranges.Ranges:
     """The part of [first, stop) that is made of copies for other groups."""
     hidden: ranges.Ranges = []
     for odd in tx.odd_segments(lane, first):
         if odd.first >= stop:
             break
-        if odd.for_group not in (None, grp):
+        if odd.for_group not in (None, group_id):
             part = ranges.clip([odd.first, odd.stop], first, stop)
             hidden = ranges.union(hidden, part) if part else hidden
-    copies = tx.gone_copies(lane, grp, first, stop)
+    copies = tx.gone_copies(lane, group_id, first, stop)
     return ranges.union(hidden, copies) if copies else hidden
 
 
-def to_come(tx: Tx, lane: Lane, grp: int, start: int) -> int:
+def count_from(tx: Tx, lane: Lane, group_id: int, start: int) -> int:
     """How many messages of a lane there are for a group from a sequence on."""
     if start >= lane.head:
         return 0
     if start >= lane.odd:
-        return lane.head - start - tx.gone_after(lane, grp, start)
-    there = ranges.difference([start, lane.head], hidden_in(tx, lane, grp, start, lane.head))
+        return lane.head - start - tx.gone_after(lane, group_id, start)
+    there = ranges.difference(
+        [start, lane.head], hidden_copies_in(tx, lane, group_id, start, lane.head)
+    )
     return ranges.count(ranges.difference(there, tx.gone(lane, start, lane.head)))
 
 
-def unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
+def count_unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
     """How many messages of a lane there are for a group from its cursor on."""
     if lane.gone_to > cursor.next:
-        return to_come(tx, lane, cursor.grp, cursor.next)
+        return count_from(tx, lane, cursor.group_id, cursor.next)
     return lane.head - cursor.next - (lane.copies - cursor.copies)
 
 
-def never_handed_out(tx: Tx, group: Group) -> int:
+def count_never_delivered(tx: Tx, group: Group) -> int:
     """How many messages a group has still to be given for the first time, over all its lanes."""
     tx.flush()
     total = 0
     for (id,) in tx.all("ready_lanes", group.id):  # a lane with something new is marked
         lane, cursor = tx.lane(id), tx.cursor(id, group.id)
         if lane is not None and cursor is not None:
-            total += unread(tx, lane, cursor)
+            total += count_unread(tx, lane, cursor)
     return total
 
 
-def pass_all(tx: Tx, queue: Queue, lane: Lane, claims: list[Claim], stop: int) -> int:
+def pass_for_all_groups(tx: Tx, queue: Queue, lane: Lane, claims: list[Claim], stop: int) -> int:
     """Let every group pass what is too old, but for what is held; answers with how many it was for
     all of them together."""
-    waiting = {c.grp for c in claims if c.state != LEASED and c.ranges[0] < stop}
+    waiting = {c.group_id for c in claims if c.state != LEASED and c.ranges[0] < stop}
     passed = 0
     for cursor in tx.cursors_of_lane(lane.id):
-        if cursor.next < stop or cursor.grp in waiting:
+        if cursor.next < stop or cursor.group_id in waiting:
             passed += pass_over(tx, lane, cursor, stop, "expired", leased=False)
     if passed:
         tx.touched.add(queue.name)
@@ -93,24 +95,24 @@ def pass_over(
     The tokens of leases that held some of it answer LeaseLost from then on, unless `leased` is
     False: then what is leased is left alone. Answers with how many messages were passed.
     """
-    ended: dict[int, Ended] = {}
+    ended: dict[int, LostRanges] = {}
     over: ranges.Ranges = []
     passed = 0
-    for claim in tx.claims_in(lane.id, cursor.grp, 0, stop):
+    for claim in tx.claims_in(lane.id, cursor.group_id, 0, stop):
         below = ranges.clip(claim.ranges, 0, stop)
         if not below or (claim.state == LEASED and not leased):
             continue
         passed += ranges.count(below)
         if claim.state == LEASED and claim.lease is not None:
-            held = ended.get(claim.lease) or Ended(held_by(tx, claim), [])
-            ended[claim.lease] = Ended(held.lease, ranges.union(held.ranges, below))
+            held = ended.get(claim.lease) or LostRanges(lease_of(tx, claim), [])
+            ended[claim.lease] = LostRanges(held.lease, ranges.union(held.ranges, below))
         else:
             over = ranges.union(over, below)
         claim.ranges = ranges.difference(claim.ranges, below)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         cursor.ready = True  # it may have held back what follows it
     if cursor.next < stop:
-        hidden = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
+        hidden = hidden_copies_in(tx, lane, cursor.group_id, cursor.next, stop)
         there = ranges.difference([cursor.next, stop], hidden)
         left = ranges.difference(there, tx.gone(lane, cursor.next, stop))
         cursor.hide(ranges.count(hidden))
@@ -120,33 +122,35 @@ def pass_over(
         cursor.next = stop
     setattr(cursor, counter, getattr(cursor, counter) + passed)
     tx.changed(cursor)
-    end_leases(tx, lane.id, ended.values(), counter)
+    take_from_leases(tx, lane.id, ended.values(), counter)
     if over:
-        remember(tx, cursor.grp, lane.id, over, "retention" if counter == "expired" else counter)
+        record_history(
+            tx, cursor.group_id, lane.id, over, "retention" if counter == "expired" else counter
+        )
     return passed
 
 
-class Ended(NamedTuple):
+class LostRanges(NamedTuple):
     """What was taken from a lease, and the lease as it was before that."""
 
     lease: Lease
     ranges: ranges.Ranges
 
 
-def held_by(tx: Tx, claim: Claim) -> Lease:
+def lease_of(tx: Tx, claim: Claim) -> Lease:
     """The lease of a claim; to be read before the claim is changed by anything but an ack."""
     lease = tx.lease_by_id(claim.lease or 0)
     assert lease is not None, "a leased claim without its lease"
     return lease
 
 
-def end_leases(tx: Tx, lane: int, ended: Iterable[Ended], verb: str) -> None:
+def take_from_leases(tx: Tx, lane: int, ended: Iterable[LostRanges], verb: str) -> None:
     """Write into leases that part of what they held was taken from them."""
     for lease, which in ended:
-        note(lease, verb, tx.now, lane, which)
+        record_fate(lease, verb, tx.now, lane, which)
         if not tx.claims_of_lease(lease):
             lease.ended_at = tx.now
         tx.save_lease(lease)
-        group = tx.group_by_id(lease.grp)
+        group = tx.group_by_id(lease.group_id)
         if group is not None:
-            unblock(tx, group, {lane})
+            unblock_partitions(tx, group, {lane})

@@ -6,7 +6,7 @@ from itertools import groupby
 from ... import ids, ranges
 from ...errors import StorageFailed
 from ...model import DeadLetter, DeadSummary, Page, when
-from ...options import Kind
+from ...options import DeadLetterKind
 from ...ranges import Ranges
 from ...store.counters import Died
 from ...store.records import Carry, Cursor, DeadRow, Group, Lane, Queue, Rest
@@ -15,20 +15,20 @@ from ..requests import DeadFilter
 from ..verb import verb
 from .copies import Copy, append_copies
 from .handout import payload, rest_of
-from .history import remember
+from .history import record_history
 from .topology import find_group, find_partition, find_queue, lane_for, queue_for
 
 SLICE = 500
 SLICE_BYTES = 8 * 1024 * 1024
 
 
-def bury(
+def add_dead_letters(
     tx: Tx,
     group: Group,
     lane: Lane,
     cursor: Cursor,
     which: Ranges,
-    kind: Kind,
+    kind: DeadLetterKind,
     reason: str | None,
     *,
     deliveries: int,
@@ -61,7 +61,7 @@ def bury(
 
 
 def _tell(
-    tx: Tx, group: Group, lane: Lane, which: Ranges, kind: Kind, reason: str | None,
+    tx: Tx, group: Group, lane: Lane, which: Ranges, kind: DeadLetterKind, reason: str | None,
     deliveries: int, failures: int, consumer: str | None,
 ) -> None:  # fmt: skip
     queue = tx.queue_by_id(lane.queue)
@@ -136,11 +136,11 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     """How many died of what: by group, kind and the error's text before the first colon."""
     queue = find_queue(tx, queue_name)
-    grp = None if group is None else find_group(tx, queue, group).id
+    group_id = None if group is None else find_group(tx, queue, group).id
     names = {g.id: g.name for g in tx.groups(queue.id)}
     return [
         DeadSummary(names[row[0]], row[1], row[2] or "", row[3], when(row[4]), when(row[5]))
-        for row in tx.all("dead_summary", queue.id, grp)
+        for row in tx.all("dead_summary", queue.id, group_id)
     ]
 
 
@@ -159,8 +159,8 @@ def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> in
 
 def _by_lane(found: list[DeadRow]) -> Iterator[list[DeadRow]]:
     """The dead letters of one group and lane together, in order."""
-    found.sort(key=lambda row: (row.grp, row.lane, row.seq))
-    for _, run in groupby(found, key=lambda row: (row.grp, row.lane)):
+    found.sort(key=lambda row: (row.group_id, row.lane, row.seq))
+    for _, run in groupby(found, key=lambda row: (row.group_id, row.lane)):
         yield list(run)
 
 
@@ -168,7 +168,7 @@ def _remember(tx: Tx, run: list[DeadRow], verb: str) -> None:
     """Let `why` tell where they went; what a seek has brought back since has another story."""
     gone = ranges.of(row.seq for row in run if row.counted)
     if gone:
-        remember(tx, run[0].grp, run[0].lane, gone, verb)
+        record_history(tx, run[0].group_id, run[0].lane, gone, verb)
 
 
 @verb("admin", synced=True)
@@ -191,7 +191,7 @@ def _send(tx: Tx, letters: list[DeadRow], to: str | None) -> None:
     home = tx.lane(letters[0].lane)
     assert home is not None, "dead letters go with their queue"
     if to is None:
-        append_copies(tx, home, copies, 0.0, letters[0].grp, Carry(0, 0, True))
+        append_copies(tx, home, copies, 0.0, letters[0].group_id, Carry(0, 0, True))
     else:
         append_copies(tx, _elsewhere(tx, home, to), copies, 0.0, None, None)
 
@@ -204,7 +204,7 @@ def _elsewhere(tx: Tx, home: Lane, to: str) -> Lane:
 
 def _forget(tx: Tx, row: DeadRow, counter: str) -> None:
     tx.run("drop_dead", row.id)
-    cursor = tx.cursor(row.lane, row.grp)
+    cursor = tx.cursor(row.lane, row.group_id)
     if cursor is not None and row.counted:
         cursor.dead -= 1
         setattr(cursor, counter, getattr(cursor, counter) + 1)
@@ -212,15 +212,15 @@ def _forget(tx: Tx, row: DeadRow, counter: str) -> None:
 
 
 def _columns(tx: Tx, queue: Queue, which: DeadFilter) -> tuple[object, ...]:
-    grp = None if which.group is None else find_group(tx, queue, which.group).id
+    group_id = None if which.group is None else find_group(tx, queue, which.group).id
     partition = None
     if which.partition is not None:
         partition = find_partition(tx, queue, which.partition).id
-    return grp, which.kind, partition, which.since, which.until, which.error
+    return group_id, which.kind, partition, which.since, which.until, which.error
 
 
 def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
-    lane, group = tx.lane(row.lane), tx.group_by_id(row.grp)
+    lane, group = tx.lane(row.lane), tx.group_by_id(row.group_id)
     home = tx.partition_by_id(lane.partition) if lane else None
     assert lane
     assert group

@@ -17,12 +17,12 @@ from ...store.records import (
     Claim,
     Group,
     Lease,
-    tell_acks,
+    record_acks,
 )
 from ...store.tx import Tx
-from .cursors import make_ready, unblock
-from .dead_letters import bury
-from .history import note
+from .cursors import make_ready, unblock_partitions
+from .dead_letters import add_dead_letters
+from .history import record_fate
 
 SLICE_SECONDS = 0.010
 LEASES_AT_ONCE = 200
@@ -38,7 +38,7 @@ class Refreshed(NamedTuple):
     more: bool = False
 
 
-class Slice:
+class WorkBudget:
     """How much of what has come back is taken in one transaction: for a time, and then as long as
     fewer messages came back than are wanted. A slice that is the whole never ends."""
 
@@ -67,7 +67,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
     if tx.now < tx.cache.next_times.get(group.id, 0):
         return Refreshed()
     over, due = tx.all("over_or_due", group.id, tx.now)[0]
-    some = Slice(min(want, MAX_CLAIM), whole)
+    some = WorkBudget(min(want, MAX_CLAIM), whole)
     ended, more = _end_over(tx, group, some) if over else (0, False)
     if due:
         more = _wake(tx, group, some) or more
@@ -75,7 +75,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
     return Refreshed(ended, bool(over or due), more)
 
 
-def _end_over(tx: Tx, group: Group, some: Slice) -> tuple[int, bool]:
+def _end_over(tx: Tx, group: Group, some: WorkBudget) -> tuple[int, bool]:
     """End leases that are over; answers with how many, and whether there may be more."""
     limit = some.at_most(LEASES_AT_ONCE)
     leases, more = tx.leases_over(group.id, limit)
@@ -89,7 +89,7 @@ def _end_over(tx: Tx, group: Group, some: Slice) -> tuple[int, bool]:
     return len(leases), more
 
 
-def _wake(tx: Tx, group: Group, some: Slice) -> bool:
+def _wake(tx: Tx, group: Group, some: WorkBudget) -> bool:
     """Make due what waited until now; answers whether there may be more."""
     limit = some.at_most(CLAIMS_AT_ONCE)
     lanes = tx.wake_due(group.id, limit)
@@ -141,7 +141,7 @@ def _wake_delayed(tx: Tx, group: Group, claim: Claim) -> None:
     make_ready(tx, claim.lane, group.id)
 
 
-def refresh_stretch(tx: Tx, group: Group, lane: int, first: int, stop: int) -> None:
+def refresh_range(tx: Tx, group: Group, lane: int, first: int, stop: int) -> None:
     """End the leases that are over and hold something of [first, stop) of a lane."""
     over = {
         claim.lease
@@ -159,19 +159,19 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
     ended = lease.expires_at
     lanes = set()
     claims = tx.claims_of_lease(lease)
-    tell_acks(lease, claims)
+    record_acks(lease, claims)
     if claims:
         tx.tally.add(group.id, "leases_expired", 1)
     for claim in claims:
         lanes.add(claim.lane)
-        note(lease, "expired", ended, claim.lane, claim.ranges)
+        record_fate(lease, "expired", ended, claim.lane, claim.ranges)
         fate = after_expiry(group.rules, claim.deliveries, ended)
         if isinstance(fate, Dead):
             lane, cursor = tx.lane(claim.lane), tx.cursor(claim.lane, group.id)
             assert lane is not None
             assert cursor is not None
             reason = claim.error or f"not settled in {claim.deliveries} deliveries"
-            bury(tx, group, lane, cursor, claim.ranges, fate.kind, reason,
+            add_dead_letters(tx, group, lane, cursor, claim.ranges, fate.kind, reason,
                  deliveries=claim.deliveries, failures=claim.failures, at=ended, error=claim.error,
                  consumer=lease.consumer)  # fmt: skip
             tx.drop_claim(claim)
@@ -183,7 +183,7 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
             make_ready(tx, claim.lane, group.id)
     lease.ended_at = ended
     tx.save_lease(lease)
-    unblock(tx, group, lanes)
+    unblock_partitions(tx, group, lanes)
 
 
 def expire_if_over(tx: Tx, group: Group, lease: Lease) -> bool:

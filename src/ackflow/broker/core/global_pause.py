@@ -5,7 +5,7 @@ from msgspec import Struct, json, msgpack
 from ...store.tx import Tx
 
 
-class Maintenance(Struct):
+class GlobalPause(Struct):
     """Who asked for it: `pushes` since when pushed messages are held back, `pops` a plain pause."""
 
     pops: bool = False
@@ -16,25 +16,25 @@ class Maintenance(Struct):
         return self.pops or self.pushes is not None
 
 
-_decode = json.Decoder(Maintenance).decode
-_decode_old = msgpack.Decoder(Maintenance).decode  # of databases from before it was text
+_decode = json.Decoder(GlobalPause).decode
+_decode_old = msgpack.Decoder(GlobalPause).decode  # of databases from before it was text
 
 
-def halted(tx: Tx) -> bool:
+def is_paused(tx: Tx) -> bool:
     """Whether hand-outs are off; read once and kept, as every pop asks."""
     if tx.cache.halted is None:
         tx.cache.halted = get(tx).on
     return tx.cache.halted
 
 
-def get(tx: Tx) -> Maintenance:
+def get(tx: Tx) -> GlobalPause:
     found = tx.value("get_meta", "maintenance")
     if isinstance(found, bytes):
         return _decode_old(found)
-    return Maintenance() if found is None else _decode(found)
+    return GlobalPause() if found is None else _decode(found)
 
 
-def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> Maintenance:
+def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> GlobalPause:
     """Turn either switch; what is not given stays. Waiting pops are told."""
     state = get(tx)
     if pops is not None:
@@ -47,7 +47,7 @@ def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> M
     return state
 
 
-def held_back(tx: Tx) -> int:
+def count_held_back(tx: Tx) -> int:
     """How many messages were pushed since pushes are held back."""
     since = get(tx).pushes
     return 0 if since is None else pushed_since(tx, [queue.name for queue in tx.queues()], since)

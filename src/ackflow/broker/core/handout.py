@@ -6,11 +6,11 @@ from ...ranges import Ranges
 from ...store.records import Body, Carry, Cursor, Lane, Rest, Segment
 from ...store.tx import Tx
 
-Piece = tuple[Segment, int, int]
+SegmentSpan = tuple[Segment, int, int]
 _NOTHING = Carry(0, 0, False)
 
 
-class Run(Struct):
+class MessageRun(Struct):
     """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`.
 
     `number` counts the hand-outs of the lane before the first of them, `pending` the messages never
@@ -43,17 +43,17 @@ class Handout(Struct):
     store: int
     token: int | None = None
     expires_at: int | None = None
-    runs: list[Run] = []
+    runs: list[MessageRun] = []
     why: str | None = None
     retry_at: int | None = None
     again: bool = False
 
 
-class Taken(Struct):
+class TakenMessages(Struct):
     """Messages taken from a lane with equal counters, which already count this hand-out."""
 
     ranges: Ranges
-    pieces: list[Piece]
+    spans: list[SegmentSpan]
     since: int
     deliveries: int
     failures: int
@@ -61,15 +61,15 @@ class Taken(Struct):
     error: str | None
 
 
-class Part(Struct):
+class LaneBatch(Struct):
     """What one pop took from one lane."""
 
     lane: Lane
     cursor: Cursor
-    taken: list[Taken]
+    taken: list[TakenMessages]
     ranges: Ranges
     number: int
-    runs: list[Run]
+    runs: list[MessageRun]
 
 
 def payload(body: Body, index: int) -> bytes:
@@ -88,7 +88,9 @@ def is_binary(body: Body, index: int) -> bool:
     return body.rest is not None and body.rest.is_binary(index)
 
 
-def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -> list[Run]:
+def message_runs(
+    tx: Tx, lane: Lane, taken: list[TakenMessages], number: int, pending: int
+) -> list[MessageRun]:
     """The runs to hand over for what was taken from one lane, in order of sequence.
 
     `number` is how many hand-outs of the lane came before, `pending` how many messages of it are
@@ -97,13 +99,13 @@ def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -
     home = tx.partition_by_id(lane.partition)
     assert home is not None
     runs = [
-        Run(
+        MessageRun(
             lane.id, home.name, lane.priority, segment.first, lo, hi, segment.created_at,
             tx.body(segment), some.deliveries, some.failures, bool(some.redelivered), number,
             pending,
         )
         for some in taken
-        for segment, lo, hi in some.pieces
+        for segment, lo, hi in some.spans
     ]  # fmt: skip
     if runs:
         tx.show(lane.id, max([run.hi for run in runs]))
@@ -113,11 +115,11 @@ def runs_of(tx: Tx, lane: Lane, taken: list[Taken], number: int, pending: int) -
     for run in runs:
         run.number = number
         number += run.hi - run.lo
-    count_pending(runs, pending)
+    set_pending(runs, pending)
     return runs
 
 
-def count_pending(runs: list[Run], left: int) -> None:
+def set_pending(runs: list[MessageRun], left: int) -> None:
     """Write into runs how many messages come after each for the first time, `left` after the last."""
     for run in reversed(runs):
         run.pending = left
@@ -125,5 +127,5 @@ def count_pending(runs: list[Run], left: int) -> None:
             left += run.hi - run.lo
 
 
-def carried(segment: Segment) -> Carry:
+def carried_counters(segment: Segment) -> Carry:
     return segment.carry or _NOTHING

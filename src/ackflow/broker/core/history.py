@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from ... import ranges
 from ...clock import micros
 from ...store.mapping import Row
-from ...store.records import Fate, Lease, LeasePart
+from ...store.records import Fate, Lease, LeasedRanges
 from ...store.tx import Tx
 
 SOON = micros(30)  # a walk waits for a lease that ends its history within this, rather than note it
@@ -21,7 +21,7 @@ FIRST_STEP, LAST_STEP = 16, 1_024
 MOST = 20_000
 
 
-def note(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> None:
+def record_fate(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> None:
     """Write into a lease what became of some of its messages; times are kept to the second."""
     for fate in reversed(lease.fates):
         if fate.verb == verb and fate.lane == lane:
@@ -32,16 +32,16 @@ def note(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> N
     lease.fates.append(Fate(verb, at, lane, which))
 
 
-def remember(tx: Tx, grp: int, lane: int, over: ranges.Ranges, verb: str) -> None:
+def record_history(tx: Tx, group_id: int, lane: int, over: ranges.Ranges, verb: str) -> None:
     """Leave a note for `why` in the form of a lease that nobody held."""
-    note = Lease(0, tx.new_token(), grp, "", tx.now, tx.now, None, ranges.count(over),
-                 [LeasePart(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
-    tx.add_lease(note)
-    note.ended_at = tx.now
-    tx.save_lease(note)
+    ended = Lease(0, tx.new_token(), group_id, "", tx.now, tx.now, None, ranges.count(over),
+                 [LeasedRanges(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
+    tx.add_lease(ended)
+    ended.ended_at = tx.now
+    tx.save_lease(ended)
 
 
-class Walk(Struct):
+class LeaseScan(Struct):
     """How far the leases of some groups were read, and when there may be more to remove."""
 
     groups: set[int]
@@ -49,11 +49,11 @@ class Walk(Struct):
     next_at: int = 0
 
 
-class History:
+class LeasePruner:
     """Remembers how far the leases were read; if it is lost, they are read once more."""
 
     def __init__(self) -> None:
-        self._walks: dict[int, Walk] = {}
+        self._walks: dict[int, LeaseScan] = {}
         self._later: list[tuple[int, int]] = []  # a heap of (when, lease)
         self._noted: set[int] = set()
 
@@ -66,28 +66,28 @@ class History:
         }
         old = self._noted_before(tx, lengths)
         groups: dict[int, set[int]] = {}
-        for grp, length in lengths.items():
-            groups.setdefault(length, set()).add(grp)
+        for group_id, length in lengths.items():
+            groups.setdefault(length, set()).add(group_id)
         self._walks = {length: self._walk(length, some) for length, some in groups.items()}
         for length, walk in self._walks.items():
             if walk.next_at <= tx.now:
                 self._follow(tx, length, walk, old)
         return old
 
-    def mark(self) -> dict[int, Walk]:
+    def mark(self) -> dict[int, LeaseScan]:
         return {length: structs.replace(walk) for length, walk in self._walks.items()}
 
-    def back_to(self, mark: dict[int, Walk], old: list[int]) -> None:
+    def back_to(self, mark: dict[int, LeaseScan], old: list[int]) -> None:
         """These leases were not removed after all."""
         self._walks = mark
         for id in old:
             self._note(id, 0)
 
-    def _walk(self, length: int, groups: set[int]) -> Walk:
+    def _walk(self, length: int, groups: set[int]) -> LeaseScan:
         known = self._walks.get(length)
         if known is None or not groups <= known.groups:
-            return Walk(groups)  # leases of a group that it did not have may lie before
-        return Walk(groups, known.after, known.next_at)
+            return LeaseScan(groups)  # leases of a group that it did not have may lie before
+        return LeaseScan(groups, known.after, known.next_at)
 
     def _noted_before(self, tx: Tx, lengths: dict[int, int]) -> list[int]:
         old: list[int] = []
@@ -101,16 +101,16 @@ class History:
                 old.append(id) if due <= tx.now else self._note(id, due)
         return old
 
-    def _follow(self, tx: Tx, length: int, walk: Walk, old: list[int]) -> None:
+    def _follow(self, tx: Tx, length: int, walk: LeaseScan, old: list[int]) -> None:
         step = FIRST_STEP
         while len(old) < MOST:
             rows = tx.all("leases_after", walk.after, step)
             for row in rows:
-                id, grp, acquired, ended, _ = row
+                id, group_id, acquired, ended, _ = row
                 if acquired + length > tx.now:
                     walk.next_at = acquired + length
                     return
-                if grp in walk.groups:
+                if group_id in walk.groups:
                     due = _due(tx.now, row, length)
                     if tx.now < due <= tx.now + SOON and ended is not None:
                         walk.next_at = due

@@ -8,12 +8,12 @@ from ...clock import micros
 from ...errors import Gone, LeaseLost
 from ...options import MAX_CLAIM, PENDING_OF_GROUP
 from ...ranges import Ranges
-from ...store.records import Claim, Cursor, Group, Lease, LeasePart
+from ...store.records import Claim, Cursor, Group, Lease, LeasedRanges
 from ...store.tx import Tx
 from ..verb import verb
-from .cursors import never_handed_out, to_come
-from .handout import Handout, Taken, count_pending, runs_of
-from .topology import make_all
+from .cursors import count_from, count_never_delivered
+from .handout import Handout, TakenMessages, message_runs, set_pending
+from .topology import make_all_cursors
 
 
 def grant(
@@ -21,7 +21,7 @@ def grant(
     group: Group,
     consumer: str,
     seconds: float,
-    parts: list[LeasePart],
+    parts: list[LeasedRanges],
     claims: list[Claim],
     *,
     token: int | None = None,
@@ -78,7 +78,7 @@ def read(tx: Tx, token: int) -> Handout:
 
 
 def read_lease(tx: Tx, lease: Lease) -> Handout:
-    group = tx.group_by_id(lease.grp)
+    group = tx.group_by_id(lease.group_id)
     queue = tx.queue_by_id(group.queue) if group else None
     if group is None or queue is None:
         raise LeaseLost("the group of the lease was deleted")
@@ -88,29 +88,31 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
         lane = tx.lane(part.lane)
         if lane is None:
             raise Gone("the queue of the lease was deleted")
-        shares = shares_of(tx, lane.id, part.ranges, claims)
-        left = to_come(tx, lane, group.id, part.ranges[-1])
-        runs = runs_of(tx, lane, shares, part.number, left)
+        shares = leased_messages(tx, lane.id, part.ranges, claims)
+        left = count_from(tx, lane, group.id, part.ranges[-1])
+        runs = message_runs(tx, lane, shares, part.number, left)
         if sum(run.hi - run.lo for run in runs) != ranges.count(part.ranges):
             raise Gone("some messages of the lease are no longer stored")
         answer.runs += runs
     if group.dialect in PENDING_OF_GROUP:
-        make_all(tx, group)
-        count_pending(answer.runs, never_handed_out(tx, group))
+        make_all_cursors(tx, group)
+        set_pending(answer.runs, count_never_delivered(tx, group))
     return answer
 
 
-def shares_of(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[Taken]:
+def leased_messages(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[TakenMessages]:
     """What is still held, with its counters, and what is settled, whose counters are over."""
     shares = []
     for claim in claims:
         if claim.lane == lane and (part := ranges.intersection(which, claim.ranges)):
             which = ranges.difference(which, part)
-            pieces = list(tx.segments_over(lane, part))
+            spans = list(tx.segments_over(lane, part))
             shares.append(
-                Taken(part, pieces, claim.since, claim.deliveries, claim.failures,
+                TakenMessages(part, spans, claim.since, claim.deliveries, claim.failures,
                       bool(claim.redelivered), claim.error)
             )  # fmt: skip
     if which:
-        shares.append(Taken(which, list(tx.segments_over(lane, which)), 0, 1, 0, True, None))
+        shares.append(
+            TakenMessages(which, list(tx.segments_over(lane, which)), 0, 1, 0, True, None)
+        )
     return shares

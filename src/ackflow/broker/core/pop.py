@@ -10,23 +10,23 @@ from ...clock import micros
 from ...errors import InvalidArgument
 from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, GroupOptions
 from ...ranges import Ranges
-from ...store.records import Claim, Cursor, Group, Lease, LeasePart, Queue
+from ...store.records import Claim, Cursor, Group, Lease, LeasedRanges, Queue
 from ...store.tx import Tx
 from ..requests import PopRequest
-from ..waiters import ANY_QUEUE, Kind
-from .cursors import never_handed_out, unread
+from ..waiters import ANY_QUEUE, WaitKey
+from .cursors import count_never_delivered, count_unread
 from .expiry import refresh
-from .global_pause import halted
-from .handout import Handout, Part, Run, Taken, count_pending, runs_of
+from .global_pause import is_paused
+from .handout import Handout, LaneBatch, MessageRun, TakenMessages, message_runs, set_pending
 from .leases import grant, read_lease, split_for_claims
-from .take import take, take_in_order
+from .take import take, take_with_takeover
 from .topology import (
     cursor_for,
     find_queue,
     group_for,
     is_undecided,
-    make_all,
-    make_more,
+    make_all_cursors,
+    make_more_cursors,
     queue_for,
 )
 
@@ -45,7 +45,7 @@ class WidePop(PopRequest, kw_only=True):
     among: Callable[[str], bool] | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> WaitKey:
         among = "" if self.among is None else str(id(self.among))  # one may not stand for another
         parts = f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}{ANY_QUEUE}{among}"
         return parts, self.group, self.partition
@@ -96,7 +96,7 @@ def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
         if cursor is not None:
             found.append((-queue.options.priority, cursor.priority, cursor.served, queue, group))
         elif may_have_more(group):
-            make_more(tx, group.id)
+            make_more_cursors(tx, group.id)
             answer.again = True
         elif (at := tx.next_time(group.id)) is not None:
             answer.retry_at = min(at, answer.retry_at or at)
@@ -129,17 +129,17 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide, answer)
     if not parts:
         if may_have_more(group) and partition is None and answer.why is None:
-            make_more(tx, group.id)
+            make_more_cursors(tx, group.id)
             answer.again = True
         return _empty(tx, group, answer)
     if request.auto_ack or group.rules.policy == "none":
         _settle_at_once(tx, parts)
     else:
-        lease_parts(tx, group, request, parts, answer)
+        lease_batches(tx, group, request, parts, answer)
     answer.runs = [run for part in parts for run in part.runs]
     if group.dialect in PENDING_OF_GROUP:
-        make_all(tx, group)
-        count_pending(answer.runs, never_handed_out(tx, group))
+        make_all_cursors(tx, group)
+        set_pending(answer.runs, count_never_delivered(tx, group))
     return answer
 
 
@@ -155,7 +155,7 @@ def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
 
 def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
     """How many messages the group may be given now; the answer says why when it is none."""
-    if queue.paused or group.paused or (tx.cache.halted is not False and halted(tx)):
+    if queue.paused or group.paused or (tx.cache.halted is not False and is_paused(tx)):
         answer.why = "paused"
         return 0
     if group.rules.ordering == "exclusive":
@@ -252,16 +252,16 @@ def _fast_pop(tx: Tx, group: Group, request: PopRequest, answer: Handout) -> boo
     assert home is not None
     lease = grant(
         tx, group, request.consumer, request.lease_seconds or group.rules.lease_seconds,
-        [LeasePart(id, [first, stop], number)],
+        [LeasedRanges(id, [first, stop], number)],
         [Claim.leased(group.id, id, [first, stop], segment.created_at)],
         token=request.token, keeper=cursor,
     )  # fmt: skip
     answer.token, answer.expires_at = lease.token, lease.expires_at
     tx.show(id, stop)
     answer.runs = [
-        Run(
+        MessageRun(
             id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
-            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, unread(tx, lane, cursor),
+            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, count_unread(tx, lane, cursor),
         )
     ]  # fmt: skip
     return True
@@ -276,11 +276,11 @@ def _gather(
     partition: int | None,
     wide: bool,
     answer: Handout,
-) -> list[Part]:
+) -> list[LaneBatch]:
     """Take from one lane after the other until there is enough or no lane has work."""
     idle = 0
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
-    parts: list[Part] = []
+    parts: list[LaneBatch] = []
     homes: set[int] = set()
     while want > 0:
         cursor, alone = next_work(tx, queue, group, partition)
@@ -293,7 +293,7 @@ def _gather(
         number = cursor.delivered
         turn = wide or not alone or bool(parts)
         some = partial(take, tx, queue, group, lane, cursor, want, turn=turn)
-        taken = take_in_order(tx, queue, group, lane, some)
+        taken = take_with_takeover(tx, queue, group, lane, some)
         if not taken:
             idle += 1
             if cursor.ready or idle >= IDLE_AT_ONCE:  # a slice ended before its work did
@@ -301,10 +301,10 @@ def _gather(
                 break
             continue
         homes.add(cursor.partition)
-        everything = together(taken)
-        left = unread(tx, lane, cursor)
-        runs = runs_of(tx, lane, taken, number, left)
-        parts.append(Part(lane, cursor, taken, everything, number, runs))
+        everything = union_of(taken)
+        left = count_unread(tx, lane, cursor)
+        runs = message_runs(tx, lane, taken, number, left)
+        parts.append(LaneBatch(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
     return parts
 
@@ -316,7 +316,7 @@ def _next_in(tx: Tx, queue: Queue, group: Group, homes: set[int]) -> Cursor | No
     return min(some, key=lambda c: (c.priority, c.served, c.lane), default=None)
 
 
-def _settle_at_once(tx: Tx, parts: list[Part]) -> None:
+def _settle_at_once(tx: Tx, parts: list[LaneBatch]) -> None:
     for part in parts:
         cursor = part.cursor
         n = ranges.count(part.ranges)
@@ -327,8 +327,8 @@ def _settle_at_once(tx: Tx, parts: list[Part]) -> None:
         tx.changed(cursor)
 
 
-def lease_parts(
-    tx: Tx, group: Group, request: PopRequest, parts: list[Part], answer: Handout
+def lease_batches(
+    tx: Tx, group: Group, request: PopRequest, parts: list[LaneBatch], answer: Handout
 ) -> None:
     """Hold what was taken under one new lease; the answer gets its token and its end."""
     claims = [
@@ -342,13 +342,13 @@ def lease_parts(
     ]  # fmt: skip
     lease = grant(
         tx, group, request.consumer, request.lease_seconds or group.rules.lease_seconds,
-        [LeasePart(part.lane.id, part.ranges, part.number) for part in parts],
+        [LeasedRanges(part.lane.id, part.ranges, part.number) for part in parts],
         claims, token=request.token,
     )  # fmt: skip
     answer.token, answer.expires_at = lease.token, lease.expires_at
 
 
-def together(taken: list[Taken]) -> Ranges:
+def union_of(taken: list[TakenMessages]) -> Ranges:
     result = taken[0].ranges
     for more in taken[1:]:
         result = ranges.union(result, more.ranges)

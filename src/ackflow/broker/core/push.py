@@ -13,7 +13,7 @@ from ...store.records import Carry, Lane, Queue, Rest, Segment
 from ...store.tx import Tx
 from ..requests import Chunk, PushRequest
 from .capacity import make_room
-from .topology import complete, lane_for, queue_for
+from .topology import complete_cursors, lane_for, queue_for
 
 
 class Placed(Struct, array_like=True):
@@ -45,7 +45,7 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
             answers.append(StorageFull())
             continue
         try:
-            known = recall(tx, request.key, request.digest)
+            known = recall_answer(tx, request.key, request.digest)
             if known is None:
                 _make_room(tx, request.chunks, joined)
         except (KeyConflict, QueueFull) as refusal:
@@ -71,7 +71,7 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
                 joined.setdefault(lane, []).append((chunk, places))
         if request.key is not None:
             _flush_all(tx, joined)
-            remember(tx, request.key, request.digest, msgpack.encode(answer))
+            remember_answer(tx, request.key, request.digest, msgpack.encode(answer))
         answers.append(answer)
     _flush_all(tx, joined)
     return answers
@@ -125,7 +125,7 @@ def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
         make_room(tx, wanted)
 
 
-def recall(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
+def recall_answer(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
     """The answer given to this key before, if any; the same key for another body is refused."""
     if key is None:
         return None
@@ -137,7 +137,7 @@ def recall(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
     return bytes(row[1])
 
 
-def remember(tx: Tx, key: str, digest: bytes, answer: bytes) -> None:
+def remember_answer(tx: Tx, key: str, digest: bytes, answer: bytes) -> None:
     tx.run("add_key", key, digest, answer, tx.now)
 
 
@@ -156,7 +156,7 @@ def append(
 ) -> Segment:
     """Write one segment at the head of a lane and mark the lane for the groups that read it."""
     if tx.in_the_making(queue.id):
-        complete(tx, queue, lane)
+        complete_cursors(tx, queue, lane)
     count = whole or len(ends) // 4
     size = len(data) - whole - 1 if whole else len(data)
     packed = pack_body(ends, data, rest, queue.options.encrypted)
@@ -191,8 +191,8 @@ def created_at(tx: Tx, lane: Lane) -> int:
 
 
 def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
-    for grp in tx.group_ids(queue.id) if for_group is None else [for_group]:
-        cursor = tx.cursor(lane.id, grp)
+    for group_id in tx.group_ids(queue.id) if for_group is None else [for_group]:
+        cursor = tx.cursor(lane.id, group_id)
         if cursor is not None and not cursor.ready:
             cursor.ready = True
             tx.changed(cursor)

@@ -9,8 +9,8 @@ from ...clock import micros
 from ...ranges import Ranges
 from ...store.records import LEASED, Claim, Cursor, Lane, Queue, Segment
 from ...store.tx import Tx
-from .cursors import hidden_in, pass_all, sequence_at
-from .history import remember
+from .cursors import hidden_copies_in, pass_for_all_groups, sequence_at
+from .history import record_history
 
 SLICE_SECONDS = 0.010
 SEGMENTS_AT_ONCE = 500
@@ -27,7 +27,7 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     if created is None or created > before:
         return 0
     claims = tx.claims_of_lane(lane.id)
-    pass_all(tx, queue, lane, claims, sequence_at(tx, lane, before + 1))
+    pass_for_all_groups(tx, queue, lane, claims, sequence_at(tx, lane, before + 1))
     held: ranges.Ranges = []
     for claim in claims:
         held = ranges.union(held, claim.ranges) if claim.state == LEASED else held
@@ -65,7 +65,7 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
         return 0
     claims = tx.claims_of_lane(lane.id)
     unread = _unread(tx, lane, cursors, claims, start, stop)
-    passed = pass_all(tx, queue, lane, claims, stop)
+    passed = pass_for_all_groups(tx, queue, lane, claims, stop)
     if unread:
         for lo, hi in ranges.pairs(unread):
             tx.add_gone(lane, lo, hi)
@@ -119,7 +119,7 @@ def _unread(
     held: Ranges = []
     for cursor in cursors:
         if cursor.next < stop:
-            copies = hidden_in(tx, lane, cursor.grp, cursor.next, stop)
+            copies = hidden_copies_in(tx, lane, cursor.group_id, cursor.next, stop)
             unread = ranges.union(unread, ranges.difference([cursor.next, stop], copies))
     for claim in claims:
         below = ranges.clip(claim.ranges, 0, stop)
@@ -141,14 +141,14 @@ def _drop_gone(tx: Tx, queue: Queue, lane: Lane, start: int, stop: int) -> None:
     drop_segments(tx, queue, lane, empty) if empty else tx.save_lane(lane)
 
 
-class Stretch(NamedTuple):
+class TrimCandidates(NamedTuple):
     """The segments of a stretch of a lane that may go, and where the next one begins, if it does."""
 
     segments: list[Segment]
     next: int | None
 
 
-def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
+def free_segments(tx: Tx, lane_id: int, start: int) -> TrimCandidates:
     """Look through some segments for those that every group has settled and that are kept no longer.
 
     What is needed stays, and all around it goes.
@@ -156,9 +156,11 @@ def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
     lane = tx.lane(lane_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
     if lane is None or queue is None or queue.options.keep_seconds is None:
-        return Stretch([], None)
+        return TrimCandidates([], None)
     if tx.in_the_making(queue.id):
-        return Stretch([], None)  # a group may have still to read what the others have settled
+        return TrimCandidates(
+            [], None
+        )  # a group may have still to read what the others have settled
     tx.flush()
     low = tx.value("lowest_cursor", lane.id)
     limit = tx.now - micros(queue.options.keep_seconds)
@@ -168,10 +170,10 @@ def free_segments(tx: Tx, lane_id: int, start: int) -> Stretch:
             break
         settled.append(segment)
     if not settled:
-        return Stretch([], None)
+        return TrimCandidates([], None)
     used = _used(tx, lane.id, settled[0].first, settled[-1].stop)
     free = [s for s in settled if not ranges.clip(used, s.first, s.stop)]
-    return Stretch(free, settled[-1].stop if len(settled) == SEGMENTS_AT_ONCE else None)
+    return TrimCandidates(free, settled[-1].stop if len(settled) == SEGMENTS_AT_ONCE else None)
 
 
 def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
@@ -234,7 +236,7 @@ def note_deleted(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
     no longer told from what was trimmed."""
     deleted = ranges.union_all(tx.gone(lane, segment.first, segment.stop) for segment in dropped)
     for cursor in tx.cursors_of_lane(lane.id) if deleted else ():
-        remember(tx, cursor.grp, lane.id, deleted, "gone")
+        record_history(tx, cursor.group_id, lane.id, deleted, "gone")
 
 
 def move_base(tx: Tx, lane: Lane, base: int) -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from ... import ranges
 from ...clock import SECOND, micros
 from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
-from ...options import Dead, Kind, after_nack, spent
+from ...options import Dead, DeadLetterKind, after_nack, spent
 from ...ranges import Ranges
 from ...store.records import (
     LEASED,
@@ -19,19 +19,19 @@ from ...store.records import (
     Group,
     Lane,
     Lease,
-    tell_acks,
+    record_acks,
 )
 from ...store.tx import Tx
 from ..requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
 from ..verb import verb
 from .copies import copy
-from .cursors import make_ready, unblock
-from .dead_letters import bury
-from .expiry import expire_if_over, refresh_stretch
-from .history import note, remember
+from .cursors import make_ready, unblock_partitions
+from .dead_letters import add_dead_letters
+from .expiry import expire_if_over, refresh_range
+from .history import record_fate, record_history
 
 
-class Refused(Struct):
+class Refusal(Struct):
     """Messages a verdict did not apply to, and why."""
 
     lane: int
@@ -42,15 +42,15 @@ class Refused(Struct):
 class Outcome(Struct):
     """What one mark did: messages settled now, settled so before, refused, gone to dead letters.
 
-    `repeated` and `buried` say which ones the second and the last were.
+    `repeated` and `dead_lettered` say which ones the second and the last were.
     """
 
     settled: int = 0
     noop: int = 0
     dead: int = 0
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
     repeated: list[tuple[int, Ranges]] = []
-    buried: list[tuple[int, Ranges]] = []
+    dead_lettered: list[tuple[int, Ranges]] = []
 
 
 @verb("read-write", lease="token")
@@ -58,10 +58,10 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; each answers for itself."""
     held = _held(tx, token)
     if held is None:
-        return [Outcome(refused=[Refused(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
+        return [Outcome(refused=[Refusal(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
     group, lease, claims = held
     if len(marks) == 1 and claims:
-        outcome = _ack_straight(tx, group, lease, claims, marks[0])
+        outcome = _fast_ack(tx, group, lease, claims, marks[0])
         if outcome is not None:
             return [outcome]
     settlement = Settlement(tx, group, lease, claims)
@@ -70,7 +70,7 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     return outcomes
 
 
-def opened(tx: Tx, token: int) -> "Settlement | None":
+def open_settlement(tx: Tx, token: int) -> "Settlement | None":
     """A lease to be settled; None when it is not known. The caller must `finish` it."""
     held = _held(tx, token)
     return None if held is None else Settlement(tx, *held)
@@ -79,14 +79,14 @@ def opened(tx: Tx, token: int) -> "Settlement | None":
 def _held(tx: Tx, token: int) -> tuple[Group, Lease, list[Claim]] | None:
     """A lease with its group and what it still holds; None when it is not known."""
     held = tx.held(token)
-    group = tx.group_by_id(held[0].grp) if held else None
+    group = tx.group_by_id(held[0].group_id) if held else None
     if held is None or group is None:
         return None
     lease, claims = held
     return group, lease, [] if expire_if_over(tx, group, lease) else claims
 
 
-def _ack_straight(
+def _fast_ack(
     tx: Tx, group: Group, lease: Lease, claims: list[Claim], mark: Mark
 ) -> Outcome | None:
     """What most calls do, in fewer steps: ack all of a lease that is one claim, or a stretch of one
@@ -100,23 +100,23 @@ def _ack_straight(
     claim = claims[0] if len(claims) == 1 else _claim_with(claims, mark)
     if claim is None or mark.lane not in (None, claim.lane):
         return None
-    held, cursor = claim.ranges, tx.cursor(claim.lane, claim.grp)
+    held, cursor = claim.ranges, tx.cursor(claim.lane, claim.group_id)
     assert cursor is not None
     if asked is None or asked == held:
         if held != [held[0], held[0] + lease.n] or claim.acked_at is not None or lease.fates:
             return None
         n = lease.n
-        consume(tx, cursor, held)
+        count_done(tx, cursor, held)
         tx.end_acked(lease, claim, cursor)
-        unblock(tx, group, {claim.lane})
+        unblock_partitions(tx, group, {claim.lane})
     elif len(asked) != 2 or verdict.up_to or not ranges.covers(held, *asked):
         return None
     else:
         n = asked[1] - asked[0]
         _ack_part(tx, lease, claims, claim, cursor, asked, n)
     tx.tally.acked.append((group.id, tx.now - lease.acquired_at, n))
-    if _wakes(group):
-        _wake(tx, group)
+    if _wakes_waiters(group):
+        _wake_waiters(tx, group)
     return Outcome(settled=n)
 
 
@@ -137,18 +137,18 @@ def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
 def _ack_part(
     tx: Tx, lease: Lease, claims: list[Claim], claim: Claim, cursor: Cursor, part: Ranges, n: int
 ) -> None:
-    tells = _date(tx, lease, claims, claim.lane)
+    tells = _date_acks(tx, lease, claims, claim.lane)
     claim.ranges = ranges.remove(claim.ranges, *part)
-    consume(tx, cursor, part)
+    count_done(tx, cursor, part)
     tx.counted(cursor)
     tx.shrink_claim(claim, n)
     if tells:
-        tell_acks(lease, claims)
+        record_acks(lease, claims)
         tx.save_lease(lease)
     tx.cache.keep_lease(lease, claims)
 
 
-def _date(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
+def _date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
     """Acks are told by what is missing from the claims of a lane, and since when.
 
     Once a second the lease is written as well; then the answer is True.
@@ -159,7 +159,7 @@ def _date(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
             first = claim.acked_at
     tells = tx.now - first >= SECOND
     if tells:
-        tell_acks(lease, claims)
+        record_acks(lease, claims)
         first = tx.now
     for claim in claims:
         if claim.lane == lane:
@@ -167,12 +167,12 @@ def _date(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
     return tells
 
 
-def _wakes(group: Group) -> bool:
+def _wakes_waiters(group: Group) -> bool:
     """Whether settling may make room or order for those who wait."""
     return group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
 
-def _wake(tx: Tx, group: Group) -> None:
+def _wake_waiters(tx: Tx, group: Group) -> None:
     queue = tx.queue_by_id(group.queue)
     assert queue is not None
     tx.touched.add(queue.name)
@@ -182,13 +182,13 @@ def _wake(tx: Tx, group: Group) -> None:
 def extend(tx: Tx, token: int, seconds: float | None) -> int:
     """Let a live lease end no earlier than `seconds` from now; answers with its new end."""
     lease = tx.lease(token)
-    group = tx.group_by_id(lease.grp) if lease else None
+    group = tx.group_by_id(lease.group_id) if lease else None
     if lease is None or group is None:
         raise LeaseLost()
     if lease.ended_at is not None:
         verbs = {fate.verb for fate in lease.fates}
         others = sorted(verbs.difference(SETTLE_VERBS), key=lambda verb: verb != "expired")
-        raise refusal(others[0] if others else lease.fates[-1].verb)
+        raise refusal_error(others[0] if others else lease.fates[-1].verb)
     if lease.expires_at <= tx.now:
         raise LeaseExpired()
     wanted = tx.now + micros(group.rules.lease_seconds if seconds is None else seconds)
@@ -213,11 +213,11 @@ class Settlement:
         self._freed: set[int] = set()
         self._acked = 0
         self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
-        self._wakes = _wakes(group)
+        self._wakes_waiters = _wakes_waiters(group)
 
     def apply(self, mark: Mark) -> Outcome:
         outcome = Outcome()
-        self._passed: list[Refused] = []
+        self._passed: list[Refusal] = []
         for part in self.lease.parts:
             if mark.lane is None:
                 self._apply(mark.verdict, part.lane, part.ranges, outcome, whole=True)
@@ -227,7 +227,7 @@ class Settlement:
         if not outcome.settled and not outcome.noop:
             outcome.refused += self._passed
         if mark.lane is not None and all(part.lane != mark.lane for part in self.lease.parts):
-            outcome.refused.append(Refused(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
+            outcome.refused.append(Refusal(mark.lane, mark.ranges or [], NotFound(_NOT_HERE)))
         return outcome
 
     def finish(self) -> None:
@@ -241,12 +241,12 @@ class Settlement:
                     tx.drop_claim(claim)
                     self._tell = True
             if self._tell:
-                tell_acks(lease, self._claims)
+                record_acks(lease, self._claims)
                 self._claims = [claim for claim in self._claims if claim.ranges]
                 if not self._claims:
                     lease.ended_at = tx.now
                 tx.save_lease(lease)
-            unblock(tx, self._group, self._freed)
+            unblock_partitions(tx, self._group, self._freed)
             if self._yielding and self._group.rules.ordering == "ordered":
                 self._yield()
             if self._acked:
@@ -254,8 +254,8 @@ class Settlement:
                 tx.tally.acked.append((self._group.id, waited, self._acked))
         if lease.ended_at is None:
             tx.cache.keep_lease(lease, self._claims)
-        if self._changed and self._wakes:
-            _wake(tx, self._group)
+        if self._changed and self._wakes_waiters:
+            _wake_waiters(tx, self._group)
 
     def _apply(
         self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
@@ -265,7 +265,9 @@ class Settlement:
         held = self._held(lane, asked, verdict.up_to or for_all)
         mine = ranges.intersection(held, asked)
         if len(mine) != len(asked) or mine != asked:
-            self._account(verdict.verb, lane, ranges.difference(asked, mine), outcome, whole)
+            self._explain_missing(
+                verdict.verb, lane, ranges.difference(asked, mine), outcome, whole
+            )
         if verdict.up_to and asked and not any(part.lane == lane for part in outcome.refused):
             mine = ranges.clip(held, 0, asked[-1])
         elif for_all and mine:
@@ -285,12 +287,12 @@ class Settlement:
         mine = [claim.ranges for claim in self._claims if claim.lane == lane and claim.ranges]
         return ranges.union_all(held for held in mine if held[0] < high and held[-1] > low)
 
-    def _account(
+    def _explain_missing(
         self, verb: SettleVerb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
     ) -> None:
         """Say of messages no longer held whether this verb ended them before, or something else."""
         if missing:
-            tell_acks(self.lease, self._claims)
+            record_acks(self.lease, self._claims)
         for fate in self.lease.fates if missing else ():
             part = ranges.intersection(missing, fate.ranges) if fate.lane == lane else []
             if part:
@@ -300,9 +302,9 @@ class Settlement:
                     outcome.repeated.append((lane, part))
                 else:
                     told = self._passed if whole and fate.verb in SETTLE_VERBS else outcome.refused
-                    told.append(Refused(lane, part, refusal(fate.verb)))
+                    told.append(Refusal(lane, part, refusal_error(fate.verb)))
         if missing:
-            outcome.refused.append(Refused(lane, missing, NotFound(_NOT_HERE)))
+            outcome.refused.append(Refusal(lane, missing, NotFound(_NOT_HERE)))
 
     def _end(self, verdict: Verdict, lane: int, which: Ranges, outcome: Outcome) -> None:
         """End the delivery of messages that are held."""
@@ -311,9 +313,9 @@ class Settlement:
         assert cursor is not None
         acks = verdict.verb == "ack"
         if acks:
-            self._tell = _date(self._tx, self.lease, self._claims, lane) or self._tell
+            self._tell = _date_acks(self._tx, self.lease, self._claims, lane) or self._tell
         else:
-            note(self.lease, verdict.verb, self._tx.now, lane, which)
+            record_fate(self.lease, verdict.verb, self._tx.now, lane, which)
             self._tell = True
         taken: list[tuple[Claim, Ranges]] = []
         for claim in self._claims:
@@ -331,7 +333,7 @@ class Settlement:
         for claim, part in _in_order(taken):
             if dead := self._dispatch(verdict, row, cursor, claim, part):
                 outcome.dead += dead
-                outcome.buried.append((lane, part))
+                outcome.dead_lettered.append((lane, part))
             elif verdict.yields:
                 self._yielding[lane] = max(part[-1], self._yielding.get(lane, 0))
         self._tx.counted(cursor)
@@ -342,9 +344,9 @@ class Settlement:
         """Apply one verb to part of one claim; answers with how many became dead letters."""
         match verdict.verb:
             case "ack":
-                consume(self._tx, cursor, part)
+                count_done(self._tx, cursor, part)
             case "release":
-                self._again(
+                self._return(
                     claim, part, self._tx.now, claim.deliveries - 1, claim.failures, claim.error
                 )
             case "nack":
@@ -352,11 +354,11 @@ class Settlement:
             case "requeue":
                 return self._requeue(verdict, lane, cursor, claim, part)
             case "reject":
-                return self._bury(
+                return self._dead_letter(
                     lane, cursor, claim, part, "rejected", verdict.reason, claim.failures
                 )
             case "dead_letter":
-                return self._bury(
+                return self._dead_letter(
                     lane, cursor, claim, part, "failed", verdict.reason, claim.failures
                 )
         return 0
@@ -371,29 +373,29 @@ class Settlement:
             verdict.counting,
         )  # fmt: skip
         if isinstance(fate, Dead):
-            return self._bury(lane, cursor, claim, part, fate.kind, reason, failures, reason)
-        self._again(claim, part, fate.at, claim.deliveries, failures, reason)
+            return self._dead_letter(lane, cursor, claim, part, fate.kind, reason, failures, reason)
+        self._return(claim, part, fate.at, claim.deliveries, failures, reason)
         return 0
 
-    def _again(
+    def _return(
         self, claim: Claim, part: Ranges, at: int, deliveries: int, failures: int, error: str | None
     ) -> None:
         due = at <= self._tx.now
         self._tx.add_claim(
             Claim.unleased(
-                claim.grp, claim.lane, part, None if due else at, claim.since, deliveries, failures,
+                claim.group_id, claim.lane, part, None if due else at, claim.since, deliveries, failures,
                 RETURNED, error,
             )
         )  # fmt: skip
         if due:
-            make_ready(self._tx, claim.lane, claim.grp)
-        self._wakes = True
+            make_ready(self._tx, claim.lane, claim.group_id)
+        self._wakes_waiters = True
 
-    def _bury(
-        self, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges, kind: Kind,
+    def _dead_letter(
+        self, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges, kind: DeadLetterKind,
         reason: str | None, failures: int, error: str | None = None,
     ) -> int:  # fmt: skip
-        return bury(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
+        return add_dead_letters(self._tx, self._group, lane, cursor, part, kind, reason or claim.error,
                     deliveries=claim.deliveries, failures=failures, at=self._tx.now,
                     consumer=self.lease.consumer, error=error or claim.error)  # fmt: skip
 
@@ -402,7 +404,7 @@ class Settlement:
     ) -> int:
         """Put a copy at the end of the lane for this group alone; the original is done."""
         if spent(self._group.rules, claim.deliveries):
-            return self._bury(
+            return self._dead_letter(
                 lane, cursor, claim, part, "max_deliver", verdict.reason, claim.failures
             )
         reason = verdict.reason or claim.error
@@ -433,25 +435,26 @@ class Settlement:
         What comes before a failed message is not taken over, and so keeps the partition; so does
         the rest of a batch after a failure that became a dead letter, for nothing comes again.
         """
-        tx, grp = self._tx, self._group.id
+        tx, group_id = self._tx, self._group.id
         for lane, stop in self._yielding.items():
-            cursor = tx.cursor(lane, grp)
+            cursor = tx.cursor(lane, group_id)
             assert cursor is not None
             left = [
                 (other.priority, claim.ranges[0], claim.lane)
                 for claim in self._claims
-                if (other := tx.cursor(claim.lane, grp)) and other.partition == cursor.partition
+                if (other := tx.cursor(claim.lane, group_id))
+                and other.partition == cursor.partition
             ]
             if left and min(left) >= (cursor.priority, stop):
-                tx.block_partition(grp, cursor.partition, False)
+                tx.block_partition(group_id, cursor.partition, False)
                 for _, _, rest in left:
-                    make_ready(tx, rest, grp)
+                    make_ready(tx, rest, group_id)
 
     def _ack_for_all(self, lane: int, stop: int) -> int:
         """Policy all: whoever holds an earlier message of the lane, it is done."""
         tx, settled = self._tx, 0
         # What others held too long is not theirs to be settled.
-        refresh_stretch(tx, self._group, lane, 0, stop)
+        refresh_range(tx, self._group, lane, 0, stop)
         cursor = tx.cursor(lane, self._group.id)
         assert cursor is not None
         others: dict[int, Ranges] = {}
@@ -464,10 +467,10 @@ class Settlement:
             elif claim.returned:
                 claim.ranges = ranges.difference(claim.ranges, part)
                 tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
-                consume(tx, cursor, part)
+                count_done(tx, cursor, part)
                 cursor.ready = True  # it may have held back what follows it
                 tx.changed(cursor)
-                remember(tx, self._group.id, lane, part, "ack")
+                record_history(tx, self._group.id, lane, part, "ack")
                 settled += ranges.count(part)
         for id, part in others.items():
             other = tx.lease_by_id(id)
@@ -495,7 +498,7 @@ def _in_order(taken: list[tuple[Claim, Ranges]]) -> list[tuple[Claim, Ranges]]:
     return result
 
 
-def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
+def count_done(tx: Tx, cursor: Cursor, part: Ranges) -> None:
     """Count messages as done and remember the last of them; the caller writes the cursor."""
     n = ranges.count(part)
     cursor.done += n
@@ -508,7 +511,7 @@ def consume(tx: Tx, cursor: Cursor, part: Ranges) -> None:
 _NOT_HERE = "the message is not part of this lease"
 
 
-def refusal(fate: str) -> AckflowError:
+def refusal_error(fate: str) -> AckflowError:
     if fate == "expired":
         return LeaseExpired()
     if fate in SETTLE_VERBS:
@@ -538,5 +541,5 @@ def _roll_back(outcomes: list[Outcome], marks: list[Mark]) -> None:
         for part in outcome.refused:
             others = ranges.difference(others, part.ranges)
         if others:
-            outcome.refused.append(Refused(mark.lane or 0, others, RolledBack()))
+            outcome.refused.append(Refusal(mark.lane or 0, others, RolledBack()))
         outcome.settled = outcome.noop = outcome.dead = 0

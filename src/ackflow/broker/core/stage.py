@@ -21,7 +21,7 @@ from ..requests import STAGED_AT, Chunk, TransactionRequest, check_batch
 from ..verb import verb
 from .capacity import make_room
 from .push import Answer, Placed, announce, created_at, not_before, push_with_rest
-from .topology import complete, lane_for, queue_for
+from .topology import complete_cursors, lane_for, queue_for
 from .transactions import transact
 
 _answers = msgpack.Decoder(Answer).decode
@@ -124,7 +124,7 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
         return push_with_rest(tx, chunk)
     queue = queue_for(tx, piece.queue)
     lane = lane_for(tx, queue, piece.partition, piece.priority)
-    complete(tx, queue, lane)
+    complete_cursors(tx, queue, lane)
     due = not_before(tx, queue, delay)
     created = created_at(tx, lane)
     segment = Segment(

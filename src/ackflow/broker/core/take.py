@@ -19,12 +19,12 @@ from ...store.records import (
 )
 from ...store.tx import Tx
 from ..requests import Mark, Verdict
-from .dead_letters import bury
+from .dead_letters import add_dead_letters
 from .expiry import DELAYED_RUN
-from .handout import Taken, carried
+from .handout import TakenMessages, carried_counters
 from .retention import drop_old, drop_unread
 from .settle import Settlement
-from .topology import complete
+from .topology import complete_cursors
 
 AT_ONCE = 256
 OLD_AT_ONCE, OLD_SLICES = 100, 4
@@ -34,19 +34,19 @@ PASSED_ALONE = 25  # as many of these as one segment costs that is passed by its
 
 def take(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, turn: bool = True
-) -> list[Taken]:
+) -> list[TakenMessages]:
     """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
 
     `turn`: other lanes wait for theirs. A lane that is alone with work keeps the time it was last
     served, which saves a write; one that joins it then waits for one hand-out more at most.
     """
     if queue.options.retention_seconds is not None:
-        complete(tx, queue, lane)
+        complete_cursors(tx, queue, lane)
         drop_old(
             tx, queue, lane, 100
         )  # every group has passed what is too old; upkeep drops the rest
     if queue.options.ttl_seconds is not None:
-        complete(tx, queue, lane)
+        complete_cursors(tx, queue, lane)
         for _ in range(OLD_SLICES):
             if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
                 break
@@ -94,11 +94,11 @@ def _more_due(tx: Tx, lane: Lane, group: Group, held_at: int | None) -> bool:
 
 def _take_due(
     tx: Tx, lane: Lane, want: int, held_at: int | None, claims: list[Claim]
-) -> list[Taken]:
+) -> list[TakenMessages]:
     stop = _stop_after(claims, want)
     if held_at is not None:
         stop = min(stop, held_at)
-    taken: list[Taken] = []
+    taken: list[TakenMessages] = []
     for claim in claims:
         part = ranges.clip(claim.ranges, 0, stop)
         if not part:
@@ -107,7 +107,7 @@ def _take_due(
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         _merge(taken, claim, part)
     for one in taken:
-        one.pieces = list(tx.segments_over(lane.id, one.ranges))
+        one.spans = list(tx.segments_over(lane.id, one.ranges))
     return taken
 
 
@@ -120,7 +120,7 @@ def _stop_after(claims: list[Claim], want: int) -> int:
     return some[-1] if some else 0
 
 
-def _merge(taken: list[Taken], claim: Claim, part: Ranges) -> None:
+def _merge(taken: list[TakenMessages], claim: Claim, part: Ranges) -> None:
     """Claims with equal counters become one again when they are handed out."""
     for one in taken:
         if (one.deliveries - 1, one.failures, one.redelivered, one.error) == (
@@ -130,7 +130,7 @@ def _merge(taken: list[Taken], claim: Claim, part: Ranges) -> None:
             one.since = min(one.since, claim.since)
             return
     taken.append(
-        Taken(
+        TakenMessages(
             part,
             [],
             claim.since,
@@ -148,23 +148,25 @@ def _waited_too_long(
     limit = queue.options.max_wait_seconds
     if limit is None or claim.redelivered or claim.since + micros(limit) > tx.now:
         return False
-    bury_waited(tx, group, lane, cursor, claim.ranges, claim.since + micros(limit), limit)
+    _dead_letter_waited(tx, group, lane, cursor, claim.ranges, claim.since + micros(limit), limit)
     tx.drop_claim(claim)
     return True
 
 
-def bury_waited(
+def _dead_letter_waited(
     tx: Tx, group: Group, lane: Lane, cursor: Cursor, which: Ranges, at: int, limit: float
 ) -> None:
     reason = f"waited longer than {limit:g} s for a first delivery"
-    bury(tx, group, lane, cursor, which, "max_wait", reason, deliveries=0, failures=0, at=at)
+    add_dead_letters(
+        tx, group, lane, cursor, which, "max_wait", reason, deliveries=0, failures=0, at=at
+    )
 
 
 def _take_new(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
-) -> list[Taken]:
+) -> list[TakenMessages]:
     """Take what was never looked at; stops early when it would pass too much in one go."""
-    taken: list[Taken] = []
+    taken: list[TakenMessages] = []
     passed = 0
     while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
         before = passed
@@ -240,14 +242,14 @@ def _pass_gap(tx: Tx, lane: Lane, cursor: Cursor, stop: int) -> None:
     gone = tx.gone(lane, first, stop)
     if gone != [first, stop]:
         raise StorageFailed("the file is damaged: messages are missing; restore a backup")
-    hidden = ranges.count(tx.gone_copies(lane, cursor.grp, first, stop))
+    hidden = ranges.count(tx.gone_copies(lane, cursor.group_id, first, stop))
     cursor.hide(hidden)
     cursor.purged += stop - first - hidden
     cursor.next = stop
 
 
 def _take_segment(
-    tx: Tx, lane: Lane, cursor: Cursor, segment: Segment, want: int, taken: list[Taken]
+    tx: Tx, lane: Lane, cursor: Cursor, segment: Segment, want: int, taken: list[TakenMessages]
 ) -> int:
     """Take from the next segment of a cursor, and move the cursor past it."""
     first = max(cursor.next, segment.first)
@@ -274,7 +276,7 @@ def _pass_by(
         return
     if _too_old(tx, queue, segment):
         limit = queue.options.max_wait_seconds or 0
-        bury_waited(tx, group, lane, cursor, there, segment.due_at + micros(limit), limit)
+        _dead_letter_waited(tx, group, lane, cursor, there, segment.due_at + micros(limit), limit)
     else:
         _set_aside(tx, group, segment, there)
 
@@ -284,7 +286,7 @@ def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
     return (
         limit is not None
         and segment.due_at + micros(limit) <= tx.now
-        and not carried(segment).redelivered
+        and not carried_counters(segment).redelivered
     )
 
 
@@ -299,7 +301,7 @@ def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Range
 
 def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
     """What is not handed out now becomes a claim, waiting or due, so that the cursor can pass it."""
-    start = carried(segment)
+    start = carried_counters(segment)
     at = segment.not_before if segment.delayed(tx.now) else None
     redelivered = COPIED if start.redelivered else 0
     tx.add_claim(
@@ -310,29 +312,29 @@ def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
     )  # fmt: skip
 
 
-def _add(taken: list[Taken], segment: Segment, there: Ranges) -> None:
-    start = carried(segment)
+def _add(taken: list[TakenMessages], segment: Segment, there: Ranges) -> None:
+    start = carried_counters(segment)
     counters = (start.deliveries + 1, start.failures, start.redelivered, start.error)
     if len(there) == 2:
-        pieces = [(segment, there[0], there[1])]
+        spans = [(segment, there[0], there[1])]
     else:
-        pieces = [(segment, first, stop) for first, stop in ranges.pairs(there)]
+        spans = [(segment, first, stop) for first, stop in ranges.pairs(there)]
     last = taken[-1] if taken else None
     if last and (last.deliveries, last.failures, last.redelivered, last.error) == counters:
         last.ranges = ranges.union(last.ranges, there)
-        last.pieces += pieces
+        last.spans += spans
     else:
-        taken.append(Taken(there, pieces, segment.due_at, *counters))
+        taken.append(TakenMessages(there, spans, segment.due_at, *counters))
 
 
-def overdue(tx: Tx, grp: int, lane_id: int) -> tuple[int, bool]:
+def dead_letter_overdue(tx: Tx, group_id: int, lane_id: int) -> tuple[int, bool]:
     """Dead-letter the messages of a lane that waited too long; answers with how many, and whether
     there may be more.
 
     What was pushed so long ago is all looked at, as one that came later may be older than a delayed
     one or a copy: those are set aside.
     """
-    group, lane, cursor = tx.group_by_id(grp), tx.lane(lane_id), tx.cursor(lane_id, grp)
+    group, lane, cursor = tx.group_by_id(group_id), tx.lane(lane_id), tx.cursor(lane_id, group_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
     if not (group and lane and cursor and queue) or queue.options.max_wait_seconds is None:
         return 0, False
@@ -351,15 +353,15 @@ def overdue(tx: Tx, grp: int, lane_id: int) -> tuple[int, bool]:
     return cursor.dead - dead, looked >= AT_ONCE
 
 
-def may_be_overdue(tx: Tx, limit: int, grp: int, lane: int) -> bool:
+def may_be_overdue(tx: Tx, limit: int, group_id: int, lane: int) -> bool:
     """Whether something that is due waited too long: then it is worth a write."""
-    due = tx.due_claims(lane, grp, AT_ONCE)
+    due = tx.due_claims(lane, group_id, AT_ONCE)
     return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)
 
 
-def take_in_order(
-    tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[Taken]]
-) -> list[Taken]:
+def take_with_takeover(
+    tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[TakenMessages]]
+) -> list[TakenMessages]:
     """Take from a lane, and take over what a yielding lease holds of its partition if that gives
     something; if not, the rest of the batch stays with its holder."""
     home = lane.partition

@@ -7,7 +7,7 @@ from ...errors import GroupNotFound, NotFound, QueueNotFound
 from ...options import QUEUE_MODE, UNDECIDED, Dialect, GroupOptions, born
 from ...store.records import Cursor, Group, Lane, Partition, Queue
 from ...store.tx import Tx
-from .cursors import hidden_in, pass_over, sequence_at
+from .cursors import hidden_copies_in, pass_over, sequence_at
 
 LANES_AT_ONCE = 1_000
 NO_LANE = -1, 0
@@ -52,20 +52,20 @@ def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
     lane = tx.lane_of(home.id, priority)
     if lane is None:
         lane = tx.add_lane(queue.id, home.id, priority)
-        for grp in tx.group_ids(queue.id):
-            blocked = _is_blocked(tx, grp, home.id)
-            tx.add_cursor(Cursor(lane.id, grp, home.id, priority, next=0, blocked=blocked))
+        for group_id in tx.group_ids(queue.id):
+            blocked = _is_blocked(tx, group_id, home.id)
+            tx.add_cursor(Cursor(lane.id, group_id, home.id, priority, next=0, blocked=blocked))
     return lane
 
 
-def _is_blocked(tx: Tx, grp: int, partition: int) -> bool:
+def _is_blocked(tx: Tx, group_id: int, partition: int) -> bool:
     """Whether a lane of a partition is blocked for a group as those beside it are: one that yields is
     leased and yet not blocked."""
-    cursors = (tx.cursor(lane.id, grp) for lane in tx.lanes_in(partition))
+    cursors = (tx.cursor(lane.id, group_id) for lane in tx.lanes_in(partition))
     return next((cursor.blocked for cursor in cursors if cursor is not None), False)
 
 
-def homes_of(tx: Tx, lanes: Iterable[int]) -> dict[int, int]:
+def partitions_of_lanes(tx: Tx, lanes: Iterable[int]) -> dict[int, int]:
     """The partitions of lanes, by lane; a lane that is gone has none."""
     found = [tx.lane(lane) for lane in lanes]
     return {lane.id: lane.partition for lane in found if lane is not None}
@@ -84,7 +84,7 @@ def group_for(
     """The group of that name; a new one starts where its options say, in every lane there is.
 
     Its cursors are made in slices. Nothing changes a lane before the groups of its queue have theirs
-    in it (`complete`), so each begins where it would have when the group was made.
+    in it (`complete_cursors`), so each begins where it would have when the group was made.
     """
     found = tx.group(queue.id, name)
     early = _undecided(tx, queue) if found is None else found if is_undecided(found) else None
@@ -120,10 +120,10 @@ def _decide(
     return group
 
 
-def complete(tx: Tx, queue: Queue, lane: Lane) -> None:
+def complete_cursors(tx: Tx, queue: Queue, lane: Lane) -> None:
     """Give a lane, before it changes, the cursors of groups that are still in the making."""
-    for grp in tx.in_the_making(queue.id):
-        group = tx.group_by_id(grp)
+    for group_id in tx.in_the_making(queue.id):
+        group = tx.group_by_id(group_id)
         assert group is not None
         cursor_for(tx, group, lane)
 
@@ -133,8 +133,8 @@ def cursor_for(tx: Tx, group: Group, lane: Lane) -> Cursor:
     found = tx.cursor(lane.id, group.id)
     if found is None:
         start = first_for(tx, group, lane)
-        hidden = ranges.count(hidden_in(tx, lane, group.id, 0, start))
-        ahead = ranges.count(hidden_in(tx, lane, group.id, start, lane.head))
+        hidden = ranges.count(hidden_copies_in(tx, lane, group.id, 0, start))
+        ahead = ranges.count(hidden_copies_in(tx, lane, group.id, start, lane.head))
         found = Cursor(
             lane.id,
             group.id,
@@ -151,15 +151,15 @@ def cursor_for(tx: Tx, group: Group, lane: Lane) -> Cursor:
     return found
 
 
-def make_all(tx: Tx, group: Group) -> None:
+def make_all_cursors(tx: Tx, group: Group) -> None:
     """Make all cursors of a group at once, for what is done to all of them anyway."""
     while group.made is not None:
         tx.make_cursors(group, LANES_AT_ONCE)
 
 
-def make_more(tx: Tx, grp: int) -> bool:
+def make_more_cursors(tx: Tx, group_id: int) -> bool:
     """Make the next slice of the cursors of a group; answers whether there are more to make."""
-    group = tx.group_by_id(grp)
+    group = tx.group_by_id(group_id)
     if group is not None and group.made is not None:
         tx.make_cursors(group, LANES_AT_ONCE)
         queue = tx.queue_by_id(group.queue)

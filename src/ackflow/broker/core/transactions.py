@@ -22,7 +22,7 @@ from ..requests import (
     TransactionRequest,
 )
 from ..verb import verb
-from .push import Placed, push, recall, remember
+from .push import Placed, push, recall_answer, remember_answer
 from .settle import settle
 
 T = TypeVar("T")
@@ -45,13 +45,13 @@ _results = msgpack.Decoder(list[Result]).decode
 @verb("read-write", synced=True)
 def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
     """Run all operations or none; a repeat with the same key answers with the first result."""
-    known = recall(tx, request.key, request.digest)
+    known = recall_answer(tx, request.key, request.digest)
     if known is not None:
         return _results(known)
     with tx.savepoint():
         results = run_all(tx, request.operations, _run)
         if request.key is not None:
-            remember(tx, request.key, request.digest, msgpack.encode(results))
+            remember_answer(tx, request.key, request.digest, msgpack.encode(results))
     return results
 
 

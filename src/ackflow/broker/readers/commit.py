@@ -5,15 +5,15 @@ from msgspec import Struct
 from ... import ranges
 from ...errors import LeaseExpired, LeaseLost
 from ...ranges import Ranges
-from ...store.records import Claim, tell_acks
+from ...store.records import Claim, record_acks
 from ...store.tx import Tx
 from ..core.expiry import expire_if_over
 from ..core.settle import settle
 from ..core.stage import publish
 from ..requests import BatchCommit, Hold, SettleOperation, TransactionRequest
 from ..verb import verb
-from .reclaim import standing
-from .records import Hand, get_reader, hands_between, hands_of_batch, put_hand
+from .reclaim import part_states
+from .records import ReaderBatch, batches_between, batches_of_query_batch, get_reader, save_batch
 from .verbs import current, marks_for
 
 
@@ -31,10 +31,10 @@ def bind(
 ) -> None:
     """Note which batch of which query reads these numbers, so that its commit can settle them."""
     current(tx, reader, epoch)
-    for hand in hands_between(tx, reader, start, end):
-        if (hand.query, hand.batch, hand.run) != (query, batch, run):
-            hand.query, hand.batch, hand.run = query, batch, run
-            put_hand(tx, hand)
+    for reader_batch in batches_between(tx, reader, start, end):
+        if (reader_batch.query, reader_batch.batch, reader_batch.run) != (query, batch, run):
+            reader_batch.query, reader_batch.batch, reader_batch.run = query, batch, run
+            save_batch(tx, reader_batch)
 
 
 @verb("read-write", synced=True)
@@ -45,9 +45,11 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
     if row is not None and request.batch <= row[0]:
         publish(tx, request.producer, request.batch, request.stages)
         return BatchDone(repeated=True)
-    hands = hands_of_batch(tx, request.query, request.batch) if request.query else []
-    for hand in hands:
-        if hand.run != request.run:
+    reader_batches = (
+        batches_of_query_batch(tx, request.query, request.batch) if request.query else []
+    )
+    for reader_batch in reader_batches:
+        if reader_batch.run != request.run:
             raise LeaseLost("the query was started anew elsewhere; this run of it is over")
     done = BatchDone()
     with tx.savepoint():
@@ -57,8 +59,8 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
         done.published = sum(place.stop - place.first for run in placed for place in run)
         for some in request.holds:
             hold(tx, some)
-        for hand in hands:
-            done.settled += _ack(tx, hand)
+        for reader_batch in reader_batches:
+            done.settled += _ack(tx, reader_batch)
     return done
 
 
@@ -83,7 +85,7 @@ def judge(tx: Tx, settles: list[SettleOperation], holds: list[Hold]) -> int:
 def hold(tx: Tx, asked: Hold) -> None:
     """Keep messages leased, out of the window, for as long as their reader lives."""
     found = tx.held(asked.token)
-    group = tx.group_by_id(found[0].grp) if found else None
+    group = tx.group_by_id(found[0].group_id) if found else None
     if found is None or group is None:
         raise LeaseLost()
     lease, claims = found
@@ -97,7 +99,7 @@ def hold(tx: Tx, asked: Hold) -> None:
         held = ranges.union(held, part)
     if held != asked.ranges:
         raise LeaseLost("a message to hold is settled, or belongs to someone else")
-    tell_acks(lease, claims)
+    record_acks(lease, claims)
     tx.save_lease(lease)
     for claim, part in mine:
         if part:
@@ -111,7 +113,7 @@ def _split(tx: Tx, claim: Claim, part: Ranges) -> None:
     claim.ranges = ranges.difference(claim.ranges, part)
     tx.shrink_claim(claim, ranges.count(part))
     held = Claim.leased(
-        claim.grp, claim.lane, part, claim.since, claim.deliveries, claim.failures,
+        claim.group_id, claim.lane, part, claim.since, claim.deliveries, claim.failures,
         claim.redelivered, claim.error,
     )  # fmt: skip
     held.lease, held.at = claim.lease, claim.at
@@ -119,15 +121,15 @@ def _split(tx: Tx, claim: Claim, part: Ranges) -> None:
     tx.hold_claim(held)
 
 
-def _ack(tx: Tx, hand: Hand) -> int:
+def _ack(tx: Tx, reader_batch: ReaderBatch) -> int:
     """Ack what a batch read; refused when some of it is no longer held."""
-    reader = get_reader(tx, hand.reader)
-    group = tx.group_by_id(reader.grp) if reader else None
+    reader = get_reader(tx, reader_batch.reader)
+    group = tx.group_by_id(reader.group_id) if reader else None
     if reader is None or group is None:
         raise LeaseLost("the group of the batch was deleted")
     if reader.manual:
         return 0
-    stands = standing(tx, group, hand)
+    stands = part_states(tx, group, reader_batch)
     lost = sum(ranges.count(stand.missing) for stand in stands)
     if lost:
         raise LeaseLost(

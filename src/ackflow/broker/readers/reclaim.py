@@ -5,31 +5,31 @@ from msgspec import Struct
 
 from ... import ranges
 from ...ranges import Ranges
-from ...store.records import LEASED, RETURNED, Claim, Group, Lane, Lease, LeasePart
+from ...store.records import LEASED, RETURNED, Claim, Group, Lane, Lease, LeasedRanges
 from ...store.tx import Tx
 from ..core.expiry import expire_if_over
 from ..core.leases import grant, split_for_claims
 from ..requests import SETTLE_VERBS
-from .records import Hand, HandPart, parts_of, put_part
+from .records import BatchPart, ReaderBatch, parts_of_batch, save_part
 
 
-class Standing(Struct):
+class PartState(Struct):
     """A part of a hand-out as it stands: still leased, settled under its token, or neither."""
 
-    part: HandPart
+    part: BatchPart
     held: Ranges
     settled: Ranges
     missing: Ranges
 
 
-def standing(tx: Tx, group: Group, hand: Hand) -> list[Standing]:
+def part_states(tx: Tx, group: Group, reader_batch: ReaderBatch) -> list[PartState]:
     """How the parts of a hand-out stand; leases that are over are ended first."""
     leases: dict[int, tuple[Lease, list[Claim]] | None] = {}
     found = []
-    for part in parts_of(tx, hand):
+    for part in parts_of_batch(tx, reader_batch):
         if part.token not in leases:
             leases[part.token] = _lease(tx, group, part.token)
-        found.append(_stand(part, leases[part.token]))
+        found.append(_part_state(part, leases[part.token]))
     return found
 
 
@@ -42,7 +42,7 @@ def _lease(tx: Tx, group: Group, token: int) -> tuple[Lease, list[Claim]] | None
     return lease, tx.claims_of_lease(lease)
 
 
-def _stand(part: HandPart, found: tuple[Lease, list[Claim]] | None) -> Standing:
+def _part_state(part: BatchPart, found: tuple[Lease, list[Claim]] | None) -> PartState:
     held: Ranges = []
     settled: Ranges = []
     lease, claims = found or (None, [])
@@ -53,48 +53,50 @@ def _stand(part: HandPart, found: tuple[Lease, list[Claim]] | None) -> Standing:
         if fate.lane == part.lane and fate.verb in SETTLE_VERBS:
             settled = ranges.union(settled, ranges.intersection(fate.ranges, part.ranges))
     missing = ranges.difference(part.ranges, ranges.union(held, settled))
-    return Standing(part, held, settled, missing)
+    return PartState(part, held, settled, missing)
 
 
-def regain(tx: Tx, group: Group, hand: Hand, seconds: float, *, whole: bool = False) -> bool:
+def reclaim(
+    tx: Tx, group: Group, reader_batch: ReaderBatch, seconds: float, *, whole: bool = False
+) -> bool:
     """Take back what of a hand-out expired and is free; answers whether nothing of it is lost.
 
     What somebody else has is left out of the hand-out from then on. `whole`: all or nothing, for a
     batch that is being worked on, which must not change under it.
     """
-    stands = standing(tx, group, hand)
+    stands = part_states(tx, group, reader_batch)
     lost = [stand for stand in stands if stand.missing]
     if not lost:
         return True
     known: dict[int, Claim] = {}  # one record per row, as parts of one lane may share a claim
-    free = [(stand, _free(tx, group, stand, known)) for stand in lost]
-    complete = all(_all_of(some) == stand.missing for stand, some in free)
+    free = [(stand, _free_claims(tx, group, stand, known)) for stand in lost]
+    complete = all(_union(some) == stand.missing for stand, some in free)
     if whole and not complete:
         return False
-    token = _lease_again(tx, group, hand, free, seconds)
+    token = _lease_again(tx, group, reader_batch, free, seconds)
     for stand, some in free:
         part = stand.part
-        again, bad = _all_of(some), part.bad
+        again, bad = _union(some), part.bad
         part.ranges = ranges.difference(part.ranges, stand.missing)
         part.bad = ranges.intersection(bad, part.ranges) if bad else []
-        put_part(tx, hand, part)
+        save_part(tx, reader_batch, part)
         if again:
             bad = ranges.intersection(bad, again) if bad else []
-            put_part(tx, hand, HandPart(part.lane, token, again, bad))
+            save_part(tx, reader_batch, BatchPart(part.lane, token, again, bad))
     return complete
 
 
-Free = list[tuple[Claim, Ranges]]
+FreeClaims = list[tuple[Claim, Ranges]]
 
 
-def _all_of(some: Free) -> Ranges:
+def _union(some: FreeClaims) -> Ranges:
     result: Ranges = []
     for _, part in some:
         result = ranges.union(result, part)
     return result
 
 
-def _free(tx: Tx, group: Group, stand: Standing, known: dict[int, Claim]) -> Free:
+def _free_claims(tx: Tx, group: Group, stand: PartState, known: dict[int, Claim]) -> FreeClaims:
     """The claims without a holder that have some of what is missing, as far as order allows."""
     lane = tx.lane(stand.part.lane)
     if lane is None or _taken_by_order(tx, group, lane):
@@ -119,22 +121,28 @@ def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
 
 
 def _lease_again(
-    tx: Tx, group: Group, hand: Hand, free: list[tuple[Standing, Free]], seconds: float
+    tx: Tx,
+    group: Group,
+    reader_batch: ReaderBatch,
+    free: list[tuple[PartState, FreeClaims]],
+    seconds: float,
 ) -> int:
-    parts: dict[int, LeasePart] = {}
+    parts: dict[int, LeasedRanges] = {}
     for stand, some in free:
         if some:
             lane = stand.part.lane
             cursor = tx.cursor(lane, group.id)
             number = cursor.delivered if cursor else 0
-            part = parts.setdefault(lane, LeasePart(lane, [], number))
-            part.ranges = ranges.union(part.ranges, _all_of(some))
+            part = parts.setdefault(lane, LeasedRanges(lane, [], number))
+            part.ranges = ranges.union(part.ranges, _union(some))
     if not parts:
         return 0
     claims = [
         new for _, some in free for claim, which in some for new in _cut_out(tx, claim, which)
     ]
-    lease = grant(tx, group, consumer_of(hand.reader), seconds, list(parts.values()), claims)
+    lease = grant(
+        tx, group, consumer_of(reader_batch.reader), seconds, list(parts.values()), claims
+    )
     return lease.token
 
 
@@ -144,7 +152,7 @@ def _cut_out(tx: Tx, claim: Claim, part: Ranges) -> list[Claim]:
     tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
     return [
         Claim.leased(
-            claim.grp, claim.lane, which, claim.since, max(1, claim.deliveries), claim.failures,
+            claim.group_id, claim.lane, which, claim.since, max(1, claim.deliveries), claim.failures,
             RETURNED, claim.error,
         )
         for which in split_for_claims(part)

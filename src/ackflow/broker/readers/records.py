@@ -14,14 +14,14 @@ class Reader(Struct):
     """One Spark query's identity in a group. `epoch` is raised by each start of the query."""
 
     id: str
-    grp: int
+    group_id: int
     manual: bool
     epoch: int
     number: int
     seen_at: int
 
 
-class Hand(Struct):
+class ReaderBatch(Struct):
     """One numbered hand-out, and the (query, batch, run) that reads it. `epoch` is the reader's
     when it was last handed over; `done`: Spark is, and only held messages are left of it."""
 
@@ -34,7 +34,7 @@ class Hand(Struct):
     done: bool = False
 
 
-class HandPart(Struct):
+class BatchPart(Struct):
     """What a hand-out has of one lane under one lease; `bad` is what could not be parsed."""
 
     lane: int
@@ -48,54 +48,54 @@ def get_reader(tx: Tx, id: str) -> Reader | None:
     return Reader(*row) if row else None
 
 
-def put_reader(tx: Tx, reader: Reader) -> None:
+def save_reader(tx: Tx, reader: Reader) -> None:
     reader.seen_at = tx.now
-    tx.run("put_reader", reader.id, reader.grp, reader.manual, reader.epoch, reader.number,
+    tx.run("put_reader", reader.id, reader.group_id, reader.manual, reader.epoch, reader.number,
            reader.seen_at)  # fmt: skip
 
 
-def hands_between(tx: Tx, reader: str, start: int, end: int) -> list[Hand]:
+def batches_between(tx: Tx, reader: str, start: int, end: int) -> list[ReaderBatch]:
     """The hand-outs numbered above `start` up to and with `end`."""
-    return [Hand(*row) for row in tx.all("hands_between", reader, start, end)]
+    return [ReaderBatch(*row) for row in tx.all("hands_between", reader, start, end)]
 
 
-def put_hand(tx: Tx, hand: Hand) -> None:
-    tx.run("put_hand", hand.reader, hand.number, hand.epoch, hand.query, hand.batch, hand.run,
-           hand.done)  # fmt: skip
+def save_batch(tx: Tx, reader_batch: ReaderBatch) -> None:
+    tx.run("put_hand", reader_batch.reader, reader_batch.number, reader_batch.epoch, reader_batch.query, reader_batch.batch, reader_batch.run,
+           reader_batch.done)  # fmt: skip
 
 
-def hands_of_batch(tx: Tx, query: str, batch: int) -> list[Hand]:
-    return [Hand(*row) for row in tx.all("hands_of_batch", query, batch)]
+def batches_of_query_batch(tx: Tx, query: str, batch: int) -> list[ReaderBatch]:
+    return [ReaderBatch(*row) for row in tx.all("hands_of_batch", query, batch)]
 
 
-def parts_of(tx: Tx, hand: Hand) -> list[HandPart]:
-    return [_to_part(row) for row in tx.all("hand_parts", hand.reader, hand.number)]
+def parts_of_batch(tx: Tx, reader_batch: ReaderBatch) -> list[BatchPart]:
+    return [_to_part(row) for row in tx.all("hand_parts", reader_batch.reader, reader_batch.number)]
 
 
-def get_part(tx: Tx, reader: str, number: int, lane: int, token: int) -> HandPart | None:
+def get_part(tx: Tx, reader: str, number: int, lane: int, token: int) -> BatchPart | None:
     row = tx.one("hand_part", reader, number, lane, token)
     return _to_part(row) if row else None
 
 
-def put_part(tx: Tx, hand: Hand, part: HandPart) -> None:
+def save_part(tx: Tx, reader_batch: ReaderBatch, part: BatchPart) -> None:
     """Save a part; one with nothing left goes."""
     if not part.ranges:
-        tx.run("drop_hand_part", hand.reader, hand.number, part.lane, part.token)
+        tx.run("drop_hand_part", reader_batch.reader, reader_batch.number, part.lane, part.token)
         return
     packed = None if len(part.ranges) == 2 else ranges.pack(part.ranges)
     bad = ranges.pack(part.bad) if part.bad else None
-    tx.run("put_hand_part", hand.reader, hand.number, part.lane, part.token, part.ranges[0],
+    tx.run("put_hand_part", reader_batch.reader, reader_batch.number, part.lane, part.token, part.ranges[0],
            part.ranges[-1], packed, bad)  # fmt: skip
 
 
-def drop_hand(tx: Tx, hand: Hand) -> None:
-    tx.run("drop_hand_parts", hand.reader, hand.number)
-    tx.run("drop_hand", hand.reader, hand.number)
+def drop_batch(tx: Tx, reader_batch: ReaderBatch) -> None:
+    tx.run("drop_hand_parts", reader_batch.reader, reader_batch.number)
+    tx.run("drop_hand", reader_batch.reader, reader_batch.number)
 
 
 def forget_reader(tx: Tx, id: str) -> None:
-    for hand in hands_between(tx, id, -1, NO_END):
-        drop_hand(tx, hand)
+    for reader_batch in batches_between(tx, id, -1, NO_END):
+        drop_batch(tx, reader_batch)
     tx.run("drop_reader", id)
 
 
@@ -107,7 +107,7 @@ def forget_readers(tx: Tx, before: int, limit: int) -> int:
     return len(old)
 
 
-def _to_part(row: Row) -> HandPart:
+def _to_part(row: Row) -> BatchPart:
     lane, token, lo, hi, packed, bad = row
     held = [lo, hi] if packed is None else ranges.unpack(packed)
-    return HandPart(lane, token, held, ranges.unpack(bad) if bad else [])
+    return BatchPart(lane, token, held, ranges.unpack(bad) if bad else [])

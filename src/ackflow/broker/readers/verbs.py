@@ -15,28 +15,28 @@ from ...ranges import Ranges
 from ...store.records import RETURNED, Claim, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
 from ..core.expiry import refresh
-from ..core.handout import Handout, Part, Taken, runs_of
-from ..core.leases import shares_of
-from ..core.pop import lease_parts, may_have_more, next_work, room_for, together
+from ..core.handout import Handout, LaneBatch, TakenMessages, message_runs
+from ..core.leases import leased_messages
+from ..core.pop import lease_batches, may_have_more, next_work, room_for, union_of
 from ..core.settle import extend, settle
-from ..core.take import take, take_in_order
+from ..core.take import take, take_with_takeover
 from ..core.topology import group_for, queue_for
 from ..requests import Mark, PopRequest, ReaderRequest, Verdict, check_ranges
 from ..verb import verb
-from .reclaim import consumer_of, regain, standing
+from .reclaim import consumer_of, part_states, reclaim
 from .records import (
     NO_END,
-    Hand,
-    HandPart,
+    BatchPart,
     Reader,
-    drop_hand,
+    ReaderBatch,
+    batches_between,
+    drop_batch,
     get_part,
     get_reader,
-    hands_between,
-    parts_of,
-    put_hand,
-    put_part,
-    put_reader,
+    parts_of_batch,
+    save_batch,
+    save_part,
+    save_reader,
 )
 
 LANES_AT_MOST = 1_000
@@ -44,14 +44,14 @@ UNSETTLED = "the query neither settled nor held it"
 UNREADABLE = "the payload does not fit the schema of the query"
 
 
-class Numbered(Struct):
+class NumberedBatch(Struct):
     """The number of a hand-out, and how many messages were leased for it just now."""
 
     number: int
     rows: int = 0
 
 
-class Lot(Struct):
+class PlannedPart(Struct):
     """What a numbered hand-out has of one lane under one lease, and about how many bytes it is."""
 
     number: int
@@ -75,7 +75,7 @@ def start_reader(
         tx, queue_for(tx, validate.name(queue, "queue")), validate.name(group, "group")
     )
     found = get_reader(tx, reader) or Reader(reader, home.id, manual, 0, 0, tx.now)
-    if found.grp != home.id:
+    if found.group_id != home.id:
         raise InvalidArgument(
             f"the checkpoint belongs to another queue or group than {queue!r}, {group!r}; "
             "start with a new checkpoint"
@@ -83,11 +83,11 @@ def start_reader(
     found.manual = manual
     found.epoch += 1
     found.number = max(found.number, number)
-    put_reader(tx, found)
-    for hand in hands_between(tx, reader, -1, number) if manual else ():
-        for token in _tokens(tx, hand):
+    save_reader(tx, found)
+    for reader_batch in batches_between(tx, reader, -1, number) if manual else ():
+        for token in _tokens(tx, reader_batch):
             settle(tx, token, [Mark(Verdict("release"))])
-        drop_hand(tx, hand)
+        drop_batch(tx, reader_batch)
     return found.epoch
 
 
@@ -97,15 +97,15 @@ def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
     found = get_reader(tx, reader)
     if found is None or found.epoch != epoch:
         return False
-    if any(not hand.done for hand in hands_between(tx, reader, -1, NO_END)):
+    if any(not reader_batch.done for reader_batch in batches_between(tx, reader, -1, NO_END)):
         return False
-    group = tx.group_by_id(found.grp)
+    group = tx.group_by_id(found.group_id)
     making = group is not None and may_have_more(group)
-    return not making and not tx.value("group_has_work", found.grp, tx.now)
+    return not making and not tx.value("group_has_work", found.group_id, tx.now)
 
 
 @verb("read-write", synced=True)
-def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
+def lease_next(tx: Tx, request: ReaderRequest) -> NumberedBatch:
     """Settle what is numbered up to `start`, lease what comes next, answer with its number.
 
     Nothing there answers with `start`. A hand-out above `start` that Spark never took note of is
@@ -116,22 +116,22 @@ def lease_next(tx: Tx, request: ReaderRequest) -> Numbered:
     _settle_to(tx, reader, group, request.start, request.lease_seconds)
     again = _again(tx, reader, group, request)
     if again is not None:
-        return Numbered(again)
+        return NumberedBatch(again)
     parts = _gather(tx, queue, group, request)
     if not parts:
-        return Numbered(request.start)
+        return NumberedBatch(request.start)
     reader.number = max(reader.number, request.start) + 1
-    put_reader(tx, reader)
+    save_reader(tx, reader)
     answer = Handout(queue.name, group.name, tx.store)
     asked = PopRequest(queue.name, group.name, consumer_of(reader.id),
                        lease_seconds=request.lease_seconds)  # fmt: skip
-    lease_parts(tx, group, asked, parts, answer)
+    lease_batches(tx, group, asked, parts, answer)
     assert answer.token is not None
-    hand = Hand(reader.id, reader.number, reader.epoch)
-    put_hand(tx, hand)
+    reader_batch = ReaderBatch(reader.id, reader.number, reader.epoch)
+    save_batch(tx, reader_batch)
     for part in parts:
-        put_part(tx, hand, HandPart(part.lane.id, answer.token, part.ranges))
-    return Numbered(reader.number, sum(ranges.count(part.ranges) for part in parts))
+        save_part(tx, reader_batch, BatchPart(part.lane.id, answer.token, part.ranges))
+    return NumberedBatch(reader.number, sum(ranges.count(part.ranges) for part in parts))
 
 
 @verb("read-write", synced=True)
@@ -146,30 +146,30 @@ def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float
 @verb("read-write", synced=True)
 def hand_over(
     tx: Tx, reader: str, epoch: int, start: int, end: int, lease_seconds: float
-) -> list[Lot]:
+) -> list[PlannedPart]:
     """Fix what the numbers above `start` up to `end` are, taking back what expired and is free."""
     validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
     refresh(tx, group)
-    hands = hands_between(tx, reader, start, end)
-    if end > start and (not hands or hands[-1].number != end):
+    reader_batches = batches_between(tx, reader, start, end)
+    if end > start and (not reader_batches or reader_batches[-1].number != end):
         raise Gone(
             f"the batch that ends at number {end} is no longer known: the group was deleted, or the "
             "query was away for too long; start with a new checkpoint"
         )
     found.number = max(found.number, end)
-    put_reader(tx, found)
+    save_reader(tx, found)
     lots = []
-    for hand in hands:
-        regain(tx, group, hand, lease_seconds)
-        if hand.epoch != epoch:
+    for reader_batch in reader_batches:
+        reclaim(tx, group, reader_batch, lease_seconds)
+        if reader_batch.epoch != epoch:
             # Whoever reads for an earlier epoch can no longer publish what it made of it.
-            hand.epoch, hand.run = epoch, None
-            put_hand(tx, hand)
-            _renew(tx, hand, lease_seconds)
-        for part in parts_of(tx, hand):
+            reader_batch.epoch, reader_batch.run = epoch, None
+            save_batch(tx, reader_batch)
+            _renew(tx, reader_batch, lease_seconds)
+        for part in parts_of_batch(tx, reader_batch):
             size = _size(tx, part.lane, part.ranges)
-            lots.append(Lot(hand.number, part.lane, part.token, part.ranges, size))
+            lots.append(PlannedPart(reader_batch.number, part.lane, part.token, part.ranges, size))
     return lots
 
 
@@ -181,16 +181,16 @@ def keep(tx: Tx, reader: str, epoch: int, lease_seconds: float) -> int:
     """
     validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
-    put_reader(tx, found)
+    save_reader(tx, found)
     broken = 0
-    for hand in hands_between(tx, reader, -1, NO_END):
-        alive = {s.part.token for s in standing(tx, group, hand) if s.held}
+    for reader_batch in batches_between(tx, reader, -1, NO_END):
+        alive = {s.part.token for s in part_states(tx, group, reader_batch) if s.held}
         for token in alive:
             extend(tx, token, lease_seconds)
-        if hand.done:
+        if reader_batch.done:
             if not alive:
-                drop_hand(tx, hand)
-        elif not regain(tx, group, hand, lease_seconds, whole=True):
+                drop_batch(tx, reader_batch)
+        elif not reclaim(tx, group, reader_batch, lease_seconds, whole=True):
             broken += 1
     return broken
 
@@ -219,8 +219,8 @@ def fetch(
     row = tx.lease_row(token)
     claims = tx.claims_in(lane, group.id, which[0], which[-1])
     mine = _merged([c for c in claims if row and c.lease == row[0]])
-    shares = shares_of(tx, lane, which, mine)
-    runs = runs_of(tx, home, shares, 0, 0)
+    shares = leased_messages(tx, lane, which, mine)
+    runs = message_runs(tx, home, shares, 0, 0)
     if sum(run.hi - run.lo for run in runs) != ranges.count(which):
         raise Gone("some messages of the batch are no longer stored")
     return Handout(queue.name, group.name, tx.store, token, None, runs)
@@ -237,13 +237,13 @@ def mark_bad(
         raise LeaseLost(f"the batch numbered {number} no longer has these messages")
     if ranges.difference(which, part.bad):
         part.bad = ranges.union(part.bad, which)
-        put_part(tx, Hand(reader, number, epoch), part)
+        save_part(tx, ReaderBatch(reader, number, epoch), part)
 
 
 def current(tx: Tx, reader: str, epoch: int) -> tuple[Reader, Queue, Group]:
     """The reader of this epoch with its queue and group; an older epoch has lost everything."""
     found = get_reader(tx, reader)
-    group = tx.group_by_id(found.grp) if found else None
+    group = tx.group_by_id(found.group_id) if found else None
     queue = tx.queue_by_id(group.queue) if group else None
     if found is None or group is None or queue is None:
         raise LeaseLost("the reader is not known: its group was deleted; start the query again")
@@ -255,7 +255,7 @@ def current(tx: Tx, reader: str, epoch: int) -> tuple[Reader, Queue, Group]:
     return found, queue, group
 
 
-def marks_for(parts: list[HandPart]) -> dict[int, list[Mark]]:
+def marks_for(parts: list[BatchPart]) -> dict[int, list[Mark]]:
     """How a batch that is done is settled, by token: what could not be parsed, then the rest."""
     marks: dict[int, list[Mark]] = {}
     for part in parts:
@@ -269,24 +269,24 @@ def marks_for(parts: list[HandPart]) -> dict[int, list[Mark]]:
 
 def _settle_to(tx: Tx, reader: Reader, group: Group, number: int, seconds: float) -> int:
     settled = 0
-    for hand in hands_between(tx, reader.id, -1, number):
-        if hand.done:
+    for reader_batch in batches_between(tx, reader.id, -1, number):
+        if reader_batch.done:
             continue
         if reader.manual:
-            settled += _let_go(tx, group, hand)
+            settled += _let_go(tx, group, reader_batch)
             continue
         # Spark has finished with it: what nobody else was given meanwhile is done.
-        regain(tx, group, hand, seconds)
-        for token, marks in marks_for(parts_of(tx, hand)).items():
+        reclaim(tx, group, reader_batch, seconds)
+        for token, marks in marks_for(parts_of_batch(tx, reader_batch)).items():
             settled += sum(outcome.settled for outcome in settle(tx, token, marks))
-        drop_hand(tx, hand)
+        drop_batch(tx, reader_batch)
     return settled
 
 
-def _let_go(tx: Tx, group: Group, hand: Hand) -> int:
+def _let_go(tx: Tx, group: Group, reader_batch: ReaderBatch) -> int:
     """Manual mode: what a finished batch neither settled nor held has failed."""
     settled, left = 0, False
-    for stand in standing(tx, group, hand):
+    for stand in part_states(tx, group, reader_batch):
         part = stand.part
         left = left or bool(stand.held)
         if not stand.held:
@@ -297,15 +297,15 @@ def _let_go(tx: Tx, group: Group, hand: Hand) -> int:
             marks.append(Mark(Verdict("nack", UNSETTLED), part.lane, loose))
         if marks:
             settled += sum(outcome.settled for outcome in settle(tx, part.token, marks))
-    if left and any(stand.held for stand in standing(tx, group, hand)):
-        hand.done = True
-        put_hand(tx, hand)
+    if left and any(stand.held for stand in part_states(tx, group, reader_batch)):
+        reader_batch.done = True
+        save_batch(tx, reader_batch)
     else:
-        drop_hand(tx, hand)
+        drop_batch(tx, reader_batch)
     return settled
 
 
-def _unheld(tx: Tx, group: Group, part: HandPart) -> Ranges:
+def _unheld(tx: Tx, group: Group, part: BatchPart) -> Ranges:
     row = tx.lease_row(part.token)
     found: Ranges = []
     for _, lo, hi, packed in tx.all("unheld_claims", part.lane, group.id, row[0]) if row else ():
@@ -316,21 +316,21 @@ def _unheld(tx: Tx, group: Group, part: HandPart) -> Ranges:
 def _again(tx: Tx, reader: Reader, group: Group, request: ReaderRequest) -> int | None:
     """The highest hand-out that Spark has not taken note of; one with nothing left is dropped."""
     found = None
-    for hand in hands_between(tx, reader.id, request.start, NO_END):
-        regain(tx, group, hand, request.lease_seconds)
-        if parts_of(tx, hand):
-            found = hand.number
+    for reader_batch in batches_between(tx, reader.id, request.start, NO_END):
+        reclaim(tx, group, reader_batch, request.lease_seconds)
+        if parts_of_batch(tx, reader_batch):
+            found = reader_batch.number
         else:
-            drop_hand(tx, hand)
+            drop_batch(tx, reader_batch)
     return found
 
 
-def _renew(tx: Tx, hand: Hand, seconds: float) -> None:
+def _renew(tx: Tx, reader_batch: ReaderBatch, seconds: float) -> None:
     """Let what an earlier epoch was given begin anew: a whole lease from now, and flagged.
 
     A lease that is about to run out would be taken back under another token than tasks are given.
     """
-    for token in _tokens(tx, hand):
+    for token in _tokens(tx, reader_batch):
         found = tx.held(token)
         for claim in found[1] if found else ():
             if not claim.redelivered:
@@ -340,15 +340,15 @@ def _renew(tx: Tx, hand: Hand, seconds: float) -> None:
             extend(tx, token, seconds)
 
 
-def _tokens(tx: Tx, hand: Hand) -> list[int]:
-    return list(dict.fromkeys(part.token for part in parts_of(tx, hand)))
+def _tokens(tx: Tx, reader_batch: ReaderBatch) -> list[int]:
+    return list(dict.fromkeys(part.token for part in parts_of_batch(tx, reader_batch)))
 
 
-def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[Part]:
+def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[LaneBatch]:
     """Take from one lane after the other up to the limits; headers only, no payload is read."""
     rows = min(request.rows, room_for(tx, queue, group, Handout(queue.name, group.name, tx.store)))
     size = request.bytes
-    parts: dict[int, Part] = {}
+    parts: dict[int, LaneBatch] = {}
     while rows > 0 and size > 0 and len(parts) < LANES_AT_MOST:
         cursor, _ = next_work(tx, queue, group, None)
         if cursor is None:
@@ -364,9 +364,9 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
             continue
         number = cursor.delivered
         some = partial(_take, tx, queue, group, lane, cursor, rows, size)
-        taken = take_in_order(tx, queue, group, lane, some)
+        taken = take_with_takeover(tx, queue, group, lane, some)
         if taken:
-            parts[lane.id] = Part(lane, cursor, taken, together(taken), number, [])
+            parts[lane.id] = LaneBatch(lane, cursor, taken, union_of(taken), number, [])
             rows -= ranges.count(parts[lane.id].ranges)
             size -= _size_of(taken)
         elif cursor.ready:  # a slice ended before its work did; Spark asks again
@@ -376,7 +376,7 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
 
 def _take(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, rows: int, size: int
-) -> list[Taken]:
+) -> list[TakenMessages]:
     return take(tx, queue, group, lane, cursor, _fitting(tx, lane, group, cursor, rows, size))
 
 
@@ -394,17 +394,17 @@ def _fitting(tx: Tx, lane: Lane, group: Group, cursor: Cursor, rows: int, size: 
     return max(1, min(rows, fit))
 
 
-def _size_of(taken: list[Taken]) -> int:
+def _size_of(taken: list[TakenMessages]) -> int:
     return sum(
         (hi - lo) * segment.bytes // segment.count
         for some in taken
-        for segment, lo, hi in some.pieces
+        for segment, lo, hi in some.spans
     )
 
 
 def _size(tx: Tx, lane: int, which: Ranges) -> int:
-    pieces = tx.segments_over(lane, which)
-    return sum((hi - lo) * segment.bytes // segment.count for segment, lo, hi in pieces)
+    spans = tx.segments_over(lane, which)
+    return sum((hi - lo) * segment.bytes // segment.count for segment, lo, hi in spans)
 
 
 def _merged(claims: list[Claim]) -> list[Claim]:

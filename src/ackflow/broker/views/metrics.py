@@ -10,10 +10,10 @@ from ...clock import SECOND
 from ...store.counters import GONE
 from ...store.records import DUE, LEASED
 from ...store.tx import Tx
-from .stats import unseen
+from .stats import visible_in
 
 
-class GroupFigures(Struct):
+class GroupMetrics(Struct):
     """Of one group; the first eight only ever grow."""
 
     id: int
@@ -36,24 +36,24 @@ class GroupFigures(Struct):
         return self.ready + self.leased + self.waiting
 
 
-class Figures(Struct):
+class MetricsSnapshot(Struct):
     """Pushed messages by queue, and the groups; what was deleted has no name."""
 
     pushed: dict[str, int]
-    groups: list[GroupFigures]
+    groups: list[GroupMetrics]
 
 
-def figures(tx: Tx) -> Figures:
+def snapshot(tx: Tx) -> MetricsSnapshot:
     tallies: dict[int, dict[str, int]] = {}
-    for grp, name, n in tx.all("tallies"):
-        tallies.setdefault(grp, {})[name] = n
+    for group_id, name, n in tx.all("tallies"):
+        tallies.setdefault(group_id, {})[name] = n
     pushed, queues = {}, {}
     for id, name, head in tx.all("pushed_figures"):
         queues[id] = name
         pushed[name] = head - tallies.get(-id, {}).get("copies", 0)
-    groups: dict[int, GroupFigures] = {}
+    groups: dict[int, GroupMetrics] = {}
     for id, queue, name, delivered, acked, failed, dead, unread in tx.all("group_figures"):
-        groups[id] = GroupFigures(
+        groups[id] = GroupMetrics(
             id, queues[queue], name, delivered, acked, failed, dead=dead, ready=unread
         )
         _count(groups[id], tallies.get(id, {}))
@@ -62,10 +62,10 @@ def figures(tx: Tx) -> Figures:
     if GONE in tallies:
         pushed[""] = tallies[GONE].get("pushed", 0)
         groups[GONE] = _deleted(tallies[GONE])
-    return Figures(pushed, list(groups.values()))
+    return MetricsSnapshot(pushed, list(groups.values()))
 
 
-def _count(group: GroupFigures, tally: dict[str, int]) -> None:
+def _count(group: GroupMetrics, tally: dict[str, int]) -> None:
     group.redelivered = tally.get("redelivered", 0)
     group.leases_expired = tally.get("leases_expired", 0)
     group.dead_by_kind = {
@@ -73,39 +73,39 @@ def _count(group: GroupFigures, tally: dict[str, int]) -> None:
     }
 
 
-def _deleted(tally: dict[str, int]) -> GroupFigures:
+def _deleted(tally: dict[str, int]) -> GroupMetrics:
     """What groups that are no more have counted, so that totals never shrink."""
     delivered, acked, failed = (tally.get(name, 0) for name in ("delivered", "acked", "failed"))
-    group = GroupFigures(GONE, "", "", delivered, acked, failed)
+    group = GroupMetrics(GONE, "", "", delivered, acked, failed)
     _count(group, tally)
     return group
 
 
-def _unread(tx: Tx, groups: dict[int, GroupFigures]) -> None:
+def _unread(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
     """Take copies for other groups and delayed messages out of what is ready."""
-    for grp, hidden, delayed in tx.all("odd_figures", tx.now):
-        groups[grp].ready -= hidden + delayed
-        groups[grp].waiting += delayed
-    for grp, lane_id, start in tx.all("cursors_with_gone"):
+    for group_id, hidden, delayed in tx.all("odd_figures", tx.now):
+        groups[group_id].ready -= hidden + delayed
+        groups[group_id].waiting += delayed
+    for group_id, lane_id, start in tx.all("cursors_with_gone"):
         lane = tx.lane(lane_id)
         assert lane is not None
-        there, delayed = unseen(tx, grp, lane, start, lane.head)
+        there, delayed = visible_in(tx, group_id, lane, start, lane.head)
         fresh = ranges.difference(there, tx.gone(lane, start, lane.head))
-        groups[grp].ready += ranges.count(fresh) - delayed
-        groups[grp].waiting += delayed
+        groups[group_id].ready += ranges.count(fresh) - delayed
+        groups[group_id].waiting += delayed
 
 
-def _claimed(tx: Tx, groups: dict[int, GroupFigures]) -> None:
+def _claimed(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
     oldest: dict[int, int | None] = {row[0]: row[1] for row in tx.all("oldest_figures", tx.now)}
-    for grp, state, n, since in tx.all("claim_figures", tx.now):
-        group = groups[grp]
+    for group_id, state, n, since in tx.all("claim_figures", tx.now):
+        group = groups[group_id]
         if state == LEASED:
             group.leased += n
         elif state == DUE:
             group.ready += n
-            oldest[grp] = min(since, oldest.get(grp) or since)
+            oldest[group_id] = min(since, oldest.get(group_id) or since)
         else:
             group.waiting += n
-    for grp, time in oldest.items():
-        if time is not None and groups[grp].ready:
-            groups[grp].oldest_ready_seconds = max(0.0, (tx.now - time) / SECOND)
+    for group_id, time in oldest.items():
+        if time is not None and groups[group_id].ready:
+            groups[group_id].oldest_ready_seconds = max(0.0, (tx.now - time) / SECOND)

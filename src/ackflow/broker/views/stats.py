@@ -19,7 +19,7 @@ from ...model import (
 )
 from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
-from ..core.cursors import hidden_in
+from ..core.cursors import hidden_copies_in
 from ..core.topology import find_group, find_partition, find_queue
 from ..verb import verb
 
@@ -102,7 +102,7 @@ def _uneven(tx: Tx, queue: Queue, group: Group, counts: Counts, oldest: int | No
         lane, cursor = tx.lane(id), tx.cursor(id, group.id)
         assert lane is not None
         assert cursor is not None
-        there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
+        there, delayed = visible_in(tx, group.id, lane, cursor.next, lane.head)
         fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
         counts.ready += ranges.count(fresh) - delayed - (lane.head - cursor.next)
         counts.waiting += delayed
@@ -122,7 +122,7 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
     for cursor in cursors:
         lane = tx.lane(cursor.lane)
         assert lane is not None
-        there, delayed = unseen(tx, group.id, lane, cursor.next, lane.head)
+        there, delayed = visible_in(tx, group.id, lane, cursor.next, lane.head)
         fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
         total.ready += ranges.count(fresh) - delayed
         total.waiting += delayed
@@ -144,11 +144,13 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
     return total, min(oldest, default=None)
 
 
-def unseen(tx: Tx, grp: int, lane: Lane, first: int, stop: int) -> tuple[ranges.Ranges, int]:
+def visible_in(
+    tx: Tx, group_id: int, lane: Lane, first: int, stop: int
+) -> tuple[ranges.Ranges, int]:
     """What a group will see of [first, stop), deleted ones included, and how many are delayed."""
     if first >= stop:
         return [], 0
-    there = ranges.difference([first, stop], hidden_in(tx, lane, grp, first, stop))
+    there = ranges.difference([first, stop], hidden_copies_in(tx, lane, group_id, first, stop))
     delayed = 0
     for segment in tx.odd_segments(lane, first):
         if segment.delayed(tx.now):

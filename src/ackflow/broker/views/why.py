@@ -8,14 +8,14 @@ from ...model import Why, when
 from ...options import QUEUE_MODE
 from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ...store.tx import Tx
-from ..core.cursors import hidden_in
-from ..core.expiry import refresh, refresh_stretch
-from ..core.global_pause import halted
+from ..core.cursors import hidden_copies_in
+from ..core.expiry import refresh, refresh_range
+from ..core.global_pause import is_paused
 from ..core.retention import drop_old, drop_unread
-from ..core.take import overdue
-from ..core.topology import complete, cursor_for, no_group
+from ..core.take import dead_letter_overdue
+from ..core.topology import complete_cursors, cursor_for, no_group
 from ..verb import verb
-from .stats import unseen
+from .stats import visible_in
 
 # What ended a message, as its state and in words; other fates brought it back.
 _ENDS = {
@@ -49,7 +49,7 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
         return Why(f"Not requested yet: {no_group(queue_name, group_name)}; "
                    "its first pop creates it.", "no_group", **base)  # fmt: skip
     refresh(tx, group)
-    refresh_stretch(tx, group, lane.id, place.sequence, place.sequence + 1)
+    refresh_range(tx, group, lane.id, place.sequence, place.sequence + 1)
     _drop_overdue(tx, queue, group, lane)
     cursor = cursor_for(tx, group, lane)
     return _Case(tx, queue, group, lane, cursor, place.sequence, base).answer()
@@ -66,7 +66,7 @@ class _Case:
         self.cursor, self.sequence, self.base = cursor, sequence, base
 
     def answer(self) -> Why:
-        if hidden_in(self.tx, self.lane, self.group.id, self.sequence, self.sequence + 1):
+        if hidden_copies_in(self.tx, self.lane, self.group.id, self.sequence, self.sequence + 1):
             return self.say("hidden", "Not for this group: it is a copy made for another group.")
         if self.tx.is_gone(self.lane, self.sequence) and not self.trimmed():
             return self.gone()
@@ -105,7 +105,9 @@ class _Case:
         if until is not None:
             return self.say("delayed", f"Delayed until {_time(until)}.", until=when(until),
                             deliveries=0)  # fmt: skip
-        there, delayed = unseen(self.tx, self.group.id, self.lane, self.cursor.next, self.sequence)
+        there, delayed = visible_in(
+            self.tx, self.group.id, self.lane, self.cursor.next, self.sequence
+        )
         gone = self.tx.gone(self.lane, self.cursor.next, self.sequence)
         ahead = ranges.count(ranges.difference(there, gone)) - delayed
         return self.ready(ahead + self.due_before(self.cursor.next) + 1, {"deliveries": 0})
@@ -153,7 +155,7 @@ class _Case:
         if self.queue.paused or self.group.paused:
             what = "queue" if self.queue.paused else "group"
             return self.say("paused", f"Held back: the {what} is paused.", **fields)
-        if halted(self.tx):
+        if is_paused(self.tx):
             return self.say("paused", "Held back: handing out is paused everywhere.", **fields)
         held = self.held_back()
         if held is not None:
@@ -288,13 +290,13 @@ class _Case:
 def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
     """What no pop would hand out any more is not ready, whether or not upkeep has run."""
     options = queue.options
-    complete(tx, queue, lane)
+    complete_cursors(tx, queue, lane)
     while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
         pass
     while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
         pass
     if options.max_wait_seconds is not None:
-        while overdue(tx, group.id, lane.id)[1]:
+        while dead_letter_overdue(tx, group.id, lane.id)[1]:
             pass
 
 

@@ -8,7 +8,7 @@ from ...broker.core.settle import extend, settle
 from ...broker.core.topology import find_queue
 from ...broker.requests import Mark, Verdict
 from ...broker.verb import verb
-from ...broker.views.stats import count, unseen
+from ...broker.views.stats import count, visible_in
 from ...errors import LeaseExpired
 from ...model import Counts
 from ...store.records import Cursor, Group, Queue
@@ -87,7 +87,7 @@ def _known(tx: Tx, queue_name: str, name: str, token: int | None) -> int:
         raise NoLock()
     refresh(tx, group)
     lease = None if token is None else tx.lease(token)
-    if lease is not None and lease.grp == group.id:
+    if lease is not None and lease.group_id == group.id:
         return lease.token
     if (tx.value("lock_end", group.id) or 0) > tx.now:
         raise WrongLock()
@@ -120,7 +120,7 @@ def _counts(tx: Tx, queue: Queue, group: Group | None) -> dict[int, Counts]:
 def _counts_of_all(tx: Tx, queue: Queue) -> dict[int, Counts]:
     found: dict[int, Counts] = {}
     for lane in sorted(tx.lanes(queue.id), key=lambda lane: lane.priority):
-        there, delayed = unseen(tx, 0, lane, lane.base, lane.head)
+        there, delayed = visible_in(tx, 0, lane, lane.base, lane.head)
         counts = found.setdefault(lane.priority, Counts())
         counts.ready += (
             ranges.count(ranges.difference(there, tx.gone(lane, lane.base, lane.head))) - delayed

@@ -20,7 +20,7 @@ from ....errors import (
 from ....options import QUEUE_MODE
 from ....server.http import Answer, Call, json
 from ..errors import AlreadyCommitted
-from ..verbs.settle_by_name import Named, Told, settle_named
+from ..verbs.settle_by_name import NamedMessage, NamedOutcome, settle_named
 from .common import allow_partitions, body_of, iso, partition_of
 
 STATUSES = ("completed", "success", "failed", "retry", "dlq", "rejected", "in_progress")
@@ -133,10 +133,10 @@ def check(one: Ack) -> None:
         )
 
 
-async def _settle(call: Call, items: list[Named], atomic: bool) -> list[Told]:
+async def _settle(call: Call, items: list[NamedMessage], atomic: bool) -> list[NamedOutcome]:
     await allow_partitions(call, {item.partition for item in items})
     synced = any(item.verdict.synced for item in items if item.verdict)
-    told: list[Told] = await call.server.do(settle_named, synced, items, atomic)
+    told: list[NamedOutcome] = await call.server.do(settle_named, synced, items, atomic)
     return told
 
 
@@ -148,13 +148,13 @@ class Reader:
         self._partitions: dict[str, int | None] = {}
         self._leases: dict[str, int | None] = {}
 
-    def named(self, acks: list[Ack], group: str | None) -> list[Named]:
+    def named(self, acks: list[Ack], group: str | None) -> list[NamedMessage]:
         return [self.one(ack, ack.consumer_group or group) for ack in acks]
 
-    def one(self, ack: Ack, group: str | None) -> Named:
+    def one(self, ack: Ack, group: str | None) -> NamedMessage:
         lease = ack.lease_id or None
         token = self._lease(lease) if lease else None
-        return Named(
+        return NamedMessage(
             self._partition(ack.partition_id or ""),
             validate.writable(ack.transaction_id or "", "transactionId"),
             self._verdict(ack),
@@ -205,7 +205,7 @@ def token_of(text: str) -> int | None:
         return None
 
 
-def _words(item: Named, told: Told) -> tuple[Any, ...]:
+def _words(item: NamedMessage, told: NamedOutcome) -> tuple[Any, ...]:
     """The fields of an answer, in their order."""
     word, error = _word(item, told)
     return (
@@ -215,7 +215,7 @@ def _words(item: Named, told: Told) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _word(item: Named, told: Told) -> tuple[str, str | None]:
+def _word(item: NamedMessage, told: NamedOutcome) -> tuple[str, str | None]:
     if told.error is not None:
         return refusal(told.error)
     if item.verdict is None:

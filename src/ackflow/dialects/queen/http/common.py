@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from .... import ids
-from ....broker.core.topology import homes_of, queues_of
+from ....broker.core.topology import partitions_of_lanes, queues_of
 from ....clock import micros
 from ....errors import AckflowError, InvalidArgument
 from ....model import when
@@ -65,7 +65,7 @@ async def partition_ids(call: Call, lanes: Iterable[int]) -> dict[int, str]:
         if len(known) > MOST_LANES:
             known.clear()
         store = call.server.broker.store.id
-        found = await call.server.onloop.look(homes_of, missing)
+        found = await call.server.onloop.look(partitions_of_lanes, missing)
         for lane in missing:
             known[lane] = ids.partition_uuid(store, found.get(lane, 0))
     return known

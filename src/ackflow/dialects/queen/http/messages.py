@@ -11,7 +11,7 @@ from ....options import QUEUE_MODE, QueueOptions
 from ....server.http import Answer, Call, Param, json
 from ..verbs import single_message
 from ..verbs.recent import Recent, RecentRequest, recent
-from ..verbs.single_message import Picked
+from ..verbs.single_message import MessageDetails
 from ..verbs.subscriptions import groups_of, names
 from .common import iso, partition_of
 from .configure import told
@@ -174,7 +174,7 @@ def _line(store: int, one: Recent) -> Line:
 async def message(call: Call) -> Answer:
     """All there is to know of one message."""
     partition, txid = await _named(call)
-    found = await looked(call, single_message.pick, partition, txid)
+    found = await looked(call, single_message.message_details, partition, txid)
     return json(_detail(call.server.broker.store.id, found))
 
 
@@ -188,10 +188,10 @@ async def _named(call: Call) -> tuple[int, str]:
     return partition, call.params["transactionId"]
 
 
-def _detail(store: int, found: Picked) -> Detail:
+def _detail(store: int, found: MessageDetails) -> Detail:
     place, options = found.place, found.place.queue.options
     states = found.found.states if found.found else {}
-    dead = {row.grp for row in found.letters}
+    dead = {row.group_id for row in found.letters}
     last = found.letters[-1] if found.letters else None
     named = {name: state for name, state in states.items() if name != QUEUE_MODE}
     data = raw(found.raw, found.is_json)
@@ -227,7 +227,7 @@ def _config(options: QueueOptions) -> Config:
     return Config(said.lease_time, said.retry_limit, said.retry_delay, said.ttl, said.priority)
 
 
-def _reader(name: str, state: str | None, found: Picked) -> Reader:
+def _reader(name: str, state: str | None, found: MessageDetails) -> Reader:
     until = found.found.lease_until if found.found and state == "leased" else None
     word = WORDS.get(state or "settled", "pending")
     return Reader(name, word in ("completed", "dead_letter"), iso_or_none(until), word)

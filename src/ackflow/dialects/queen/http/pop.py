@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from .... import ids, validate
-from ....broker.core.handout import Handout, Run, is_binary, payload
+from ....broker.core.handout import Handout, MessageRun, is_binary, payload
 from ....broker.core.pop import WidePop
 from ....broker.requests import PopRequest
 from ....errors import InvalidArgument
@@ -153,7 +153,7 @@ def answered(handout: Handout, homes: dict[int, str]) -> PopAnswer:
     )  # fmt: skip
 
 
-def _add(messages: list[Popped], handout: Handout, run: Run, home: str, lease: str) -> None:
+def _add(messages: list[Popped], handout: Handout, run: MessageRun, home: str, lease: str) -> None:
     created, body, rest = iso(run.created_at), run.body, run.body.rest
     prefix = ids.id_prefix(handout.store, run.lane)
     for sequence in range(run.lo, run.hi):

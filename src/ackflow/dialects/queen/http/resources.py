@@ -11,7 +11,7 @@ from ....broker.core.global_pause import pushed_since
 from ....errors import QueueNotFound
 from ....server.http import Answer, Call, Param, json
 from ..verbs.lag import GroupLag, lags, seen
-from ..verbs.overview import Figures, PartitionView, QueueView, queue_view, queue_views
+from ..verbs.overview import MessageCounts, PartitionView, QueueView, queue_view, queue_views
 from .common import iso
 from .paging import PAGE, TEXT, iso_or_none, looked, paging, route
 
@@ -25,7 +25,7 @@ class QueueLine(Struct, rename="camel"):
     task: str
     created_at: str
     partitions: int
-    messages: Figures
+    messages: MessageCounts
 
 
 class Queues(Struct):
@@ -37,7 +37,7 @@ class PartitionLine(Struct, rename="camel"):
     name: str
     queue: str
     created_at: str
-    stats: Figures
+    stats: MessageCounts
     oldest_message: str | None
     newest_message: str | None
 
@@ -53,7 +53,7 @@ class QueueDetail(Struct, rename="camel"):
     task: str
     created_at: str
     partitions: list[PartitionLine]
-    totals: Figures
+    totals: MessageCounts
 
 
 class Removed(Struct):
@@ -73,14 +73,14 @@ class NamespaceLine(Struct):
     namespace: str
     queues: int
     partitions: int
-    messages: Figures
+    messages: MessageCounts
 
 
 class TaskLine(Struct):
     task: str
     queues: int
     partitions: int
-    messages: Figures
+    messages: MessageCounts
 
 
 class Namespaces(Struct):
@@ -117,7 +117,7 @@ class Overview(Struct, rename="camel"):
     partitions: int
     namespaces: int
     tasks: int
-    messages: Figures
+    messages: MessageCounts
     lag: Lags
     throughput: Throughput
     timestamp: str
@@ -218,7 +218,7 @@ async def tasks(call: Call) -> Answer:
 
 def _labels(
     found: Iterable[QueueView], label: Callable[[QueueView], str]
-) -> list[tuple[str, int, int, Figures]]:
+) -> list[tuple[str, int, int, MessageCounts]]:
     by_label: dict[str, list[QueueView]] = {}
     for view in found:
         if label(view):
@@ -229,8 +229,8 @@ def _labels(
     ]
 
 
-def total(found: Iterable[QueueView]) -> Figures:
-    figures = Figures()
+def total(found: Iterable[QueueView]) -> MessageCounts:
+    figures = MessageCounts()
     for view in found:
         figures.add(view.figures)
     return figures

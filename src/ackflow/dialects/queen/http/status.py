@@ -6,12 +6,12 @@ from msgspec import Struct
 
 from .... import __version__, ids
 from ....broker.core import global_pause
-from ....broker.core.global_pause import Maintenance
+from ....broker.core.global_pause import GlobalPause
 from ....broker.views import stats
 from ....clock import SECOND
 from ....errors import AckflowError, InvalidArgument
 from ....server.http import Answer, Call, Param, json
-from ..verbs.overview import Figures, PartitionView, QueueView, pushed_by_time
+from ..verbs.overview import MessageCounts, PartitionView, QueueView, pushed_by_time
 from .common import body_of, iso
 from .configure import Options, told
 from .paging import PAGE, SPAN, Paging, iso_or_none, looked, paging, route, span
@@ -46,8 +46,8 @@ class StatusPart(Struct, rename="camel"):
     id: str
     name: str
     created_at: str
-    messages: Figures
-    stats: Figures
+    messages: MessageCounts
+    stats: MessageCounts
     cursor: Reading
     last_activity: str | None
 
@@ -55,7 +55,7 @@ class StatusPart(Struct, rename="camel"):
 class Status(Struct):
     queue: StatusLine
     partitions: list[StatusPart]
-    totals: Figures
+    totals: MessageCounts
 
 
 class Point(Struct):
@@ -162,7 +162,7 @@ async def analytics(call: Call) -> Answer:
 
 async def buffers(call: Call) -> Answer:
     """What maintenance holds back."""
-    return json(Buffers(await looked(call, global_pause.held_back), True))
+    return json(Buffers(await looked(call, global_pause.count_held_back), True))
 
 
 async def refresh(_: Call) -> Answer:
@@ -181,10 +181,10 @@ async def maintain(call: Call) -> Answer:
     return await _switched(call, state)
 
 
-async def _switched(call: Call, state: Maintenance) -> Answer:
+async def _switched(call: Call, state: GlobalPause) -> Answer:
     on = state.pushes is not None
     says = "messages are stored and handed out later" if on else "messages are handed out"
-    return json(Switched(on, await looked(call, global_pause.held_back), True, says))
+    return json(Switched(on, await looked(call, global_pause.count_held_back), True, says))
 
 
 async def pops_maintained(call: Call) -> Answer:
@@ -197,7 +197,7 @@ async def maintain_pops(call: Call) -> Answer:
     return _paused(await call.server.do(global_pause.switch, True, pops=_enabled(call)))
 
 
-def _paused(state: Maintenance) -> Answer:
+def _paused(state: GlobalPause) -> Answer:
     says = "nothing is handed out" if state.on else "messages are handed out"
     return json(PopSwitched(state.pops, says))
 

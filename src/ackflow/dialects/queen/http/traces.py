@@ -136,7 +136,7 @@ async def by_name(call: Call) -> Answer:
     return json(NamedEntries([_named(store, one) for one in found], total, page))
 
 
-def _named(store: int, one: traces.Told) -> NamedEntry:
+def _named(store: int, one: traces.TracedMessage) -> NamedEntry:
     place = one.place
     return NamedEntry(
         **_entry(store, one.trace),

@@ -9,7 +9,7 @@ from ....broker.core.transactions import Result
 from ....broker.requests import PushOperation
 from ....errors import AckflowError, InvalidArgument, TransactionFailed
 from ....server.http import Answer, Call, json
-from ..verbs.settle_by_name import Names, transact_named
+from ..verbs.settle_by_name import NamedSettles, transact_named
 from .ack import Ack, Reader, check, refusal, token_of
 from .common import allow_partitions, body_of
 from .push import PushItem, pushed, requested
@@ -107,25 +107,25 @@ def _steps(call: Call, operations: list[Operation]) -> list[Step]:
         elif given.type == "ack":
             check(given)
             item = reader.one(given, given.consumer_group)
-            if steps and isinstance(steps[-1].operation, Names):
+            if steps and isinstance(steps[-1].operation, NamedSettles):
                 steps[-1].operation.items.append(item)
                 steps[-1].given.append(given)
             else:
-                steps.append(Step(Names([item]), [given]))
+                steps.append(Step(NamedSettles([item]), [given]))
         else:
             raise InvalidArgument(f"the type of an operation is push or ack, not {given.type!r}")
     return steps
 
 
 def _partitions(steps: list[Step]) -> set[int | None]:
-    acks = [step.operation.items for step in steps if isinstance(step.operation, Names)]
+    acks = [step.operation.items for step in steps if isinstance(step.operation, NamedSettles)]
     return {item.partition for items in acks for item in items}
 
 
 async def _done(call: Call, steps: list[Step], results: list[Result]) -> list[Done]:
     done: list[Done] = []
     for step, result in zip(steps, results, strict=True):
-        if isinstance(step.operation, Names):
+        if isinstance(step.operation, NamedSettles):
             for at, ack in enumerate(step.given):
                 dead = at in result.dead
                 done.append(Done(len(done), "ack", True, ack.transaction_id, dlq=dead))
@@ -147,7 +147,7 @@ def _failure(id: str, steps: list[Step], failed: TransactionFailed) -> Committed
     at, done = _place(steps, failed, cause), list[Done]()
     kind = "TRANSACTION"
     for step in steps:
-        names = isinstance(step.operation, Names)
+        names = isinstance(step.operation, NamedSettles)
         for one in step.given if names else step.items:
             why = sentence if len(done) == at else "rolled_back"
             kind = ("ACK" if names else "PUSH") + " operation" if len(done) == at else kind
@@ -160,5 +160,7 @@ def _place(steps: list[Step], failed: TransactionFailed, cause: AckflowError) ->
     index = failed.details.get("index")
     if index is None:
         return None
-    before = [len(s.given) if isinstance(s.operation, Names) else len(s.items) for s in steps]
+    before = [
+        len(s.given) if isinstance(s.operation, NamedSettles) else len(s.items) for s in steps
+    ]
     return sum(before[:index]) + int(cause.details.get("item", 0))

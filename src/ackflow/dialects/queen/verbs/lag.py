@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from msgspec import Struct, field
 
 from .... import ranges
-from ....broker.views.stats import LEASES_AT_MOST, unseen
+from ....broker.views.stats import LEASES_AT_MOST, visible_in
 from ....clock import SECOND
 from ....options import GroupOptions
 from ....store.records import Cursor, Group, Queue
@@ -63,8 +63,8 @@ def seen(tx: Tx) -> dict[int, Spans]:
     """
     since = tx.now - SEEN_SECONDS * SECOND
     return {
-        grp: {name: span for name, span in asked.items() if span[1] >= since}
-        for grp, asked in tx.cache.seen.items()
+        group_id: {name: span for name, span in asked.items() if span[1] >= since}
+        for group_id, asked in tx.cache.seen.items()
     }
 
 
@@ -159,7 +159,7 @@ def _lane_lag(
 ) -> tuple[int, int | None]:
     lane = tx.lane(cursor.lane)
     assert lane is not None
-    there, _ = unseen(tx, group.id, lane, cursor.next, lane.head)
+    there, _ = visible_in(tx, group.id, lane, cursor.next, lane.head)
     fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
     firsts = [lowest for _, lowest in claimed] + fresh[:1]
     oldest = tx.created_at(lane.id, min(firsts)) if firsts else None

@@ -54,7 +54,7 @@ def _segment(tx: Tx, lane: Lane, sequence: int) -> Segment | None:
     return None
 
 
-def _search(tx: Tx, home: Partition, txid: str) -> settle_by_name.Spot | None:
+def _search(tx: Tx, home: Partition, txid: str) -> settle_by_name.Position | None:
     """For what is no longer remembered by its transaction id: look through the newest."""
     deadline = time.monotonic() + SECONDS
     for lane in tx.lanes_in(home.id):

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from .... import ranges
-from ....broker.core.cursors import hidden_in
+from ....broker.core.cursors import hidden_copies_in
 from ....broker.core.topology import find_queue
 from ....clock import SECOND
 from ....ranges import Ranges
@@ -11,7 +11,7 @@ from ....store.records import LEASED, Lane, Partition, Queue
 from ....store.tx import Tx
 
 
-class Figures(Struct, rename="camel"):
+class MessageCounts(Struct, rename="camel"):
     """Stored messages. Processing: some group holds it; pending: some group has still to; failed: of
     the pending ones those that failed before; completed: every group has settled it, and in none is
     it a dead letter."""
@@ -23,7 +23,7 @@ class Figures(Struct, rename="camel"):
     failed: int = 0
     dead_letter: int = 0
 
-    def add(self, other: "Figures") -> None:
+    def add(self, other: "MessageCounts") -> None:
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -32,7 +32,7 @@ class PartitionView(Struct):
     """One partition; `oldest_at` and `newest_at` are of the messages stored."""
 
     partition: Partition
-    figures: Figures
+    figures: MessageCounts
     oldest_at: int | None = None
     newest_at: int | None = None
     consumed: int = 0
@@ -45,8 +45,8 @@ class QueueView(Struct):
     groups: list[str]
 
     @property
-    def figures(self) -> Figures:
-        total = Figures()
+    def figures(self) -> MessageCounts:
+        total = MessageCounts()
         for view in self.partitions:
             total.add(view.figures)
         return total
@@ -85,7 +85,7 @@ def _view(tx: Tx, queue: Queue) -> QueueView:
     dead: dict[int, Ranges] = {}
     for id, first, stop in tx.all("dead_runs", queue.id):
         dead.setdefault(id, []).extend((first, stop))
-    views = {home.id: PartitionView(home, Figures()) for home in tx.partitions(queue.id)}
+    views = {home.id: PartitionView(home, MessageCounts()) for home in tx.partitions(queue.id)}
     for lane in tx.lanes(queue.id):
         view = views[lane.partition]
         died = dead.get(lane.id, [])
@@ -105,19 +105,19 @@ def _open(tx: Tx, queue: Queue) -> dict[int, _Open]:
             one.held = ranges.union(one.held, which)
         elif failures:
             one.failed = ranges.union(one.failed, which)
-    for id, grp, next in tx.all("unread_of_queue", queue.id):
+    for id, group_id, next in tx.all("unread_of_queue", queue.id):
         lane = tx.lane(id)
         assert lane is not None
-        copies = hidden_in(tx, lane, grp, next, lane.head)
+        copies = hidden_copies_in(tx, lane, group_id, next, lane.head)
         one = found.setdefault(id, _Open())
         one.left = ranges.union(one.left, ranges.difference([next, lane.head], copies))
     return found
 
 
-def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> Figures:
+def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> MessageCounts:
     total = lane.head - lane.base - lane.gone
     if not groups:
-        return Figures(total, total, dead_letter=ranges.count(dead))
+        return MessageCounts(total, total, dead_letter=ranges.count(dead))
     held = ranges.count(open.held)
     gone = tx.gone(lane, lane.base, lane.head)
     left = ranges.count(ranges.difference(open.left, gone))
@@ -126,7 +126,7 @@ def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> Fig
     stored = ranges.difference(ranges.clip(dead, lane.base, lane.head), gone)
     died = ranges.count(ranges.difference(stored, open.left))
     completed = max(0, total - left - died)
-    return Figures(total, left - held, held, completed, failed, ranges.count(dead))
+    return MessageCounts(total, left - held, held, completed, failed, ranges.count(dead))
 
 
 def _date(tx: Tx, view: PartitionView, lane: Lane) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from .... import ids, ranges
-from ....broker.core.cursors import hidden_in, make_ready
-from ....broker.core.expiry import refresh_stretch
+from ....broker.core.cursors import hidden_copies_in, make_ready
+from ....broker.core.expiry import refresh_range
 from ....broker.core.leases import grant
-from ....broker.core.settle import Outcome, Refused, Settlement, extend, opened
+from ....broker.core.settle import Outcome, Refusal, Settlement, extend, open_settlement
 from ....broker.core.transactions import Result, run_all, run_push
 from ....broker.requests import Mark, PushOperation, Verdict
 from ....errors import (
@@ -24,15 +24,15 @@ from ....errors import (
     TransactionFailed,
 )
 from ....options import QUEUE_MODE
-from ....store.records import LEASED, RETURNED, Claim, Cursor, Group, Lane, LeasePart
+from ....store.records import LEASED, RETURNED, Claim, Cursor, Group, Lane, LeasedRanges
 from ....store.tx import Tx
 from ..errors import AlreadyCommitted
 
-Spot = tuple[int, int]  # lane and sequence
+Position = tuple[int, int]  # lane and sequence
 FEW = 8  # messages of a lease are listed in the time that one is looked up
 
 
-class Named(Struct):
+class NamedMessage(Struct):
     """A verdict on a message known by name; None keeps its lease alive instead.
 
     `partition` is None when the client named one that cannot be, `stale` is set when the lease it
@@ -47,7 +47,7 @@ class Named(Struct):
     stale: bool = False
 
 
-class Told(Struct):
+class NamedOutcome(Struct):
     """What became of one named message: refused with an error, else settled, now or before."""
 
     error: AckflowError | None = None
@@ -59,23 +59,23 @@ class Told(Struct):
     until: int | None = None  # the new end of a lease that was kept alive
 
 
-def settle_named(tx: Tx, items: list[Named], atomic: bool = False) -> list[Told]:
+def settle_named(tx: Tx, items: list[NamedMessage], atomic: bool = False) -> list[NamedOutcome]:
     """Settle messages by name in one transaction; `atomic`: one refusal undoes everything."""
     if not atomic:
         return _settle_all(tx, items)
-    told: list[Told] = []
+    told: list[NamedOutcome] = []
     try:
         with tx.savepoint():
             told = _settle_all(tx, items)
             if any(one.error for one in told):
                 raise RolledBack()
     except RolledBack as undone:
-        return [one if one.error else Told(undone, queue=one.queue, partition=one.partition)
+        return [one if one.error else NamedOutcome(undone, queue=one.queue, partition=one.partition)
                 for one in told]  # fmt: skip
     return told
 
 
-def fenced(tx: Tx, items: Iterable[Named], tokens: list[int]) -> list[Named]:
+def fenced(tx: Tx, items: Iterable[NamedMessage], tokens: list[int]) -> list[NamedMessage]:
     """Bind items that name no lease to the one of these that handed them out; else they are stale."""
     leases = []
     for token in tokens:
@@ -91,14 +91,14 @@ def fenced(tx: Tx, items: Iterable[Named], tokens: list[int]) -> list[Named]:
     return bound
 
 
-class Names(Struct):
+class NamedSettles(Struct):
     """Messages settled by name in a transaction."""
 
-    items: list[Named]
+    items: list[NamedMessage]
 
 
 def transact_named(
-    tx: Tx, operations: list[Names | PushOperation], required: list[int]
+    tx: Tx, operations: list[NamedSettles | PushOperation], required: list[int]
 ) -> list[Result]:
     """Run all operations or none. The required leases must be live, and an item that names no
     lease must have been handed out under one of them."""
@@ -113,7 +113,7 @@ def transact_named(
         return run_all(tx, operations, lambda tx, one: _run(tx, one, required))
 
 
-def _run(tx: Tx, operation: Names | PushOperation, required: list[int]) -> Result:
+def _run(tx: Tx, operation: NamedSettles | PushOperation, required: list[int]) -> Result:
     if isinstance(operation, PushOperation):
         return run_push(tx, operation)
     told = _settle_all(tx, fenced(tx, operation.items, required))
@@ -126,8 +126,8 @@ def _run(tx: Tx, operation: Names | PushOperation, required: list[int]) -> Resul
     return Result(settled=len(told), dead=[i for i, one in enumerate(told) if one.dead])
 
 
-def _settle_all(tx: Tx, items: list[Named]) -> list[Told]:
-    told = [Told() for _ in items]
+def _settle_all(tx: Tx, items: list[NamedMessage]) -> list[NamedOutcome]:
+    told = [NamedOutcome() for _ in items]
     leases: dict[int, list[int]] = {}
     for index, item in enumerate(items):
         if item.partition is None:
@@ -143,17 +143,17 @@ def _settle_all(tx: Tx, items: list[Named]) -> list[Told]:
     return told
 
 
-def _settle_lease(tx: Tx, token: int, some: list[tuple[Named, Told]]) -> None:
+def _settle_lease(tx: Tx, token: int, some: list[tuple[NamedMessage, NamedOutcome]]) -> None:
     """Settle messages of one lease; neighbours with one verdict are settled together."""
-    settlement = opened(tx, token)
+    settlement = open_settlement(tx, token)
     if settlement is None:
         for _, told in some:
             told.error = LeaseLost()
         return
     many = len(some) * FEW > settlement.lease.n
     names = LeaseNames(tx, settlement.lease.parts, many=many)
-    marks: dict[tuple[int, Verdict], list[tuple[int, Told]]] = {}
-    kept: list[Told] = []
+    marks: dict[tuple[int, Verdict], list[tuple[int, NamedOutcome]]] = {}
+    kept: list[NamedOutcome] = []
     for item, told in some:
         assert item.partition is not None
         spot = names.spot(item.partition, item.txid)
@@ -179,7 +179,7 @@ def _settle_lease(tx: Tx, token: int, some: list[tuple[Named, Told]]) -> None:
 
 
 def _settle_together(
-    settlement: Settlement, lane: int, verdict: Verdict, members: list[tuple[int, Told]]
+    settlement: Settlement, lane: int, verdict: Verdict, members: list[tuple[int, NamedOutcome]]
 ) -> None:
     if len(members) == 1:
         ((sequence, told),) = members
@@ -187,23 +187,23 @@ def _settle_together(
         _tell(outcome, told)
         return
     outcome = settlement.apply(Mark(verdict, lane, ranges.of([seq for seq, _ in members])))
-    if not (outcome.refused or outcome.repeated or outcome.buried):
+    if not (outcome.refused or outcome.repeated or outcome.dead_lettered):
         return
     for sequence, told in members:
         for part in outcome.refused:
             if ranges.contains(part.ranges, sequence):
                 told.error = part.error
         told.noop = any(ranges.contains(some, sequence) for _, some in outcome.repeated)
-        told.dead = any(ranges.contains(some, sequence) for _, some in outcome.buried)
+        told.dead = any(ranges.contains(some, sequence) for _, some in outcome.dead_lettered)
 
 
-def _tell(outcome: Outcome, told: Told) -> None:
+def _tell(outcome: Outcome, told: NamedOutcome) -> None:
     if outcome.refused:
         told.error = outcome.refused[0].error
     told.noop, told.dead = bool(outcome.noop), bool(outcome.dead)
 
 
-def _settle_alone(tx: Tx, item: Named, partition: int, told: Told) -> None:
+def _settle_alone(tx: Tx, item: NamedMessage, partition: int, told: NamedOutcome) -> None:
     spot = locate(tx, partition, item.txid)
     lane = tx.lane(spot[0]) if spot else None
     group = tx.group(lane.queue, item.group) if lane else None
@@ -217,8 +217,8 @@ def _settle_alone(tx: Tx, item: Named, partition: int, told: Told) -> None:
         _tell(settle_in_group(tx, group, lane, spot[1], item.verdict), told)
 
 
-def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: Told) -> None:
-    refresh_stretch(tx, group, lane.id, sequence, sequence + 1)
+def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: NamedOutcome) -> None:
+    refresh_range(tx, group, lane.id, sequence, sequence + 1)
     claim = _claim_over(tx, group, lane, sequence)
     lease = tx.lease_by_id(claim.lease) if claim and claim.lease else None
     if lease is None:
@@ -230,7 +230,7 @@ def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: Told) -
 def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Verdict) -> Outcome:
     """Settle a message as it stands in a group: leased or come back, it is settled; never handed
     out, it is not found; done, an ack is a repeat and any other verb refused."""
-    refresh_stretch(tx, group, lane.id, sequence, sequence + 1)
+    refresh_range(tx, group, lane.id, sequence, sequence + 1)
     claim = _claim_over(tx, group, lane, sequence)
     if claim is None:
         return _settled_before(tx, group, lane, sequence, verdict)
@@ -262,7 +262,7 @@ def _held_for_a_moment(
     held = Claim.leased(
         group.id, lane.id, one, claim.since, deliveries, claim.failures, RETURNED, claim.error
     )
-    parts = [LeasePart(lane.id, one, number)]
+    parts = [LeasedRanges(lane.id, one, number)]
     lease = grant(tx, group, "", 1, parts, [held], blocks=False)
     return Settlement(tx, group, lease, [held])
 
@@ -272,7 +272,7 @@ def _settled_before(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
     if (
         cursor is None
         or sequence >= cursor.next
-        or hidden_in(tx, lane, group.id, sequence, sequence + 1)
+        or hidden_copies_in(tx, lane, group.id, sequence, sequence + 1)
     ):
         return _refused(lane, sequence, _not_there())
     dead = any(row.counted for row in tx.dead("dead_of", group.id, lane.id, sequence))
@@ -283,7 +283,7 @@ def _settled_before(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
 
 
 def _refused(lane: Lane, sequence: int, error: AckflowError) -> Outcome:
-    return Outcome(refused=[Refused(lane.id, [sequence, sequence + 1], error)])
+    return Outcome(refused=[Refusal(lane.id, [sequence, sequence + 1], error)])
 
 
 def _claim_over(tx: Tx, group: Group, lane: Lane, sequence: int) -> Claim | None:
@@ -301,9 +301,9 @@ def _stored(tx: Tx, lane: Lane, sequence: int) -> bool:
     return lane.base <= sequence < lane.head and not tx.is_gone(lane, sequence)
 
 
-def locate(tx: Tx, partition: int, txid: str) -> Spot | None:
+def locate(tx: Tx, partition: int, txid: str) -> Position | None:
     """Where a message lies that is known by its own id, or by a transaction id that is kept."""
-    spot = spot_of_id(tx, txid)
+    spot = position_of_id(tx, txid)
     if spot is not None:
         lane = tx.lane(spot[0])
         if lane is not None and lane.partition == partition and spot[1] < lane.head:
@@ -312,7 +312,7 @@ def locate(tx: Tx, partition: int, txid: str) -> Spot | None:
     return None if row is None else (row[0], row[1])
 
 
-def spot_of_id(tx: Tx, text: str) -> Spot | None:
+def position_of_id(tx: Tx, text: str) -> Position | None:
     if len(text) != 36 or text[14] != "8":
         return None
     try:
@@ -336,14 +336,14 @@ class LeaseNames:
     longer kept. With `many` to find, all of them are listed at once instead of asked for one by one.
     """
 
-    def __init__(self, tx: Tx, parts: list[LeasePart], many: bool) -> None:
+    def __init__(self, tx: Tx, parts: list[LeasedRanges], many: bool) -> None:
         self._tx = tx
         self._parts = parts
         self._many = many
         self._homes: dict[int, tuple[str, str]] = {}
-        self._all: dict[tuple[int, str], Spot] | None = None
+        self._all: dict[tuple[int, str], Position] | None = None
 
-    def spot(self, partition: int, txid: str) -> Spot | None:
+    def spot(self, partition: int, txid: str) -> Position | None:
         if not self._many:
             spot = locate(self._tx, partition, txid)
             if spot is not None and self._has(spot):
@@ -361,15 +361,15 @@ class LeaseNames:
             found = self._homes[lane] = _home(self._tx, row)
         return found
 
-    def _by_id(self, partition: int, text: str) -> Spot | None:
-        spot = spot_of_id(self._tx, text)
+    def _by_id(self, partition: int, text: str) -> Position | None:
+        spot = position_of_id(self._tx, text)
         lane = self._tx.lane(spot[0]) if spot and self._has(spot) else None
         return spot if lane is not None and lane.partition == partition else None
 
-    def _has(self, spot: Spot) -> bool:
+    def _has(self, spot: Position) -> bool:
         return any(p.lane == spot[0] and ranges.contains(p.ranges, spot[1]) for p in self._parts)
 
-    def _listed(self) -> Iterable[tuple[tuple[int, str], Spot]]:
+    def _listed(self) -> Iterable[tuple[tuple[int, str], Position]]:
         for part in self._parts:
             lane = self._tx.lane(part.lane)
             prefix = ids.id_prefix(self._tx.store, part.lane)

@@ -14,7 +14,7 @@ from .locate import Located, letters, locate
 from .recent import Recent, describe
 
 
-class Picked(Struct):
+class MessageDetails(Struct):
     """A message, stored or dead, and the dead letters there are of it."""
 
     place: Located
@@ -29,7 +29,7 @@ class Picked(Struct):
     groups: list[str]
 
 
-def pick(tx: Tx, partition: int, txid: str) -> Picked:
+def message_details(tx: Tx, partition: int, txid: str) -> MessageDetails:
     """Everything about one message."""
     place = _found(tx, partition, txid)
     dead = letters(tx, place)
@@ -38,14 +38,14 @@ def pick(tx: Tx, partition: int, txid: str) -> Picked:
     if place.segment is None:
         row = dead[0]
         own = row.rest
-        return Picked(
+        return MessageDetails(
             place, id, row.created_at, row.payload, not (own and own.binary),
             own.txids.get(0, id) if own else id, own.headers.get(0, {}) if own else {}, None, dead,
             groups,
         )  # fmt: skip
     body, index = tx.body(place.segment), place.sequence - place.segment.first
     own = rest_of(body, index)
-    return Picked(
+    return MessageDetails(
         place, id, place.segment.created_at, payload(body, index), not is_binary(body, index),
         own.txids.get(0, id) if own else id, own.headers.get(0, {}) if own else {},
         describe(tx, place.queue, place.lane, place.segment, place.sequence), dead, groups,

@@ -26,7 +26,7 @@ from ....errors import AckflowError, LeaseLost, NotFound
 from ....ranges import Ranges
 from ....store.records import Lease
 from ....store.tx import Tx
-from .settle_by_name import LeaseNames, Spot
+from .settle_by_name import LeaseNames, Position
 
 QUERIES = "streams/queries/"
 STATES = "streams/states/"
@@ -202,7 +202,7 @@ def _settle(tx: Tx, partition: int, ack: CycleAck, done: Cycled) -> None:
     done.released = found is None or found.ended_at is not None
 
 
-def _marks(tx: Tx, lease: Lease, partition: int, spot: Spot, verdict: Verdict) -> list[Mark]:
+def _marks(tx: Tx, lease: Lease, partition: int, spot: Position, verdict: Verdict) -> list[Mark]:
     """The verdict on a message and on all that was handed out before it in its partition."""
     last = tx.lane(spot[0])
     assert last is not None

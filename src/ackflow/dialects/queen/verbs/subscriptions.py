@@ -4,7 +4,7 @@ from msgspec import structs
 
 from ....broker.core.admin import configure, delete_group, seek_lane
 from ....broker.core.cursors import sequence_at
-from ....broker.core.topology import find_queue, group_for, make_all
+from ....broker.core.topology import find_queue, group_for, make_all_cursors
 from ....options import Dialect, GroupOptions
 from ....store.records import Group, Partition, Queue
 from ....store.tx import Tx
@@ -31,7 +31,7 @@ def unsubscribe(tx: Tx, queue_name: str | None, name: str, forget: bool) -> list
         group = tx.group(queue.id, name)
         if group is None:
             continue
-        make_all(tx, group)
+        make_all_cursors(tx, group)
         partitions = len({cursor.partition for cursor in tx.cursors_of_group(group.id)})
         dialect, options = group.dialect, _start_kept(group)
         delete_group(tx, queue.name, name)
@@ -55,7 +55,7 @@ def resubscribe(tx: Tx, name: str, time: int) -> list[str]:
         group = tx.group(queue.id, name)
         if group is None:
             continue
-        make_all(tx, group)
+        make_all_cursors(tx, group)
         group.options = structs.replace(group.options, start=time)
         tx.save_group(group)
         for cursor in tx.cursors_of_group(group.id):

@@ -46,7 +46,7 @@ class TraceName(Struct):
     last_at: int
 
 
-class Told(Struct):
+class TracedMessage(Struct):
     """A trace with the message it tells of, and the payload of that if it is still stored."""
 
     trace: Trace
@@ -72,12 +72,12 @@ def of_message(tx: Tx, partition: int, txid: str) -> list[Trace]:
     return [_trace(tx, row) for row in tx.all("traces_of", partition, txid)]
 
 
-def by_name(tx: Tx, name: str, limit: int, offset: int) -> tuple[list[Told], int]:
+def by_name(tx: Tx, name: str, limit: int, offset: int) -> tuple[list[TracedMessage], int]:
     """The traces of a name in the order they were told, and how many there are."""
     found = []
     for row in tx.all("traces_named", name, limit, offset):
         trace = _trace(tx, row)
-        told = Told(trace, locate(tx, trace.partition, trace.txid))
+        told = TracedMessage(trace, locate(tx, trace.partition, trace.txid))
         if told.place is not None and (segment := told.place.segment) is not None:
             body, index = tx.body(segment), told.place.sequence - segment.first
             told.raw, told.is_json = payload(body, index), not is_binary(body, index)
