@@ -135,6 +135,7 @@ def test_fifty_kills_lose_no_confirmed_push_ack_or_transaction(tmp_path: Path) -
     assert len(reports.tried - reports.done) > 10, "no kill came between a call and its answer"
 
 
+@pytest.mark.outer
 def test_twenty_kills_of_a_broker_on_postgres_lose_nothing_that_was_confirmed(
     postgres_url: str,
 ) -> None:

@@ -336,6 +336,7 @@ def test_a_power_cut_loses_not_even_plain_acks_when_nothing_may_be_lost(
     assert set(campaign.moments) == MOMENTS
 
 
+@pytest.mark.outer
 def test_a_power_cut_that_may_lose_recent_work_still_leaves_a_whole_database(
     vfs: DiskVFS, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def test_a_power_cut_that_may_lose_recent_work_still_leaves_a_whole_database(
     assert set(campaign.moments) == MOMENTS
 
 
+@pytest.mark.outer
 @pytest.mark.parametrize(
     ("may_lose", "promise", "found"),
     [

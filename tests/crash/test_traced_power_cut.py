@@ -340,6 +340,7 @@ def test_an_id_that_was_handed_out_before_a_power_cut_is_never_another_messages(
     assert Cuts(run, "acks", moments, chance).given_twice == []
 
 
+@pytest.mark.outer
 @pytest.mark.parametrize("may_lose", ["recent", "everything"])
 def test_the_replay_finds_confirmed_pushes_lost_in_modes_that_may_lose_them(
     tracer: Path, tmp_path: Path, may_lose: MayLose
@@ -348,6 +349,7 @@ def test_the_replay_finds_confirmed_pushes_lost_in_modes_that_may_lose_them(
     assert any(problem.endswith("is absent and may be ready") for problem in cuts.lost)
 
 
+@pytest.mark.outer
 @pytest.mark.parametrize("name", [NAME, f"{NAME}-wal"])
 def test_the_replay_finds_loss_when_the_syncs_of_one_file_do_nothing(run: Run, name: str) -> None:
     assert cut(run, 30, 0, "acks", unsynced=name).lost
