@@ -130,7 +130,7 @@ def names(q: Session, said: list[Any]) -> dict[str, Any]:
         "charge_later": charge_later,
         "steps": lambda order: [lambda: said.append(order)],
         "valid": lambda order: order["id"] != 2,
-        "call_somebody": lambda queue, depth: None,
+        "page_on_call": lambda queue, depth: None,
         "put_aside": lambda: None,
         "wait_a_moment": lambda: time.sleep(IDLE),
     }
