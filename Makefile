@@ -10,7 +10,7 @@ CLIENTS := $(VENV)/clients
 QUEEN_CLIENTS := 0.15.0 2.6.0
 COVERAGE_FLOOR := 90
 
-.PHONY: setup test test-all coverage demo bench soak lint clean
+.PHONY: setup test test-all coverage demo bench soak lint docs clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -79,5 +79,9 @@ soak: setup
 	$(BIN)/pytest -m soak --timeout 7200
 	$(BIN)/python tests/mutants.py
 
+# The documentation as a site in site/; nothing is loaded from other hosts.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

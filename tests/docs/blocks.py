@@ -34,10 +34,13 @@ def blocks(page: Path) -> list[Block]:
     for index, block in enumerate(found):
         following = found[index + 1] if index + 1 < len(found) else None
         output = None
-        if following is not None and following[1] == "text":
-            # Only an output that directly follows its block belongs to it.
-            if not text[block.end() : following.start()].strip():
-                output = following[2]
+        # Only a text that directly follows a block is its output.
+        if (
+            following is not None
+            and following[1] == "text"
+            and not text[block.end() : following.start()].strip()
+        ):
+            output = following[2]
         line = text.count("\n", 0, block.start()) + 1
         if block[1] in ("python", "shell"):
             result.append(Block(f"{page.relative_to(ROOT)}:{line}", block[1], block[2], output))

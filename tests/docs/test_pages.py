@@ -11,9 +11,8 @@ from ..running import Running
 from .blocks import DOCS, blocks, run_python, run_shell, shown
 
 ELSEWHERE = {"postgresql.md", "spark.md"}  # run by tests/postgres and tests/spark
-PAGES = [DOCS / "index.md", DOCS / "tutorial.md", DOCS / "upgrading.md"] + sorted(
-    page for page in (DOCS / "how-to").glob("*.md") if page.name not in ELSEWHERE
-)
+HOW_TO = sorted(page for page in (DOCS / "how-to").glob("*.md") if page.name not in ELSEWHERE)
+PAGES = [DOCS / "index.md", DOCS / "tutorial.md", DOCS / "upgrading.md", *HOW_TO]
 
 
 @pytest.fixture
