@@ -254,9 +254,11 @@ class VirtualClock:
         self._watching: list[Signal] = []
 
     def now(self) -> int:
+        """The current time, in microseconds since 1970."""
         return self._now
 
     def steady(self) -> int:
+        """The monotonic time, in microseconds."""
         return self._passed
 
     def advance(self, seconds: float) -> None:
@@ -276,18 +278,23 @@ class VirtualClock:
             signal.ring()
 
     def seconds_until(self, time: int) -> float:
+        """How long to wait for a time: 0 if it has come, otherwise a minute."""
         return 0.0 if self._now >= time else 60.0
 
     def seconds_left(self, steady: int) -> float:
+        """The same for a monotonic time."""
         return 0.0 if self._passed >= steady else 60.0
 
     def to_write(self) -> bool:
+        """Whether a correction is due to be stored: never."""
         return False
 
     def watch(self, signal: Signal) -> None:
+        """Ring a signal whenever the time is changed."""
         with self._lock:
             self._watching.append(signal)
 
     def unwatch(self, signal: Signal) -> None:
+        """Stop ringing a signal that `watch` was given."""
         with self._lock:
             self._watching.remove(signal)

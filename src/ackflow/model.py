@@ -13,10 +13,12 @@ T = TypeVar("T")
 
 
 def when(micros: int) -> datetime:
+    """A time in microseconds since 1970 as a datetime in UTC."""
     return datetime.fromtimestamp(micros / 1_000_000, UTC)
 
 
 def when_or_none(micros: int | None) -> datetime | None:
+    """The same; None stays None."""
     return None if micros is None else when(micros)
 
 
@@ -80,6 +82,7 @@ class StoredMessage(Struct, frozen=True):
 
     @property
     def data(self) -> Any:
+        """The payload: decoded JSON, or bytes."""
         return msgspec.json.decode(self.raw) if self.is_json else self.raw
 
 
@@ -114,6 +117,7 @@ class DeadLetter(Struct, frozen=True):
 
     @property
     def data(self) -> Any:
+        """The payload: decoded JSON, or bytes."""
         return msgspec.json.decode(self.raw) if self.is_json else self.raw
 
 
@@ -142,6 +146,7 @@ class Counts(Struct):
 
     @property
     def pushed(self) -> int:
+        """The sum of all counts."""
         return sum(msgspec.structs.astuple(self))
 
     @property
@@ -266,4 +271,5 @@ class Upkeep(Struct):
 
     @property
     def total(self) -> int:
+        """The sum of all counts."""
         return sum(msgspec.structs.astuple(self))

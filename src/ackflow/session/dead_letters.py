@@ -148,6 +148,7 @@ class Alert:
         return depth
 
     def close(self) -> None:
+        """Stop checking."""
         self._closed.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

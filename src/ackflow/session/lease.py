@@ -37,33 +37,42 @@ class Lease:
 
     @property
     def token(self) -> str:
+        """The token of the lease."""
         return ids.token_text(self._token)
 
     def ack(self, *message_ids: str, confirm: bool = False) -> Settled:
+        """Acknowledge messages; without ids, all that the lease still holds."""
         return self._settle(message_ids, Verdict("ack", confirm=confirm))
 
     def nack(
         self, *message_ids: str, reason: Reason | None = None, delay: Duration | None = None
     ) -> Settled:
+        """Report a failure: delivered again after `delay`, otherwise after the back-off."""
         return self._settle(message_ids, to_verdict("nack", reason, delay))
 
     def release(self, *message_ids: str) -> Settled:
+        """Return messages immediately, uncounted."""
         return self._settle(message_ids, Verdict("release"))
 
     def requeue(self, *message_ids: str, delay: Duration | None = None) -> Settled:
+        """Append copies to the end of their lanes; the originals are done."""
         return self._settle(message_ids, to_verdict("requeue", delay=delay))
 
     def reject(self, *message_ids: str, reason: Reason | None = None) -> Settled:
+        """Never deliver messages again; keep them as dead letters with the reason."""
         return self._settle(message_ids, to_verdict("reject", reason))
 
     def dead_letter(self, *message_ids: str, reason: Reason | None = None) -> Settled:
+        """Move messages to the dead letters now, as failures."""
         return self._settle(message_ids, to_verdict("dead_letter", reason))
 
     def extend(self, seconds: Duration | None = None) -> datetime:
+        """Extend the lease by `seconds` from now; return its new end."""
         given = validate.positive_or_none(seconds, "seconds")
         return when(self._session.broker.do(settle.extend, False, self._token, given))
 
     def read(self) -> Batch[Message]:
+        """Return the messages of the lease again, settled or not."""
         return self._session.read(self.token)
 
     def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:

@@ -73,22 +73,27 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def id(self) -> str:
+        """The message id."""
         return ids.message_id(self._share.origin.store, self._share.run.lane, self.sequence)
 
     @property
     def queue(self) -> str:
+        """The name of the queue."""
         return self._share.origin.queue
 
     @property
     def group(self) -> str:
+        """The name of the group."""
         return self._share.origin.group
 
     @property
     def partition(self) -> str:
+        """The name of the partition."""
         return self._share.run.partition
 
     @property
     def priority(self) -> int:
+        """The priority; 0 is served first."""
         return self._share.run.priority
 
     @property
@@ -98,6 +103,7 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def created_at(self) -> datetime:
+        """The time of the push."""
         return when(self._share.run.created_at)
 
     @property
@@ -117,6 +123,7 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def headers(self) -> dict[str, str]:
+        """The headers of the message."""
         rest = self._share.run.body.rest
         return rest.headers.get(self._index, {}) if rest else {}
 
@@ -235,6 +242,7 @@ class Batch(tuple[M, ...]):
 
     @classmethod
     def of(cls, session: Any, handout: Handout, message: type[M]) -> "Batch[M]":
+        """The messages of a hand-out."""
         origin = Origin(
             session, handout.queue, handout.group, handout.store, handout.token, handout.expires_at
         )
@@ -265,10 +273,12 @@ class Batch(tuple[M, ...]):
 
     @property
     def token(self) -> str | None:
+        """The token of the lease; None if the messages were acknowledged on delivery."""
         return None if self.origin.token is None else ids.token_text(self.origin.token)
 
     @property
     def expires_at(self) -> datetime | None:
+        """The end of the lease; None if there is no lease."""
         return None if self.origin.expires_at is None else when(self.origin.expires_at)
 
 
@@ -365,6 +375,7 @@ class Settled(Struct):
         return self
 
     def add(self, store: int, outcome: Outcome) -> None:
+        """Add the outcome of one lease."""
         self.settled += outcome.settled
         self.noop += outcome.noop
         self.dead += outcome.dead

@@ -46,15 +46,19 @@ class Looking(ABC):
         return self.broker.do(whys.why, False, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
+        """Statistics of all queues."""
         return self._look(stats.queues)
 
     def queue_stats(self, queue: str) -> QueueStats:
+        """Statistics of one queue."""
         return self._look(stats.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
+        """Statistics of one group."""
         return self._look(stats.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
+        """The partitions of a queue."""
         return self.broker.look(stats.partitions, queue, 0, -1)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:

@@ -271,6 +271,7 @@ class Session(Helping):
         return Batch.of(self, self.read_again(token), Message)
 
     def read_again(self, token: str) -> Handout:
+        """The hand-out of a lease, as `read` returns it."""
         return self.broker.do(leases.read, False, ids.parse_token(token))
 
     def lease(self, token: str) -> Lease:
@@ -321,8 +322,7 @@ class Session(Helping):
         )
 
     def extend(self, messages: Messages, seconds: Duration | None = None) -> datetime | None:
-        """Keep the leases of these messages alive for `seconds` from now (None: their lease time).
-        Answers with the earliest new end."""
+        """Extend the leases by `seconds` (None: the lease time); return the earliest new end."""
         given = validate.positive_or_none(seconds, "seconds")
         tokens = {m._share.origin.token for m in deliveries(messages)} - {None}
         ends = [self.broker.do(settle.extend, False, cast(int, token), given) for token in tokens]
@@ -347,6 +347,7 @@ class Session(Helping):
         self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
 
     def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None:
+        """Extend the lease of one message; see `extend`."""
         return self.extend([message], seconds)
 
     def _settle_one(self, token: int, mark: Mark) -> None:
@@ -398,6 +399,7 @@ class Session(Helping):
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
+        """Run the operations of a transaction; see `transaction`."""
         request = operations.request()
         with self._acks.measure(
             _count(o.marks for o in request.operations if isinstance(o, SettleOperation))
@@ -431,6 +433,7 @@ class Session(Helping):
         self.broker.do(admin.pause, True, queue, group, True)
 
     def resume(self, queue: str, group: str | None = None) -> None:
+        """Resume a paused queue or group."""
         self.broker.do(admin.pause, True, queue, group, False)
 
     def seek(

@@ -39,6 +39,7 @@ class Committed(msgspec.Struct):
 
     @property
     def settled(self) -> int:
+        """How many messages the transaction settled."""
         return sum(result.settled for result in self.results)
 
 
@@ -57,16 +58,19 @@ class Operations:
 
     def nack(self, messages: Delivery | list[Any] | Batch[Any], reason: Reason | None = None, *,
              delay: Duration | None = None) -> Self:  # fmt: skip
+        """Report a failure, if the transaction commits."""
         return self.settle(messages, to_verdict("nack", reason, delay))
 
     def reject(
         self, messages: Delivery | list[Any] | Batch[Any], reason: Reason | None = None
     ) -> Self:
+        """Reject messages, if the transaction commits."""
         return self.settle(messages, to_verdict("reject", reason))
 
     def settle(
         self, messages: Delivery | list[Any] | Batch[Any], verdict: Verdict | SettleVerb
     ) -> Self:
+        """Settle messages with any verdict, if the transaction commits."""
         judged = verdict_of(verdict)
         some = deliveries(messages)
         for token, marks in marks_of((message, judged) for message in some).items():
@@ -84,6 +88,7 @@ class Operations:
         at: Time | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Self:
+        """Push one message or a list of them, if the transaction commits."""
         request, places = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
             headers=headers,
@@ -105,6 +110,7 @@ class Operations:
         return self.add(PutOperation(validate.name(key, "key"), raw, _expected(expect)))
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
+        """Delete a keyed value; `expect` is the version it must have."""
         return self.add(DeleteOperation(validate.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
@@ -119,6 +125,7 @@ class Operations:
             raise InvalidArgument(COMMITTED)
 
     def request(self) -> TransactionRequest:
+        """The operations in the form the broker runs."""
         self.check_open()
         if self._key is None:
             return TransactionRequest(self._operations)
@@ -143,14 +150,17 @@ class PushTo(Generic[T]):
         self._chosen: dict[str, Any] = {}
 
     def partition(self, name: str) -> Self:
+        """Push to this partition."""
         self._chosen["partition"] = name
         return self
 
     def priority(self, level: int) -> Self:
+        """Push with this priority."""
         self._chosen["priority"] = level
         return self
 
     def delay(self, seconds: Duration) -> Self:
+        """Deliver after this delay."""
         self._chosen["delay"] = seconds
         return self
 
