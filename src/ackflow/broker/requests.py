@@ -224,6 +224,7 @@ class Verdict(Struct, frozen=True):
         return self.confirm or self.verb in _SYNCED
 
     def check(self) -> Self:
+        """Validate the verdict; return it."""
         validate.one_of(self.verb, "verdict", SETTLE_VERBS)
         validate.text(self.reason, "reason")
         if self.delay is not None:
