@@ -1,4 +1,4 @@
-"""How many messages of a queue are not settled yet, and whether there is room for more."""
+"""Capacity: how many messages of a queue are unsettled, and whether `max_size` allows more."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,12 +12,12 @@ from .topology import make_all_cursors
 
 
 def make_room(tx: Tx, wanted: Mapping[str, int], write: Callable[[], None] = lambda: None) -> None:
-    """Count messages that are about to come against the limits of their queues, or refuse all.
+    """Reserve room for messages in queues with a limit, or raise QueueFull for all of them.
 
-    How much room there is, is kept between transactions (`tx.cache.room`): a push makes it less, and
-    whatever else may forgets it. In a queue with one group a settle makes it more, so that it is
-    known exactly; else the queue is counted again when it seems full. `write` is called before that,
-    for what was let in and is not written yet.
+    The free room is cached between transactions (`tx.cache.room`). A push reduces it; anything else
+    that may reduce it drops the cached value. In a queue with one group a settle increases it, so
+    that it is exact; otherwise the queue is counted again when it seems full. `write` is called
+    before that, to write messages that were already let in.
     """
     limited = [(queue, n) for name, n in wanted.items() if (queue := _limited(tx, name))]
     for queue, n in limited:
@@ -54,7 +54,7 @@ def _count_again(tx: Tx, queue: Queue, most: int) -> None:
 
 
 def backlog(tx: Tx, queue: Queue) -> int:
-    """Messages that some group has not settled; of a queue without groups, all that are stored."""
+    """Count the messages that some group has not settled; without groups, all stored ones."""
     for group_id in tx.in_the_making(queue.id):
         if (group := tx.group_by_id(group_id)) is not None:
             make_all_cursors(tx, group)
@@ -82,7 +82,7 @@ def _add(left: dict[int, list[tuple[int, int]]], lane: int, which: Ranges) -> No
 
 
 def _merged(pairs: list[tuple[int, int]]) -> Ranges:
-    """The range set of ranges in any order."""
+    """Merge ranges in any order into a range set."""
     found: Ranges = []
     for lo, hi in sorted(pairs):
         if found and lo <= found[-1]:

@@ -1,4 +1,4 @@
-"""Copies of stored messages: requeue and redrive put them at the end of a lane."""
+"""Copies of stored messages, which requeue and redrive append to a lane."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from .topology import complete_cursors
 
 
 class Copy(NamedTuple):
-    """A message on its way to the end of a lane; it keeps the transaction id it was known by."""
+    """A message to append to a lane; it keeps its transaction id."""
 
     payload: bytes
     own: Rest | None
@@ -24,7 +24,7 @@ class Copy(NamedTuple):
 
 
 def copy(tx: Tx, group: Group, lane: Lane, which: Ranges, delay: float, carry: Carry) -> None:
-    """Append copies of messages to their own lane, for one group alone."""
+    """Append copies of messages to their own lane, for one group only."""
     copies = (
         Copy(
             payload(body, index), rest_of(body, index),
@@ -63,7 +63,7 @@ def append_copies(
 
 
 def _parts(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
-    """Copies in runs that fit a segment."""
+    """Split copies into lists that fit into a segment."""
     part: list[Copy] = []
     room = MAX_SEGMENT_BYTES
     for one in copies:

@@ -1,4 +1,4 @@
-"""Cursors: how far a group is in a lane, and what it passes when it moves."""
+"""Cursors: how far a group has read a lane, and what it passes when it moves on."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from .history import record_fate, record_history
 
 
 def make_ready(tx: Tx, lane: int, group_id: int) -> None:
+    """Mark a lane as one that may have work for a group."""
     cursor = tx.cursor(lane, group_id)
     if cursor is not None and not cursor.ready:
         cursor.ready = True
@@ -17,7 +18,7 @@ def make_ready(tx: Tx, lane: int, group_id: int) -> None:
 
 
 def unblock_partitions(tx: Tx, group: Group, lanes: set[int]) -> None:
-    """Let an ordered group be served again from partitions in which it holds nothing any more."""
+    """Unblock the partitions of an ordered group in which it no longer holds a lease."""
     if group.rules.ordering != "ordered":
         return
     for partition in {cursor.partition for lane in lanes if (cursor := tx.cursor(lane, group.id))}:
@@ -26,13 +27,13 @@ def unblock_partitions(tx: Tx, group: Group, lanes: set[int]) -> None:
 
 
 def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
-    """The first sequence pushed at or after a time."""
+    """Return the first sequence pushed at or after a time."""
     found = tx.value("segment_since", lane.id, time)
     return lane.head if found is None else int(found)
 
 
 def hidden_copies_in(tx: Tx, lane: Lane, group_id: int, first: int, stop: int) -> ranges.Ranges:
-    """The part of [first, stop) that is made of copies for other groups."""
+    """Return the part of [first, stop) that consists of copies for other groups."""
     hidden: ranges.Ranges = []
     for odd in tx.odd_segments(lane, first):
         if odd.first >= stop:
@@ -45,7 +46,7 @@ def hidden_copies_in(tx: Tx, lane: Lane, group_id: int, first: int, stop: int) -
 
 
 def count_from(tx: Tx, lane: Lane, group_id: int, start: int) -> int:
-    """How many messages of a lane there are for a group from a sequence on."""
+    """Count the messages of a lane that a group sees from a sequence on."""
     if start >= lane.head:
         return 0
     if start >= lane.odd:
@@ -57,14 +58,14 @@ def count_from(tx: Tx, lane: Lane, group_id: int, start: int) -> int:
 
 
 def count_unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
-    """How many messages of a lane there are for a group from its cursor on."""
+    """Count the messages of a lane that a group sees from its cursor on."""
     if lane.gone_to > cursor.next:
         return count_from(tx, lane, cursor.group_id, cursor.next)
     return lane.head - cursor.next - (lane.copies - cursor.copies)
 
 
 def count_never_delivered(tx: Tx, group: Group) -> int:
-    """How many messages a group has still to be given for the first time, over all its lanes."""
+    """Count the messages that a group has never been given, over all its lanes."""
     tx.flush()
     total = 0
     for (id,) in tx.all("ready_lanes", group.id):  # a lane with something new is marked
@@ -75,8 +76,10 @@ def count_never_delivered(tx: Tx, group: Group) -> int:
 
 
 def pass_for_all_groups(tx: Tx, queue: Queue, lane: Lane, claims: list[Claim], stop: int) -> int:
-    """Let every group pass what is too old, but for what is held; answers with how many it was for
-    all of them together."""
+    """Move every group past messages that are too old, except those that are leased.
+
+    Returns how many messages were passed, summed over the groups.
+    """
     waiting = {c.group_id for c in claims if c.state != LEASED and c.ranges[0] < stop}
     passed = 0
     for cursor in tx.cursors_of_lane(lane.id):
@@ -90,10 +93,11 @@ def pass_for_all_groups(tx: Tx, queue: Queue, lane: Lane, claims: list[Claim], s
 def pass_over(
     tx: Tx, lane: Lane, cursor: Cursor, stop: int, counter: str, leased: bool = True
 ) -> int:
-    """Move a cursor to `stop` and end its claims below that, counted as skipped, purged, expired.
+    """Move a cursor to `stop`, end its claims below that, and add both to one of its counters.
 
-    The tokens of leases that held some of it answer LeaseLost from then on, unless `leased` is
-    False: then what is leased is left alone. Answers with how many messages were passed.
+    The counter is skipped, purged or expired. The tokens of leases that held some of it answer
+    LeaseLost from then on; with `leased` False, leased messages are left alone. Returns how many
+    messages were passed.
     """
     ended: dict[int, LostRanges] = {}
     over: ranges.Ranges = []
@@ -131,21 +135,21 @@ def pass_over(
 
 
 class LostRanges(NamedTuple):
-    """What was taken from a lease, and the lease as it was before that."""
+    """What was taken from a lease, and the lease as it was before."""
 
     lease: Lease
     ranges: ranges.Ranges
 
 
 def lease_of(tx: Tx, claim: Claim) -> Lease:
-    """The lease of a claim; to be read before the claim is changed by anything but an ack."""
+    """Return the lease of a claim; call it before anything but an ack changes the claim."""
     lease = tx.lease_by_id(claim.lease or 0)
     assert lease is not None, "a leased claim without its lease"
     return lease
 
 
 def take_from_leases(tx: Tx, lane: int, ended: Iterable[LostRanges], verb: str) -> None:
-    """Write into leases that part of what they held was taken from them."""
+    """Record in leases that part of what they held was taken from them."""
     for lease, which in ended:
         record_fate(lease, verb, tx.now, lane, which)
         if not tx.claims_of_lease(lease):

@@ -1,6 +1,14 @@
-"""Time passes: leases end, waiting messages become due, old messages go.
+"""Expiry: leases end, and waiting claims become due.
 
-Pop and settle call this before they look, so that nothing depends on when upkeep ran.
+    pop      ┌────────┐  nack, release, expiry   ┌─────────┐  its time comes  ┌─────┐
+    ───────► │ LEASED │ ───────────────────────► │ WAITING │ ───────────────► │ DUE │
+             └────────┘                          └─────────┘                  └─────┘
+                 ▲  │  without a delay ─────────────────────────────────────────▲ │
+                 │  └─► done or dead letter                                       │
+                 └────────────────────────────── pop ─────────────────────────────┘
+
+A delayed message that a cursor passes is WAITING from the start. Pop and settle call `refresh`
+before they read, so that nothing depends on when upkeep ran.
 """
 
 from time import monotonic
@@ -39,8 +47,11 @@ class Refreshed(NamedTuple):
 
 
 class WorkBudget:
-    """How much of what has come back is taken in one transaction: for a time, and then as long as
-    fewer messages came back than are wanted. A slice that is the whole never ends."""
+    """Limits how much is done in one transaction.
+
+    Work goes on for a time, and after it as long as fewer messages came back than are wanted. With
+    `whole` there is no limit.
+    """
 
     def __init__(self, want: int, whole: bool) -> None:
         self.whole = whole
@@ -59,10 +70,10 @@ class WorkBudget:
 
 
 def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refreshed:
-    """End the leases of a group that are over, and wake what is due.
+    """End the leases of a group that are over, and make due the claims whose time has come.
 
-    It stops after a slice: what is left counts as leased or waiting until the next one. `whole`:
-    all of it, for verbs that change the rules by which a lease ends.
+    Stops when the budget is used up: the remaining claims count as leased or waiting until the next
+    call. With `whole` it does everything, for verbs that change the rules by which a lease ends.
     """
     if tx.now < tx.cache.next_times.get(group.id, 0):
         return Refreshed()
@@ -76,7 +87,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
 
 
 def _end_over(tx: Tx, group: Group, some: WorkBudget) -> tuple[int, bool]:
-    """End leases that are over; answers with how many, and whether there may be more."""
+    """End leases that are over; returns how many, and whether there may be more."""
     limit = some.at_most(LEASES_AT_ONCE)
     leases, more = tx.leases_over(group.id, limit)
     for ended, (id, n) in enumerate(leases.items()):
@@ -90,7 +101,7 @@ def _end_over(tx: Tx, group: Group, some: WorkBudget) -> tuple[int, bool]:
 
 
 def _wake(tx: Tx, group: Group, some: WorkBudget) -> bool:
-    """Make due what waited until now; answers whether there may be more."""
+    """Make waiting claims due; returns whether there may be more."""
     limit = some.at_most(CLAIMS_AT_ONCE)
     lanes = tx.wake_due(group.id, limit)
     for lane in set(lanes):
@@ -106,10 +117,10 @@ def _wake(tx: Tx, group: Group, some: WorkBudget) -> bool:
 
 
 def _wake_delayed(tx: Tx, group: Group, claim: Claim) -> None:
-    """Make due those of a claim of delayed messages whose own time has come; the others wait on.
+    """Make due those messages of a delayed claim whose own time has come.
 
-    Waiting for a first delivery is counted from each one's own time, which matters only where it
-    is limited.
+    `max_wait_seconds` counts from each message's own time, so that a queue with that limit gets a
+    claim for each time.
     """
     lane = tx.lane(claim.lane)
     queue = tx.queue_by_id(group.queue)
@@ -155,7 +166,7 @@ def refresh_range(tx: Tx, group: Group, lane: int, first: int, stop: int) -> Non
 
 
 def expire(tx: Tx, group: Group, lease: Lease) -> None:
-    """Take back what a lease past its end still held. All times follow from that end."""
+    """Take back what an expired lease still held. All times are computed from its end."""
     ended = lease.expires_at
     lanes = set()
     claims = tx.claims_of_lease(lease)
@@ -187,6 +198,7 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
 
 
 def expire_if_over(tx: Tx, group: Group, lease: Lease) -> bool:
+    """End a lease that is over; returns whether it was."""
     if lease.ended_at is None and lease.expires_at <= tx.now:
         expire(tx, group, lease)
         return True

@@ -1,4 +1,4 @@
-"""Maintenance: while it lasts nothing is handed out of any queue; pushing and settling go on."""
+"""The global pause: no queue hands out messages; pushing and settling go on."""
 
 from msgspec import Struct, json, msgpack
 
@@ -6,7 +6,7 @@ from ...store.tx import Tx
 
 
 class GlobalPause(Struct):
-    """Who asked for it: `pushes` since when pushed messages are held back, `pops` a plain pause."""
+    """Why there is a pause: `pops` is a plain one, `pushes` holds back what was pushed since."""
 
     pops: bool = False
     pushes: int | None = None
@@ -17,11 +17,11 @@ class GlobalPause(Struct):
 
 
 _decode = json.Decoder(GlobalPause).decode
-_decode_old = msgpack.Decoder(GlobalPause).decode  # of databases from before it was text
+_decode_old = msgpack.Decoder(GlobalPause).decode  # older databases store msgpack
 
 
 def is_paused(tx: Tx) -> bool:
-    """Whether hand-outs are off; read once and kept, as every pop asks."""
+    """Return whether nothing is handed out; cached, because every pop asks."""
     if tx.cache.halted is None:
         tx.cache.halted = get(tx).on
     return tx.cache.halted
@@ -35,7 +35,7 @@ def get(tx: Tx) -> GlobalPause:
 
 
 def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> GlobalPause:
-    """Turn either switch; what is not given stays. Waiting pops are told."""
+    """Set either switch and leave the other as it is; wakes waiting pops."""
     state = get(tx)
     if pops is not None:
         state.pops = pops
@@ -48,12 +48,12 @@ def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> G
 
 
 def count_held_back(tx: Tx) -> int:
-    """How many messages were pushed since pushes are held back."""
+    """Count the messages pushed since pushes are held back."""
     since = get(tx).pushes
     return 0 if since is None else pushed_since(tx, [queue.name for queue in tx.queues()], since)
 
 
 def pushed_since(tx: Tx, queues: list[str], since: int) -> int:
-    """How many of the stored messages of these queues were pushed from a time on."""
+    """Count the stored messages of these queues that were pushed since a time."""
     found = [queue for name in queues if (queue := tx.queue(name))]
     return sum(int(tx.value("pushed_since", queue.id, since)) for queue in found)

@@ -1,4 +1,4 @@
-"""What a pop hands over: runs of messages as they are stored, and the lease they are held under."""
+"""What a pop returns: runs of stored messages, and the lease under which they are held."""
 
 from msgspec import Struct
 
@@ -11,10 +11,11 @@ _NOTHING = Carry(0, 0, False)
 
 
 class MessageRun(Struct):
-    """Neighbouring messages of one segment with equal counters: sequences [lo, hi) of `body`.
+    """Consecutive messages of one segment with equal counters: sequences [lo, hi) of `body`.
 
-    `number` counts the hand-outs of the lane before the first of them, `pending` the messages never
-    handed out that come after the last, of the lane, or of the group for dialects in `PENDING_OF_GROUP`.
+    `number` is how many deliveries the lane had before the first of them. `pending` is how many
+    messages that were never delivered come after the last one in the lane, or in the group for the
+    dialects in `PENDING_OF_GROUP`.
     """
 
     lane: int
@@ -33,9 +34,10 @@ class MessageRun(Struct):
 
 
 class Handout(Struct):
-    """The answer of a pop. Without runs, `why` and `retry_at` say what it is waiting for.
+    """The answer of a pop. Without runs, `why` and `retry_at` say what it waits for.
 
-    `again`: a slice of work ended before the work did; a pop that got nothing is to be run again.
+    `again`: the transaction stopped before all work was done; a pop without messages is to be run
+    again.
     """
 
     queue: str
@@ -50,7 +52,7 @@ class Handout(Struct):
 
 
 class TakenMessages(Struct):
-    """Messages taken from a lane with equal counters, which already count this hand-out."""
+    """Messages taken from a lane with equal counters, which include this delivery."""
 
     ranges: Ranges
     spans: list[SegmentSpan]
@@ -62,7 +64,7 @@ class TakenMessages(Struct):
 
 
 class LaneBatch(Struct):
-    """What one pop took from one lane."""
+    """What one pop takes from one lane."""
 
     lane: Lane
     cursor: Cursor
@@ -73,6 +75,7 @@ class LaneBatch(Struct):
 
 
 def payload(body: Body, index: int) -> bytes:
+    """Return the payload of one message of a body."""
     if (items := body.items) is not None:
         return bytes(items[index])
     start = body.ends[index - 1] if index else 0
@@ -80,7 +83,7 @@ def payload(body: Body, index: int) -> bytes:
 
 
 def rest_of(body: Body, index: int) -> Rest | None:
-    """What one message has beside its payload, as a Rest of its own."""
+    """Return the optional fields of one message."""
     return None if body.rest is None else body.rest.pick(index)
 
 
@@ -91,10 +94,10 @@ def is_binary(body: Body, index: int) -> bool:
 def message_runs(
     tx: Tx, lane: Lane, taken: list[TakenMessages], number: int, pending: int
 ) -> list[MessageRun]:
-    """The runs to hand over for what was taken from one lane, in order of sequence.
+    """Return the runs to hand out for what was taken from one lane, by sequence.
 
-    `number` is how many hand-outs of the lane came before, `pending` how many messages of it are
-    left after these.
+    `number` is how many deliveries the lane had before; `pending` how many of its messages come
+    after.
     """
     home = tx.partition_by_id(lane.partition)
     assert home is not None
@@ -120,7 +123,7 @@ def message_runs(
 
 
 def set_pending(runs: list[MessageRun], left: int) -> None:
-    """Write into runs how many messages come after each for the first time, `left` after the last."""
+    """Set `pending` of each run, given how many undelivered messages come after the last."""
     for run in reversed(runs):
         run.pending = left
         if not run.redelivered:
@@ -128,4 +131,5 @@ def set_pending(runs: list[MessageRun], left: int) -> None:
 
 
 def carried_counters(segment: Segment) -> Carry:
+    """Return the counters with which the messages of a segment start."""
     return segment.carry or _NOTHING

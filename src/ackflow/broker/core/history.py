@@ -1,9 +1,10 @@
-"""The history of leases: finding those whose history is over without reading the others again.
+"""The history of ended leases: how it is recorded, and when it is removed.
 
-Leases are read in the order they were made, in one walk for each length of history that queues ask
-for. A walk stops at the first lease that is too young and goes on from there in the next round.
-What it passes and may not remove yet (still held, held for long, or needed by a reader) is noted
-with the time to look at it again.
+`LeasePruner` finds the leases whose history is over without reading the others again. It reads
+leases in the order in which they were granted, in one scan for each value of `history_seconds`. A
+scan stops at the first lease that is too young, and continues there in the next round. Leases that
+it passes and may not remove yet (still live, live for long, or needed by a reader) are put on a
+heap with the time to check them again.
 """
 
 import heapq
@@ -16,13 +17,13 @@ from ...store.mapping import Row
 from ...store.records import Fate, Lease, LeasedRanges
 from ...store.tx import Tx
 
-SOON = micros(30)  # a walk waits for a lease that ends its history within this, rather than note it
+SOON = micros(30)  # a scan waits for a lease whose history ends within this
 FIRST_STEP, LAST_STEP = 16, 1_024
 MOST = 20_000
 
 
 def record_fate(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> None:
-    """Write into a lease what became of some of its messages; times are kept to the second."""
+    """Record in a lease how some of its messages ended; times are exact to a second."""
     for fate in reversed(lease.fates):
         if fate.verb == verb and fate.lane == lane:
             if at - fate.at < micros(1):
@@ -33,7 +34,7 @@ def record_fate(lease: Lease, verb: str, at: int, lane: int, which: ranges.Range
 
 
 def record_history(tx: Tx, group_id: int, lane: int, over: ranges.Ranges, verb: str) -> None:
-    """Leave a note for `why` in the form of a lease that nobody held."""
+    """Record how messages ended without a lease, as an ended lease that `why` can read."""
     ended = Lease(0, tx.new_token(), group_id, "", tx.now, tx.now, None, ranges.count(over),
                  [LeasedRanges(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
     tx.add_lease(ended)
@@ -42,7 +43,7 @@ def record_history(tx: Tx, group_id: int, lane: int, over: ranges.Ranges, verb: 
 
 
 class LeaseScan(Struct):
-    """How far the leases of some groups were read, and when there may be more to remove."""
+    """How far the leases of some groups were read, and when more of them may be removed."""
 
     groups: set[int]
     after: int = 0
@@ -50,7 +51,7 @@ class LeaseScan(Struct):
 
 
 class LeasePruner:
-    """Remembers how far the leases were read; if it is lost, they are read once more."""
+    """Remembers how far leases were read; a new one reads them all once more."""
 
     def __init__(self) -> None:
         self._walks: dict[int, LeaseScan] = {}
@@ -58,7 +59,7 @@ class LeasePruner:
         self._noted: set[int] = set()
 
     def over(self, tx: Tx) -> list[int]:
-        """A slice of the leases whose history is over."""
+        """Return some of the leases whose history is over."""
         lengths = {
             group.id: micros(queue.options.history_seconds)
             for queue in tx.queues()
@@ -78,7 +79,7 @@ class LeasePruner:
         return {length: structs.replace(walk) for length, walk in self._walks.items()}
 
     def back_to(self, mark: dict[int, LeaseScan], old: list[int]) -> None:
-        """These leases were not removed after all."""
+        """Go back to a mark, because these leases were not removed."""
         self._walks = mark
         for id in old:
             self._note(id, 0)
@@ -86,7 +87,7 @@ class LeasePruner:
     def _walk(self, length: int, groups: set[int]) -> LeaseScan:
         known = self._walks.get(length)
         if known is None or not groups <= known.groups:
-            return LeaseScan(groups)  # leases of a group that it did not have may lie before
+            return LeaseScan(groups)  # leases of the new group may come before `after`
         return LeaseScan(groups, known.after, known.next_at)
 
     def _noted_before(self, tx: Tx, lengths: dict[int, int]) -> list[int]:
@@ -118,7 +119,7 @@ class LeasePruner:
                     old.append(id) if due <= tx.now else self._note(id, due)
                 walk.after = id
             if len(rows) < step:
-                walk.next_at = tx.now + length  # what is made from now on is not over before
+                walk.next_at = tx.now + length  # a lease granted from now on is not over earlier
                 return
             step = min(4 * step, LAST_STEP)
 
@@ -129,6 +130,6 @@ class LeasePruner:
 
 
 def _due(now: int, row: Row, length: int) -> int:
-    """The end of a lease's history; of one that goes on, the earliest it can be."""
+    """Return the end of a lease's history, or the earliest possible one while it is live."""
     _, _, _, ended, needed = row
     return int(now if needed or ended is None else ended) + length

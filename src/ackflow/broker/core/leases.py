@@ -1,7 +1,4 @@
-"""Leases: granted to a consumer, and read again by their token.
-
-Reading again gives the very same messages, settled meanwhile or not.
-"""
+"""Leases: granted to a consumer, and read again by their token, settled meanwhile or not."""
 
 from ... import ranges
 from ...clock import micros
@@ -30,8 +27,8 @@ def grant(
 ) -> Lease:
     """Hold claims under one new lease; in an ordered group it blocks their partitions.
 
-    `keeper`: the cursor of the one claim, which is of new messages without holes. `blocks` is False
-    for a lease that ends in the same transaction.
+    This is the only place that grants a lease. `keeper`: the cursor of the only claim, which is of
+    new messages without holes. `blocks` is False for a lease that ends in the same transaction.
     """
     expires = tx.now + micros(seconds)
     n = ranges.count(parts[0].ranges)
@@ -70,10 +67,10 @@ def split_for_claims(which: Ranges) -> list[Ranges]:
 
 @verb("read-write", lease="token")
 def read(tx: Tx, token: int) -> Handout:
-    """Hand over again what a lease handed out; never less than all of it."""
+    """Hand out again what a lease handed out; all of it, or Gone."""
     lease = tx.lease(token)
     if lease is None:
-        raise LeaseLost("the lease is not known; it ended too long ago, or never was")
+        raise LeaseLost("unknown lease: it ended too long ago, or never existed")
     return read_lease(tx, lease)
 
 
@@ -101,7 +98,7 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
 
 
 def leased_messages(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[TakenMessages]:
-    """What is still held, with its counters, and what is settled, whose counters are over."""
+    """Split a lease's messages into those still held, with their counters, and those settled."""
     shares = []
     for claim in claims:
         if claim.lane == lane and (part := ranges.intersection(which, claim.ranges)):

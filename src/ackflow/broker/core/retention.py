@@ -1,4 +1,11 @@
-"""Retention: old segments are dropped, read or not, and so are those that every group has settled."""
+"""Retention: which segments are dropped, and when.
+
+- `retention_seconds`: older segments go, read or not (`drop_old`);
+- `ttl_seconds`: older messages that some group has not read go (`drop_unread`);
+- `keep_seconds`: segments that every group has settled go after that time (`trim`).
+
+A leased message stays until its lease is over.
+"""
 
 import time
 from itertools import islice
@@ -17,8 +24,7 @@ SEGMENTS_AT_ONCE = 500
 
 
 def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
-    """Remove up to `limit` segments older than the queue's retention, read or not; answers with the
-    number of messages."""
+    """Drop up to `limit` segments older than the queue's retention; returns how many messages."""
     age = queue.options.retention_seconds
     if age is None or lane.base >= lane.head:
         return 0
@@ -35,7 +41,7 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     for segment in tx.headers_from(lane.id, lane.base):
         if segment.created_at > before or len(old) >= limit:
             break
-        # What a consumer holds goes only when its lease is over.
+        # A leased message stays until its lease is over.
         if not ranges.clip(held, segment.first, segment.stop):
             old.append(segment)
     gone = [ranges.count(tx.gone(lane, segment.first, segment.stop)) for segment in old]
@@ -45,11 +51,11 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
 
 
 def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
-    """Remove what is older than the queue's time to live and not settled by every group.
+    """Drop messages older than the queue's time to live that some group has not settled.
 
-    Looks through up to `limit` segments; answers with how many messages went, or were passed by
-    those who do not hold them. What every group has settled stays as long as it is kept; what a
-    consumer holds stays until its lease is over.
+    Reads up to `limit` segments. Returns how many messages were dropped, or else passed by groups
+    that do not hold them. Messages that every group has settled stay as long as the queue keeps
+    them, and leased ones until their lease is over.
     """
     age = queue.options.ttl_seconds
     if age is None or lane.base >= lane.head:
@@ -75,7 +81,7 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
 
 
 def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int]]:
-    """The queues and lanes in which something is too old, for upkeep to go there only."""
+    """Return the queues and lanes in which something is too old, for upkeep."""
     queues = {
         queue.id: queue
         for queue in tx.queues()
@@ -90,7 +96,7 @@ def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int]]:
 
 
 def _old(tx: Tx, queue: Queue, id: int, oldest: int) -> bool:
-    """Whether something is too old in a lane whose oldest message was pushed then."""
+    """Return whether a lane, whose oldest message has this time, has something too old."""
     age, life = queue.options.retention_seconds, queue.options.ttl_seconds
     if age is not None and oldest + micros(age) <= tx.now:
         return True
@@ -103,7 +109,7 @@ def _old(tx: Tx, queue: Queue, id: int, oldest: int) -> bool:
 
 
 def _first_unread(tx: Tx, lane: Lane, cursors: list[Cursor]) -> int:
-    """Before this, every group has settled or holds everything."""
+    """Return the sequence below which every group has settled or holds everything."""
     if not cursors:
         return lane.base
     low = min(cursor.next for cursor in cursors)
@@ -114,7 +120,7 @@ def _first_unread(tx: Tx, lane: Lane, cursors: list[Cursor]) -> int:
 def _unread(
     tx: Tx, lane: Lane, cursors: list[Cursor], claims: list[Claim], start: int, stop: int
 ) -> Ranges:
-    """What some group has still to read below `stop`, and nobody holds."""
+    """Return what some group has not read below `stop` and no lease holds."""
     unread: Ranges = [] if cursors else [start, stop]
     held: Ranges = []
     for cursor in cursors:
@@ -131,7 +137,7 @@ def _unread(
 
 
 def _drop_gone(tx: Tx, queue: Queue, lane: Lane, start: int, stop: int) -> None:
-    """Free the space of segments, which all cursors have passed, if nothing of them is left."""
+    """Drop segments, which all cursors have passed, of which no message is left."""
     empty: list[Segment] = []
     for segment in tx.headers_from(lane.id, start):
         if segment.stop > stop:
@@ -142,16 +148,16 @@ def _drop_gone(tx: Tx, queue: Queue, lane: Lane, start: int, stop: int) -> None:
 
 
 class TrimCandidates(NamedTuple):
-    """The segments of a stretch of a lane that may go, and where the next one begins, if it does."""
+    """Segments that may be dropped, and where to continue, if there are more."""
 
     segments: list[Segment]
     next: int | None
 
 
 def free_segments(tx: Tx, lane_id: int, start: int) -> TrimCandidates:
-    """Look through some segments for those that every group has settled and that are kept no longer.
+    """Find segments that every group has settled and that are no longer kept.
 
-    What is needed stays, and all around it goes.
+    Reads a limited number of segments. A segment that is needed stays; those around it go.
     """
     lane = tx.lane(lane_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
@@ -160,7 +166,7 @@ def free_segments(tx: Tx, lane_id: int, start: int) -> TrimCandidates:
     if tx.in_the_making(queue.id):
         return TrimCandidates(
             [], None
-        )  # a group may have still to read what the others have settled
+        )  # the new group may have to read what the others have settled
     tx.flush()
     low = tx.value("lowest_cursor", lane.id)
     limit = tx.now - micros(queue.options.keep_seconds)
@@ -177,7 +183,7 @@ def free_segments(tx: Tx, lane_id: int, start: int) -> TrimCandidates:
 
 
 def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
-    """What of [first, stop) is claimed by a group, or may be read again by a reader."""
+    """Return what of [first, stop) a group has claimed or a reader may read again."""
     found: Ranges = []
     for lo, hi, packed in sorted(tx.all("used_in", lane, first, stop), key=lambda row: row[0]):
         some = [lo, hi] if packed is None else ranges.unpack(packed)
@@ -186,8 +192,7 @@ def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
 
 
 def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
-    """Remove a slice of the segments of a stretch that may go; answers with how many, and where to
-    go on."""
+    """Drop some segments that `free_segments` finds; returns how many, and where to continue."""
     found = free_segments(tx, lane_id, start)
     lane = tx.lane(lane_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
@@ -197,7 +202,7 @@ def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
     dropped: list[Segment] = []
     for segment in found.segments:
         if dropped and time.monotonic() > deadline:
-            break  # but one at least, or a slow machine would never get on
+            break  # at least one, so that a slow machine makes progress
         drop_segment(tx, queue, lane, segment)
         dropped.append(segment)
     close_gaps(tx, lane, dropped)
@@ -206,14 +211,14 @@ def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
 
 
 def drop_segments(tx: Tx, queue: Queue, lane: Lane, segments: list[Segment]) -> None:
-    """Remove segments from anywhere in a lane."""
+    """Drop segments from anywhere in a lane."""
     for segment in segments:
         drop_segment(tx, queue, lane, segment)
     close_gaps(tx, lane, segments)
 
 
 def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
-    """Remove a segment, and the transaction ids that are known as long as it is there."""
+    """Drop a segment, and the transaction ids that are kept as long as it is."""
     rest = tx.rest(segment) if queue.options.dedup_seconds is None else None
     for index, txid in rest.txids.items() if rest else ():
         tx.run("drop_txid", lane.partition, txid, lane.id, segment.first + index)
@@ -221,7 +226,7 @@ def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
 
 
 def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
-    """Move the base of a lane to what is left; what is missing behind it is noted as gone."""
+    """Move the base of a lane to the first segment left, and note the gaps above it as gone."""
     first = tx.value("first_segment", lane.id)
     base = lane.head if first is None else int(first)
     note_deleted(tx, lane, dropped)
@@ -232,8 +237,10 @@ def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
 
 
 def note_deleted(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
-    """Leave a note for `why` of what was deleted from segments before they were dropped: then it is
-    no longer told from what was trimmed."""
+    """Record which messages of segments about to be dropped were deleted before.
+
+    Afterwards `why` could not tell them from messages that were trimmed.
+    """
     deleted = ranges.union_all(tx.gone(lane, segment.first, segment.stop) for segment in dropped)
     for cursor in tx.cursors_of_lane(lane.id) if deleted else ():
         record_history(tx, cursor.group_id, lane.id, deleted, "gone")

@@ -1,7 +1,7 @@
-"""Staged pushes: written early and invisible, published later all at once.
+"""Staged pushes: written early and invisible, published later in one commit.
 
-Each attempt stages under a random id of its own. Publishing names the stages that count; every
-other stage of that batch is dropped with it, so an attempt that was repeated counts once.
+Each attempt stages under its own random id. Publishing names the stages that count and drops every
+other stage of that batch, so that a repeated attempt counts once.
 """
 
 import secrets
@@ -29,7 +29,7 @@ _answers = msgpack.Decoder(Answer).decode
 
 @verb("read-write", repeatable=False, synced=True)
 def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
-    """Write messages under a new stage id; nobody sees them before they are published."""
+    """Write messages under a new stage id; they are invisible until they are published."""
     check_batch(producer, batch)
     if any(chunk.at is not None for chunk in chunks):
         raise InvalidArgument(STAGED_AT)
@@ -52,9 +52,9 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
 def publish(
     tx: Tx, producer: str, batch: int, stages: list[str], also: TransactionRequest | None = None
 ) -> Answer:
-    """Publish the named stages and drop the batch's others; `also` happens in the same commit.
+    """Publish the named stages and drop the batch's others; `also` runs in the same commit.
 
-    A batch not above the producer's highest publishes nothing and is a success.
+    A batch that is not above the producer's highest publishes nothing and succeeds.
     """
     check_batch(producer, batch)
     row = tx.one("producer", producer)
@@ -64,7 +64,7 @@ def publish(
     pieces = {name: tx.stage(name) for name in stages}
     for name, found in pieces.items():
         if not found or (found[0].producer, found[0].batch) != (producer, batch):
-            raise StageMissing(f"there is no stage {name!r} of {producer!r} batch {batch}")
+            raise StageMissing(f"producer {producer!r} has no stage {name!r} of batch {batch}")
     with tx.savepoint():
         make_room(tx, _sizes(piece for found in pieces.values() for piece in found))
         answer = [
@@ -88,13 +88,14 @@ def _sizes(pieces: Iterable[Stage]) -> dict[str, int]:
 
 @verb("read-write")
 def drop_stage(tx: Tx, name: str) -> None:
+    """Drop a stage and its payloads."""
     for piece in tx.stage(name):
         tx.run("drop_body", piece.body)
     tx.run("drop_stage", name)
 
 
 def drop_old_stages(tx: Tx, limit: int) -> int:
-    """Drop stages that nobody published for a day."""
+    """Drop stages that were not published for a day."""
     old = tx.all("old_stages", tx.now - STAGE_SECONDS * SECOND, limit)
     for (name,) in old:
         drop_stage(tx, name)
@@ -107,9 +108,9 @@ def _drop_batch(tx: Tx, producer: str, batch: int) -> None:
 
 
 def _publish(tx: Tx, piece: Stage) -> list[Placed]:
-    """Give a staged body its place in a lane; only a header is written.
+    """Append a staged body to its lane; only a header is written.
 
-    Transaction ids are compared when they become visible: with any, the messages are pushed anew.
+    Transaction ids are compared when they become visible: messages with any are pushed again.
     """
     delay = None if piece.delay is None else piece.delay / SECOND
     beside = tx.value("body_rest", piece.body)

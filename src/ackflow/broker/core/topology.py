@@ -1,4 +1,4 @@
-"""Queues, groups and lanes come into being on first use; this is the one place where they do."""
+"""Queues, groups, partitions and lanes: found by name, and created on first use, only here."""
 
 from collections.abc import Iterable
 
@@ -14,6 +14,7 @@ NO_LANE = -1, 0
 
 
 def find_queue(tx: Tx, name: str) -> Queue:
+    """Return an existing queue, or raise QueueNotFound."""
     found = tx.queue(validate.name(name, "queue"))
     if found is None:
         raise QueueNotFound(f"there is no queue {name!r}")
@@ -21,6 +22,7 @@ def find_queue(tx: Tx, name: str) -> Queue:
 
 
 def find_group(tx: Tx, queue: Queue, name: str) -> Group:
+    """Return an existing group, or raise GroupNotFound."""
     found = tx.group(queue.id, validate.name(name, "group"))
     if found is None:
         raise GroupNotFound(no_group(queue.name, name))
@@ -28,13 +30,14 @@ def find_group(tx: Tx, queue: Queue, name: str) -> Group:
 
 
 def no_group(queue: str, name: str) -> str:
-    """What to say of a group that does not exist."""
+    """Return the sentence that says that a group does not exist."""
     if name == QUEUE_MODE:
         return f"queue {queue!r} was never popped without a group"
     return f"queue {queue!r} has no group {name!r}"
 
 
 def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
+    """Return an existing partition, or raise NotFound."""
     found = tx.partition(queue.id, validate.name(name, "partition"))
     if found is None:
         raise NotFound(f"queue {queue.name!r} has no partition {name!r}")
@@ -42,12 +45,12 @@ def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
 
 
 def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
-    """The queue of that name; a new one begins as its dialect says."""
+    """Return the queue of that name; a new one gets the initial options of its dialect."""
     return tx.queue(name) or tx.add_queue(name, born(name, dialect))
 
 
 def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
-    """The lane of a partition at a priority; a new one gets a cursor of every group."""
+    """Return the lane of a partition at a priority; a new one gets a cursor for every group."""
     home = tx.partition(queue.id, partition) or tx.add_partition(queue.id, partition)
     lane = tx.lane_of(home.id, priority)
     if lane is None:
@@ -59,20 +62,22 @@ def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
 
 
 def _is_blocked(tx: Tx, group_id: int, partition: int) -> bool:
-    """Whether a lane of a partition is blocked for a group as those beside it are: one that yields is
-    leased and yet not blocked."""
+    """Return whether the other lanes of a partition are blocked for a group.
+
+    A partition whose lease yields is leased but not blocked.
+    """
     cursors = (tx.cursor(lane.id, group_id) for lane in tx.lanes_in(partition))
     return next((cursor.blocked for cursor in cursors if cursor is not None), False)
 
 
 def partitions_of_lanes(tx: Tx, lanes: Iterable[int]) -> dict[int, int]:
-    """The partitions of lanes, by lane; a lane that is gone has none."""
+    """Return the partition of each lane; a lane that no longer exists is left out."""
     found = [tx.lane(lane) for lane in lanes]
     return {lane.id: lane.partition for lane in found if lane is not None}
 
 
 def queues_of(tx: Tx, partitions: Iterable[int]) -> set[str]:
-    """The names of the queues these partitions belong to."""
+    """Return the names of the queues of these partitions."""
     homes = [tx.partition_by_id(partition) for partition in partitions]
     queues = [tx.queue_by_id(home.queue) for home in homes if home is not None]
     return {queue.name for queue in queues if queue is not None}
@@ -81,10 +86,10 @@ def queues_of(tx: Tx, partitions: Iterable[int]) -> set[str]:
 def group_for(
     tx: Tx, queue: Queue, name: str, dialect: str = "native", options: GroupOptions | None = None
 ) -> Group:
-    """The group of that name; a new one starts where its options say, in every lane there is.
+    """Return the group of that name; a new one starts where its options say, in every lane.
 
-    Its cursors are made in slices. Nothing changes a lane before the groups of its queue have theirs
-    in it (`complete_cursors`), so each begins where it would have when the group was made.
+    Its cursors are made in slices. A lane is changed only after every group has its cursor there
+    (`complete_cursors`), so that each cursor starts where it would have when the group was created.
     """
     found = tx.group(queue.id, name)
     early = _undecided(tx, queue) if found is None else found if is_undecided(found) else None
@@ -103,14 +108,14 @@ def is_undecided(group: Group) -> bool:
 
 
 def _undecided(tx: Tx, queue: Queue) -> Group | None:
-    """The group that was made before any came; then it is the only one."""
+    """Return the group that upkeep created before any consumer came; it is the only one."""
     return next((group for group in tx.groups(queue.id) if is_undecided(group)), None)
 
 
 def _decide(
     tx: Tx, queue: Queue, early: Group, name: str, dialect: str, options: GroupOptions
 ) -> Group:
-    """Let the first group that comes have what died before it did, and go on from there."""
+    """Turn the undecided group into the first real one, which inherits its dead letters."""
     group = tx.decide_group(early, name, dialect, options)
     tx.cache.room.pop(queue.id, None)
     for cursor in tx.cursors_of_group(group.id) if options.start != "all" else ():
@@ -121,7 +126,7 @@ def _decide(
 
 
 def complete_cursors(tx: Tx, queue: Queue, lane: Lane) -> None:
-    """Give a lane, before it changes, the cursors of groups that are still in the making."""
+    """Create the missing cursors of a lane before it changes."""
     for group_id in tx.in_the_making(queue.id):
         group = tx.group_by_id(group_id)
         assert group is not None
@@ -129,7 +134,7 @@ def complete_cursors(tx: Tx, queue: Queue, lane: Lane) -> None:
 
 
 def cursor_for(tx: Tx, group: Group, lane: Lane) -> Cursor:
-    """The cursor of a group in a lane of its queue."""
+    """Return the cursor of a group in a lane of its queue; creates a missing one."""
     found = tx.cursor(lane.id, group.id)
     if found is None:
         start = first_for(tx, group, lane)
@@ -152,13 +157,13 @@ def cursor_for(tx: Tx, group: Group, lane: Lane) -> Cursor:
 
 
 def make_all_cursors(tx: Tx, group: Group) -> None:
-    """Make all cursors of a group at once, for what is done to all of them anyway."""
+    """Create all missing cursors of a group at once."""
     while group.made is not None:
         tx.make_cursors(group, LANES_AT_ONCE)
 
 
 def make_more_cursors(tx: Tx, group_id: int) -> bool:
-    """Make the next slice of the cursors of a group; answers whether there are more to make."""
+    """Create some of the missing cursors of a group; returns whether more are missing."""
     group = tx.group_by_id(group_id)
     if group is not None and group.made is not None:
         tx.make_cursors(group, LANES_AT_ONCE)
@@ -169,7 +174,7 @@ def make_more_cursors(tx: Tx, group_id: int) -> bool:
 
 
 def first_for(tx: Tx, group: Group, lane: Lane) -> int:
-    """The first sequence of a lane that a new group reads."""
+    """Return the first sequence of a lane that a new group reads."""
     start = group.options.start
     if start == "new":
         return lane.head

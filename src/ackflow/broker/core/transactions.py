@@ -1,4 +1,4 @@
-"""Transactions: settles, pushes and small keyed values, all or nothing, in one commit."""
+"""Transactions: settles, pushes and small keyed values in one commit, all or nothing."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -44,7 +44,7 @@ _results = msgpack.Decoder(list[Result]).decode
 
 @verb("read-write", synced=True)
 def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
-    """Run all operations or none; a repeat with the same key answers with the first result."""
+    """Run all operations or none; a repeat with the same key returns the first result."""
     known = recall_answer(tx, request.key, request.digest)
     if known is not None:
         return _results(known)
@@ -56,7 +56,7 @@ def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
 
 
 def run_all(tx: Tx, operations: Iterable[T], run: Callable[[Tx, T], Result]) -> list[Result]:
-    """Run operations in order; the first that is refused says which it was and ends them all."""
+    """Run operations in order; the first refusal ends them all and names its operation."""
     results = []
     for index, operation in enumerate(operations):
         try:
@@ -93,7 +93,7 @@ def _run(tx: Tx, operation: Operation) -> Result:
 
 
 def _settle(tx: Tx, operation: SettleOperation) -> int:
-    """In a transaction even a repeated ack is refused: its first one already had its effects."""
+    """Settle; a repeated ack is refused too, because the first one already had its effects."""
     settled = 0
     for outcome in settle(tx, operation.token, operation.marks):
         if outcome.refused:
@@ -118,8 +118,10 @@ def _delete(tx: Tx, operation: DeleteOperation) -> None:
 
 
 def _last_deleted(tx: Tx) -> int:
-    """The highest version that was deleted: a value that is new begins above it, so that nobody
-    takes it for the one he knew."""
+    """Return the highest deleted version; new values start above it.
+
+    Otherwise a new value could have the version of a deleted one.
+    """
     return int(tx.value("get_meta", LAST_DELETED) or 0)
 
 
@@ -128,6 +130,6 @@ def _check(tx: Tx, key: str, expect: int | None) -> int:
     version = int(row[1]) if row else 0
     if expect is not None and expect != version:
         raise VersionConflict(
-            f"the value {key!r} is at version {version}, not {expect}", version=version
+            f"value {key!r} has version {version}, expected {expect}", version=version
         )
     return version
