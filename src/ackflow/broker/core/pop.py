@@ -45,7 +45,7 @@ class WidePop(PopRequest, kw_only=True):
     among: Callable[[str], bool] | None = None
 
     @property
-    def kind(self) -> WaitKey:
+    def wait_key(self) -> WaitKey:
         among = "" if self.among is None else str(id(self.among))  # one may not stand for another
         parts = f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}{ANY_QUEUE}{among}"
         return parts, self.group, self.partition
