@@ -11,7 +11,7 @@ from typing import Any
 import ackflow
 from ackflow import Message, Session
 from ackflow.errors import LeaseLost
-from ackflow.remote.retry import Patience
+from ackflow.remote.retry import RetryPolicy
 from ackflow.session.consumer import Consumer
 from ackflow.session.messages import Settled
 
@@ -67,13 +67,13 @@ def patient_session(url: str) -> Session:
     """Exponential Backoff"""
     # What a session on a server does by itself; these are the defaults. Only what can be repeated
     # without harm is, and every settle can.
-    return ackflow.connect(url, patience=Patience(pauses=(1, 2, 4)))
+    return ackflow.connect(url, retry=RetryPolicy(pauses=(1, 2, 4)))
 
 
 def guarded_session(url: str) -> Session:
     """Circuit Breaker"""
     # After 5 failed calls in a row none is made for a minute: CircuitOpen. Also the default.
-    return ackflow.connect(url, patience=Patience(failures=5, open_seconds=60))
+    return ackflow.connect(url, retry=RetryPolicy(failures=5, open_seconds=60))
 
 
 def main(folder: str) -> None:

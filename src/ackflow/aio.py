@@ -39,7 +39,7 @@ from .validate import Duration, Reason
 P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
-    from .remote.retry import Patience
+    from .remote.retry import RetryPolicy
 
 THREADS = 8
 RELEASE_SECONDS = 2.0  # a cancelled pop waits so long for its release, which goes on after that
@@ -55,16 +55,16 @@ async def connect(
     upkeep: bool = True,
     token: str | None = None,
     ca_file: str | os.PathLike[str] | None = None,
-    patience: "Patience | None" = None,
+    retry: "RetryPolicy | None" = None,
 ) -> "Session":
     """Open a database or a server as `ackflow.connect` does."""
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        remote = session.client().remote_on_loop(url, token, ca_file, patience, clock)
+        remote = session.client().remote_on_loop(url, token, ca_file, retry, clock)
         beside = partial(
             session.connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
-            patience=patience,
+            retry=retry,
         )  # fmt: skip
-        return Session(session.Session(remote, consumer, validate.shown(url)), beside)
+        return Session(session.Session(remote, consumer, validate.redact_url(url)), beside)
     opened = partial(
         session.connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
     )

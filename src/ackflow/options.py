@@ -1,14 +1,9 @@
-"""What a queue and a group may be told, the defaults of every dialect, and what follows a failure.
-
-Pure: no I/O, and no clock but the times passed in.
-"""
+"""The options of queues and groups, and the defaults of every dialect."""
 
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-
-from .clock import micros
 
 Ordering = Literal["shared", "ordered", "exclusive"]
 AckPolicy = Literal["explicit", "all", "none"]
@@ -134,7 +129,7 @@ def is_plain(queue: QueueOptions, group: GroupOptions, rules: Settings) -> bool:
     )
 
 
-def born(name: str, dialect: Dialect = "native") -> QueueOptions:
+def initial_options(name: str, dialect: Dialect = "native") -> QueueOptions:
     """The options of a queue made by its first use; a dotted name tells its namespace and task.
 
     In the Queen dialect consumption deletes nothing, and a transaction id is known as long as its
@@ -145,54 +140,3 @@ def born(name: str, dialect: Dialect = "native") -> QueueOptions:
     if dialect == "queen":
         return msgspec.structs.replace(options, keep_seconds=None, dedup_seconds=None)
     return options
-
-
-class Again(Struct, frozen=True):
-    """The message waits until `at`, then is delivered again."""
-
-    at: int
-
-
-class Dead(Struct, frozen=True):
-    """The message has reached a limit and goes to the dead letters."""
-
-    kind: DeadLetterKind
-
-
-def after_nack(
-    rules: Settings,
-    deliveries: int,
-    failures: int,
-    now: int,
-    delay: float | None,
-    counting: Counting = "failures",
-) -> Again | Dead:
-    """What follows a failure that the consumer reported; `failures` includes this one.
-
-    The retry limit counts failures; for a consumer that lets it count redeliveries, the first
-    delivery is not one, so one more failure is allowed.
-    """
-    spare = 1 if counting == "redeliveries" else 0
-    if rules.retry_limit is not None and failures >= rules.retry_limit + spare:
-        return Dead("failed")
-    if spent(rules, deliveries):
-        return Dead("max_deliver")
-    return Again(now + micros(pause(rules, deliveries) if delay is None else delay))
-
-
-def after_expiry(rules: Settings, deliveries: int, ended: int) -> Again | Dead:
-    """What follows a lease that ran out at `ended`, whenever that is noticed."""
-    if spent(rules, deliveries):
-        return Dead("max_deliver")
-    return Again(ended + micros(pause(rules, deliveries)))
-
-
-def spent(rules: Settings, deliveries: int) -> bool:
-    return rules.max_deliver is not None and deliveries >= rules.max_deliver
-
-
-def pause(rules: Settings, deliveries: int) -> float:
-    """Seconds to wait after the n-th delivery; the last step of the back-off repeats."""
-    if not rules.backoff:
-        return 0.0
-    return rules.backoff[min(deliveries, len(rules.backoff)) - 1]

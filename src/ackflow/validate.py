@@ -79,7 +79,7 @@ def numbers(value: object, what: str) -> list[int]:
     """Whole numbers in any iterable, each once, in order."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgument(f"{what} is a list of numbers, not {value!r}")
-    return list(dict.fromkeys(whole(number, what, 0, 1 << 62) for number in value))
+    return list(dict.fromkeys(integer(number, what, 0, 1 << 62) for number in value))
 
 
 def names(value: object, what: str) -> list[str]:
@@ -100,18 +100,18 @@ def page(value: object, parts: int) -> tuple[int, ...] | None:
     return tuple(int(part) for part in found)
 
 
-def whole(value: object, what: str, least: int, most: int) -> int:
+def integer(value: object, what: str, least: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(f"{what} is a whole number from {least} to {most}, not {value!r}")
+        raise InvalidArgument(f"{what} must be an integer from {least} to {most}, got {value!r}")
     return value
 
 
 def priority(value: object) -> int:
-    return whole(value, "priority", 0, MAX_PRIORITY)
+    return integer(value, "priority", 0, MAX_PRIORITY)
 
 
 def batch(value: object) -> int:
-    return whole(value, "batch", 1, MAX_BATCH)
+    return integer(value, "batch", 1, MAX_BATCH)
 
 
 def seconds(value: object, what: str, least: float = 0.0) -> float:
@@ -187,7 +187,7 @@ def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
         elif key in ("max_wait_seconds", "retention_seconds", "ttl_seconds"):
             checked[key] = positive(value, key)
         elif key == "priority":
-            checked[key] = whole(value, key, -1_000_000, 1_000_000)
+            checked[key] = integer(value, key, -1_000_000, 1_000_000)
         elif key == "encrypted":
             checked[key] = flag(value, key)
         else:
@@ -237,7 +237,7 @@ def _limit(value: object, what: str) -> int | None:
     """A limit; None and -1 mean no limit."""
     if value is None or (value == -1 and not isinstance(value, bool)):
         return None
-    return whole(value, what, 1, 1_000_000_000)
+    return integer(value, what, 1, 1_000_000_000)
 
 
 def flag(value: object, what: str) -> bool:
@@ -293,7 +293,7 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
-def shown(place: str) -> str:
+def redact_url(place: str) -> str:
     """A path or URL as it may be printed: without its password."""
     if not is_url(place):
         return place

@@ -64,7 +64,7 @@ def test_durations_of_options_have_units(on_file: Cli, setting: str, value: obje
         ("backoff=1,soon", "backoff: 'soon' is not a duration"),
         ("retrylimit=5", "there is no option 'retrylimit'; there are"),
         ("retry_limit", "an option is NAME=VALUE"),
-        ("retry_limit=many", "retry_limit is a whole number"),
+        ("retry_limit=many", "retry_limit must be an integer"),
         ("keep_seconds=-1", "keep_seconds: '-1' is not a duration"),
     ],
 )

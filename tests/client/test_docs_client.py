@@ -174,7 +174,7 @@ def test_the_page_has_blocks_on_everything_it_promises() -> None:
     assert len(PAGE) >= 16
     assert README
     for word in ("auto_ack", "on_error", "renew", "concurrency", "stop=", "message.lost",
-                 "q.buffer", "Patience", "q.queue(", "ConsumerConfig", "PushPopActor",
+                 "q.buffer", "RetryPolicy", "q.queue(", "ConsumerConfig", "PushPopActor",
                  "ThreadPoolExecutor", "aio.connect"):  # fmt: skip
         assert any(word in code for _, code in PAGE), word
 

@@ -9,13 +9,15 @@ from typing import Any
 import ackflow
 from ackflow import Message, Session, aio
 from ackflow.errors import AckflowError
-from ackflow.remote.retry import Patience
+from ackflow.remote.retry import RetryPolicy
 
 from ..server.conftest import Process
 from .waiting import until
 
 THREADS = 8
-PATIENT = Patience(pauses=(0.2, *[1.0] * 60))  # on a busy machine a server takes long to come back
+PATIENT = RetryPolicy(
+    pauses=(0.2, *[1.0] * 60)
+)  # on a busy machine a server takes long to come back
 Start = Callable[..., Process]
 
 
@@ -100,7 +102,7 @@ def test_a_server_killed_twice_loses_nothing_for_eight_threads(start_process: St
             raise
         ledger.ack(id)
 
-    with ackflow.connect(server.url, patience=PATIENT) as q:
+    with ackflow.connect(server.url, retry=PATIENT) as q:
         q.push("orders", "first")
         consumer = q.consume("orders", handle, group="g", batch=20, each=True, concurrency=4)
         pushers = [
@@ -148,7 +150,7 @@ def test_a_server_killed_twice_loses_nothing_for_tasks(start_process: Start) -> 
             ledger.ack(message.data)
 
     async def main() -> None:
-        async with await aio.connect(server.url, patience=PATIENT) as q:
+        async with await aio.connect(server.url, retry=PATIENT) as q:
             consumer = q.consume("orders", handle, group="g", batch=20, concurrency=4)
             pushers = [asyncio.ensure_future(push(q, f"p{n}")) for n in range(4)]
             try:

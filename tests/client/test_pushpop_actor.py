@@ -60,11 +60,11 @@ def test_a_push_says_where_the_item_went(run: Run) -> None:
         ({"item": 1, "priority": -1}, "Priority must be non-negative"),
         (
             {"item": 1, "priority": 2**31},
-            "priority is a whole number from 0 to 2147483647, not 2147483648",
+            "priority must be an integer from 0 to 2147483647, got 2147483648",
         ),
         (
             {"item": 1, "priority": "high"},
-            "priority is a whole number from 0 to 2147483647, not 'high'",
+            "priority must be an integer from 0 to 2147483647, got 'high'",
         ),
         ({}, "item is required and must not be null"),
         ({"item": None}, "item is required and must not be null"),

@@ -47,7 +47,7 @@ def test_the_numbers_of_the_documentation_are_the_defaults() -> None:
     def default(method: Callable[..., Any], name: str) -> Any:
         return inspect.signature(method).parameters[name].default
 
-    calm = retry.Patience()
+    calm = retry.RetryPolicy()
     assert (calm.pauses, calm.failures, calm.open_seconds) == ((1, 2, 4), 5, 60)
     assert str(CircuitOpen()) == "Circuit breaker is open"
     assert default(Session.buffer, "size") == 100

@@ -13,7 +13,7 @@ from ackflow.broker.core import settle
 from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
 from ackflow.remote import protocol, retry, transport_asyncio, transport_threads
-from ackflow.remote.retry import Breaker, Patience
+from ackflow.remote.retry import Breaker, RetryPolicy
 
 pytestmark = pytest.mark.every_store
 
@@ -47,7 +47,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def test_the_defaults_are_those_of_the_document() -> None:
-    p = Patience()
+    p = RetryPolicy()
     assert (p.pauses, p.failures, p.open_seconds) == ((1.0, 2.0, 4.0), 5, 60.0)
     assert str(CircuitOpen()) == "Circuit breaker is open"
 
@@ -67,7 +67,7 @@ def test_the_defaults_are_those_of_the_document() -> None:
 def test_what_is_not_safe_is_repeated_only_when_it_was_not_sent(
     request_: protocol.Request, attempt: int, sent: bool, pause: float | None
 ) -> None:
-    assert Patience().pause(request_, attempt, sent) == pause
+    assert RetryPolicy().pause(request_, attempt, sent) == pause
 
 
 def test_what_a_session_sends_can_be_repeated() -> None:
@@ -81,7 +81,7 @@ def test_what_a_session_sends_can_be_repeated() -> None:
 
 
 def test_the_breaker_opens_after_five_failures_in_a_row_for_a_minute(time: Time) -> None:
-    breaker = Breaker(Patience())
+    breaker = Breaker(RetryPolicy())
     for _ in range(4):
         breaker.failed()
     breaker.check()
@@ -96,7 +96,7 @@ def test_the_breaker_opens_after_five_failures_in_a_row_for_a_minute(time: Time)
 
 
 def test_a_success_in_between_keeps_the_breaker_closed(time: Time) -> None:
-    breaker = Breaker(Patience())
+    breaker = Breaker(RetryPolicy())
     for _ in range(3):
         for _ in range(4):
             breaker.failed()
@@ -105,7 +105,7 @@ def test_a_success_in_between_keeps_the_breaker_closed(time: Time) -> None:
 
 
 def test_after_the_minute_one_call_tries_for_all(time: Time) -> None:
-    breaker = Breaker(Patience())
+    breaker = Breaker(RetryPolicy())
     for _ in range(5):
         breaker.failed()
     time.now += 60
@@ -143,13 +143,15 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
     slept: list[float] = []
 
     def plain(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
-        transport = transport_threads.SyncTransport(["http://one", "http://two"], {}, Patience())
+        transport = transport_threads.SyncTransport(["http://one", "http://two"], {}, RetryPolicy())
         monkeypatch.setattr(transport, "_once", tries)
         monkeypatch.setattr(transport._closed, "wait", lambda pause: slept.append(pause))
         return [caught(lambda: transport.send(what)) for _ in range(times)][-1]
 
     def awaited(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
-        transport = transport_asyncio.GreenTransport(["http://one", "http://two"], {}, Patience())
+        transport = transport_asyncio.GreenTransport(
+            ["http://one", "http://two"], {}, RetryPolicy()
+        )
 
         async def once(what: protocol.Request) -> Any:
             try:
@@ -276,7 +278,7 @@ def test_a_transaction_whose_answer_was_lost_is_done_once(
 
 
 def test_a_closed_session_does_not_wait_for_its_repeats() -> None:
-    q = ackflow.connect("http://127.0.0.1:9", patience=Patience(pauses=(60.0,)))
+    q = ackflow.connect("http://127.0.0.1:9", retry=RetryPolicy(pauses=(60.0,)))
     transport = q.broker.transport  # type: ignore[attr-defined]
     transport._closed.set()
     with pytest.raises(ackflow.errors.SessionClosed):

@@ -5,6 +5,7 @@ from pathlib import Path
 from importlinter.cli import lint_imports
 
 MOST_LINES = 600
+MOST_ROOT_MODULES = 14
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,3 +18,8 @@ def test_every_file_can_be_read_in_one_sitting() -> None:
     assert len(files) > 100
     lines = {str(file.relative_to(ROOT)): file.read_text().count("\n") for file in files}
     assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
+
+
+def test_few_modules_lie_beside_the_packages() -> None:
+    modules = sorted(file.stem for file in (ROOT / "src" / "ackflow").glob("*.py"))
+    assert len(modules) <= MOST_ROOT_MODULES, modules

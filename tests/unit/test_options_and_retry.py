@@ -6,19 +6,14 @@ import msgspec
 import pytest
 
 from ackflow.clock import SECOND
-from ackflow.options import (
-    DEFAULTS,
-    Again,
-    Dead,
-    Dialect,
-    GroupOptions,
-    QueueOptions,
-    Settings,
+from ackflow.options import DEFAULTS, Dialect, GroupOptions, QueueOptions, Settings, settings
+from ackflow.retry import (
+    Exhausted,
+    RetryAt,
     after_expiry,
     after_nack,
-    pause,
-    settings,
-    spent,
+    backoff_seconds,
+    deliveries_exhausted,
 )
 
 NOW = 1_700_000_000 * SECOND
@@ -124,7 +119,7 @@ def test_without_options_a_group_follows_its_dialect(dialect: Dialect) -> None:
 def test_the_pause_follows_the_back_off_and_its_last_step_repeats(
     backoff: tuple[float, ...], deliveries: int, seconds: float
 ) -> None:
-    assert pause(rules(backoff=backoff), deliveries) == seconds
+    assert backoff_seconds(rules(backoff=backoff), deliveries) == seconds
 
 
 @pytest.mark.parametrize(
@@ -141,31 +136,31 @@ def test_the_pause_follows_the_back_off_and_its_last_step_repeats(
 def test_deliveries_are_spent_at_their_limit(
     limit: int | None, deliveries: int, is_spent: bool
 ) -> None:
-    assert spent(rules(max_deliver=limit), deliveries) is is_spent
+    assert deliveries_exhausted(rules(max_deliver=limit), deliveries) is is_spent
 
 
 @pytest.mark.parametrize(
     ("changes", "deliveries", "failures", "delay", "fate"),
     [
-        ({}, 1, 1, None, Again(NOW)),
-        ({}, 1, 1, 0.0, Again(NOW)),
-        ({}, 1, 1, 2.5, Again(NOW + 2_500_000)),
-        ({"backoff": (10.0, 20.0)}, 1, 1, None, Again(NOW + 10 * SECOND)),
-        ({"backoff": (10.0, 20.0)}, 2, 2, None, Again(NOW + 20 * SECOND)),
-        ({"backoff": (10.0, 20.0)}, 2, 1, None, Again(NOW + 20 * SECOND)),
-        ({"backoff": (10.0, 20.0)}, 7, 7, None, Again(NOW + 20 * SECOND)),
-        ({"backoff": (10.0, 20.0)}, 1, 1, 0.0, Again(NOW)),
-        ({"backoff": (10.0, 20.0)}, 9, 9, 1.0, Again(NOW + SECOND)),
-        ({"retry_limit": 3}, 2, 2, None, Again(NOW)),
-        ({"retry_limit": 3}, 3, 3, None, Dead("failed")),
-        ({"retry_limit": 3}, 9, 2, None, Again(NOW)),
-        ({"retry_limit": 3}, 3, 3, 60.0, Dead("failed")),
-        ({"retry_limit": 1}, 1, 1, None, Dead("failed")),
-        ({"retry_limit": 3}, 4, 4, None, Dead("failed")),
-        ({"max_deliver": 2}, 1, 1, None, Again(NOW)),
-        ({"max_deliver": 2}, 2, 1, None, Dead("max_deliver")),
-        ({"max_deliver": 2}, 2, 2, 60.0, Dead("max_deliver")),
-        ({"retry_limit": 2, "max_deliver": 2}, 2, 2, None, Dead("failed")),
+        ({}, 1, 1, None, RetryAt(NOW)),
+        ({}, 1, 1, 0.0, RetryAt(NOW)),
+        ({}, 1, 1, 2.5, RetryAt(NOW + 2_500_000)),
+        ({"backoff": (10.0, 20.0)}, 1, 1, None, RetryAt(NOW + 10 * SECOND)),
+        ({"backoff": (10.0, 20.0)}, 2, 2, None, RetryAt(NOW + 20 * SECOND)),
+        ({"backoff": (10.0, 20.0)}, 2, 1, None, RetryAt(NOW + 20 * SECOND)),
+        ({"backoff": (10.0, 20.0)}, 7, 7, None, RetryAt(NOW + 20 * SECOND)),
+        ({"backoff": (10.0, 20.0)}, 1, 1, 0.0, RetryAt(NOW)),
+        ({"backoff": (10.0, 20.0)}, 9, 9, 1.0, RetryAt(NOW + SECOND)),
+        ({"retry_limit": 3}, 2, 2, None, RetryAt(NOW)),
+        ({"retry_limit": 3}, 3, 3, None, Exhausted("failed")),
+        ({"retry_limit": 3}, 9, 2, None, RetryAt(NOW)),
+        ({"retry_limit": 3}, 3, 3, 60.0, Exhausted("failed")),
+        ({"retry_limit": 1}, 1, 1, None, Exhausted("failed")),
+        ({"retry_limit": 3}, 4, 4, None, Exhausted("failed")),
+        ({"max_deliver": 2}, 1, 1, None, RetryAt(NOW)),
+        ({"max_deliver": 2}, 2, 1, None, Exhausted("max_deliver")),
+        ({"max_deliver": 2}, 2, 2, 60.0, Exhausted("max_deliver")),
+        ({"retry_limit": 2, "max_deliver": 2}, 2, 2, None, Exhausted("failed")),
     ],
 )
 def test_a_failure_leads_to_a_wait_or_a_dead_letter(
@@ -173,7 +168,7 @@ def test_a_failure_leads_to_a_wait_or_a_dead_letter(
     deliveries: int,
     failures: int,
     delay: float | None,
-    fate: Again | Dead,
+    fate: RetryAt | Exhausted,
 ) -> None:
     assert after_nack(rules(**changes), deliveries, failures, NOW, delay) == fate
 
@@ -181,16 +176,16 @@ def test_a_failure_leads_to_a_wait_or_a_dead_letter(
 @pytest.mark.parametrize(
     ("changes", "deliveries", "fate"),
     [
-        ({}, 1, Again(NOW)),
-        ({"backoff": (10.0, 20.0)}, 1, Again(NOW + 10 * SECOND)),
-        ({"backoff": (10.0, 20.0)}, 5, Again(NOW + 20 * SECOND)),
-        ({"retry_limit": 1}, 5, Again(NOW)),
-        ({"max_deliver": 2}, 1, Again(NOW)),
-        ({"max_deliver": 2}, 2, Dead("max_deliver")),
-        ({"max_deliver": 2, "backoff": (10.0,)}, 2, Dead("max_deliver")),
+        ({}, 1, RetryAt(NOW)),
+        ({"backoff": (10.0, 20.0)}, 1, RetryAt(NOW + 10 * SECOND)),
+        ({"backoff": (10.0, 20.0)}, 5, RetryAt(NOW + 20 * SECOND)),
+        ({"retry_limit": 1}, 5, RetryAt(NOW)),
+        ({"max_deliver": 2}, 1, RetryAt(NOW)),
+        ({"max_deliver": 2}, 2, Exhausted("max_deliver")),
+        ({"max_deliver": 2, "backoff": (10.0,)}, 2, Exhausted("max_deliver")),
     ],
 )
 def test_a_lease_that_ran_out_leads_to_a_wait_or_a_dead_letter(
-    changes: dict[str, Any], deliveries: int, fate: Again | Dead
+    changes: dict[str, Any], deliveries: int, fate: RetryAt | Exhausted
 ) -> None:
     assert after_expiry(rules(**changes), deliveries, NOW) == fate

@@ -16,7 +16,7 @@ from ..clock import Signal, micros
 from ..errors import SessionClosed
 from ..store.group_commit import Job
 from ..store.tx import Tx
-from .broker import Broker, patience
+from .broker import Broker, wait_seconds
 from .core.handout import Handout
 from .core.pop import pop
 from .core.push import Answer
@@ -73,7 +73,7 @@ class OnLoop:
                 answer = await self._try(request)
                 if answer.runs or clock.steady() >= deadline:
                     return answer
-                await signal.until(patience(clock, deadline, answer.retry_at))
+                await signal.until(wait_seconds(clock, deadline, answer.retry_at))
 
     async def give_back(self, token: int) -> None:
         """Release everything a lease still holds."""

@@ -128,7 +128,7 @@ class Broker:
                 answer = self.try_pop(request)
                 if answer.runs or self.clock.steady() >= deadline:
                     return answer
-                signal.wait(patience(self.clock, deadline, answer.retry_at))
+                signal.wait(wait_seconds(self.clock, deadline, answer.retry_at))
 
     @contextlib.contextmanager
     def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
@@ -254,7 +254,7 @@ class Broker:
             return False
 
 
-def patience(clock: Clock, deadline: int, retry_at: int | None) -> float:
+def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
     """For how many seconds a pop waits: until its deadline, by the steady clock, or until something
     of its group is due."""
     left = clock.seconds_left(deadline)

@@ -39,7 +39,7 @@ LARGEST = 1 << 60  # of batch numbers, versions and limits that have no limit of
 
 
 def check_token(token: object) -> None:
-    validate.whole(token, "token", -(1 << 63), (1 << 63) - 1)
+    validate.integer(token, "token", -(1 << 63), (1 << 63) - 1)
 
 
 def check_ranges(which: Ranges) -> None:
@@ -88,7 +88,7 @@ class Chunk(Struct):
         if self.delay is not None:
             validate.seconds(self.delay, "delay")
         if self.at is not None:
-            validate.whole(self.at, "at", 0, 1 << 62)
+            validate.integer(self.at, "at", 0, 1 << 62)
         if self.whole:
             raise InvalidArgument("a chunk must have the offset at which each of its messages ends")
         ends = self.ends.tolist()
@@ -182,7 +182,7 @@ class PopRequest(Struct):
         if self.partition is not None:
             validate.name(self.partition, "partition")
         if self.partitions is not None:
-            validate.whole(self.partitions, "partitions", 1, 10_000)
+            validate.integer(self.partitions, "partitions", 1, 10_000)
         if self.token is not None:
             check_token(self.token)
         return self
@@ -310,7 +310,7 @@ Operation = SettleOperation | PushOperation | PutOperation | DeleteOperation
 
 def _check_version(expect: object) -> None:
     if expect is not None:
-        validate.whole(expect, "expect", 0, LARGEST)
+        validate.integer(expect, "expect", 0, LARGEST)
 
 
 class TransactionRequest(Struct):
@@ -345,7 +345,7 @@ class BrowseRequest(Struct):
     after: tuple[int, ...] | None = None
 
     def check(self) -> Self:
-        validate.whole(self.limit, "limit", 1, 10_000)
+        validate.integer(self.limit, "limit", 1, 10_000)
         validate.seconds(self.seconds, "seconds")
         if self.after is not None and len(self.after) != 2:
             raise InvalidArgument("after must be the `next` of the page before")
@@ -387,8 +387,8 @@ class ReaderRequest(Struct):
     lease_seconds: float
 
     def check(self) -> None:
-        validate.whole(self.rows, "rows", 0, LARGEST)
-        validate.whole(self.bytes, "bytes", 1, LARGEST)
+        validate.integer(self.rows, "rows", 0, LARGEST)
+        validate.integer(self.bytes, "bytes", 1, LARGEST)
         validate.positive(self.lease_seconds, "lease_seconds")
 
 
@@ -427,7 +427,7 @@ class BatchCommit(Struct):
 def check_batch(producer: object, batch: object) -> None:
     """Validate what names a batch of staged messages."""
     validate.name(producer, "producer")
-    validate.whole(batch, "batch", 0, LARGEST)
+    validate.integer(batch, "batch", 0, LARGEST)
 
 
 def check_queue_changes(queue: str, changes: dict[str, Any], *_: object) -> None:
@@ -443,7 +443,7 @@ def check_group_changes(queue: str, name: str, changes: dict[str, Any], *_: obje
     changes.update(validate.group_options({k: v for k, v in changes.items() if k != "start"}))
     start = changes.get("start", "all")
     if start not in ("all", "new"):
-        validate.whole(start, "start", 0, 1 << 62)
+        validate.integer(start, "start", 0, 1 << 62)
 
 
 def check_all(value: Any) -> None:

@@ -136,7 +136,7 @@ class Link:
             place.url,
             token=place.token,
             ca_file=place.ca_file,
-            patience=None if self._how["keeps"] else _hasty(),
+            retry=None if self._how["keeps"] else _hasty(),
         )
 
     def close(self) -> None:
@@ -155,9 +155,9 @@ def there(place: Place) -> None:
 
 def _hasty() -> Any:
     """A person waits: tell soon when nobody answers."""
-    from ..remote.retry import Patience
+    from ..remote.retry import RetryPolicy
 
-    return Patience(pauses=(0.3,), connect_seconds=3.0)
+    return RetryPolicy(pauses=(0.3,), connect_seconds=3.0)
 
 
 def command(

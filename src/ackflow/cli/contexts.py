@@ -44,14 +44,14 @@ def add(
     if before not in (None, new) and not force:
         has = ", with a token" if before.token else ""
         raise Refused(
-            f"context {name} is {validate.shown(before.url)}{has}; give --force to replace it"
+            f"context {name} is {validate.redact_url(before.url)}{has}; give --force to replace it"
         )
     saved.known[name] = new
     if use:
         saved.current = name
     places.save(saved)
     print(
-        f"context {name} is {validate.shown(url)}{' and in use' if saved.current == name else ''}"
+        f"context {name} is {validate.redact_url(url)}{' and in use' if saved.current == name else ''}"
     )
     if before is not None and before.token and not token:
         print("its token was removed")
@@ -89,7 +89,7 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
             [
                 "*" if name == saved.current else "",
                 name,
-                validate.shown(one.url),
+                validate.redact_url(one.url),
                 "yes" if one.token else "",
             ]
             for name, one in saved.known.items()
@@ -97,7 +97,7 @@ def show(ctx: typer.Context, as_json: AsJson = False) -> None:
         (
             {
                 "name": name,
-                "url": validate.shown(one.url),
+                "url": validate.redact_url(one.url),
                 "current": name == saved.current,
                 "token": bool(one.token),
             }

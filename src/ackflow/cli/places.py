@@ -54,7 +54,7 @@ class Place(Struct):
 
     @property
     def shown(self) -> str:
-        return validate.shown(self.url)
+        return validate.redact_url(self.url)
 
 
 def contexts_file() -> Path:
@@ -117,7 +117,7 @@ def checked(url: str) -> str:
     scheme, sign, rest = url.partition("://")
     if sign and (scheme not in ("http", "https", "postgresql", "postgres") or not rest):
         raise InvalidArgument(
-            f"{validate.shown(url)!r} is neither the URL of a server (http, https) or of PostgreSQL "
+            f"{validate.redact_url(url)!r} is neither the URL of a server (http, https) or of PostgreSQL "
             "(postgresql) nor a file"
         )
     if not url:

@@ -255,7 +255,7 @@ class Run:
             if n and queue.name in (self.pipeline.inbox, self.pipeline.bad):
                 letters = "dead letter" if n == 1 else "dead letters"
                 self._report(f"some input could not be read: {n} {letters} in {queue.name}; list: "
-                             f"ackflow dlq list {queue.name} --url {validate.shown(self.settings.url)}")  # fmt: skip
+                             f"ackflow dlq list {queue.name} --url {validate.redact_url(self.settings.url)}")  # fmt: skip
 
     def _check_alarms(self, after: float) -> None:
         for row in stuck(table_statuses(self._q, self.pipeline, after)):

@@ -8,7 +8,7 @@ from .. import validate
 from ..clock import Clock
 from .broker import RemoteBroker
 from .protocol import bases
-from .retry import Patience
+from .retry import RetryPolicy
 from .transport_asyncio import GreenTransport
 from .transport_threads import SyncTransport
 
@@ -17,12 +17,12 @@ def remote(
     url: str,
     token: str | None,
     ca_file: str | os.PathLike[str] | None,
-    patience: Patience | None,
+    retry: RetryPolicy | None,
     clock: Clock | None,
 ) -> RemoteBroker:
     """A broker behind these servers; nothing is sent before the first verb."""
     tls: dict[str, Any] = {} if ca_file is None else {"ca_certs": os.fspath(ca_file)}
-    transport = SyncTransport(bases(url), authorization(token), patience or Patience(), **tls)
+    transport = SyncTransport(bases(url), authorization(token), retry or RetryPolicy(), **tls)
     return RemoteBroker(transport, clock)
 
 
@@ -30,12 +30,12 @@ def remote_on_loop(
     url: str,
     token: str | None,
     ca_file: str | os.PathLike[str] | None,
-    patience: Patience | None,
+    retry: RetryPolicy | None,
     clock: Clock | None,
 ) -> RemoteBroker:
     """The same for asyncio: its methods are called through `green.spawn`."""
     context = True if ca_file is None else ssl.create_default_context(cafile=os.fspath(ca_file))
-    transport = GreenTransport(bases(url), authorization(token), patience or Patience(), context)
+    transport = GreenTransport(bases(url), authorization(token), retry or RetryPolicy(), context)
     return RemoteBroker(transport, clock)
 
 

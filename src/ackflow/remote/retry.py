@@ -9,7 +9,7 @@ from ..errors import CircuitOpen
 from .protocol import Request
 
 
-class Patience(Struct, frozen=True):
+class RetryPolicy(Struct, frozen=True):
     """How a client behaves when the server does not answer.
 
     `pauses` are the seconds before each repeat. The breaker opens after `failures` calls in a row
@@ -39,26 +39,26 @@ class Breaker:
     is not shut out.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
         self._lock = threading.Lock()
         self._failures = 0
         self._until = 0.0
 
     def check(self) -> None:
         with self._lock:
-            if self._failures < self._patience.failures:
+            if self._failures < self._policy.failures:
                 return
             now = time.monotonic()
             if now < self._until:
                 raise CircuitOpen()
-            self._until = now + self._patience.open_seconds
+            self._until = now + self._policy.open_seconds
 
     def failed(self) -> None:
         with self._lock:
             self._failures += 1
-            if self._failures == self._patience.failures:
-                self._until = time.monotonic() + self._patience.open_seconds
+            if self._failures == self._policy.failures:
+                self._until = time.monotonic() + self._policy.open_seconds
 
     def worked(self) -> None:
         with self._lock:

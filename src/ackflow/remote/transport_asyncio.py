@@ -13,7 +13,7 @@ from greenlet import getcurrent, greenlet
 from ..errors import AckflowError, InvalidArgument, SessionClosed, Unavailable
 from .protocol import HEADERS, Request, result, small_push
 from .push_batching import Gathering
-from .retry import Breaker, Patience
+from .retry import Breaker, RetryPolicy
 
 R = TypeVar("R")
 
@@ -33,16 +33,16 @@ async def spawn(call: Callable[[], R]) -> R:
 
 
 class GreenTransport:
-    """Sends requests to the first server that answers; what is safe is repeated with patience."""
+    """Sends requests to the first server that answers; a request that is safe to repeat is retried."""
 
     def __init__(
-        self, bases: list[str], headers: dict[str, str], patience: Patience, ssl: Any = True
+        self, bases: list[str], headers: dict[str, str], policy: RetryPolicy, ssl: Any = True
     ) -> None:
         self._bases = bases
         self._at = 0
         self._headers = {**HEADERS, **headers}
-        self._patience = patience
-        self._breaker = Breaker(patience)
+        self._policy = policy
+        self._breaker = Breaker(policy)
         self._ssl = ssl
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
@@ -77,7 +77,7 @@ class GreenTransport:
                     raise SessionClosed() from None
                 self._at += 1
                 sent = not isinstance(error, aiohttp.ClientConnectorError)
-                pause = self._patience.pause(request, attempt, sent)
+                pause = self._policy.pause(request, attempt, sent)
                 if pause is None:
                     self._breaker.failed()
                     raise Unavailable(
@@ -97,8 +97,8 @@ class GreenTransport:
             connector = aiohttp.TCPConnector(limit=0, ssl=self._ssl)
             self._http = aiohttp.ClientSession(connector=connector)
         timeout = aiohttp.ClientTimeout(
-            connect=self._patience.connect_seconds,
-            sock_read=self._patience.read_seconds + request.wait,
+            connect=self._policy.connect_seconds,
+            sock_read=self._policy.read_seconds + request.wait,
         )
         base = self._bases[self._at % len(self._bases)]
         async with self._http.request(

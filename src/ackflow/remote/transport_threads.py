@@ -13,20 +13,20 @@ from urllib3.exceptions import HTTPError, NewConnectionError
 
 from ..errors import AckflowError, SessionClosed, Unavailable
 from .protocol import HEADERS, Request, result
-from .retry import Breaker, Patience
+from .retry import Breaker, RetryPolicy
 
 
 class SyncTransport:
-    """Sends requests to the first server that answers; what is safe is repeated with patience."""
+    """Sends requests to the first server that answers; a request that is safe to repeat is retried."""
 
     def __init__(
-        self, bases: list[str], headers: dict[str, str], patience: Patience, **tls: Any
+        self, bases: list[str], headers: dict[str, str], policy: RetryPolicy, **tls: Any
     ) -> None:
         self._bases = bases
         self._at = 0
         self._headers = {**HEADERS, **headers}
-        self._patience = patience
-        self._breaker = Breaker(patience)
+        self._policy = policy
+        self._breaker = Breaker(policy)
         self._open: WeakSet[HTTPConnection] = WeakSet()
         self._closed = threading.Event()
         self._pool = urllib3.PoolManager(maxsize=64, retries=False, **tls)
@@ -43,7 +43,7 @@ class SyncTransport:
                     raise SessionClosed() from None
                 self._at += 1
                 sent = not isinstance(error, NewConnectionError)
-                pause = self._patience.pause(request, attempt, sent)
+                pause = self._policy.pause(request, attempt, sent)
                 if pause is None:
                     self._breaker.failed()
                     raise _unavailable(self._bases, error) from None
@@ -60,7 +60,7 @@ class SyncTransport:
     def _once(self, request: Request) -> Any:
         base = self._bases[self._at % len(self._bases)]
         timeout = urllib3.Timeout(
-            connect=self._patience.connect_seconds, read=self._patience.read_seconds + request.wait
+            connect=self._policy.connect_seconds, read=self._policy.read_seconds + request.wait
         )
         answer = self._pool.request(
             request.method, base + request.path, body=request.body, headers=self._headers,

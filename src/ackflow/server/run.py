@@ -103,7 +103,7 @@ async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> Non
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
-        kept = validate.shown(path) if validate.is_url(path) else os.path.abspath(path)
+        kept = validate.redact_url(path) if validate.is_url(path) else os.path.abspath(path)
         print(f"ackflow keeps its data in {kept}", flush=True)
         reaper = Reaper(server.server_state.connections, config.read_seconds)
         reaping = asyncio.create_task(reaper.run())

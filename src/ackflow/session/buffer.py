@@ -52,7 +52,7 @@ class Buffer:
     def __init__(self, session: Sends, size: int = SIZE, seconds: Duration = SECONDS) -> None:
         self._session = session
         self._pid = os.getpid()
-        self._size = validate.whole(size, "size", 1, 100_000)
+        self._size = validate.integer(size, "size", 1, 100_000)
         self._seconds = micros(validate.seconds(seconds, "seconds"))
         self._clock = session.broker.clock
         self._changed = threading.Condition()

@@ -96,7 +96,7 @@ class Plan(Struct, Generic[M]):
             given = getattr(self, what)
             if not callable(given) and (given is not None or what == "handler"):
                 raise InvalidArgument(f"{what} is a function, not {given!r}")
-        validate.whole(self.concurrency, "concurrency", 1, 1_000)
+        validate.integer(self.concurrency, "concurrency", 1, 1_000)
         if self.called_back and self.request.auto_ack:
             raise InvalidArgument("with auto_ack there is nothing left for callbacks to settle")
         return self

@@ -124,7 +124,7 @@ class Alert:
         if not callable(call):
             raise InvalidArgument(f"call is a function of queue and depth, not {call!r}")
         self._call = call
-        self._above = validate.whole(above, "above", 0, 1 << 60)
+        self._above = validate.integer(above, "above", 0, 1 << 60)
         self._every = validate.positive(every, "every")
         self._group = group
         self._raised = False

@@ -206,7 +206,7 @@ def _mixed(
     return _chunks(full, targets, _payload, "native")
 
 
-def posted(
+def push_request_for_items(
     items: Sequence[tuple[str, Item]], dialect: Dialect
 ) -> tuple[PushRequest, list[list[int]]]:
     """A push of items to several queues, and for each chunk the places of its messages in the call.

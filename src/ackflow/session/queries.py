@@ -171,8 +171,8 @@ class Looking(ABC):
         """
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         place = validate.page(after, 1)
-        validate.whole(limit, "limit", 1, 10_000)
-        validate.whole(offset, "offset", 0, 1 << 60)
+        validate.integer(limit, "limit", 1, 10_000)
+        validate.integer(offset, "offset", 0, 1 << 60)
         return self._look(dead_letters.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
@@ -191,7 +191,7 @@ class Looking(ABC):
     def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
         """The values whose keys begin with a prefix, in order of key."""
         prefix = validate.text(prefix, "prefix") or ""
-        validate.whole(limit, "limit", 1, 100_000)
+        validate.integer(limit, "limit", 1, 100_000)
         return self.broker.look(stats.values, prefix, limit)
 
     def _which(

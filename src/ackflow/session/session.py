@@ -43,7 +43,7 @@ from .messages import (
 from .transaction import Committed, Operations, Transaction
 
 if TYPE_CHECKING:
-    from ..remote.retry import Patience
+    from ..remote.retry import RetryPolicy
 
 Messages = Delivery | Sequence[Delivery]
 R = TypeVar("R")
@@ -59,7 +59,7 @@ def connect(
     upkeep: bool = True,
     token: str | None = None,
     ca_file: str | os.PathLike[str] | None = None,
-    patience: "Patience | None" = None,
+    retry: "RetryPolicy | None" = None,
 ) -> "Session":
     """Open a database: a file, made if it is not there, PostgreSQL or a server by its URL.
 
@@ -73,13 +73,13 @@ def connect(
     `may_lose` the file's mode holds; `set_may_lose` changes it.
 
     For a server (`http://`, `https://`, several with commas): `token` is its bearer token, `ca_file`
-    the certificates to trust, `patience` how to behave when it does not answer.
+    the certificates to trust, `retry` how to behave when it does not answer.
     """
     if consumer is not None:
         validate.name(consumer, "consumer")
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        remote = client().remote(url, token, ca_file, patience, clock)
-        return Session(remote, consumer, validate.shown(url))
+        remote = client().remote(url, token, ca_file, retry, clock)
+        return Session(remote, consumer, validate.redact_url(url))
     store: Store
     name = "PostgreSQL"  # not its URL, which may have a password
     if isinstance(url, str) and url.startswith(validate.POSTGRES):
@@ -87,7 +87,9 @@ def connect(
     else:
         name = validate.place(url)
         store = SqliteStore(name, clock, may_lose)
-    session = Session(Broker(store, store.clock, upkeep), consumer, validate.shown(os.fspath(url)))
+    session = Session(
+        Broker(store, store.clock, upkeep), consumer, validate.redact_url(os.fspath(url))
+    )
     session._watching = close_when_dropped(session, session._broker, name)
     return session
 
@@ -458,7 +460,7 @@ class Session(Helping):
         elif time is not None:
             target = validate.time(time, "time")
         else:
-            target = validate.whole(sequence, "sequence", 0, (1 << 48) - 1)
+            target = validate.integer(sequence, "sequence", 0, (1 << 48) - 1)
         return self.broker.do(admin.seek, True, queue, group, target, time is not None, partition)
 
     def purge(self, queue: str, partition: str | None = None) -> int:
@@ -500,7 +502,7 @@ class Session(Helping):
         if to is not None:
             validate.name(to, "to")
         if limit is not None:
-            validate.whole(limit, "limit", 0, 1 << 60)
+            validate.integer(limit, "limit", 0, 1 << 60)
         which = self._which(queue, group, partition, kind, error, since, until, ids)
         return self._slices(
             lambda n: self.broker.do(dead_letters.redrive, True, which, to, n), which, limit

@@ -201,4 +201,4 @@ class Transaction(Operations):
 
 
 def _expected(value: int | None) -> int | None:
-    return None if value is None else validate.whole(value, "expect", 0, 1 << 60)
+    return None if value is None else validate.integer(value, "expect", 0, 1 << 60)

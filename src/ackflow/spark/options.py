@@ -78,7 +78,7 @@ class SinkOptions(Struct, frozen=True):
 def _whole(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
     def read(text: str, name: str) -> int:
         try:
-            return validate.whole(int(text), name, least, most)
+            return validate.integer(int(text), name, least, most)
         except ValueError:
             raise InvalidArgument(f"{name} is a whole number, not {text!r}") from None
 

@@ -50,10 +50,10 @@ def reading(place: Place, *, upkeep: bool = False) -> Session:
 
 def _connect(place: Place, upkeep: bool) -> Session:
     if place.url.startswith(("http://", "https://")):
-        from ..remote.retry import Patience
+        from ..remote.retry import RetryPolicy
 
-        patience = Patience(pauses=_pauses(place.retry_seconds), failures=1 << 30)
-        return ackflow.connect(place.url, token=place.token, patience=patience)
+        patience = RetryPolicy(pauses=_pauses(place.retry_seconds), failures=1 << 30)
+        return ackflow.connect(place.url, token=place.token, retry=patience)
     return ackflow.connect(place.url, upkeep=upkeep)
 
 

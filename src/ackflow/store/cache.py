@@ -89,7 +89,7 @@ class Cache:
         self.lanes.clear()
         self.partitions.clear()
 
-    def saw(self, group_id: int, consumer: str, now: int) -> None:
+    def record_seen(self, group_id: int, consumer: str, now: int) -> None:
         """Remember when a consumer asked; what was long ago is forgotten now and then."""
         seen = self.seen.get(group_id)
         if seen is None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ... import ranges
-from ...options import MAX_CLAIM, Dead, after_expiry
+from ...options import MAX_CLAIM
+from ...retry import Exhausted, after_expiry
 from ...store.records import (
     DUE,
     LEASED,
@@ -177,7 +178,7 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
         lanes.add(claim.lane)
         record_fate(lease, "expired", ended, claim.lane, claim.ranges)
         fate = after_expiry(group.rules, claim.deliveries, ended)
-        if isinstance(fate, Dead):
+        if isinstance(fate, Exhausted):
             lane, cursor = tx.lane(claim.lane), tx.cursor(claim.lane, group.id)
             assert lane is not None
             assert cursor is not None

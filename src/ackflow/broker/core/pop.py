@@ -115,7 +115,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     if not request.batch:
         request = structs.replace(request, batch=group.rules.batch)
     answer.again = refresh(tx, group, request.batch).more
-    tx.cache.saw(group.id, request.consumer, tx.now)
+    tx.cache.record_seen(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
     wide = isinstance(request, WidePop)  # its queues take turns by when they were served
     if room >= request.batch and not wide and _fast_pop(tx, group, request, answer):

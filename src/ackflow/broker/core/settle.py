@@ -8,8 +8,9 @@ from msgspec import Struct, field
 from ... import ranges
 from ...clock import SECOND, micros
 from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
-from ...options import Dead, DeadLetterKind, after_nack, spent
+from ...options import DeadLetterKind
 from ...ranges import Ranges
+from ...retry import Exhausted, after_nack, deliveries_exhausted
 from ...store.records import (
     LEASED,
     RETURNED,
@@ -372,7 +373,7 @@ class Settlement:
             self._group.rules, claim.deliveries, failures, self._tx.now, verdict.delay,
             verdict.counting,
         )  # fmt: skip
-        if isinstance(fate, Dead):
+        if isinstance(fate, Exhausted):
             return self._dead_letter(lane, cursor, claim, part, fate.kind, reason, failures, reason)
         self._return(claim, part, fate.at, claim.deliveries, failures, reason)
         return 0
@@ -403,7 +404,7 @@ class Settlement:
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
     ) -> int:
         """Put a copy at the end of the lane for this group alone; the original is done."""
-        if spent(self._group.rules, claim.deliveries):
+        if deliveries_exhausted(self._group.rules, claim.deliveries):
             return self._dead_letter(
                 lane, cursor, claim, part, "max_deliver", verdict.reason, claim.failures
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ... import ranges, validate
 from ...errors import GroupNotFound, NotFound, QueueNotFound
-from ...options import QUEUE_MODE, UNDECIDED, Dialect, GroupOptions, born
+from ...options import QUEUE_MODE, UNDECIDED, Dialect, GroupOptions, initial_options
 from ...store.records import Cursor, Group, Lane, Partition, Queue
 from ...store.tx import Tx
 from .cursors import hidden_copies_in, pass_over, sequence_at
@@ -46,7 +46,7 @@ def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
 
 def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
     """Return the queue of that name; a new one gets the initial options of its dialect."""
-    return tx.queue(name) or tx.add_queue(name, born(name, dialect))
+    return tx.queue(name) or tx.add_queue(name, initial_options(name, dialect))
 
 
 def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:

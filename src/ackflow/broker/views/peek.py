@@ -17,7 +17,7 @@ def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMes
     A group that does not exist would begin at the start.
     """
     validate.name(group_name, "group")
-    validate.whole(limit, "limit", 1, 10_000)
+    validate.integer(limit, "limit", 1, 10_000)
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, group_name)
     found: list[StoredMessage] = []
@@ -74,8 +74,8 @@ def follow(
 
     Nothing is touched: it is no group, and holds nothing.
     """
-    validate.whole(last, "last", 0, 10_000)
-    validate.whole(limit, "limit", 1, 10_000)
+    validate.integer(last, "last", 0, 10_000)
+    validate.integer(limit, "limit", 1, 10_000)
     queue = find_queue(tx, queue_name)
     lanes = tx.lanes(queue.id)
     if partition is not None:

@@ -164,7 +164,7 @@ class PushPopActor:
         """Pop under a lock of `ttl` seconds (None: the group's lease time), or auto-acknowledged."""
         request = PopRequest(
             self.queue_id, QUEUE_MODE, self._blocking.consumer,
-            validate.whole(count, "count", 1, MAX_COUNT),
+            validate.integer(count, "count", 1, MAX_COUNT),
             ttl, auto_ack=auto_ack, dialect="pushpop",
         )  # fmt: skip
         if isinstance(self._session, aio.Session):

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from .... import ids, validate
 from ....errors import InvalidArgument
-from ....options import DEFAULT_PARTITION, QueueOptions, born
+from ....options import DEFAULT_PARTITION, QueueOptions, initial_options
 from ....server.http import Answer, Call, json
 from ..verbs.subscriptions import declare
 from .common import body_of
@@ -86,7 +86,7 @@ async def configure(call: Call) -> Answer:
     name = validate.name(given.queue, "queue")
     call.server.allow(call, name)
     options = given.options or Given()
-    labels = born(name)
+    labels = initial_options(name)
     changes = native(options)
     changes["namespace"] = _label(given.namespace, labels.namespace, "namespace")
     changes["task"] = _label(given.task, labels.task, "task")

@@ -68,7 +68,7 @@ def requested(call: Call, items: list[PushItem]) -> tuple[PushRequest, list[list
     """The request of items, once the caller may push to all their queues."""
     for queue in {item.queue for item in items}:
         call.server.allow(call, queue)
-    return encoding.posted([(item.queue, _item(item)) for item in items], "queen")
+    return encoding.push_request_for_items([(item.queue, _item(item)) for item in items], "queen")
 
 
 def _item(item: PushItem) -> Item:
