@@ -3,10 +3,10 @@
 import sys
 
 from ackflow.server import routes, run
-from ackflow.server.http import Answer, Call, Route, json
+from ackflow.server.http import Call, Response, Route, json
 
 
-async def echo(call: Call) -> Answer:
+async def echo(call: Call) -> Response:
     return json([[[1, 0, 1, False]]] if call.body else None)
 
 

@@ -19,8 +19,8 @@ def conforms(answer: httpx.Response) -> None:
     route, _ = _router.find(
         answer.request.method, answer.request.url.raw_path.decode().split("?")[0]
     )
-    assert answer.status_code in route.answers, (route.path, answer.status_code)
-    as_declared = msgspec.json.decode(answer.content, type=route.answers[answer.status_code])
+    assert answer.status_code in route.responses, (route.path, answer.status_code)
+    as_declared = msgspec.json.decode(answer.content, type=route.responses[answer.status_code])
     assert json.loads(msgspec.json.encode(as_declared)) == answer.json()
 
 

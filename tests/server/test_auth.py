@@ -18,7 +18,7 @@ from ackflow.broker.requests import Chunk, PushRequest
 from ackflow.errors import Forbidden, InvalidArgument, NotFound, Unauthenticated
 from ackflow.remote import wire
 from ackflow.server import authn
-from ackflow.server.http import Answer, Call, Route, json
+from ackflow.server.http import Call, Response, Route, json
 from ackflow.server.openapi import document
 from ackflow.server.routes import all_routes
 
@@ -42,7 +42,7 @@ def bearer(token: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server look at the tokens with every request."""
-    monkeypatch.setattr(authn, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(authn, "RELOAD_SECONDS", 0.0)
 
 
 def push(http: httpx.Client, queue: str, token: str | None = None) -> httpx.Response:
@@ -239,7 +239,7 @@ def test_a_token_for_other_queues_changes_and_sees_nothing_of_a_queue(
     assert served.session.queue_stats("secret-queue").messages == 1
 
 
-async def _nothing(_: Call) -> Answer:
+async def _nothing(_: Call) -> Response:
     return json({})
 
 

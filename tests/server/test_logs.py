@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ackflow.server.logs import JsonFormatter, TextFormatter
-from ackflow.server.request_log import Observer, Watching
+from ackflow.server.request_log import LogSettings, RequestLog
 
 from ..client.waiting import until
 from .conftest import Process
@@ -85,7 +85,7 @@ def test_text_is_for_people(start_process: Start) -> None:
 def test_a_slow_request_is_logged(
     served: Any, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served.app.observer = Observer(Watching(slow_seconds=0.0))
+    served.app.request_log = RequestLog(LogSettings(slow_seconds=0.0))
     with caplog.at_level(logging.INFO, "ackflow.server"):
         http.get("/livez")
         until(lambda: "GET /livez 200" in caplog.text)  # it is written once the answer is sent

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.broker.views.metrics import figures
+from ackflow.broker.views.metrics import snapshot
 
 from ..running import Running
 from .conftest import Process
@@ -223,7 +223,7 @@ def recount(q: Session) -> list[tuple[str, int, int, int, int]]:
 
 
 def shown_by_figures(q: Session) -> list[tuple[str, int, int, int, int]]:
-    groups = q.broker.look(figures).groups  # type: ignore[attr-defined]
+    groups = q.broker.look(snapshot).groups  # type: ignore[attr-defined]
     return sorted((g.name, g.ready, g.leased, g.waiting, g.dead) for g in groups if g.id)
 
 

@@ -250,7 +250,7 @@ def test_every_route_can_be_described(http: httpx.Client) -> None:
     for route in ROUTES:
         assert route.summary
         assert route.tag == "pushpop"
-        types = [type for type in (route.body, *route.answers.values()) if type is not None]
+        types = [type for type in (route.body, *route.responses.values()) if type is not None]
         msgspec.json.schema_components(types)
 
 

@@ -249,7 +249,7 @@ def test_a_group_settles_for_itself_alone(queen: Queen) -> None:
         ({"partitionId": "p"}, "transactionId is required"),
         ({"transactionId": ""}, "transactionId is required"),
         ({"transactionId": "t"}, "partitionId is required to ensure message uniqueness"),
-        ({"transactionId": "t", "partitionId": "p", "status": "done"}, "status is one of"),
+        ({"transactionId": "t", "partitionId": "p", "status": "done"}, "status must be one of"),
         ({"transactionId": 7, "partitionId": "p"}, "transactionId"),
         (
             {"transactionId": "t", "partitionId": "p", "status": "failed", "delaySeconds": -1},

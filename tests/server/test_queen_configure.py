@@ -123,8 +123,8 @@ def test_namespace_and_task_come_from_the_name_when_they_are_not_sent(http: http
     ("body", "says"),
     [
         (b"", "Empty request body"),
-        (b"{", "the body"),
-        (b"[]", "the body"),
+        (b"{", "request body"),
+        (b"[]", "request body"),
         (b"{}", "queue is required"),
         (b'{"queue":""}', "queue is required"),
         (b'{"queue":"orders","options":{"ttl":-1}}', "ttl"),

@@ -16,7 +16,7 @@ MINE, OTHER = "mine.a", "other.b"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server look at the tokens with every request."""
-    monkeypatch.setattr(authn, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(authn, "RELOAD_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -110,9 +110,9 @@ def test_a_certificate_that_cannot_be_read_is_told_in_one_sentence(
     told = failed(tmp_path, "--tls-cert", missing, "--tls-key", key)
     assert f"--tls-cert {missing} cannot be read: No such file" in told
     told = failed(tmp_path, "--tls-cert", wrong, "--tls-key", key)
-    assert f"--tls-cert {wrong} cannot be read: it has no CERTIFICATE in PEM" in told
+    assert f"--tls-cert {wrong} cannot be read: it contains no CERTIFICATE in PEM format" in told
     told = failed(tmp_path, "--tls-cert", cert, "--tls-key", wrong)
-    assert f"--tls-key {wrong} cannot be read: it has no PRIVATE KEY in PEM" in told
+    assert f"--tls-key {wrong} cannot be read: it contains no PRIVATE KEY in PEM format" in told
 
 
 def test_a_certificate_that_is_damaged_is_told_with_its_file(

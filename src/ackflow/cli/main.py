@@ -144,7 +144,7 @@ def serve(
     from ..server import run
     from ..server.app import Limits
     from ..server.logs import FORMATS, LEVELS
-    from ..server.request_log import Watching
+    from ..server.request_log import LogSettings
 
     config = run.Config(
         db=file_of(ctx, db),
@@ -153,7 +153,7 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         limits=Limits(_bytes(max_body), max_batch, max_waiting),
-        watching=Watching(slow, access_log),
+        request_log=LogSettings(slow, access_log),
         cors_origins=cors_origin or [],
         require_token=require_token,
         allow_open=allow_open,

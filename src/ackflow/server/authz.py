@@ -1,7 +1,7 @@
-"""What a verb from afar speaks of, held against a token that is good for some queues only.
+"""Authorization of remote verbs: checks the queues in their arguments against the caller's token.
 
-Tokens of leases and ids of readers and stages are random: whoever knows one was given it. A lease
-can be seen in lists, though, so its queue is checked too.
+Lease tokens and the ids of readers and stages are random, so a caller that sends one was given it.
+Lists show lease tokens, however, so the queue of a lease is checked too.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from .http import Call
 
 
 async def check(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> None:
-    """Refuse a verb on queues that the token of the call is not good for."""
+    """Raise Forbidden unless the caller's token covers every queue that the verb touches."""
     server = call.server
     if call.who is None:
         return
@@ -27,10 +27,10 @@ async def check(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> None:
 
 
 def visible(call: Call, result: Any) -> Any:
-    """A list of queues without those that the token of the call may not see."""
+    """Remove the queues that the caller's token does not cover from a list."""
     if call.who is None or not isinstance(result, list):
         return result
     return [
         one for one in result
-        if not isinstance(one, QueueStats) or call.server.sees(call, one.name)
+        if not isinstance(one, QueueStats) or call.server.may_see(call, one.name)
     ]  # fmt: skip

@@ -1,23 +1,27 @@
-"""Requests that a browser sends for a page of another origin (CORS)."""
+"""Cross-origin resource sharing (CORS): which web pages may call the server."""
 
 from collections.abc import Sequence
 
 from ..errors import Forbidden
-from .http import Answer, Call
+from .http import Call, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
-SECONDS = b"86400"
+MAX_AGE_SECONDS = b"86400"
 
 
-class Cross:
-    """Which origins may call. Any other page is refused, or it could use a server it cannot see."""
+class Cors:
+    """The allowed origins.
+
+    Requests from pages of any other origin are rejected: without that check a web page could use a
+    server that only its visitor can reach.
+    """
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
         self._any = "*" in origins
         self._origins = {origin.rstrip("/") for origin in origins}
 
     def check(self, call: Call) -> Headers:
-        """The headers that let a page read the answer; a foreign page is refused."""
+        """The CORS headers of the response; raises Forbidden for an origin that is not allowed."""
         origin = call.header(b"origin")
         if not origin:
             return ()
@@ -29,28 +33,30 @@ class Cross:
                 (b"access-control-expose-headers", expose),
                 (b"vary", b"origin"),
             )
-        if origin == f"{call.scope['scheme']}://{call.header(b'host')}" or _behind(call, origin):
+        if _same_origin(call, origin):
             return ()
         raise Forbidden(
-            "pages of this origin may not call; start the server with --cors-origin", origin=origin
+            "requests from this origin are not allowed; start the server with --cors-origin",
+            origin=origin,
         )
 
-    def options(self, allow: str, cross: Headers) -> Answer:
-        """The answer to OPTIONS: what a path takes, and to whom it is allowed."""
+    def preflight(self, allow: str, cors_headers: Headers) -> Response:
+        """Answer OPTIONS with the methods of a path and, for an allowed origin, the headers."""
         allow += ", OPTIONS"
-        headers: Headers = ((b"allow", allow.encode()), *cross)
-        if cross:
+        headers: Headers = ((b"allow", allow.encode()), *cors_headers)
+        if cors_headers:
             headers += (
                 (b"access-control-allow-methods", allow.encode()),
                 (
                     b"access-control-allow-headers",
                     b"authorization, content-type, accept, x-request-id",
                 ),
-                (b"access-control-max-age", SECONDS),
+                (b"access-control-max-age", MAX_AGE_SECONDS),
             )
-        return Answer(204, headers=headers)
+        return Response(204, headers=headers)
 
 
-def _behind(call: Call, origin: str) -> bool:
-    """A proxy that ends TLS leaves the scheme of its own connection."""
-    return origin == f"https://{call.header(b'host')}"
+def _same_origin(call: Call, origin: str) -> bool:
+    # Behind a proxy that terminates TLS, the scheme here is that of the proxy's own connection.
+    host = call.header(b"host")
+    return origin in (f"{call.scope['scheme']}://{host}", f"https://{host}")

@@ -1,7 +1,7 @@
-"""The little HTTP there is between ASGI and a handler: calls, answers, routes.
+"""Requests, responses and routes: the layer between ASGI and a handler.
 
-A handler is `async def handler(call) -> Answer`. Every route says its role and its dialect, which
-decides how an error is written; the same table is the source of the OpenAPI document.
+A handler is `async def handler(call) -> Response`. A route names the role it needs and the function
+that encodes its errors; the OpenAPI document is generated from the same table.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -27,52 +27,55 @@ JSON = b"application/json"
 _encode = msgspec.json.Encoder().encode
 
 
-class NoSuchPath(AckflowError):
-    """There is nothing at this path."""
+class PathNotFound(AckflowError):
+    """No route matches the path."""
 
     code = "no_such_path"
     status = 404
 
 
-class NotAllowed(AckflowError):
-    """This path does not take that method."""
+class MethodNotAllowed(AckflowError):
+    """The path does not support the method."""
 
     code = "method_not_allowed"
     status = 405
 
 
 class Disconnected(Exception):
-    """The client went away before the request was whole."""
+    """The client disconnected before it had sent the whole request."""
 
 
-class Answer(NamedTuple):
-    """What a handler answers. `after` is called once it was sent, with whether it arrived."""
+After = Callable[[bool], Awaitable[None]] | None
+
+
+class Response(NamedTuple):
+    """An HTTP response. `after` is called once it is sent, with whether the client received it."""
 
     status: int
     body: bytes = b""
     type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    after: Callable[[bool], Awaitable[None]] | None = None
+    after: After = None
 
 
-def json(value: object, status: int = 200, *headers: tuple[bytes, bytes]) -> Answer:
-    return Answer(status, _encode(value), JSON, headers)
+def json(value: object, status: int = 200, *headers: tuple[bytes, bytes]) -> Response:
+    return Response(status, _encode(value), JSON, headers)
 
 
-def text(value: str, status: int = 200, type: str = "text/plain; charset=utf-8") -> Answer:
-    return Answer(status, value.encode(), type.encode())
+def text(value: str, status: int = 200, type: str = "text/plain; charset=utf-8") -> Response:
+    return Response(status, value.encode(), type.encode())
 
 
-def empty(status: int = 204) -> Answer:
-    return Answer(status)
+def empty(status: int = 204) -> Response:
+    return Response(status)
 
 
 class Call:
-    """One request: where it goes, what it asks, what it brings."""
+    """One HTTP request, with the server that handles it and the token that authenticated it."""
 
     __slots__ = (
-        "_headers", "_receive", "body", "id", "params", "query", "role", "scope", "send",
-        "server", "waits", "who",
+        "_headers", "_receive", "body", "id", "long_poll", "params", "query", "role", "scope",
+        "send", "server", "who",
     )  # fmt: skip
 
     def __init__(
@@ -87,118 +90,115 @@ class Call:
         if query := scope.get("query_string"):
             self.query = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
         self.body = b""
-        self.id = ""  # of the request, in logs and in the answer
-        self.who: Token | None = None  # whose token it was, when tokens are asked for
-        self.role = ""  # what the token must be good for
-        self.waits = False  # it is a long poll
+        self.id = ""  # in log lines and in the x-request-id header of the response
+        self.who: Token | None = None  # the caller's token; None if the server requires none
+        self.role = ""  # the role that the token must have
+        self.long_poll = False  # its duration includes waiting for messages
         self._headers: dict[bytes, bytes] | None = None
 
     def header(self, name: bytes) -> str:
-        """A header of the request by its lower-case name; empty when it was not sent."""
+        """A request header by its lower-case name; empty if it was not sent."""
         if self._headers is None:
             self._headers = dict(self.scope["headers"])
         return self._headers.get(name, b"").decode("latin-1")
 
-    def left(self) -> bool:
-        """Whether the client has gone; only uvicorn tells that also while an answer is sent."""
+    def disconnected(self) -> bool:
+        """Whether the client has disconnected; only uvicorn reports it while a response is sent."""
         return bool(getattr(getattr(self.send, "__self__", None), "disconnected", False))
 
-    async def leaves(self) -> None:
-        """Wait until the client goes away; for a call that is not answered meanwhile."""
+    async def wait_for_disconnect(self) -> None:
+        """Wait until the client disconnects; only before the response has started."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def decoded(self, type: type[T]) -> T:
-        """The body as JSON of this type, whatever content type was named."""
+    def json_body(self, type: type[T]) -> T:
+        """The body decoded as JSON of this type, whatever its content type."""
         try:
             return msgspec.json.decode(self.body, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidArgument(f"the body is not what is expected: {error}") from None
+            raise InvalidArgument(f"invalid request body: {error}") from None
 
     def flag(self, name: str) -> bool:
         return self.query.get(name, "").lower() in ("true", "1")
 
-    def whole(self, name: str, default: int, least: int, most: int) -> int:
-        """A whole number of the query; refused when it is none or out of bounds."""
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        """An integer parameter of the query, from `least` to `most`."""
         given = self.query.get(name)
         if given is None or given == "":
             return default
         try:
             number = int(given)
         except ValueError:
-            raise InvalidArgument(f"{name} is a whole number, not {given!r}") from None
+            raise InvalidArgument(f"{name} must be an integer, got {given!r}") from None
         if not least <= number <= most:
-            raise InvalidArgument(f"{name} is from {least} to {most}, not {number}")
+            raise InvalidArgument(f"{name} must be an integer from {least} to {most}, got {number}")
         return number
 
     def seconds(self, name: str, default: float, most: float) -> float:
-        """A number of seconds of the query, cut to what is allowed."""
+        """A parameter of the query in seconds; values above `most` are reduced to it."""
         given = self.query.get(name)
         if given is None or given == "":
             return default
         try:
             return min(validate.seconds(float(given), name), most)
         except ValueError:
-            raise InvalidArgument(f"{name} is a number of seconds, not {given!r}") from None
+            raise InvalidArgument(f"{name} must be a number of seconds, got {given!r}") from None
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
-Refuse = Callable[[AckflowError], Answer]
+Handler = Callable[[Call], Awaitable[Response]]
+ErrorEncoder = Callable[[AckflowError], Response]
 
 
-class Refused(msgspec.Struct, omit_defaults=True):
-    """Why a request was refused: a code that stays, a sentence that may change."""
+class ErrorDetail(msgspec.Struct, omit_defaults=True):
+    """An error: a stable code, a message that may change, and details by name."""
 
     code: str
     message: str
     details: dict[str, Any] = {}
 
 
-class Refusal(msgspec.Struct):
-    """How an error is written where no dialect says otherwise."""
+class ErrorBody(msgspec.Struct):
+    """The body of an error response, unless a dialect has its own form."""
 
-    error: Refused
+    error: ErrorDetail
 
 
-def refuse(error: AckflowError) -> Answer:
-    """How an error is written where no dialect says otherwise."""
-    body: dict[str, object] = {"code": error.code, "message": error.message}
-    if error.details:
-        body["details"] = error.details
-    return json({"error": body}, error.status)
+def error_response(error: AckflowError) -> Response:
+    """Encode an error in the server's own form."""
+    return json(ErrorBody(ErrorDetail(error.code, error.message, error.details)), error.status)
 
 
 class Param(NamedTuple):
-    """A parameter of the query, for the OpenAPI document."""
+    """A query parameter, for the OpenAPI document."""
 
     name: str
     schema: Mapping[str, Any]
-    says: str = ""
+    description: str = ""
 
 
 class Route(NamedTuple):
     """One operation of the server.
 
-    `queue` names the path parameter a token's queue patterns are held against, if there is one.
-    A handler whose queues are elsewhere holds them against the token itself, with
-    `call.server.allow` or `sees`, and says so by `checks`: otherwise only a token for every queue
-    is good for the route. `answers` are types by status, None for no body, or a content type as
-    text; `error` is the type of what `refuse` writes.
+    `queue` is the path parameter that is checked against the queue patterns of the token. A handler
+    that finds its queues elsewhere, such as in the body, sets `checks_queues` and checks them with
+    `call.server.allow` or `may_see`; without either, the route needs a token for every queue.
+    `responses` are body types by status: None for no body, text for a content type. `error` is the
+    type that `encode_error` writes.
     """
 
     method: str
     path: str
     handler: Handler
     role: Role = "read-write"
-    refuse: Refuse = refuse
+    encode_error: ErrorEncoder = error_response
     tag: str = "ackflow"
     summary: str = ""
     query: tuple[Param, ...] = ()
     body: Any = None
-    answers: Mapping[int, Any] = {}
+    responses: Mapping[int, Any] = {}
     queue: str = "queue"
-    error: Any = Refusal
-    checks: bool = False
+    error: Any = ErrorBody
+    checks_queues: bool = False
 
 
 class _Node:
@@ -212,19 +212,19 @@ class _Node:
 
 
 class Router:
-    """Finds the route of a path, one step per segment; `{name}` takes any one segment.
+    """Finds the route of a path in a tree of its segments; `{name}` matches any one segment.
 
-    A path that is written out in a route is found in one step.
+    A path without parameters is found by one dictionary lookup.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = list(routes)
         self._root = _Node()
-        self._written: dict[str, _Node] = {}
-        self._dialects: dict[str, Refuse] = {}
+        self._static: dict[str, _Node] = {}
+        self._error_encoders: dict[str, ErrorEncoder] = {}
         for route in self.routes:
             self._add(route)
-            self._dialects.setdefault(_first(route.path), route.refuse)
+            self._error_encoders.setdefault(_first_segment(route.path), route.encode_error)
 
     def _add(self, route: Route) -> None:
         node, names = self._root, []
@@ -237,32 +237,32 @@ class Router:
             else:
                 node = node.children.setdefault(part, _Node())
         if not names:
-            self._written[route.path] = node
-        assert route.method not in node.routes, f"{route.method} {route.path} is there twice"
+            self._static[route.path] = node
+        assert route.method not in node.routes, f"duplicate route {route.method} {route.path}"
         node.routes[route.method] = route, names
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        node = self._written.get(path)
-        node, values = (node, []) if node is not None else self._walked(path)
+        node = self._static.get(path)
+        node, values = (node, []) if node is not None else self._match(path)
         entry = node.routes.get(method)
         if entry is None:
             allowed = ", ".join(sorted(node.routes))
-            raise NotAllowed(f"{path} takes {allowed}, not {method}", allow=allowed)
+            raise MethodNotAllowed(f"{path} supports {allowed}, not {method}", allow=allowed)
         route, names = entry
         return route, dict(zip(names, values, strict=True))
 
-    def _walked(self, path: str) -> tuple[_Node, list[str]]:
+    def _match(self, path: str) -> tuple[_Node, list[str]]:
         found = next(_walk(self._root, path.strip("/").split("/"), 0, []), None)
         if found is None:
-            raise NoSuchPath(f"there is nothing at {path}")
+            raise PathNotFound(f"no route matches {path}")
         return found
 
-    def dialect(self, path: str) -> Refuse:
-        """How an error is written where no route is found: as the routes beside it would."""
-        return self._dialects.get(_first(path), refuse)
+    def error_encoder(self, path: str) -> ErrorEncoder:
+        """The encoder for a path without a route: that of the routes with the same first segment."""
+        return self._error_encoders.get(_first_segment(path), error_response)
 
 
-def _first(path: str) -> str:
+def _first_segment(path: str) -> str:
     return path.strip("/").partition("/")[0]
 
 
@@ -281,7 +281,7 @@ def _walk(
 
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
-    """The whole body; refused as soon as it is known to be too large."""
+    """Read the whole body; raise as soon as it exceeds `most` bytes."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > most:
             raise _too_large(most)
@@ -306,4 +306,4 @@ async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
 
 
 def _too_large(most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"a request body has at most {most:,} bytes; send it in parts")
+    return BodyTooLarge(f"a request body must have at most {most:,} bytes; send several requests")

@@ -1,6 +1,6 @@
-"""Connections that misbehave: heads without end, requests that never become whole.
+"""Limits of a connection: the size of a request head and the time to read a request.
 
-They are looked at from outside, once in a while, so that a good request pays nothing.
+The read timeout polls the connections, so that normal requests pay nothing for it.
 """
 
 import asyncio
@@ -9,48 +9,54 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_HEAD = 64 * 1024
-_ANSWER = (
+MAX_HEAD_BYTES = 64 * 1024
+_RESPONSE = (
     "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n"
     "connection: close\r\n\r\n{body}"
 )
 
 
-class Guarded(HttpToolsProtocol):
-    """A connection that bounds the size of a request's head."""
+class LimitedProtocol(HttpToolsProtocol):
+    """An HTTP connection that limits the size of a request head."""
 
-    _head = 0
+    _head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        if len(data) > MOST_HEAD and self._awaits_head() and b"\r\n\r\n" not in data[:MOST_HEAD]:
-            self._too_long()
+        if (
+            len(data) > MAX_HEAD_BYTES
+            and self._expects_head()
+            and b"\r\n\r\n" not in data[:MAX_HEAD_BYTES]
+        ):
+            self._reject_head()
             return
         super().data_received(data)
         if self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope):
-            self._head += len(data)
-            if self._head > MOST_HEAD:
-                self._too_long()
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._reject_head()
         else:
-            self._head = 0
+            self._head_bytes = 0
 
-    def _awaits_head(self) -> bool:
+    def _expects_head(self) -> bool:
         return self.cycle is None or not self.cycle.more_body
 
-    def _too_long(self) -> None:
-        self.refuse("431 Request Header Fields Too Large", "head_too_large",
-                    f"the head of a request has at most {MOST_HEAD:,} bytes")  # fmt: skip
+    def _reject_head(self) -> None:
+        self.reject("431 Request Header Fields Too Large", "head_too_large",
+                    f"a request head must have at most {MAX_HEAD_BYTES:,} bytes")  # fmt: skip
 
-    def refuse(self, status: str, code: str, message: str) -> None:
-        """Answer before there is a whole request, and close."""
+    def reject(self, status: str, code: str, message: str) -> None:
+        """Answer an incomplete request with an error and close the connection."""
         if not self.transport.is_closing():
             body = f'{{"error":{{"code":"{code}","message":"{message}"}}}}'
-            text = _ANSWER.format(status=status, size=len(body), body=body)
+            text = _RESPONSE.format(status=status, size=len(body), body=body)
             self.transport.write(text.encode())
             self.transport.close()
 
-    def reads(self) -> object | None:
-        """What it is waiting for from the client, as something that stays the same meanwhile;
-        None while it waits for nothing."""
+    def pending_read(self) -> object | None:
+        """An object that stands for what the connection waits to receive from the client.
+
+        It is the same object as long as the wait is the same; None if it waits for nothing.
+        """
         cycle = self.cycle
         if self.transport.is_closing():
             return self.transport
@@ -61,38 +67,38 @@ class Guarded(HttpToolsProtocol):
         return None
 
 
-class Reaper:
-    """Closes what has been reading one request for too long."""
+class ReadTimeout:
+    """Closes connections that take too long to send one request."""
 
     def __init__(self, connections: set[Any], seconds: float) -> None:
         self._connections = connections
         self._seconds = seconds
-        self._seen: dict[Guarded, tuple[object, float]] = {}
+        self._pending: dict[LimitedProtocol, tuple[object, float]] = {}
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._seconds / 4))
-            self.look(time.monotonic())
+            self.check(time.monotonic())
 
-    def look(self, now: float) -> None:
-        before, self._seen = self._seen, {}
+    def check(self, now: float) -> None:
+        before, self._pending = self._pending, {}
         for connection in list(self._connections):
-            if not isinstance(connection, Guarded):
+            if not isinstance(connection, LimitedProtocol):
                 continue
-            waits = connection.reads()
-            if waits is None:
+            read = connection.pending_read()
+            if read is None:
                 continue
-            what, since = before.get(connection, (None, now))
-            if what is not waits:
+            earlier, since = before.get(connection, (None, now))
+            if earlier is not read:
                 since = now
             if now - since >= self._seconds:
-                self._end(connection)
+                self._close(connection)
             else:
-                self._seen[connection] = waits, since
+                self._pending[connection] = read, since
 
-    def _end(self, connection: Guarded) -> None:
+    def _close(self, connection: LimitedProtocol) -> None:
         if connection.transport.is_closing():
-            connection.transport.abort()  # the client does not take its answer
+            connection.transport.abort()  # the client does not read its response
         else:
-            connection.refuse("408 Request Timeout", "request_timeout",
-                              f"a request must be whole within {self._seconds:g} s")  # fmt: skip
+            connection.reject("408 Request Timeout", "request_timeout",
+                              f"a request must arrive within {self._seconds:g} s")  # fmt: skip

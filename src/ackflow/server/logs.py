@@ -1,4 +1,4 @@
-"""Log lines: as text for people or as JSON for machines, each with the id of its request."""
+"""Log output as text or JSON, each line with the id of its request."""
 
 import atexit
 import logging
@@ -17,12 +17,12 @@ LEVELS = ("debug", "info", "warning", "error")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class _Hand(QueueHandler):
-    """Hands records to the thread that writes them, so that no request waits for a terminal."""
+class _RequestQueueHandler(QueueHandler):
+    """Passes records to the writing thread, so that no request waits for a slow terminal."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         record.request_id = request_id.get()
@@ -30,8 +30,8 @@ class _Hand(QueueHandler):
 
 
 def extras(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record says in fields of its own."""
-    found = {k: v for k, v in vars(record).items() if k not in _USUAL and v is not None}
+    """The fields of a record that were passed as `extra`, and its request id."""
+    found = {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS and v is not None}
     if id := getattr(record, "request_id", ""):
         found["request_id"] = id
     return found
@@ -63,20 +63,20 @@ class TextFormatter(logging.Formatter):
 
 
 def _one_line(record: logging.LogRecord) -> str:
-    """Names and reasons come from outside: none of them may begin a line of its own."""
+    """The message with control characters escaped: names and reasons come from clients."""
     text = record.getMessage()
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def start(format: Format = "text", level: str = "info") -> QueueListener:
-    """Let everything the server logs go to standard error, through a thread of its own."""
+    """Send the log to standard error through a separate thread."""
     out = logging.StreamHandler(sys.stderr)
     out.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     records: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    hand = _Hand(records)
+    handler = _RequestQueueHandler(records)
     for name, least in (("ackflow", level.upper()), ("uvicorn", "WARNING")):
         logger = logging.getLogger(name)
-        logger.handlers[:] = [hand]
+        logger.handlers[:] = [handler]
         logger.setLevel(least)
         logger.propagate = False
     listener = QueueListener(records, out)

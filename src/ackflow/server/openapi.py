@@ -1,6 +1,6 @@
-"""The OpenAPI document, made from the table of routes, and a page that shows it.
+"""The OpenAPI document, generated from the routes, and a web page that shows it.
 
-Everything the page needs is served from here: it works without any other host.
+The page loads its files from this server only.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from .. import __version__
-from .http import Answer, Call, Param, Route, json
+from .http import Call, Param, Response, Route, json
 
 JSON = "application/json"
 REFS = "#/components/schemas/{name}"
@@ -28,7 +28,7 @@ FILES = {
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The whole server as OpenAPI 3.1."""
+    """Describe the routes as OpenAPI 3.1."""
     routes = list(routes)
     schemas = _Schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
@@ -39,7 +39,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "Ackflow",
             "version": __version__,
-            "description": "A message queue that knows what became of every message.",
+            "description": "A message queue that records the outcome of every message.",
         },
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
         "paths": paths,
@@ -51,12 +51,12 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """The schemas of every type the routes name, each written once."""
+    """The JSON schemas of all types that the routes use, each defined once."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._types: list[Any] = []
         for route in routes:
-            for type in (route.body, route.error, *route.answers.values()):
+            for type in (route.body, route.error, *route.responses.values()):
                 if type is not None and not isinstance(type, str | Mapping):
                     self._types.append(type)
         made, self.components = msgspec.json.schema_components(
@@ -65,12 +65,12 @@ class _Schemas:
         self._made = {id(type): schema for type, schema in zip(self._types, made, strict=True)}
 
     def of(self, type: Any) -> Mapping[str, Any]:
-        """A type's schema; a mapping is one already."""
+        """The schema of a type; a mapping is already a schema."""
         return type if isinstance(type, Mapping) else self._made[id(type)]
 
 
 def _special(type: Any) -> dict[str, Any]:
-    """What msgspec has no schema for: offsets travel as bytes, all else is any value."""
+    """A schema for types that msgspec has none for: arrays are sent as bytes, others are any value."""
     if type is array or getattr(type, "__origin__", None) is array:
         return {"type": "string", "contentEncoding": "base64"}
     return {"description": "any value"}
@@ -109,24 +109,24 @@ def _path(route: Route) -> list[dict[str, Any]]:
 
 def _query(param: Param) -> dict[str, Any]:
     made: dict[str, Any] = {"name": param.name, "in": "query", "schema": param.schema}
-    return {**made, "description": param.says} if param.says else made
+    return {**made, "description": param.description} if param.description else made
 
 
 def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    """What the route says it answers; all else is an error in the shape of its dialect."""
-    answers: dict[str, Any] = {}
-    for status, type in (route.answers or {200: {}}).items():
-        answers[str(status)] = _response(HTTPStatus(status).phrase, type, schemas)
-    refused = _response("", route.error, schemas)
+    """The declared responses of a route; every other status is an error."""
+    responses: dict[str, Any] = {}
+    for status, type in (route.responses or {200: {}}).items():
+        responses[str(status)] = _response(HTTPStatus(status).phrase, type, schemas)
+    error = _response("", route.error, schemas)
     if route.role != "open":
         for status in (401, 403):
-            answers.setdefault(str(status), {**refused, "description": HTTPStatus(status).phrase})
-    answers["default"] = {**refused, "description": "The request was refused"}
-    return answers
+            responses.setdefault(str(status), {**error, "description": HTTPStatus(status).phrase})
+    responses["default"] = {**error, "description": "Error"}
+    return responses
 
 
-def _response(says: str, type: Any, schemas: _Schemas) -> dict[str, Any]:
-    made: dict[str, Any] = {"description": says}
+def _response(description: str, type: Any, schemas: _Schemas) -> dict[str, Any]:
+    made: dict[str, Any] = {"description": description}
     if isinstance(type, str):
         made["content"] = {type: {}}
     elif type is not None:
@@ -134,11 +134,11 @@ def _response(says: str, type: Any, schemas: _Schemas) -> dict[str, Any]:
     return made
 
 
-async def openapi(call: Call) -> Answer:
+async def openapi(call: Call) -> Response:
     server = call.server
-    if server.document is None:
-        server.document = msgspec.json.encode(document(server.router.routes))
-    return Answer(200, server.document)
+    if server.openapi_document is None:
+        server.openapi_document = msgspec.json.encode(document(server.router.routes))
+    return Response(200, server.openapi_document)
 
 
 @cache
@@ -146,23 +146,23 @@ def _file(name: str) -> bytes:
     return (resources.files(__package__) / "docs" / name).read_bytes()
 
 
-async def page(call: Call) -> Answer:
+async def page(call: Call) -> Response:
     name, type = FILES[call.params.get("file", "")]
     headers = ((b"content-security-policy", _POLICY), (b"x-content-type-options", b"nosniff"))
-    return Answer(200, _file(name), type, headers)
+    return Response(200, _file(name), type, headers)
 
 
-async def page_file(call: Call) -> Answer:
+async def page_file(call: Call) -> Response:
     if call.params["file"] not in FILES:
-        return json({"error": {"code": "not_found", "message": "there is no such file"}}, 404)
+        return json({"error": {"code": "not_found", "message": "Not found."}}, 404)
     return await page(call)
 
 
 ROUTES = (
     Route("GET", "/openapi.json", openapi, "open", tag="operations",
-          summary="This description of the server", answers={200: {"type": "object"}}),
+          summary="The OpenAPI document of this server", responses={200: {"type": "object"}}),
     Route("GET", "/docs", page, "open", tag="operations",
-          summary="A page that shows the operations and tries them", answers={200: "text/html"}),
-    Route("GET", "/docs/{file}", page_file, "open", tag="operations", summary="What the page needs",
-          answers={200: "*/*"}),
+          summary="A web page to read and try the operations", responses={200: "text/html"}),
+    Route("GET", "/docs/{file}", page_file, "open", tag="operations", summary="Files of the web page",
+          responses={200: "*/*"}),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every answered request is counted; few are logged."""
+"""Request statistics and the request log: every request is counted, few are logged."""
 
 import logging
 from bisect import bisect_left
@@ -6,64 +6,65 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from .http import Answer, Call, Route
+from .http import Call, Response, Route
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_TOLD = frozenset({401, 403, 413, 429})
+_LOGGED_AS_INFO = frozenset({401, 403, 413, 429})
 
 log = logging.getLogger("ackflow.server")
 
 
-class Watching(Struct, frozen=True):
-    """What is logged of requests that went well."""
+class LogSettings(Struct, frozen=True):
+    """Which successful requests are logged: slow ones, or all."""
 
     slow_seconds: float = 1.0
     every_request: bool = False
 
 
-class Seen(NamedTuple):
-    """Requests of one route answered with one status."""
+class RouteStats(NamedTuple):
+    """Requests of one route with one response status."""
 
     route: Route | None
     status: int
-    buckets: list[int]  # one more than there are bounds
-    seconds: list[float]  # the sum, alone in a list
+    buckets: list[int]  # one more than BOUNDS
+    seconds: list[float]  # one item, the sum: tuples cannot be changed
 
 
-class Traffic:
-    """Requests by route and status. Filled and read on the event loop."""
+class RequestStats:
+    """Request counts and times by route and status. Used on the event loop only."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], Seen] = {}
+        self._stats: dict[tuple[int, int], RouteStats] = {}
 
     def add(self, route: Route | None, status: int, seconds: float) -> None:
         key = id(route), status  # routes live as long as the server
-        seen = self._seen.get(key)
-        if seen is None:
-            seen = Seen(route, status, [0] * (len(BOUNDS) + 1), [0.0])
-            self._seen[key] = seen
-        seen.buckets[bisect_left(BOUNDS, seconds)] += 1
-        seen.seconds[0] += seconds
+        stats = self._stats.get(key)
+        if stats is None:
+            stats = RouteStats(route, status, [0] * (len(BOUNDS) + 1), [0.0])
+            self._stats[key] = stats
+        stats.buckets[bisect_left(BOUNDS, seconds)] += 1
+        stats.seconds[0] += seconds
 
-    def all(self) -> list[Seen]:
-        return [Seen(s.route, s.status, list(s.buckets), list(s.seconds)) for s in self.entries()]
+    def snapshot(self) -> list[RouteStats]:
+        """A copy that later requests do not change."""
+        return [
+            RouteStats(s.route, s.status, list(s.buckets), list(s.seconds))
+            for s in self._stats.values()
+        ]
 
-    def entries(self) -> list[Seen]:
-        return list(self._seen.values())
 
+class RequestLog:
+    """Counts every response and logs the notable ones."""
 
-class Observer:
-    """Counts and logs what the server answered."""
+    def __init__(self, settings: LogSettings | None = None) -> None:
+        self.stats = RequestStats()
+        self._settings = settings or LogSettings()
 
-    def __init__(self, watching: Watching | None = None) -> None:
-        self.traffic = Traffic()
-        self._watching = watching or Watching()
-
-    def served(self, call: Call, route: Route | None, answer: Answer, seconds: float) -> None:
-        status = answer.status
-        self.traffic.add(route, status, seconds)
-        slow = seconds >= self._watching.slow_seconds and not call.waits
-        if status >= 400 or slow or self._watching.every_request:
+    def record(self, call: Call, route: Route | None, response: Response, seconds: float) -> None:
+        status = response.status
+        self.stats.add(route, status, seconds)
+        slow = seconds >= self._settings.slow_seconds and not call.long_poll
+        if status >= 400 or slow or self._settings.every_request:
             level = self._level(status, slow)
             if log.isEnabledFor(level):
                 self._log(level, call, status, seconds)
@@ -73,9 +74,9 @@ class Observer:
             return logging.ERROR
         if slow:
             return logging.WARNING
-        if status in _TOLD or self._watching.every_request:
+        if status in _LOGGED_AS_INFO or self._settings.every_request:
             return logging.INFO
-        return logging.DEBUG  # a queue that is empty or locked is no news
+        return logging.DEBUG  # such as a missing or locked queue, which clients meet often
 
     def _log(self, level: int, call: Call, status: int, seconds: float) -> None:
         scope = call.scope
@@ -85,6 +86,6 @@ class Observer:
             extra={
                 "method": scope["method"], "path": scope["path"], "status": status,
                 "milliseconds": round(seconds * 1e3, 3), "client": client[0] if client else None,
-                "token": getattr(call.who, "name", None),
+                "token": call.who.name if call.who else None,
             },
         )  # fmt: skip

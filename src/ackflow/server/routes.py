@@ -1,4 +1,4 @@
-"""Every route of the server, dialect by dialect."""
+"""All routes of the server: its own and those of the dialects."""
 
 from ..dialects.pushpop.http import ROUTES as PUSHPOP
 from ..dialects.queen.http.admin_routes import ROUTES as QUEEN_ADMIN

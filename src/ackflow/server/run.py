@@ -1,4 +1,4 @@
-"""Running the server: sockets, TLS, signals. Everything that can go wrong is said in one sentence."""
+"""Starting and stopping the server: sockets, TLS, signals."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,10 @@ from ..options import Counting
 from ..session.session import Session, connect
 from . import logs
 from .app import Limits, Server
-from .cors import Cross
+from .cors import Cors
 from .data_dir import data_file
-from .limits import Guarded, Reaper
-from .request_log import Observer, Watching
+from .limits import LimitedProtocol, ReadTimeout
+from .request_log import LogSettings, RequestLog
 from .routes import all_routes
 
 DEFAULT_PORT = 8000
@@ -36,7 +36,7 @@ class CannotServe(AckflowError):
 
 
 class Config(Struct, kw_only=True):
-    """How to serve. Without `db`, a file in the user's data directory."""
+    """Settings of `ackflow serve`. Without `db`, the file in the user's data directory."""
 
     db: str | None = None
     host: str = "127.0.0.1"
@@ -44,7 +44,7 @@ class Config(Struct, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     limits: Limits = Limits()
-    watching: Watching = Watching()
+    request_log: LogSettings = LogSettings()
     cors_origins: Sequence[str] = ()
     require_token: bool = False
     allow_open: bool = False
@@ -55,7 +55,7 @@ class Config(Struct, kw_only=True):
 
 
 def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what is running and return."""
+    """Serve until SIGTERM or SIGINT, then finish the running requests and return."""
     if bool(config.tls_cert) != bool(config.tls_key):
         raise CannotServe("TLS needs both --tls-cert and --tls-key")
     path = config.db or data_file()
@@ -70,26 +70,28 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by what is accepted: head and body of an answer are two small packets, and the
-    # second must not wait for the first to be acknowledged.
+    # Accepted connections inherit it. Head and body of a response are two small packets, and the
+    # second must not wait until the first is acknowledged.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.bind((host, port))
         sock.listen(2048)
     except OverflowError:
         sock.close()
-        raise CannotServe(f"a port is from 0 to 65535, not {port}") from None
+        raise CannotServe(f"a port must be an integer from 0 to 65535, got {port}") from None
     except OSError as error:
         sock.close()
-        raise CannotServe(_why_not(host, port, error)) from None
+        raise CannotServe(_listen_error(host, port, error)) from None
     return sock
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
+def _listen_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; stop what listens there or take another --port"
+        return (
+            f"port {port} on {host} is in use; stop the process that uses it or give another --port"
+        )
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights; take one from 1024 on"
+        return f"no permission to listen on port {port}; give a --port of 1024 or higher"
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
@@ -103,14 +105,14 @@ async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> Non
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
-        kept = validate.redact_url(path) if validate.is_url(path) else os.path.abspath(path)
-        print(f"ackflow keeps its data in {kept}", flush=True)
-        reaper = Reaper(server.server_state.connections, config.read_seconds)
-        reaping = asyncio.create_task(reaper.run())
+        database = validate.redact_url(path) if validate.is_url(path) else os.path.abspath(path)
+        print(f"ackflow stores its data in {database}", flush=True)
+        read_timeout = ReadTimeout(server.server_state.connections, config.read_seconds)
+        polling = asyncio.create_task(read_timeout.run())
         try:
             await server.serve(sockets)
         finally:
-            reaping.cancel()
+            polling.cancel()
             app.onloop.close()
     finally:
         session.close()
@@ -121,14 +123,14 @@ def _application(config: Config, session: Session, sockets: list[socket.socket])
     app = Server(
         session, all_routes(), config.limits,
         require_token=config.require_token or exposed,
-        cross=Cross(config.cors_origins),
-        observer=Observer(config.watching),
+        cors=Cors(config.cors_origins),
+        request_log=RequestLog(config.request_log),
         retry_limit_counts=config.queen_retry_limit,
     )  # fmt: skip
-    if exposed and not config.require_token and not app.auth.any():
+    if exposed and not config.require_token and not app.auth.has_tokens():
         raise CannotServe(
-            f"{config.host} can be reached from other machines and there is no token yet; make one "
-            "with `ackflow token create`, or give --allow-open to let everybody in"
+            f"{config.host} is reachable from other machines and the database has no token; create "
+            "one with `ackflow token create`, or give --allow-open to serve without authentication"
         )
     return app
 
@@ -140,7 +142,7 @@ def _loopback(sock: socket.socket) -> bool:
 def _settings(app: Server, config: Config) -> uvicorn.Config:
     settings = uvicorn.Config(
         app,
-        http=Guarded,
+        http=LimitedProtocol,
         ws="none",
         lifespan="off",
         proxy_headers=False,
@@ -156,12 +158,12 @@ def _settings(app: Server, config: Config) -> uvicorn.Config:
     try:
         settings.load()
     except (OSError, ssl.SSLError) as error:
-        raise CannotServe(_no_tls(config, error)) from None
+        raise CannotServe(_tls_error(config, error)) from None
     return settings
 
 
-def _no_tls(config: Config, error: Exception) -> str:
-    """Which file is at fault; what reads both tells only that one is."""
+def _tls_error(config: Config, error: Exception) -> str:
+    """Name the file that is wrong; the exception does not say which of the two it is."""
     files = (
         ("--tls-cert", config.tls_cert or "", "CERTIFICATE"),
         ("--tls-key", config.tls_key or "", "PRIVATE KEY"),
@@ -172,12 +174,12 @@ def _no_tls(config: Config, error: Exception) -> str:
         except OSError as wrong:
             return f"{option} {path} cannot be read: {wrong.strerror or wrong}"
         if f"{what}-----".encode() not in content:
-            return f"{option} {path} cannot be read: it has no {what} in PEM"
-    return f"TLS cannot use {config.tls_cert} with {config.tls_key}: {error}"
+            return f"{option} {path} cannot be read: it contains no {what} in PEM format"
+    return f"cannot use {config.tls_cert} with {config.tls_key} for TLS: {error}"
 
 
 class _Uvicorn(uvicorn.Server):
-    """Ends with code 0 on SIGTERM, once waiting pops are answered and running requests done."""
+    """A uvicorn server that ends waiting pops on SIGTERM and then exits with code 0."""
 
     def __init__(self, app: Server, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -187,14 +189,14 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, self._end)
+            loop.add_signal_handler(sign, self._stop)
         try:
             yield
         finally:
             for sign in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(sign)
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True

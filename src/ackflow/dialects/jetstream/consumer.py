@@ -1,7 +1,7 @@
-"""JetStream's words for those who come from there: consumers with a configuration, and fetch.
+"""JetStream's Python style: consumers with a configuration, and fetch.
 
-A consumer is a shared group with the defaults of JetStream. Its messages are Ackflow's own, which
-know `in_progress`, `term` and `metadata`; `ack(confirm=True)` is the DoubleAck.
+A consumer is a shared group with JetStream's defaults. Its messages are Ackflow's own, which
+support `in_progress`, `term` and `metadata`; `ack(confirm=True)` is JetStream's DoubleAck.
 
 consumer = jetstream.consumer(q, "orders", "workers", jetstream.ConsumerConfig(max_deliver=5))
 for message in consumer.fetch(100, wait=5):
@@ -25,12 +25,13 @@ WAIT_SECONDS = 5.0
 
 
 class ConsumerConfig(Struct, frozen=True, kw_only=True):
-    """How a consumer is to behave.
+    """The configuration of a consumer.
 
-    `ack_policy`: explicit, all (an ack settles what comes before it in its lane) or none.
-    `ack_wait`: seconds until a message that is not acked comes again. `max_deliver`: after so many
-    deliveries it becomes a dead letter; -1 is never. `backoff`: seconds between deliveries, the last
-    one repeats. `max_ack_pending`: how many may be out at once; -1 is any number.
+    - `ack_policy`: explicit, all (an ack also settles the messages before it in its lane) or none.
+    - `ack_wait`: seconds until an unacknowledged message is delivered again.
+    - `max_deliver`: deliveries until the message becomes a dead letter; -1 is unlimited.
+    - `backoff`: seconds between deliveries; the last value repeats.
+    - `max_ack_pending`: maximum number of unacknowledged messages; -1 is unlimited.
     """
 
     ack_policy: AckPolicy = "explicit"
@@ -40,9 +41,9 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True):
     max_ack_pending: int = 1000
 
     def options(self) -> dict[str, Any]:
-        """The same in the words of `q.group`."""
-        # Deliveries alone are limited: a limit on failures, of the queue or of the group as it was
-        # made before, would end messages earlier than `max_deliver` says.
+        """The configuration as options of `Session.group`."""
+        # Only deliveries are limited: a limit on failures, inherited from the queue or set on the
+        # group before, would dead-letter messages earlier than `max_deliver` allows.
         return {
             "ordering": "shared",
             "policy": self.ack_policy,
@@ -55,7 +56,7 @@ class ConsumerConfig(Struct, frozen=True, kw_only=True):
 
 
 class Consumer:
-    """A group of a queue, to fetch from."""
+    """A group of a queue that messages are fetched from."""
 
     def __init__(self, session: Session, queue: str, name: str) -> None:
         self._session = session
@@ -63,7 +64,7 @@ class Consumer:
         self.name = name
 
     def fetch(self, n: int = 1, wait: Duration = WAIT_SECONDS) -> Batch[Message]:
-        """Up to n messages, as soon as there is one; empty when none came within `wait`."""
+        """Fetch up to n messages; wait up to `wait` seconds for the first."""
         return self._session.pop(
             self.queue, group=self.name, batch=n, wait=wait, dialect="jetstream"
         )
@@ -76,7 +77,7 @@ class Consumer:
 
 
 class AwaitedConsumer:
-    """The same on an awaitable session."""
+    """A `Consumer` on an asyncio session."""
 
     def __init__(self, session: aio.Session, queue: str, name: str) -> None:
         self._session = session
@@ -84,7 +85,7 @@ class AwaitedConsumer:
         self.name = name
 
     async def fetch(self, n: int = 1, wait: Duration = WAIT_SECONDS) -> Batch[aio.Message]:
-        """Up to n messages, as soon as there is one; empty when none came within `wait`."""
+        """Fetch up to n messages; wait up to `wait` seconds for the first."""
         return await self._session.pop(
             self.queue, group=self.name, batch=n, wait=wait, dialect="jetstream"
         )
@@ -99,7 +100,7 @@ class AwaitedConsumer:
 def consumer(
     session: Session, queue: str, name: str, config: ConsumerConfig | None = None
 ) -> Consumer:
-    """Make a consumer, or change one that is there."""
+    """Create a consumer, or change the configuration of an existing one."""
     options = (config or ConsumerConfig()).options()
     session.group(queue, name, dialect="jetstream", **options)
     return Consumer(session, queue, name)
@@ -108,7 +109,7 @@ def consumer(
 async def awaited_consumer(
     session: aio.Session, queue: str, name: str, config: ConsumerConfig | None = None
 ) -> AwaitedConsumer:
-    """Make a consumer of an awaitable session, or change one that is there."""
+    """Create a consumer on an asyncio session, or change an existing one."""
     options = (config or ConsumerConfig()).options()
     await session.group(queue, name, dialect="jetstream", **options)
     return AwaitedConsumer(session, queue, name)

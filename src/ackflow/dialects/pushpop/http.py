@@ -14,7 +14,7 @@ from ...broker.requests import Chunk, PopRequest, PushRequest, Verdict
 from ...clock import SECOND
 from ...errors import InvalidArgument, PayloadTooLarge
 from ...options import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
-from ...server.http import Answer, Call, Handler, Route, json
+from ...server.http import Call, Handler, Response, Route, json
 from . import lock
 from .common import (
     ITEM_REQUIRED,
@@ -44,7 +44,7 @@ from .types import (
     QueueState,
     ReleaseBody,
     ReleaseResult,
-    error_answer,
+    error_response,
 )
 
 LOCKED = "Queue is locked pending acknowledgement"
@@ -53,9 +53,9 @@ _HUGE = 10**400  # a lock time is clamped however large it is
 _FLAGS = {"": False, "true": True, "1": True, "false": False, "0": False}
 
 
-async def push(call: Call) -> Answer:
+async def push(call: Call) -> Response:
     """Append an item to its priority; it is on disk when the response is sent."""
-    body = call.decoded(PushBody)
+    body = call.json_body(PushBody)
     if body.priority < 0:
         raise InvalidArgument(NEGATIVE_PRIORITY)
     queue, priority = _queue(call), validate.priority(_integer(body.priority, "priority"))
@@ -65,14 +65,14 @@ async def push(call: Call) -> Answer:
     return json(PushResult(True, PUSHED.format(queue=queue, priority=priority)))
 
 
-async def pop(call: Call) -> Answer:
+async def pop(call: Call) -> Response:
     """Pop the first items of the highest priority; with `require_ack`, under a lock."""
     ack = _flag(call, "require_ack")
-    ttl = call.whole("ttl_seconds", 0, -_HUGE, _HUGE) if call.query.get("ttl_seconds") else None
+    ttl = call.integer("ttl_seconds", 0, -_HUGE, _HUGE) if call.query.get("ttl_seconds") else None
     handout = await call.server.pop(
         call,
         PopRequest(
-            _queue(call), QUEUE_MODE, _consumer(call), call.whole("count", 1, 1, MAX_COUNT),
+            _queue(call), QUEUE_MODE, _consumer(call), call.integer("count", 1, 1, MAX_COUNT),
             None if ttl is None else clamp_lock_seconds(ttl),
             auto_ack=not ack, dialect="pushpop",
         ),
@@ -87,30 +87,30 @@ async def pop(call: Call) -> Answer:
     if handout.token is not None and handout.expires_at is not None:
         result.lock_id = ids.token_text(handout.token)
         result.lock_expires_at = handout.expires_at / SECOND
-    return json(result)._replace(after=call.server.returning(handout))
+    return json(result)._replace(after=call.server.release_if_undelivered(handout))
 
 
-def _locked(call: Call, handout: Handout) -> Answer:
+def _locked(call: Call, handout: Handout) -> Response:
     ends = handout.retry_at or 0
     left = max(1, -(-(ends - call.server.broker.clock.now()) // SECOND))
     return json(LockedResult(LOCKED, ends / SECOND), 423, (b"retry-after", str(left).encode()))
 
 
-async def acknowledge(call: Call) -> Answer:
+async def acknowledge(call: Call) -> Response:
     """Acknowledge the items of a lock."""
-    n = await _settle(call, call.decoded(AcknowledgeBody).lock_id, Verdict("ack"))
+    n = await _settle(call, call.json_body(AcknowledgeBody).lock_id, Verdict("ack"))
     return json(AcknowledgeResult(True, "Items acknowledged successfully", n))
 
 
-async def release(call: Call) -> Answer:
+async def release(call: Call) -> Response:
     """Return the items of a lock to their places at once."""
-    n = await _settle(call, call.decoded(ReleaseBody).lock_id, Verdict("release"))
+    n = await _settle(call, call.json_body(ReleaseBody).lock_id, Verdict("release"))
     return json(ReleaseResult(True, "Items released successfully", n))
 
 
-async def deadletter(call: Call) -> Answer:
+async def deadletter(call: Call) -> Response:
     """Move the items of a lock to the dead letters of the queue."""
-    body = call.decoded(DeadLetterBody)
+    body = call.json_body(DeadLetterBody)
     n = await _settle(call, body.lock_id, Verdict("dead_letter", body.reason).check())
     return json(DeadLetterResult(True, "Items moved to the dead letters", n))
 
@@ -121,9 +121,9 @@ async def _settle(call: Call, lock_id: str, verdict: Verdict) -> int:
     )
 
 
-async def extend_lock(call: Call) -> Answer:
+async def extend_lock(call: Call) -> Response:
     """Extend a lock to `ttl_seconds` from now; it is never shortened."""
-    body = call.decoded(ExtendBody)
+    body = call.json_body(ExtendBody)
     ttl = body.ttl_seconds
     seconds = None if ttl is None else clamp_lock_seconds(_integer(ttl, "ttl_seconds"))
     token = parse_lock_id(body.lock_id)
@@ -131,7 +131,7 @@ async def extend_lock(call: Call) -> Answer:
     return json(ExtendResult(True, "Lock extended successfully", body.lock_id, ends / SECOND))
 
 
-async def state(call: Call) -> Answer:
+async def state(call: Call) -> Response:
     """Return the number of items ready to pop, by priority, and the live lock."""
     broker, queue = call.server.broker, _queue(call)
 
@@ -196,24 +196,24 @@ def _item(raw: msgspec.Raw) -> bytes:
 
 def _route(method: str, path: str, handler: Handler, **more: Any) -> Route:
     return Route(
-        method, f"/queue/{{queue}}{path}", handler, refuse=error_answer, error=ErrorResult,
+        method, f"/queue/{{queue}}{path}", handler, encode_error=error_response, error=ErrorResult,
         tag="pushpop", **more,
     )  # fmt: skip
 
 
 ROUTES = (
     _route("POST", "/push", push, summary="Push an item", body=PushBody,
-           answers={200: PushResult, **ERRORS}),
+           responses={200: PushResult, **ERRORS}),
     _route("POST", "/pop", pop, summary="Pop items, optionally under a lock", query=POP_QUERY,
-           answers={200: PopResult, 423: LockedResult, **ERRORS}),
+           responses={200: PopResult, 423: LockedResult, **ERRORS}),
     _route("POST", "/acknowledge", acknowledge, summary="Acknowledge the items of a lock",
-           body=AcknowledgeBody, answers={200: AcknowledgeResult, **LOCK_ERRORS}),
+           body=AcknowledgeBody, responses={200: AcknowledgeResult, **LOCK_ERRORS}),
     _route("POST", "/extend-lock", extend_lock, summary="Extend a lock", body=ExtendBody,
-           answers={200: ExtendResult, **LOCK_ERRORS}),
+           responses={200: ExtendResult, **LOCK_ERRORS}),
     _route("POST", "/release", release, summary="Return the items of a lock to the queue",
-           body=ReleaseBody, answers={200: ReleaseResult, **LOCK_ERRORS}),
+           body=ReleaseBody, responses={200: ReleaseResult, **LOCK_ERRORS}),
     _route("POST", "/deadletter", deadletter, summary="Move the items of a lock to the dead letters",
-           body=DeadLetterBody, answers={200: DeadLetterResult, **LOCK_ERRORS}),
+           body=DeadLetterBody, responses={200: DeadLetterResult, **LOCK_ERRORS}),
     _route("GET", "", state, role="read-only", summary="Ready items by priority, and the live lock",
-           answers={200: QueueState, **ERRORS, 404: ErrorResult}),
+           responses={200: QueueState, **ERRORS, 404: ErrorResult}),
 )  # fmt: skip

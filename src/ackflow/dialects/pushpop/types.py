@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ...errors import AckflowError
 from ...options import DEFAULTS, MAX_PRIORITY
-from ...server.http import Answer, Param, json
+from ...server.http import Param, Response, json
 from .common import MAX_COUNT
 from .errors import spelling
 
@@ -145,7 +145,7 @@ POP_QUERY = (
 )
 
 
-def error_answer(error: AckflowError) -> Answer:
+def error_response(error: AckflowError) -> Response:
     """Encode an error in PushPop's flat form."""
     code, message = spelling(error)
     return json(ErrorResult(False, message, code), error.status)

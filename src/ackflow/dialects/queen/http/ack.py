@@ -1,6 +1,6 @@
-"""Ack in the Queen dialect: one message or many, with a lease or by name; and keeping a lease alive.
+"""Ack in the Queen dialect: one message or many, with a lease id or without; and lease extension.
 
-What is refused is told with 200 and `success: false`; 400 is for what cannot be understood.
+A rejected ack is answered with 200 and `success: false`; 400 means a malformed request.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from ....errors import (
     RolledBack,
 )
 from ....options import QUEUE_MODE
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 from ..errors import AlreadyCommitted
 from ..verbs.settle_by_name import NamedMessage, NamedOutcome, settle_named
 from .common import allow_partitions, body_of, iso, partition_of
@@ -29,11 +29,11 @@ DONE = {
     "dead_letter": "dead_lettered",
 }  # fmt: skip
 INVALID_LEASE = "Lease validation failed"
-_PLAIN = Verdict("ack")
+_ACK = Verdict("ack")
 
 
 class Ack(Struct, rename="camel"):
-    """A verdict on one message. Without `status` it is completed."""
+    """A verdict on one message; the default `status` is completed."""
 
     transaction_id: str | None = None
     partition_id: str | None = None
@@ -48,15 +48,15 @@ class Ack(Struct, rename="camel"):
 
 
 class AckBatch(Struct, rename="camel"):
-    """Many verdicts in one transaction; `atomic`: one that is refused undoes all."""
+    """Many verdicts in one transaction; with `atomic`, one rejected ack rolls back all."""
 
     acknowledgments: list[Ack] | None = None
     consumer_group: str | None = None
     atomic: bool = False
 
 
-class Acked(Struct, rename="camel"):
-    """What became of one ack. `message` is one word, `reason` a sentence when it was refused."""
+class AckResult(Struct, rename="camel"):
+    """The result of one ack. `message` is one word; `reason` explains a rejected ack."""
 
     success: bool
     message: str
@@ -71,16 +71,16 @@ class Acked(Struct, rename="camel"):
     lease_expires_at: str | None = None
 
 
-class AckedItem(Acked, kw_only=True, rename="camel"):
+class AckBatchResult(AckResult, kw_only=True, rename="camel"):
     index: int
 
 
-class Extend(Struct):
+class ExtendBody(Struct):
     seconds: float = 60.0
 
 
-class Extended(Struct):
-    """A lease that lives on, or why it does not; every client reads its own name of the time."""
+class ExtendResult(Struct):
+    """A lease extension; the new end has three names because Queen's clients differ."""
 
     leaseId: str
     success: bool
@@ -91,40 +91,40 @@ class Extended(Struct):
     error: str | None = None
 
 
-async def ack(call: Call) -> Answer:
+async def ack(call: Call) -> Response:
     """Settle one message."""
     given = body_of(call, Ack)
     if not given.transaction_id:
         raise InvalidArgument("transactionId is required")
     if not given.partition_id:
         raise InvalidArgument("partitionId is required to ensure message uniqueness")
-    items = Reader(call).named([given], given.consumer_group)
-    (told,) = await _settle(call, items, atomic=False)
-    return json(Acked(*_words(items[0], told)))
+    items = AckParser(call).named([given], given.consumer_group)
+    (outcome,) = await _settle(call, items, atomic=False)
+    return json(AckResult(*_result_fields(items[0], outcome)))
 
 
-async def ack_batch(call: Call) -> Answer:
-    """Settle many messages in one transaction; each answers for itself."""
+async def ack_batch(call: Call) -> Response:
+    """Settle many messages in one transaction; each has its own result."""
     given = body_of(call, AckBatch)
     if given.acknowledgments is None:
         raise InvalidArgument("acknowledgments array is required")
     call.server.check_batch(len(given.acknowledgments))
     for one in given.acknowledgments:
         check(one)
-    items = Reader(call).named(given.acknowledgments, given.consumer_group)
+    items = AckParser(call).named(given.acknowledgments, given.consumer_group)
     if not items:
         return json([])
     answers = await _settle(call, items, given.atomic)
     return json(
         [
-            AckedItem(*_words(item, told), index=index)
-            for index, (item, told) in enumerate(zip(items, answers, strict=True))
+            AckBatchResult(*_result_fields(item, outcome), index=index)
+            for index, (item, outcome) in enumerate(zip(items, answers, strict=True))
         ]
     )
 
 
 def check(one: Ack) -> None:
-    """Refuse an ack of a list that does not name its message."""
+    """Check that an ack in a list names its message."""
     if not one.transaction_id:
         raise InvalidArgument("Each acknowledgment must have a valid transactionId string")
     if not one.partition_id:
@@ -136,12 +136,12 @@ def check(one: Ack) -> None:
 async def _settle(call: Call, items: list[NamedMessage], atomic: bool) -> list[NamedOutcome]:
     await allow_partitions(call, {item.partition for item in items})
     synced = any(item.verdict.synced for item in items if item.verdict)
-    told: list[NamedOutcome] = await call.server.do(settle_named, synced, items, atomic)
-    return told
+    outcome: list[NamedOutcome] = await call.server.do(settle_named, synced, items, atomic)
+    return outcome
 
 
-class Reader:
-    """Reads the acks of one request; what they have in common is read once."""
+class AckParser:
+    """Converts the acks of one request; each distinct partition and lease id is parsed once."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -167,7 +167,7 @@ class Reader:
         status = ack.status or "completed"
         if status in ("completed", "success"):
             if not (ack.up_to or ack.confirm):
-                return _PLAIN
+                return _ACK
             return Verdict("ack", up_to=ack.up_to, confirm=ack.confirm)
         error, reason = validate.text(ack.error, "error"), validate.text(ack.reason, "reason")
         if status == "failed":
@@ -184,7 +184,7 @@ class Reader:
             return Verdict("reject", reason or error)
         if status == "in_progress":
             return None
-        raise InvalidArgument(f"status is one of {', '.join(STATUSES)}, not {status!r}")
+        raise InvalidArgument(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
 
     def _partition(self, text: str) -> int | None:
         if text not in self._partitions:
@@ -198,35 +198,35 @@ class Reader:
 
 
 def token_of(text: str) -> int | None:
-    """The token a leaseId stands for; None when it never was one."""
+    """The token that a leaseId stands for; None if it is not a lease id."""
     try:
         return ids.parse_token(text)
     except InvalidArgument:
         return None
 
 
-def _words(item: NamedMessage, told: NamedOutcome) -> tuple[Any, ...]:
-    """The fields of an answer, in their order."""
-    word, error = _word(item, told)
+def _result_fields(item: NamedMessage, outcome: NamedOutcome) -> tuple[Any, ...]:
+    """The fields of an AckResult, in order."""
+    word, error = _outcome_word(item, outcome)
     return (
-        told.error is None, word, error, item.txid, told.queue, told.partition, told.released,
-        told.dead, told.noop, told.error.message if told.error else None,
-        iso(told.until) if told.until else None,
+        outcome.error is None, word, error, item.txid, outcome.queue, outcome.partition, outcome.released,
+        outcome.dead, outcome.noop, outcome.error.message if outcome.error else None,
+        iso(outcome.until) if outcome.until else None,
     )  # fmt: skip
 
 
-def _word(item: NamedMessage, told: NamedOutcome) -> tuple[str, str | None]:
-    if told.error is not None:
-        return refusal(told.error)
+def _outcome_word(item: NamedMessage, outcome: NamedOutcome) -> tuple[str, str | None]:
+    if outcome.error is not None:
+        return refusal(outcome.error)
     if item.verdict is None:
         return "extended", None
-    if item.verdict.verb == "nack" and told.dead:
+    if item.verdict.verb == "nack" and outcome.dead:
         return "failed_dlq", None
     return DONE[item.verdict.verb], None
 
 
 def refusal(error: AckflowError) -> tuple[str, str]:
-    """A refusal in one word, and as the clients of Queen know it."""
+    """An error as one word and as the text that Queen's clients know."""
     if isinstance(error, NotFound):
         return "not_found", "Message not found"
     if isinstance(error, AlreadyCommitted):
@@ -234,21 +234,21 @@ def refusal(error: AckflowError) -> tuple[str, str]:
     if isinstance(error, LeaseLost):
         return "invalid_lease", INVALID_LEASE
     if isinstance(error, RolledBack):
-        return "rolled_back", "Another acknowledgment was refused, so nothing was done"
+        return "rolled_back", "Another acknowledgment was rejected, so nothing was done"
     return error.code, error.message
 
 
-async def extend_lease(call: Call) -> Answer:
-    """Keep a lease alive for `seconds` from now; it never ends earlier than before."""
-    given = body_of(call, Extend) if call.body else Extend()
+async def extend_lease(call: Call) -> Response:
+    """Extend a lease to `seconds` from now; it is never shortened."""
+    given = body_of(call, ExtendBody) if call.body else ExtendBody()
     seconds = validate.positive(given.seconds, "seconds")
     text = call.params["leaseId"]
     token = token_of(text)
     if token is None:
-        return json(Extended(text, False, 0, error="Lease not found"))
+        return json(ExtendResult(text, False, 0, error="Lease not found"))
     await call.server.allow_lease(call, token)
     try:
         end = iso(await call.server.do(extend, False, token, seconds))
     except LeaseLost as lost:
-        return json(Extended(text, False, 0, error=lost.message))
-    return json(Extended(text, True, 1, end, end, end))
+        return json(ExtendResult(text, False, 0, error=lost.message))
+    return json(ExtendResult(text, True, 1, end, end, end))

@@ -1,4 +1,4 @@
-"""The Queen dialect, where queues are looked after: options, groups, dead letters, messages, status."""
+"""Queen's administrative routes: options, groups, dead letters, messages, status, streams."""
 
 from ....server.http import Route
 from .configure import ROUTES as CONFIGURE

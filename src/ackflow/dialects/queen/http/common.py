@@ -1,4 +1,4 @@
-"""What the handlers of the Queen dialect share: bodies, errors, times and the ids of partitions."""
+"""Shared by Queen's handlers: request bodies, errors, times and partition ids."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -12,32 +12,32 @@ from ....broker.core.topology import partitions_of_lanes, queues_of
 from ....clock import micros
 from ....errors import AckflowError, InvalidArgument
 from ....model import when
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 
 T = TypeVar("T")
-MOST_LANES = 100_000
+MAX_CACHED_LANES = 100_000
 
 
-class Failure(Struct):
-    """How this dialect tells an error: the sentence alone, and a code that never changes."""
+class QueenError(Struct):
+    """The body of an error response: the message and a stable code."""
 
     error: str
     code: str
 
 
-def refuse(error: AckflowError) -> Answer:
-    return json(Failure(error.message, error.code), error.status)
+def error_response(error: AckflowError) -> Response:
+    return json(QueenError(error.message, error.code), error.status)
 
 
 def body_of(call: Call, type: type[T]) -> T:
-    """The body as JSON; payloads are passed over, so its encoding is checked as a whole."""
+    """Decode the body as JSON; payloads stay raw, so the encoding of the whole is checked first."""
     if not call.body:
         raise InvalidArgument("Empty request body")
     try:
         call.body.decode()
     except UnicodeDecodeError:
         raise InvalidArgument("Invalid JSON: the body is not UTF-8") from None
-    return call.decoded(type)
+    return call.json_body(type)
 
 
 def iso(time: int) -> str:
@@ -45,24 +45,24 @@ def iso(time: int) -> str:
 
 
 def time_of(text: str, name: str) -> int:
-    """An ISO time, in UTC when it names no zone; a plus sign may have become a space on the way."""
+    """Parse an ISO time, in UTC if it has no zone; URL decoding may have turned + into a space."""
     try:
         found = datetime.fromisoformat(text[:11] + text[11:].replace(" ", "+"))
         return micros((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"{name} is an ISO time, not {text!r}") from None
+        raise InvalidArgument(f"{name} must be an ISO 8601 time, got {text!r}") from None
 
 
-# A lane never changes its partition, so what was looked up once holds.
-_homes: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+# A lane never changes its partition, so cached entries stay valid.
+_partition_ids: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
 
 async def partition_ids(call: Call, lanes: Iterable[int]) -> dict[int, str]:
-    """The UUIDs of the partitions of lanes, by lane."""
-    known = _homes.setdefault(call.server, {})
+    """Partition UUIDs by lane."""
+    known = _partition_ids.setdefault(call.server, {})
     missing = {lane for lane in lanes if lane not in known}
     if missing:
-        if len(known) > MOST_LANES:
+        if len(known) > MAX_CACHED_LANES:
             known.clear()
         store = call.server.broker.store.id
         found = await call.server.onloop.look(partitions_of_lanes, missing)
@@ -72,7 +72,7 @@ async def partition_ids(call: Call, lanes: Iterable[int]) -> dict[int, str]:
 
 
 def partition_of(call: Call, text: str) -> int | None:
-    """The partition a UUID names; None when it names none of this database."""
+    """The partition of a UUID; None if it is not of this database."""
     try:
         return ids.parse_partition_uuid(call.server.broker.store.id, text)
     except InvalidArgument:
@@ -80,7 +80,7 @@ def partition_of(call: Call, text: str) -> int | None:
 
 
 async def allow_partitions(call: Call, partitions: Iterable[int | None]) -> None:
-    """Refuse when one of these partitions is of a queue the token of the call is not good for."""
+    """Raise Forbidden unless the caller's token covers the queues of these partitions."""
     if call.who is None or call.who.may_everywhere(call.role):
         return
     known = {partition for partition in partitions if partition is not None}

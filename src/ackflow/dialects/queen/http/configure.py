@@ -1,7 +1,7 @@
-"""Configure in the Queen dialect: every option does what its name says.
+"""Configure in the Queen dialect.
 
-An option that is not sent is at its default: its value is told, and has no effect. The two options
-about dead letters are told as they were sent; a limit never drops a message, whatever they say.
+An option that is not sent is reset; the response shows Queen's default for it. The two options about
+dead letters are only echoed: a message that reaches a limit always becomes a dead letter.
 """
 
 from typing import Annotated, Any
@@ -11,18 +11,18 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 from .... import ids, validate
 from ....errors import InvalidArgument
 from ....options import DEFAULT_PARTITION, QueueOptions, initial_options
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 from ..verbs.subscriptions import declare
 from .common import body_of
 from .paging import route
 
-SHORTEST_LEASE = 60.0  # what a lease time of 0 means
+ZERO_LEASE_SECONDS = 60.0  # the lease time if leaseTime is 0
 Seconds = Annotated[int, Meta(ge=0, le=10**9)] | Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 
 
-class Given(Struct, rename="camel"):
-    """The options as a client sends them. Times are seconds, but `retryDelay` milliseconds."""
+class OptionsBody(Struct, rename="camel"):
+    """The options as a client sends them. Times are in seconds, `retryDelay` in milliseconds."""
 
     lease_time: Seconds | None = None
     retry_limit: Annotated[int, Meta(ge=-1, le=10**9)] | None = None
@@ -41,8 +41,8 @@ class Given(Struct, rename="camel"):
     max_wait_time_seconds: Seconds | None = None
 
 
-class Options(Struct, rename="camel"):
-    """The options as they are told: what was sent, else the default."""
+class QueenOptions(Struct, rename="camel"):
+    """The options in a response: what was sent, or Queen's default."""
 
     lease_time: int | float = 300
     retry_limit: int = 3
@@ -61,39 +61,39 @@ class Options(Struct, rename="camel"):
     max_wait_time_seconds: int | float = 0
 
 
-class Configure(Struct):
+class ConfigureBody(Struct):
     queue: str | None = None
     namespace: str | None = None
     task: str | None = None
-    options: Given | None = None
+    options: OptionsBody | None = None
 
 
-class Configured(Struct, rename="camel"):
+class ConfigureResult(Struct, rename="camel"):
     configured: bool
     queue_id: str
     partition_id: str
     queue: str
     namespace: str
     task: str
-    options: Options
+    options: QueenOptions
 
 
-async def configure(call: Call) -> Answer:
-    """Create a queue or set all its options; what is not sent goes back to its default."""
-    given = body_of(call, Configure)
+async def configure(call: Call) -> Response:
+    """Create a queue or set all its options; options that are not sent are reset."""
+    given = body_of(call, ConfigureBody)
     if not given.queue:
         raise InvalidArgument("queue is required")
     name = validate.name(given.queue, "queue")
     call.server.allow(call, name)
-    options = given.options or Given()
+    options = given.options or OptionsBody()
     labels = initial_options(name)
-    changes = native(options)
+    changes = queue_options(options)
     changes["namespace"] = _label(given.namespace, labels.namespace, "namespace")
     changes["task"] = _label(given.task, labels.task, "task")
     queue, home = await call.server.do(declare, True, name, changes, DEFAULT_PARTITION, "queen")
     store = call.server.broker.store.id
     return json(
-        Configured(
+        ConfigureResult(
             True, ids.row_uuid("queue", store, queue.id), ids.partition_uuid(store, home.id), name,
             changes["namespace"], changes["task"], _echo(options),
         )
@@ -104,12 +104,12 @@ def _label(given: str | None, default: str, what: str) -> str:
     return default if given is None else validate.text(given, what) or ""
 
 
-def native(given: Given) -> dict[str, Any]:
-    """The options of a queue that these mean, all of them: 0 is off, and so is what is not sent."""
+def queue_options(given: OptionsBody) -> dict[str, Any]:
+    """Translate to queue options; 0 and options that are not sent mean off."""
     kept = bool(given.retention_enabled)
     delay = given.retry_delay
     return {
-        "lease_seconds": _or_unset(given.lease_time, lambda v: float(v) or SHORTEST_LEASE),
+        "lease_seconds": _or_unset(given.lease_time, lambda v: float(v) or ZERO_LEASE_SECONDS),
         "retry_limit": _or_unset(given.retry_limit, lambda v: None if v < 0 else v),
         "max_deliver": UNSET,
         "backoff": (delay / 1000,) if delay else UNSET,
@@ -134,15 +134,15 @@ def _or_unset(value: Any, made: Any) -> Any:
     return UNSET if value is None else made(value)
 
 
-def _echo(given: Given) -> Options:
+def _echo(given: OptionsBody) -> QueenOptions:
     sent = {key: value for key, value in structs.asdict(given).items() if value is not None}
-    return structs.replace(Options(), **sent)
+    return structs.replace(QueenOptions(), **sent)
 
 
-def told(options: QueueOptions) -> Options:
-    """The options of a queue as this dialect names them, by what is in effect."""
+def queen_options(options: QueueOptions) -> QueenOptions:
+    """Translate the effective options of a queue to Queen's names."""
     limit = options.retry_limit
-    return Options(
+    return QueenOptions(
         lease_time=_number(options.lease_seconds, 300),
         retry_limit=3 if isinstance(limit, UnsetType) else -1 if limit is None else limit,
         retry_delay=_milliseconds(options),
@@ -173,6 +173,6 @@ def _number(value: float | UnsetType | None, default: int) -> int | float:
 
 
 ROUTES = (
-    route("POST", "configure", configure, "read-write", body=Configure, checks=True,
-          summary="Create a queue or set all its options", answers={200: Configured}),
+    route("POST", "configure", configure, "read-write", body=ConfigureBody, checks_queues=True,
+          summary="Create a queue or set all its options", responses={200: ConfigureResult}),
 )  # fmt: skip

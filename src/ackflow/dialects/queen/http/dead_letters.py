@@ -1,17 +1,28 @@
-"""Dead letters in the Queen dialect: the newest first, in pages, with how many there are."""
+"""Dead letters in the Queen dialect: pages, newest first, with the total."""
 
 from msgspec import Raw, Struct
 
 from .... import ids
 from ....broker.requests import DeadFilter
-from ....server.http import Answer, Call, Param, json
+from ....server.http import Call, Param, Response, json
 from ..verbs.dead_letters import Labelled, letters
 from ..verbs.subscriptions import names
-from .paging import PAGE, SPAN, TEXT, Paging, iso_of, looked, paging, raw, route, span
+from .paging import (
+    PAGE,
+    SPAN,
+    TEXT,
+    Paging,
+    iso_of,
+    paging,
+    payload_json,
+    read_current,
+    route,
+    span,
+)
 
 
-class Letter(Struct, rename="camel"):
-    """One dead letter, with the names every version of Queen has for its fields."""
+class DeadLetterLine(Struct, rename="camel"):
+    """One dead letter; some fields appear under the names of several Queen versions."""
 
     id: str
     message_id: str
@@ -37,16 +48,16 @@ class Letter(Struct, rename="camel"):
     producer_sub: str | None = None
 
 
-class Letters(Struct):
-    messages: list[Letter]
+class DeadLetterPage(Struct):
+    messages: list[DeadLetterLine]
     total: int
     limit: int
     offset: int
     pagination: Paging
 
 
-async def dlq(call: Call) -> Answer:
-    """List dead letters; a filter that fits none answers with an empty list."""
+async def dlq(call: Call) -> Response:
+    """List dead letters; the list is empty if no dead letter matches the filter."""
     page = paging(call, 100)
     since, until = span(call)
     which = DeadFilter(
@@ -57,19 +68,19 @@ async def dlq(call: Call) -> Answer:
     if name is not None:
         call.server.allow(call, name)
     queues = [
-        queue for queue in ([name] if name else await looked(call, names))
-        if call.server.sees(call, queue)
+        queue for queue in ([name] if name else await read_current(call, names))
+        if call.server.may_see(call, queue)
     ]  # fmt: skip
-    found, total = await looked(call, letters, queues, which, page.limit, page.offset)
+    found, total = await read_current(call, letters, queues, which, page.limit, page.offset)
     store = call.server.broker.store.id
-    listed = [_written(store, one) for one in found]
-    return json(Letters(listed, total, page.limit, page.offset, page))
+    listed = [_line(store, one) for one in found]
+    return json(DeadLetterPage(listed, total, page.limit, page.offset, page))
 
 
-def _written(store: int, one: Labelled) -> Letter:
+def _line(store: int, one: Labelled) -> DeadLetterLine:
     letter = one.letter
     created, died = iso_of(letter.created_at), iso_of(letter.died_at)
-    return Letter(
+    return DeadLetterLine(
         id=ids.row_uuid("dead letter", store, letter.id),
         message_id=letter.message_id,
         partition_id=ids.partition_uuid(store, one.partition),
@@ -80,7 +91,7 @@ def _written(store: int, one: Labelled) -> Letter:
         original_created_at=created,
         moved_to_dlq_at=died,
         queue_name=letter.queue,
-        data=raw(letter.raw, letter.is_json),
+        data=payload_json(letter.raw, letter.is_json),
         queue=letter.queue,
         partition=letter.partition,
         partition_name=letter.partition,
@@ -95,11 +106,11 @@ def _written(store: int, one: Labelled) -> Letter:
 
 
 FILTERS = (
-    Param("queue", TEXT, "Of this queue; without it of all"),
-    Param("consumerGroup", TEXT, "Of this group"),
-    Param("partition", TEXT, "Of this partition"),
+    Param("queue", TEXT, "Name of the queue; default: all queues"),
+    Param("consumerGroup", TEXT, "Name of the consumer group"),
+    Param("partition", TEXT, "Name of the partition"),
 )
 ROUTES = (
-    route("GET", "dlq", dlq, "read-only", summary="Dead letters, the newest first",
-          query=(*FILTERS, *SPAN, *PAGE), answers={200: Letters}, checks=True),
+    route("GET", "dlq", dlq, "read-only", summary="List dead letters, newest first",
+          query=(*FILTERS, *SPAN, *PAGE), responses={200: DeadLetterPage}, checks_queues=True),
 )  # fmt: skip

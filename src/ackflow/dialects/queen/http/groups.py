@@ -1,4 +1,4 @@
-"""Consumer groups in the Queen dialect: how far they are, and how to move or remove them."""
+"""Consumer groups in the Queen dialect: lag, seek, subscription, removal."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -8,18 +8,18 @@ from msgspec import Struct
 from .... import ids, validate
 from ....broker.core import admin
 from ....errors import GroupNotFound, InvalidArgument
-from ....server.http import Answer, Call, Param, json
+from ....server.http import Call, Param, Response, json
 from ..verbs.lag import GroupLag, Lag, PartitionLag, lags, members, seen
 from ..verbs.subscriptions import names, resubscribe, unsubscribe
 from .common import body_of, iso, time_of
-from .paging import FLAG, WHOLE, iso_or_none, looked, route
+from .paging import FLAG, INTEGER, iso_or_none, read_current, route
 
 State = Literal["Stable", "Lagging", "Dead"]
 LAGGING_SECONDS = 300
 
 
-class InQueue(Struct, rename="camel"):
-    """A group in one queue, and where it began there."""
+class GroupInQueue(Struct, rename="camel"):
+    """A group in one queue, and where its subscription starts."""
 
     members: int
     total_lag: int
@@ -31,8 +31,11 @@ class InQueue(Struct, rename="camel"):
 
 
 class Group(Struct, rename="camel"):
-    """A group over all its queues. `members` are consumers seen in the last minute; the lag is in
-    messages not yet settled, and in seconds since the oldest of them was pushed."""
+    """A group over all its queues.
+
+    `members` counts consumers active in the last minute. `total_lag` counts unsettled messages,
+    `max_time_lag` is the age of the oldest of them in seconds.
+    """
 
     name: str
     topics: list[str]
@@ -40,14 +43,14 @@ class Group(Struct, rename="camel"):
     total_lag: int
     max_time_lag: int
     state: State
-    queues: dict[str, InQueue]
+    queues: dict[str, GroupInQueue]
 
 
 class Groups(Struct):
     groups: list[Group]
 
 
-class Part(Struct, rename="camel"):
+class GroupPartition(Struct, rename="camel"):
     partition: str
     partition_id: str
     worker_id: str | None
@@ -58,11 +61,11 @@ class Part(Struct, rename="camel"):
     lease_active: bool
 
 
-class Parts(Struct):
-    partitions: list[Part]
+class GroupPartitions(Struct):
+    partitions: list[GroupPartition]
 
 
-class LaggingPart(Struct):
+class LaggingPartition(Struct):
     consumer_group: str
     queue_name: str
     partition_name: str
@@ -75,7 +78,7 @@ class LaggingPart(Struct):
     last_consumed_at: str | None
 
 
-class Deleted(Struct, rename="camel", omit_defaults=True):
+class DeleteGroupResult(Struct, rename="camel", omit_defaults=True):
     success: bool
     consumer_group: str
     deleted_partitions: int
@@ -83,25 +86,25 @@ class Deleted(Struct, rename="camel", omit_defaults=True):
     queue_name: str | None = None
 
 
-class Subscription(Struct, rename="camel"):
+class SubscriptionBody(Struct, rename="camel"):
     subscription_timestamp: str | None = None
 
 
-class Subscribed(Struct, rename="camel"):
+class SubscriptionResult(Struct, rename="camel"):
     success: bool
     consumer_group: str
     new_timestamp: str
     rows_updated: int
 
 
-class Seek(Struct, rename="camel"):
-    """To the end, or to just after a time."""
+class SeekBody(Struct, rename="camel"):
+    """Seek to the end, or to just after a time."""
 
     to_end: bool = False
     timestamp: str | None = None
 
 
-class Sought(Struct, rename="camel"):
+class SeekResult(Struct, rename="camel"):
     success: bool
     consumer_group: str
     queue_name: str
@@ -111,8 +114,8 @@ class Sought(Struct, rename="camel"):
     partition_name: str | None = None
 
 
-async def groups(call: Call) -> Answer:
-    """Every group with its lag and its state."""
+async def groups(call: Call) -> Response:
+    """List all groups with lag and state."""
     by_name: dict[str, list[GroupLag]] = {}
     for one in await _lags(call, None):
         by_name.setdefault(one.group, []).append(one)
@@ -122,12 +125,12 @@ async def groups(call: Call) -> Answer:
 
 async def _lags(call: Call, name: str | None) -> list[GroupLag]:
     asked = await call.server.do(seen, False)
-    found = await looked(call, lags, asked, name)
-    return [one for one in found if call.server.sees(call, one.queue)]
+    found = await read_current(call, lags, asked, name)
+    return [one for one in found if call.server.may_see(call, one.queue)]
 
 
 def _group(name: str, some: list[GroupLag], now: int) -> Group:
-    lag = _together(one.lag for one in some)
+    lag = _sum(one.lag for one in some)
     consumers = members(some)
     return Group(
         name,
@@ -140,7 +143,7 @@ def _group(name: str, some: list[GroupLag], now: int) -> Group:
     )
 
 
-def _together(some: Iterable[Lag]) -> Lag:
+def _sum(some: Iterable[Lag]) -> Lag:
     total = Lag()
     for lag in some:
         total.add(lag.messages, lag.oldest_at)
@@ -148,17 +151,17 @@ def _together(some: Iterable[Lag]) -> Lag:
 
 
 def _state(lag: Lag, members: int, consumed: int, now: int) -> State:
-    """Dead: nobody reads it, and nobody ever did."""
+    """Dead: the group has no members and never consumed a message."""
     if lag.seconds(now) > LAGGING_SECONDS:
         return "Lagging"
     return "Stable" if members or consumed else "Dead"
 
 
-def _in_queue(one: GroupLag, now: int) -> InQueue:
+def _in_queue(one: GroupLag, now: int) -> GroupInQueue:
     start = one.options.start
     mode = start if isinstance(start, str) else "timestamp"
     since = one.created_at if start == "new" else start if isinstance(start, int) else None
-    return InQueue(
+    return GroupInQueue(
         members([one]),
         one.lag.messages,
         int(one.lag.seconds(now)),
@@ -169,19 +172,22 @@ def _in_queue(one: GroupLag, now: int) -> InQueue:
     )
 
 
-async def group(call: Call) -> Answer:
-    """A group, partition by partition, in every queue that has it."""
+async def group(call: Call) -> Response:
+    """Return the progress of a group by queue and partition."""
     found = await _lags(call, call.params["group"])
     if not found:
         raise GroupNotFound("Consumer group not found")
     store, now = call.server.broker.store.id, call.server.broker.clock.now()
     return json(
-        {one.queue: Parts([_part(part, store, now) for part in one.partitions]) for one in found}
+        {
+            one.queue: GroupPartitions([_part(part, store, now) for part in one.partitions])
+            for one in found
+        }
     )
 
 
-def _part(part: PartitionLag, store: int, now: int) -> Part:
-    return Part(
+def _part(part: PartitionLag, store: int, now: int) -> GroupPartition:
+    return GroupPartition(
         part.partition,
         ids.partition_uuid(store, part.partition_id),
         _worker(part),
@@ -197,9 +203,9 @@ def _worker(part: PartitionLag) -> str | None:
     return None if part.lease is None else ids.token_uuid(part.lease)
 
 
-async def lagging(call: Call) -> Answer:
-    """The partitions in which a group is more than so many seconds behind, the worst first."""
-    least = call.whole("minLagSeconds", 3600, 0, 1 << 53)
+async def lagging(call: Call) -> Response:
+    """List the partitions in which a group lags more than `minLagSeconds`, the worst first."""
+    least = call.integer("minLagSeconds", 3600, 0, 1 << 53)
     store, now = call.server.broker.store.id, call.server.broker.clock.now()
     parts = [part for one in await _lags(call, None) for part in one.partitions]
     late = [part for part in parts if part.lag.messages and part.lag.seconds(now) > least]
@@ -207,70 +213,70 @@ async def lagging(call: Call) -> Answer:
     return json([_lagging(part, store, now) for part in late])
 
 
-def _lagging(part: PartitionLag, store: int, now: int) -> LaggingPart:
+def _lagging(part: PartitionLag, store: int, now: int) -> LaggingPartition:
     seconds = part.lag.seconds(now)
-    return LaggingPart(
+    return LaggingPartition(
         part.group, part.queue, part.partition, ids.partition_uuid(store, part.partition_id),
         _worker(part), part.lag.messages, int(seconds), round(seconds / 3600, 2),
         iso_or_none(part.lag.oldest_at), iso_or_none(part.last_at),
     )  # fmt: skip
 
 
-async def delete_everywhere(call: Call) -> Answer:
-    """Remove a group from every queue; one that is not there is removed already."""
+async def delete_everywhere(call: Call) -> Response:
+    """Remove a group from every queue; succeeds if it does not exist."""
     return await _delete(call, None)
 
 
-async def delete_in_queue(call: Call) -> Answer:
+async def delete_in_queue(call: Call) -> Response:
     """Remove a group from one queue."""
     return await _delete(call, validate.name(call.params["queue"], "queue"))
 
 
-async def _delete(call: Call, queue: str | None) -> Answer:
+async def _delete(call: Call, queue: str | None) -> Response:
     name = validate.name(call.params["group"], "group")
     forget = call.query.get("deleteMetadata", "true").lower() not in ("false", "0")
-    for home in await looked(call, names, name):
+    for home in await read_current(call, names, name):
         if queue in (None, home):
             call.server.allow(call, home)
     dropped = await call.server.do(unsubscribe, True, queue, name, forget)
     partitions = sum(n for _, n in dropped)
-    return json(Deleted(True, name, partitions, forget, queue))
+    return json(DeleteGroupResult(True, name, partitions, forget, queue))
 
 
-async def subscription(call: Call) -> Answer:
-    """Let a group begin at a time, wherever it has not read anything yet."""
+async def subscription(call: Call) -> Response:
+    """Set the start time of a group in all queues where it has not consumed anything yet."""
     name = validate.name(call.params["group"], "group")
-    given = body_of(call, Subscription).subscription_timestamp
+    given = body_of(call, SubscriptionBody).subscription_timestamp
     if not given:
         raise InvalidArgument("Missing subscriptionTimestamp in request body")
     time = _time(call, given, "subscriptionTimestamp")
-    for home in await looked(call, names, name):
+    for home in await read_current(call, names, name):
         call.server.allow(call, home)
     changed = await call.server.do(resubscribe, True, name, time)
-    return json(Subscribed(True, name, iso(time), len(changed)))
+    return json(SubscriptionResult(True, name, iso(time), len(changed)))
 
 
 def _time(call: Call, text: str, what: str) -> int:
     time = int(call.server.broker.clock.now()) if text == "now" else time_of(text, what)
     if time < 0:
-        raise InvalidArgument(f"{what} is a time after 1970, not {text!r}")
+        raise InvalidArgument(f"{what} must be a time after 1970, got {text!r}")
     return time
 
 
-async def seek_queue(call: Call) -> Answer:
-    """Move a group in a queue: to the end, or to what came after a time."""
-    return await _seek(call, None, body_of(call, Seek))
+async def seek_queue(call: Call) -> Response:
+    """Move a group in a queue to the end, or to just after a time."""
+    return await _seek(call, None, body_of(call, SeekBody))
 
 
-async def seek_partition(call: Call) -> Answer:
-    """Move a group in one partition; without a body to the end."""
-    given = call.decoded(Seek) if call.body.strip() else Seek()
+async def seek_partition(call: Call) -> Response:
+    """Move a group in one partition; without a body, to the end."""
+    given = call.json_body(SeekBody) if call.body.strip() else SeekBody()
     if given.timestamp is None:
         given.to_end = True
     return await _seek(call, validate.name(call.params["partition"], "partition"), given)
 
 
-async def _seek(call: Call, partition: str | None, given: Seek) -> Answer:
+async def _seek(call: Call, partition: str | None, given: SeekBody) -> Response:
     if not given.to_end and given.timestamp is None:
         raise InvalidArgument("Must specify either 'toEnd': true or 'timestamp'")
     queue, name = call.params["queue"], call.params["group"]
@@ -279,29 +285,29 @@ async def _seek(call: Call, partition: str | None, given: Seek) -> Answer:
         time = _time(call, given.timestamp, "timestamp")
     target: str | int = "end" if time is None else time + 1  # messages pushed after it
     moved = await call.server.do(admin.seek, True, queue, name, target, time is not None, partition)
-    return json(Sought(True, name, queue, time is None, iso_or_none(time), moved, partition))
+    return json(SeekResult(True, name, queue, time is None, iso_or_none(time), moved, partition))
 
 
-_FORGET = Param("deleteMetadata", FLAG, "Forget also where the group began [true]")
-_LEAST = Param("minLagSeconds", WHOLE, "More than so many seconds behind [3600]")
+_FORGET = Param("deleteMetadata", FLAG, "Also forget where the subscription starts [true]")
+_LEAST = Param("minLagSeconds", INTEGER, "Minimum lag in seconds [3600]")
 ROUTES = (
-    route("GET", "consumer-groups", groups, "read-only", answers={200: Groups}, checks=True,
-          summary="Every consumer group with its lag and state"),
+    route("GET", "consumer-groups", groups, "read-only", responses={200: Groups}, checks_queues=True,
+          summary="List consumer groups with lag and state"),
     route("GET", "consumer-groups/lagging", lagging, "read-only", query=(_LEAST,),
-          answers={200: list[LaggingPart]}, checks=True,
-          summary="Partitions in which a group is far behind"),
-    route("GET", "consumer-groups/{group}", group, "read-only", answers={200: dict[str, Parts]},
-          summary="A group, partition by partition", checks=True),
+          responses={200: list[LaggingPartition]}, checks_queues=True,
+          summary="List partitions in which a group lags"),
+    route("GET", "consumer-groups/{group}", group, "read-only", responses={200: dict[str, GroupPartitions]},
+          summary="Show a group by queue and partition", checks_queues=True),
     route("DELETE", "consumer-groups/{group}", delete_everywhere, "admin", query=(_FORGET,),
-          answers={200: Deleted}, checks=True, summary="Remove a group from every queue"),
+          responses={200: DeleteGroupResult}, checks_queues=True, summary="Remove a group from every queue"),
     route("DELETE", "consumer-groups/{group}/queues/{queue}", delete_in_queue, "admin",
-          query=(_FORGET,), answers={200: Deleted}, summary="Remove a group from a queue"),
+          query=(_FORGET,), responses={200: DeleteGroupResult}, summary="Remove a group from a queue"),
     route("POST", "consumer-groups/{group}/subscription", subscription, "read-write",
-          body=Subscription, answers={200: Subscribed}, checks=True,
-          summary="Change where a group begins"),
+          body=SubscriptionBody, responses={200: SubscriptionResult}, checks_queues=True,
+          summary="Set the start time of a group"),
     route("POST", "consumer-groups/{group}/queues/{queue}/seek", seek_queue, "read-write",
-          body=Seek, answers={200: Sought}, summary="Move a group in a queue"),
+          body=SeekBody, responses={200: SeekResult}, summary="Move a group in a queue"),
     route("POST", "consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-          seek_partition, "read-write", body=Seek, answers={200: Sought},
+          seek_partition, "read-write", body=SeekBody, responses={200: SeekResult},
           summary="Move a group in a partition"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Messages in the Queen dialect: list, look at, delete, retry."""
+"""Messages in the Queen dialect: list, show, delete, retry."""
 
 from typing import Literal
 
@@ -8,30 +8,41 @@ from .... import ids
 from ....clock import SECOND
 from ....errors import InvalidArgument, NotFound
 from ....options import QUEUE_MODE, QueueOptions
-from ....server.http import Answer, Call, Param, json
+from ....server.http import Call, Param, Response, json
 from ..verbs import single_message
 from ..verbs.recent import Recent, RecentRequest, recent
 from ..verbs.single_message import MessageDetails
 from ..verbs.subscriptions import groups_of, names
 from .common import iso, partition_of
-from .configure import told
-from .paging import PAGE, SPAN, TEXT, iso_of, iso_or_none, looked, paging, raw, route, span
+from .configure import queen_options
+from .paging import (
+    PAGE,
+    SPAN,
+    TEXT,
+    iso_of,
+    iso_or_none,
+    paging,
+    payload_json,
+    read_current,
+    route,
+    span,
+)
 from .resources import LABELS
 
 STATUSES = ("pending", "processing", "completed", "dead_letter")
-WORDS = {"leased": "processing", "settled": "completed", "dead": "dead_letter"}
+STATUS_OF_STATE = {"leased": "processing", "settled": "completed", "dead": "dead_letter"}
 HOUR = 3600 * SECOND
 NOT_FOUND = "Message not found"
 
 
-class Bus(Struct, rename="camel"):
-    """How many of the named groups have settled a message."""
+class BusStatus(Struct, rename="camel"):
+    """The number of named groups, and of those that have settled the message."""
 
     consumed_by: int
     total_groups: int
 
 
-class Line(Struct, rename="camel"):
+class MessageLine(Struct, rename="camel"):
     id: str
     transaction_id: str
     partition_id: str
@@ -42,7 +53,7 @@ class Line(Struct, rename="camel"):
     task: str
     status: str
     queue_status: str
-    bus_status: Bus
+    bus_status: BusStatus
     trace_id: str | None
     producer_sub: str | None
     queue_priority: int
@@ -50,8 +61,8 @@ class Line(Struct, rename="camel"):
     lease_expires_at: str | None
 
 
-class Mode(Struct, rename="camel"):
-    """How the queues are read: as one queue, by named groups, or both."""
+class QueueMode(Struct, rename="camel"):
+    """Whether the queues are consumed without a group, by named groups, or both."""
 
     has_queue_mode: bool
     bus_groups_count: int
@@ -59,11 +70,11 @@ class Mode(Struct, rename="camel"):
 
 
 class Messages(Struct):
-    messages: list[Line]
-    mode: Mode
+    messages: list[MessageLine]
+    mode: QueueMode
 
 
-class Config(Struct, rename="camel"):
+class QueueConfig(Struct, rename="camel"):
     lease_time: int | float
     retry_limit: int
     retry_delay: int | float
@@ -71,24 +82,24 @@ class Config(Struct, rename="camel"):
     priority: int
 
 
-class Reader(Struct, rename="camel"):
+class GroupStatus(Struct, rename="camel"):
     name: str
     consumed: bool
     lease_expires_at: str | None
     status: str
 
 
-class Detail(Line, rename="camel"):
+class MessageDetail(MessageLine, rename="camel"):
     payload: Raw
     data: Raw
     is_encrypted: bool
     error_message: str | None
     retry_count: int
-    queue_config: Config
-    consumer_groups: list[Reader]
+    queue_config: QueueConfig
+    consumer_groups: list[GroupStatus]
 
 
-class Gone(Struct, rename="camel", omit_defaults=True):
+class DeleteResult(Struct, rename="camel", omit_defaults=True):
     success: bool
     partition_id: str
     transaction_id: str
@@ -96,35 +107,35 @@ class Gone(Struct, rename="camel", omit_defaults=True):
     error: str | None = None
 
 
-class Retried(Struct, rename="camel"):
+class RetryResult(Struct, rename="camel"):
     success: bool
     partition_id: str
     transaction_id: str
     retried: int
 
 
-async def messages(call: Call) -> Answer:
-    """The newest messages first, of the last hour when no time is given."""
+async def messages(call: Call) -> Response:
+    """List messages, newest first; without a time, those of the last hour."""
     name = call.query.get("queue")
     if name:
         call.server.allow(call, name)
-        chosen = [name] if name in await looked(call, names) else []
+        chosen = [name] if name in await read_current(call, names) else []
     else:
         namespace = call.query.get("ns") or call.query.get("namespace") or None
-        found = await looked(call, names, None, namespace, call.query.get("task") or None)
-        chosen = [queue for queue in found if call.server.sees(call, queue)]
+        found = await read_current(call, names, None, namespace, call.query.get("task") or None)
+        chosen = [queue for queue in found if call.server.may_see(call, queue)]
     return await _listed(call, chosen)
 
 
-async def queue_messages(call: Call) -> Answer:
-    """The newest messages of a queue first."""
+async def queue_messages(call: Call) -> Response:
+    """List the messages of a queue, newest first."""
     return await _listed(call, [call.params["queue"]])
 
 
-async def _listed(call: Call, queues: list[str]) -> Answer:
+async def _listed(call: Call, queues: list[str]) -> Response:
     page, status = paging(call, 200), call.query.get("status") or None
     if status is not None and status not in STATUSES:
-        raise InvalidArgument(f"status is one of {', '.join(STATUSES)}, not {status!r}")
+        raise InvalidArgument(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
     since, until = span(call)
     now = call.server.broker.clock.now()
     if since is None:
@@ -133,25 +144,25 @@ async def _listed(call: Call, queues: list[str]) -> Answer:
         queues, call.query.get("partition") or None, since, 1 << 62 if until is None else until,
         status, page.limit, page.offset,
     )  # fmt: skip
-    found = await looked(call, recent, request)
+    found = await read_current(call, recent, request)
     store = call.server.broker.store.id
     return json(Messages([_line(store, one) for one in found], await _mode(call, queues)))
 
 
-async def _mode(call: Call, queues: list[str]) -> Mode:
-    groups = await looked(call, groups_of, queues)
+async def _mode(call: Call, queues: list[str]) -> QueueMode:
+    groups = await read_current(call, groups_of, queues)
     named = len(groups - {QUEUE_MODE})
     plain = QUEUE_MODE in groups
     kind: Literal["queue", "bus", "hybrid", "none"] = "queue" if plain else "none"
     if named:
         kind = "hybrid" if plain else "bus"
-    return Mode(plain, named, kind)
+    return QueueMode(plain, named, kind)
 
 
-def _line(store: int, one: Recent) -> Line:
+def _line(store: int, one: Recent) -> MessageLine:
     message = one.message
     named = {name: state for name, state in one.states.items() if name != QUEUE_MODE}
-    return Line(
+    return MessageLine(
         message.id,
         message.transaction_id,
         ids.partition_uuid(store, one.partition_id),
@@ -161,8 +172,8 @@ def _line(store: int, one: Recent) -> Line:
         one.queue.options.namespace,
         one.queue.options.task,
         one.status,
-        WORDS.get(one.states.get(QUEUE_MODE, ""), "pending"),
-        Bus(sum(1 for state in named.values() if state == "settled"), len(named)),
+        STATUS_OF_STATE.get(one.states.get(QUEUE_MODE, ""), "pending"),
+        BusStatus(sum(1 for state in named.values() if state == "settled"), len(named)),
         message.headers.get("traceId"),
         None,
         one.queue.options.priority,
@@ -171,31 +182,33 @@ def _line(store: int, one: Recent) -> Line:
     )
 
 
-async def message(call: Call) -> Answer:
-    """All there is to know of one message."""
-    partition, txid = await _named(call)
-    found = await looked(call, single_message.message_details, partition, txid)
+async def message(call: Call) -> Response:
+    """Show one message with its state in every group."""
+    partition, txid = await _message_of_path(call)
+    found = await read_current(call, single_message.message_details, partition, txid)
     return json(_detail(call.server.broker.store.id, found))
 
 
-async def _named(call: Call) -> tuple[int, str]:
-    """The message the path names, once the caller may see its queue."""
+async def _message_of_path(call: Call) -> tuple[int, str]:
+    """Partition and transaction id of the path; checks the token against the queue."""
     partition = partition_of(call, call.params["partitionId"])
-    queue = None if partition is None else await looked(call, single_message.queue_of, partition)
+    queue = (
+        None if partition is None else await read_current(call, single_message.queue_of, partition)
+    )
     if partition is None or queue is None:
         raise NotFound(NOT_FOUND)
     call.server.allow(call, queue)
     return partition, call.params["transactionId"]
 
 
-def _detail(store: int, found: MessageDetails) -> Detail:
+def _detail(store: int, found: MessageDetails) -> MessageDetail:
     place, options = found.place, found.place.queue.options
     states = found.found.states if found.found else {}
     dead = {row.group_id for row in found.letters}
     last = found.letters[-1] if found.letters else None
     named = {name: state for name, state in states.items() if name != QUEUE_MODE}
-    data = raw(found.raw, found.is_json)
-    return Detail(
+    data = payload_json(found.raw, found.is_json)
+    return MessageDetail(
         found.id,
         found.txid,
         ids.partition_uuid(store, place.partition.id),
@@ -205,8 +218,8 @@ def _detail(store: int, found: MessageDetails) -> Detail:
         options.namespace,
         options.task,
         found.found.status if found.found else "dead_letter",
-        WORDS.get(states.get(QUEUE_MODE, "dead" if dead else ""), "pending"),
-        Bus(sum(1 for state in named.values() if state == "settled"), len(named)),
+        STATUS_OF_STATE.get(states.get(QUEUE_MODE, "dead" if dead else ""), "pending"),
+        BusStatus(sum(1 for state in named.values() if state == "settled"), len(named)),
         found.headers.get("traceId"),
         None,
         options.priority,
@@ -222,53 +235,53 @@ def _detail(store: int, found: MessageDetails) -> Detail:
     )
 
 
-def _config(options: QueueOptions) -> Config:
-    said = told(options)
-    return Config(said.lease_time, said.retry_limit, said.retry_delay, said.ttl, said.priority)
+def _config(options: QueueOptions) -> QueueConfig:
+    o = queen_options(options)
+    return QueueConfig(o.lease_time, o.retry_limit, o.retry_delay, o.ttl, o.priority)
 
 
-def _reader(name: str, state: str | None, found: MessageDetails) -> Reader:
+def _reader(name: str, state: str | None, found: MessageDetails) -> GroupStatus:
     until = found.found.lease_until if found.found and state == "leased" else None
-    word = WORDS.get(state or "settled", "pending")
-    return Reader(name, word in ("completed", "dead_letter"), iso_or_none(until), word)
+    word = STATUS_OF_STATE.get(state or "settled", "pending")
+    return GroupStatus(name, word in ("completed", "dead_letter"), iso_or_none(until), word)
 
 
-async def delete_message(call: Call) -> Answer:
-    """Remove one message for every group."""
+async def delete_message(call: Call) -> Response:
+    """Delete one message for every group."""
     try:
-        partition, txid = await _named(call)
+        partition, txid = await _message_of_path(call)
         gone = await call.server.do(single_message.remove, True, partition, txid)
     except NotFound:
         gone = False
-    says = "Message deleted successfully" if gone else NOT_FOUND
-    told = Gone(gone, call.params["partitionId"], call.params["transactionId"], says)
+    text = "Message deleted successfully" if gone else NOT_FOUND
+    result = DeleteResult(gone, call.params["partitionId"], call.params["transactionId"], text)
     if gone:
-        return json(told)
-    told.error = NOT_FOUND
-    return json(told, 404)
+        return json(result)
+    result.error = NOT_FOUND
+    return json(result, 404)
 
 
-async def retry_message(call: Call) -> Answer:
-    """Send a dead letter back to the groups for which it died."""
-    partition, txid = await _named(call)
+async def retry_message(call: Call) -> Response:
+    """Redrive a dead letter to the groups in which it died."""
+    partition, txid = await _message_of_path(call)
     count = await call.server.do(single_message.retry, True, partition, txid)
-    return json(Retried(True, call.params["partitionId"], txid, count))
+    return json(RetryResult(True, call.params["partitionId"], txid, count))
 
 
-_STATUS = Param("status", {"enum": [*STATUSES, ""]}, "Only those that stand so")
-_FILTERS = (Param("partition", TEXT, "Of this partition"), _STATUS, *SPAN, *PAGE)
+_STATUS = Param("status", {"enum": [*STATUSES, ""]}, "Only messages with this status")
+_FILTERS = (Param("partition", TEXT, "Name of the partition"), _STATUS, *SPAN, *PAGE)
 _ONE = "messages/{partitionId}/{transactionId}"
 ROUTES = (
-    route("GET", "messages", messages, "read-only", answers={200: Messages}, checks=True,
-          query=(Param("queue", TEXT, "Of this queue"), Param("ns", TEXT, "Same as namespace"),
+    route("GET", "messages", messages, "read-only", responses={200: Messages}, checks_queues=True,
+          query=(Param("queue", TEXT, "Name of the queue"), Param("ns", TEXT, "Same as namespace"),
                  *LABELS, *_FILTERS),
-          summary="The newest messages first; of the last hour, if no time is given"),
+          summary="List messages, newest first; by default those of the last hour"),
     route("GET", "status/queues/{queue}/messages", queue_messages, "read-only", query=_FILTERS,
-          answers={200: Messages}, summary="The newest messages of a queue first"),
-    route("GET", _ONE, message, "read-only", answers={200: Detail}, checks=True,
-          summary="All there is to know of one message"),
-    route("DELETE", _ONE, delete_message, "read-write", answers={200: Gone, 404: Gone},
-          checks=True, summary="Remove one message for every group"),
-    route("POST", _ONE + "/retry", retry_message, "read-write", answers={200: Retried},
-          checks=True, summary="Send a dead letter back to its groups"),
+          responses={200: Messages}, summary="List messages of a queue, newest first"),
+    route("GET", _ONE, message, "read-only", responses={200: MessageDetail}, checks_queues=True,
+          summary="Show one message"),
+    route("DELETE", _ONE, delete_message, "read-write", responses={200: DeleteResult, 404: DeleteResult},
+          checks_queues=True, summary="Delete one message for every group"),
+    route("POST", _ONE + "/retry", retry_message, "read-write", responses={200: RetryResult},
+          checks_queues=True, summary="Redrive a dead letter to its groups"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the administrative half of the Queen dialect shares: routes, pages, spans of time, payloads."""
+"""Shared by Queen's administrative handlers: routes, pages, time ranges, payloads."""
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -10,23 +10,25 @@ from msgspec import Raw, Struct
 
 from ....clock import micros
 from ....errors import InvalidArgument
-from ....server.http import Call, Handler, Param, Route
+from ....server.http import Call, Handler, Param, Role, Route
 from ....store.tx import Tx
-from .common import Failure, iso, refuse, time_of
+from .common import QueenError, error_response, iso, time_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MOST = 10_000
-WHOLE = {"type": "integer", "minimum": 0}
+MAX_LIMIT = 10_000
+INTEGER = {"type": "integer", "minimum": 0}
 FLAG = {"type": "string", "enum": ["true", "false", "1", "0", ""]}
 TEXT = {"type": "string"}
 PAGE = (
-    Param("limit", {"type": "integer", "minimum": 1, "maximum": MOST}, "How many at most"),
-    Param("offset", WHOLE, "How many to pass over"),
+    Param(
+        "limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Maximum number of items"
+    ),
+    Param("offset", INTEGER, "Number of items to skip"),
 )
 SPAN = (
-    Param("from", TEXT, "A date or an ISO time in UTC"),
-    Param("to", TEXT, "The same; a bare date includes that day"),
+    Param("from", TEXT, "Start: a date or an ISO 8601 time, in UTC by default"),
+    Param("to", TEXT, "End: the same; a date includes that day"),
 )
 
 
@@ -35,16 +37,19 @@ class Paging(Struct):
     offset: int
 
 
-def route(method: str, path: str, handler: Handler, role: Any, **more: Any) -> Route:
-    """A route of the dialect; a path without a slash in front is below /api/v1."""
-    whole = path if path.startswith("/") else f"/api/v1/{path}"
-    return Route(method, whole, handler, role, refuse=refuse, error=Failure, tag="queen", **more)
+def route(method: str, path: str, handler: Handler, role: Role, **more: Any) -> Route:
+    """A route of the dialect; a relative path is below /api/v1."""
+    full_path = path if path.startswith("/") else f"/api/v1/{path}"
+    return Route(
+        method, full_path, handler, role, encode_error=error_response, error=QueenError,
+        tag="queen", **more,
+    )  # fmt: skip
 
 
-def looked(
+def read_current(
     call: Call, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> Awaitable[T]:
-    """Read what is true now, beside the loop: leases that are over are taken back first."""
+    """Run a read-only verb in a worker thread, after expired leases are processed."""
     broker = call.server.broker
 
     def look() -> Any:
@@ -56,20 +61,20 @@ def looked(
 
 
 def paging(call: Call, limit: int) -> Paging:
-    return Paging(call.whole("limit", limit, 1, MOST), call.whole("offset", 0, 0, 1 << 53))
+    return Paging(call.integer("limit", limit, 1, MAX_LIMIT), call.integer("offset", 0, 0, 1 << 53))
 
 
 def span(call: Call) -> tuple[int | None, int | None]:
-    """The times [from, to) that the query asks for; None where it does not say."""
+    """The time range [from, to) of the query; None for a missing bound."""
     since, until = call.query.get("from"), call.query.get("to")
     return (
         time_of(since, "from") if since else None,
-        _end_of(until) if until else None,
+        _end_time(until) if until else None,
     )
 
 
-def _end_of(text: str) -> int:
-    """Just after a time, or after the last moment of a day."""
+def _end_time(text: str) -> int:
+    """The exclusive end of a range: just after a time, or after the end of a day."""
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -78,7 +83,7 @@ def _end_of(text: str) -> int:
         after = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
         return micros(after.timestamp())
     except OverflowError:
-        raise InvalidArgument(f"to is a date or an ISO time, not {text!r}") from None
+        raise InvalidArgument(f"to must be a date or an ISO 8601 time, got {text!r}") from None
 
 
 def iso_or_none(time: int | None) -> str | None:
@@ -89,8 +94,8 @@ def iso_of(time: datetime) -> str:
     return iso(micros(time.timestamp()))
 
 
-def raw(data: bytes, is_json: bool) -> Raw:
-    """A payload in an answer: JSON as it was pushed, bytes as base64 text."""
+def payload_json(data: bytes, is_json: bool) -> Raw:
+    """A payload in a response: JSON as it was pushed, bytes as base64 text."""
     return Raw(data if is_json else msgspec.json.encode(b64encode(data).decode()))
 
 

@@ -1,4 +1,4 @@
-"""Push in the Queen dialect: items for any queues, in one transaction, answered in their order."""
+"""Push in the Queen dialect: items for any queues in one transaction, with results in order."""
 
 from typing import Literal
 
@@ -8,13 +8,13 @@ from .... import ids
 from ....broker.core.push import Answer as Places
 from ....broker.requests import PushRequest
 from ....errors import InvalidArgument
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 from ....session import encoding
 from ....session.encoding import Item
 from .common import body_of, partition_ids
 
 NULL = Raw(b"null")
-TRACE = "traceId"  # the header in which the trace id of a message is kept
+TRACE_HEADER = "traceId"  # message header that holds the trace id
 
 
 def _null() -> Raw:
@@ -22,7 +22,7 @@ def _null() -> Raw:
 
 
 class PushItem(Struct, rename="camel"):
-    """One message. `data` is taken for `payload` when there is none."""
+    """One message. `data` is used if there is no `payload`."""
 
     queue: str
     partition: str | None = None
@@ -35,12 +35,12 @@ class PushItem(Struct, rename="camel"):
     headers: dict[str, str] | None = None
 
 
-class Push(Struct):
+class PushBody(Struct):
     items: list[PushItem] | None = None
 
 
-class Pushed(Struct):
-    """What became of one item; a duplicate has the id of the first message."""
+class PushResult(Struct):
+    """The result of one item; a duplicate has the id of the first message."""
 
     index: int
     transaction_id: str
@@ -51,21 +51,21 @@ class Pushed(Struct):
     queue: str = field(name="queueName")
 
 
-async def push(call: Call) -> Answer:
-    """Append messages; they are on disk when this is answered."""
-    items = body_of(call, Push).items
+async def push(call: Call) -> Response:
+    """Append messages; they are on disk when the response is sent."""
+    items = body_of(call, PushBody).items
     if items is None:
         raise InvalidArgument("items array is required")
     if not items:
         return json([], 201)
     call.server.check_batch(len(items))
-    request, places = requested(call, items)
+    request, places = push_request(call, items)
     answer = await call.server.onloop.push(request)
-    return json(await pushed(call, items, answer, places), 201)
+    return json(await push_results(call, items, answer, places), 201)
 
 
-def requested(call: Call, items: list[PushItem]) -> tuple[PushRequest, list[list[int]]]:
-    """The request of items, once the caller may push to all their queues."""
+def push_request(call: Call, items: list[PushItem]) -> tuple[PushRequest, list[list[int]]]:
+    """Check the token against the queues of the items and build the push request."""
     for queue in {item.queue for item in items}:
         call.server.allow(call, queue)
     return encoding.push_request_for_items([(item.queue, _item(item)) for item in items], "queen")
@@ -74,7 +74,7 @@ def requested(call: Call, items: list[PushItem]) -> tuple[PushRequest, list[list
 def _item(item: PushItem) -> Item:
     headers = item.headers
     if item.trace_id:
-        headers = {**(headers or {}), TRACE: item.trace_id}
+        headers = {**(headers or {}), TRACE_HEADER: item.trace_id}
     return Item(
         data=item.data if item.payload is NULL else item.payload,
         partition=item.partition or None,
@@ -85,10 +85,10 @@ def _item(item: PushItem) -> Item:
     )
 
 
-async def pushed(
+async def push_results(
     call: Call, items: list[PushItem], answer: Places, places: list[list[int]]
-) -> list[Pushed]:
-    """What became of every item, in the order of the request."""
+) -> list[PushResult]:
+    """The result of every item, in the order of the request."""
     store = call.server.broker.store.id
     spots = [(0, 0, False)] * len(items)
     for indexes, runs in zip(places, answer, strict=True):
@@ -102,7 +102,7 @@ async def pushed(
     for index, (item, (lane, sequence, duplicate)) in enumerate(zip(items, spots, strict=True)):
         id = f"{prefixes[lane]}{sequence:012x}"
         result.append(
-            Pushed(
+            PushResult(
                 index, item.transaction_id or id, "duplicate" if duplicate else "queued", id,
                 homes[lane], item.trace_id, item.queue,
             )

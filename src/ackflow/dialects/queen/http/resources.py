@@ -1,4 +1,4 @@
-"""Queues, partitions, namespaces and tasks in the Queen dialect, counted at the moment of asking."""
+"""Queues, partitions, namespaces and tasks in the Queen dialect, with current counts."""
 
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -9,11 +9,11 @@ from .... import ids, validate
 from ....broker.core import admin
 from ....broker.core.global_pause import pushed_since
 from ....errors import QueueNotFound
-from ....server.http import Answer, Call, Param, json
+from ....server.http import Call, Param, Response, json
 from ..verbs.lag import GroupLag, lags, seen
 from ..verbs.overview import MessageCounts, PartitionView, QueueView, queue_view, queue_views
 from .common import iso
-from .paging import PAGE, TEXT, iso_or_none, looked, paging, route
+from .paging import PAGE, TEXT, iso_or_none, paging, read_current, route
 
 MINUTE = 60
 
@@ -56,13 +56,13 @@ class QueueDetail(Struct, rename="camel"):
     totals: MessageCounts
 
 
-class Removed(Struct):
+class DeleteQueueResult(Struct):
     deleted: bool
     queue: str
     existed: bool
 
 
-class Cleared(Struct, rename="camel"):
+class ClearQueueResult(Struct, rename="camel"):
     success: bool
     queue: str
     count: int
@@ -92,7 +92,7 @@ class Tasks(Struct):
 
 
 class Spread(Struct):
-    """How a number is spread over the groups of all queues."""
+    """Statistics of a number over the groups of all queues."""
 
     avg: float = 0.0
     median: float = 0.0
@@ -106,7 +106,7 @@ class Lags(Struct):
 
 
 class Throughput(Struct, rename="camel"):
-    """Over the last minute; what was processed is not counted by time."""
+    """Rates over the last minute; processed messages have no time, so their rate is unknown."""
 
     ingested_per_second: float
     processed_per_second: float | None = None
@@ -124,20 +124,20 @@ class Overview(Struct, rename="camel"):
     stats_age: int = 0
 
 
-async def views(call: Call) -> list[QueueView]:
-    """The queues the caller may see, with these labels if the query names any."""
+async def visible_queues(call: Call) -> list[QueueView]:
+    """The queues that the caller's token covers, filtered by namespace and task."""
     namespace = call.query.get("namespace") or call.query.get("ns")
     task = call.query.get("task")
     return [
         view
-        for view in await looked(call, queue_views)
-        if call.server.sees(call, view.queue.name)
+        for view in await read_current(call, queue_views)
+        if call.server.may_see(call, view.queue.name)
         and (not namespace or view.queue.options.namespace == namespace)
         and (not task or view.queue.options.task == task)
     ]
 
 
-def line(store: int, view: QueueView) -> QueueLine:
+def queue_line(store: int, view: QueueView) -> QueueLine:
     queue = view.queue
     return QueueLine(
         ids.row_uuid("queue", store, queue.id), queue.name, queue.options.namespace,
@@ -145,7 +145,7 @@ def line(store: int, view: QueueView) -> QueueLine:
     )  # fmt: skip
 
 
-def part(store: int, queue: str, view: PartitionView) -> PartitionLine:
+def partition_line(store: int, queue: str, view: PartitionView) -> PartitionLine:
     home = view.partition
     return PartitionLine(
         ids.partition_uuid(store, home.id), home.name, queue, iso(home.created_at), view.figures,
@@ -153,66 +153,66 @@ def part(store: int, queue: str, view: PartitionView) -> PartitionLine:
     )  # fmt: skip
 
 
-async def view_of(call: Call) -> QueueView:
-    """The queue the path names."""
+async def queue_of_path(call: Call) -> QueueView:
+    """The queue in the path."""
     try:
-        return await looked(call, queue_view, call.params["queue"])
+        return await read_current(call, queue_view, call.params["queue"])
     except QueueNotFound:
         raise QueueNotFound("Queue not found") from None
 
 
-async def queues(call: Call) -> Answer:
-    """Every queue with its counts."""
+async def queues(call: Call) -> Response:
+    """List queues with counts."""
     page = paging(call, 1000)
-    found = (await views(call))[page.offset : page.offset + page.limit]
-    return json(Queues([line(call.server.broker.store.id, view) for view in found]))
+    found = (await visible_queues(call))[page.offset : page.offset + page.limit]
+    return json(Queues([queue_line(call.server.broker.store.id, view) for view in found]))
 
 
-async def queue(call: Call) -> Answer:
-    """A queue, partition by partition."""
-    view, store = await view_of(call), call.server.broker.store.id
-    top = line(store, view)
-    parts = [part(store, top.name, one) for one in view.partitions]
+async def queue(call: Call) -> Response:
+    """Show a queue by partition."""
+    view, store = await queue_of_path(call), call.server.broker.store.id
+    top = queue_line(store, view)
+    parts = [partition_line(store, top.name, one) for one in view.partitions]
     return json(
         QueueDetail(top.id, top.name, top.namespace, top.task, top.created_at, parts, top.messages)
     )
 
 
-async def delete_queue(call: Call) -> Answer:
-    """Remove a queue with everything in it; one that is not there is removed already."""
+async def delete_queue(call: Call) -> Response:
+    """Delete a queue with all its data; succeeds if it does not exist."""
     name = validate.name(call.params["queue"], "queue")
     existed = await call.server.do(admin.delete_queue, True, name)
-    return json(Removed(True, name, existed))
+    return json(DeleteQueueResult(True, name, existed))
 
 
-async def clear_queue(call: Call) -> Answer:
-    """Remove all messages of a queue, or of one partition."""
+async def clear_queue(call: Call) -> Response:
+    """Purge all messages of a queue or of one partition."""
     name, partition = call.params["queue"], call.query.get("partition") or None
     count = await call.server.do(admin.purge, True, name, partition)
-    return json(Cleared(True, name, count, count))
+    return json(ClearQueueResult(True, name, count, count))
 
 
-async def partitions(call: Call) -> Answer:
-    """The partitions of a queue, or of all."""
+async def partitions(call: Call) -> Response:
+    """List the partitions of one queue or of all queues."""
     name, page, store = call.query.get("queue"), paging(call, 1000), call.server.broker.store.id
     found = [
-        part(store, view.queue.name, one)
-        for view in await views(call)
+        partition_line(store, view.queue.name, one)
+        for view in await visible_queues(call)
         if name in (None, "", view.queue.name)
         for one in view.partitions
     ]
     return json(Partitions(found[page.offset : page.offset + page.limit]))
 
 
-async def namespaces(call: Call) -> Answer:
-    """Every namespace with the counts of its queues."""
-    found = _labels(await views(call), lambda view: view.queue.options.namespace)
+async def namespaces(call: Call) -> Response:
+    """List namespaces with the counts of their queues."""
+    found = _labels(await visible_queues(call), lambda view: view.queue.options.namespace)
     return json(Namespaces([NamespaceLine(*one) for one in found]))
 
 
-async def tasks(call: Call) -> Answer:
-    """Every task with the counts of its queues."""
-    found = _labels(await views(call), lambda view: view.queue.options.task)
+async def tasks(call: Call) -> Response:
+    """List tasks with the counts of their queues."""
+    found = _labels(await visible_queues(call), lambda view: view.queue.options.task)
     return json(Tasks([TaskLine(*one) for one in found]))
 
 
@@ -224,36 +224,36 @@ def _labels(
         if label(view):
             by_label.setdefault(label(view), []).append(view)
     return [
-        (name, len(some), sum(len(one.partitions) for one in some), total(some))
+        (name, len(some), sum(len(one.partitions) for one in some), sum_figures(some))
         for name, some in sorted(by_label.items())
     ]
 
 
-def total(found: Iterable[QueueView]) -> MessageCounts:
+def sum_figures(found: Iterable[QueueView]) -> MessageCounts:
     figures = MessageCounts()
     for view in found:
         figures.add(view.figures)
     return figures
 
 
-async def overview(call: Call) -> Answer:
-    """Everything in one answer."""
-    return json(await overall(call))
+async def overview(call: Call) -> Response:
+    """Return totals over all queues."""
+    return json(await overview_of(call))
 
 
-async def overall(call: Call) -> Overview:
-    found, now = await views(call), call.server.broker.clock.now()
+async def overview_of(call: Call) -> Overview:
+    found, now = await visible_queues(call), call.server.broker.clock.now()
     names = {view.queue.name for view in found}
     asked = await call.server.do(seen, False)
-    behind = [one for one in await looked(call, lags, asked) if one.queue in names]
+    behind = [one for one in await read_current(call, lags, asked) if one.queue in names]
     since = now - MINUTE * 1_000_000
-    pushed = await looked(call, pushed_since, sorted(names), since)
+    pushed = await read_current(call, pushed_since, sorted(names), since)
     return Overview(
         len(found),
         sum(len(view.partitions) for view in found),
         len({view.queue.options.namespace for view in found} - {""}),
         len({view.queue.options.task for view in found} - {""}),
-        total(found),
+        sum_figures(found),
         _lags(behind, now),
         Throughput(round(pushed / MINUTE, 3)),
         iso(now),
@@ -277,23 +277,23 @@ LABELS = (
     Param("namespace", TEXT, "Queues of this namespace"),
     Param("task", TEXT, "Queues with this task"),
 )
-_QUEUE = Param("queue", TEXT, "Of this queue")
-_PARTITION = Param("partition", TEXT, "Of this partition alone")
+_QUEUE = Param("queue", TEXT, "Name of the queue")
+_PARTITION = Param("partition", TEXT, "Name of the partition")
 ROUTES = (
-    route("GET", "resources/queues", queues, "read-only", query=(*LABELS, *PAGE), checks=True,
-          answers={200: Queues}, summary="Every queue with its counts"),
-    route("GET", "resources/queues/{queue}", queue, "read-only", answers={200: QueueDetail},
-          summary="A queue, partition by partition"),
-    route("DELETE", "resources/queues/{queue}", delete_queue, "admin", answers={200: Removed},
-          summary="Remove a queue with everything in it"),
+    route("GET", "resources/queues", queues, "read-only", query=(*LABELS, *PAGE), checks_queues=True,
+          responses={200: Queues}, summary="List queues with counts"),
+    route("GET", "resources/queues/{queue}", queue, "read-only", responses={200: QueueDetail},
+          summary="Show a queue by partition"),
+    route("DELETE", "resources/queues/{queue}", delete_queue, "admin", responses={200: DeleteQueueResult},
+          summary="Delete a queue with all its data"),
     route("DELETE", "queues/{queue}/clear", clear_queue, "admin", query=(_PARTITION,),
-          answers={200: Cleared}, summary="Remove all messages of a queue or partition"),
+          responses={200: ClearQueueResult}, summary="Purge a queue or partition"),
     route("GET", "resources/partitions", partitions, "read-only", query=(_QUEUE, *LABELS, *PAGE),
-          answers={200: Partitions}, checks=True, summary="Partitions with their counts"),
-    route("GET", "resources/namespaces", namespaces, "read-only", answers={200: Namespaces},
-          checks=True, summary="Every namespace with its counts"),
-    route("GET", "resources/tasks", tasks, "read-only", answers={200: Tasks}, checks=True,
-          summary="Every task with its counts"),
-    route("GET", "resources/overview", overview, "read-only", answers={200: Overview}, checks=True,
-          query=LABELS, summary="Everything in one answer"),
+          responses={200: Partitions}, checks_queues=True, summary="List partitions with counts"),
+    route("GET", "resources/namespaces", namespaces, "read-only", responses={200: Namespaces},
+          checks_queues=True, summary="List namespaces with counts"),
+    route("GET", "resources/tasks", tasks, "read-only", responses={200: Tasks}, checks_queues=True,
+          summary="List tasks with counts"),
+    route("GET", "resources/overview", overview, "read-only", responses={200: Overview}, checks_queues=True,
+          query=LABELS, summary="Totals over all queues"),
 )  # fmt: skip

@@ -1,38 +1,39 @@
-"""The Queen dialect, where messages go through: push, pop, ack, transactions, leases."""
+"""Queen's message routes: push, pop, ack, transactions, leases."""
 
-from typing import Any
+from .ack import (
+    Ack,
+    AckBatch,
+    AckBatchResult,
+    AckResult,
+    ExtendBody,
+    ExtendResult,
+    ack,
+    ack_batch,
+    extend_lease,
+)
+from .paging import route
+from .pop import POP_QUERY, WIDE_POP_QUERY, PopResult, pop_partition, pop_queue, pop_wide
+from .push import PushBody, PushResult, push
+from .transaction import TransactionBody, TransactionResult, transact
 
-from ....server.http import Handler, Route
-from .ack import Ack, AckBatch, Acked, AckedItem, Extend, Extended, ack, ack_batch, extend_lease
-from .common import Failure, refuse
-from .pop import QUERY, WIDE, PopAnswer, pop_partition, pop_queue, pop_wide
-from .push import Push, Pushed, push
-from .transaction import Committed, Transaction, transact
-
-POPPED = {200: PopAnswer, 204: None}
-
-
-def _route(method: str, path: str, handler: Handler, **more: Any) -> Route:
-    return Route(
-        method, f"/api/v1/{path}", handler, refuse=refuse, error=Failure, tag="queen", **more
-    )
+POPPED = {200: PopResult, 204: None}
 
 
 ROUTES = (
-    _route("POST", "push", push, summary="Push messages to any queues", body=Push,
-           answers={201: list[Pushed]}, checks=True),
-    _route("GET", "pop/queue/{queue}", pop_queue, summary="Pop from a queue", query=QUERY,
-           answers=POPPED),
-    _route("GET", "pop/queue/{queue}/partition/{partition}", pop_partition,
-           summary="Pop from a partition", query=QUERY, answers=POPPED),
-    _route("GET", "pop", pop_wide, summary="Pop from the queues of a namespace or task",
-           query=WIDE, answers=POPPED, checks=True),
-    _route("POST", "ack", ack, summary="Settle one message", body=Ack, answers={200: Acked},
-           checks=True),
-    _route("POST", "ack/batch", ack_batch, summary="Settle many messages", body=AckBatch,
-           answers={200: list[AckedItem]}, checks=True),
-    _route("POST", "transaction", transact, summary="Pushes and acks, all or nothing",
-           body=Transaction, answers={200: Committed}, checks=True),
-    _route("POST", "lease/{leaseId}/extend", extend_lease, summary="Keep a lease alive",
-           body=Extend, answers={200: Extended}, checks=True),
+    route("POST", "push", push, "read-write", summary="Push messages to any queues", body=PushBody,
+          responses={201: list[PushResult]}, checks_queues=True),
+    route("GET", "pop/queue/{queue}", pop_queue, "read-write", summary="Pop from a queue", query=POP_QUERY,
+          responses=POPPED),
+    route("GET", "pop/queue/{queue}/partition/{partition}", pop_partition, "read-write",
+          summary="Pop from a partition", query=POP_QUERY, responses=POPPED),
+    route("GET", "pop", pop_wide, "read-write", summary="Pop from the queues of a namespace or task",
+          query=WIDE_POP_QUERY, responses=POPPED, checks_queues=True),
+    route("POST", "ack", ack, "read-write", summary="Settle one message", body=Ack, responses={200: AckResult},
+          checks_queues=True),
+    route("POST", "ack/batch", ack_batch, "read-write", summary="Settle many messages", body=AckBatch,
+          responses={200: list[AckBatchResult]}, checks_queues=True),
+    route("POST", "transaction", transact, "read-write", summary="Push and ack atomically",
+          body=TransactionBody, responses={200: TransactionResult}, checks_queues=True),
+    route("POST", "lease/{leaseId}/extend", extend_lease, "read-write", summary="Extend a lease",
+          body=ExtendBody, responses={200: ExtendResult}, checks_queues=True),
 )  # fmt: skip

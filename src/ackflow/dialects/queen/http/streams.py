@@ -1,4 +1,4 @@
-"""Streams in the Queen dialect: clients compute, the server keeps their state and moves them on."""
+"""Streams in the Queen dialect: clients compute; the server keeps state and commits each cycle."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ from msgspec import Raw, Struct, field
 from .... import ids, validate
 from ....broker.requests import PushOperation, Verdict
 from ....errors import AckflowError, InvalidArgument, NotFound
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 from ..verbs import streams
 from ..verbs.single_message import queue_of
 from ..verbs.streams import Cycle, CycleAck, Query, QueryChanged, StaleState, Wanted
 from .common import body_of, iso, partition_of
-from .paging import looked, no_value, route
-from .push import Pushed, PushItem, pushed, requested
+from .paging import no_value, read_current, route
+from .push import PushItem, PushResult, push_request, push_results
 
 VERDICTS: dict[str, Any] = {
     "completed": "ack", "success": "ack", "failed": "nack", "retry": "release", "dlq": "dead_letter"
 }  # fmt: skip
 
 
-class Register(Struct):
+class RegisterBody(Struct):
     name: str
     source_queue: str
     config_hash: str
@@ -28,7 +28,7 @@ class Register(Struct):
     reset: bool = False
 
 
-class Registered(Struct):
+class RegisterResult(Struct):
     success: bool
     query_id: str
     name: str
@@ -37,17 +37,20 @@ class Registered(Struct):
     reset: bool
 
 
-class Refused(Struct):
-    """A cycle or a registration that was refused; nothing of it has happened."""
+class StreamError(Struct):
+    """A rejected cycle or registration; nothing was changed."""
 
     success: bool
     error: str
     code: str
 
 
-class GetState(Struct):
-    """All state, or what has one of these keys, a key that begins so, and a `windowEnd` that is not
-    above `ripe_at_or_before` (milliseconds): every condition that is given must hold."""
+class StateBody(Struct):
+    """Which state to read: entries that match all given conditions.
+
+    `keys` and `key_prefix` match the key; `ripe_at_or_before`, in milliseconds, is an upper bound
+    for the `windowEnd` of the value.
+    """
 
     query_id: str
     partition_id: str
@@ -62,7 +65,7 @@ class StateRow(Struct):
     updated_at: str
 
 
-class State(Struct):
+class StateResult(Struct):
     success: bool
     rows: list[StateRow]
 
@@ -73,8 +76,8 @@ class StateOp(Struct):
     value: Raw = field(default_factory=no_value)
 
 
-class Ack(Struct, rename="camel"):
-    """The last message that is done; with it, all before it in the partition."""
+class CycleAckBody(Struct, rename="camel"):
+    """The last message to settle; it also settles all messages before it in the partition."""
 
     transaction_id: str
     lease_id: str
@@ -83,34 +86,34 @@ class Ack(Struct, rename="camel"):
     error: str | None = None
 
 
-class Commit(Struct):
+class CycleBody(Struct):
     query_id: str
     partition_id: str
     consumer_group: str | None = None
     release_lease: bool = True
     state_ops: list[StateOp] | None = None
     push_items: list[PushItem] | None = None
-    ack: Ack | None = None
+    ack: CycleAckBody | None = None
 
 
-class AckResult(Struct):
+class CycleAckResult(Struct):
     success: bool
     lease_released: bool
     dlq: bool
 
 
-class Committed(Struct):
+class CycleResult(Struct):
     success: bool
     query_id: str
     partition_id: str
     state_ops_applied: int
-    push_results: list[Pushed]
-    ack_result: AckResult | None
+    push_results: list[PushResult]
+    ack_result: CycleAckResult | None
 
 
-async def register(call: Call) -> Answer:
-    """Find a query by its name, or make it; with `reset` its state is forgotten."""
-    given = body_of(call, Register)
+async def register(call: Call) -> Response:
+    """Find or create a query by name; `reset` deletes its state."""
+    given = body_of(call, RegisterBody)
     name = validate.name(given.name, "name")
     call.server.allow(call, validate.name(given.source_queue, "source_queue"))
     if given.sink_queue:
@@ -119,41 +122,43 @@ async def register(call: Call) -> Answer:
     try:
         found = await call.server.do(streams.register, True, name, query, given.reset)
     except QueryChanged as refusal:
-        return _refused(refusal)
-    return json(Registered(True, found.query.id, name, found.query.hash, found.fresh, found.reset))
+        return _conflict(refusal)
+    return json(
+        RegisterResult(True, found.query.id, name, found.query.hash, found.fresh, found.reset)
+    )
 
 
-def _refused(error: AckflowError) -> Answer:
-    return json(Refused(False, error.message, error.code), 409)
+def _conflict(error: AckflowError) -> Response:
+    return json(StreamError(False, error.message, error.code), 409)
 
 
-async def get_state(call: Call) -> Answer:
-    """The state of a query in a partition: all of it, or what is asked for."""
-    given = body_of(call, GetState)
+async def get_state(call: Call) -> Response:
+    """Return the state of a query in a partition, filtered."""
+    given = body_of(call, StateBody)
     partition = await _partition(call, given.partition_id)
     wanted = Wanted(given.keys or [], given.key_prefix or "", given.ripe_at_or_before)
-    found = await looked(call, streams.get_state, given.query_id, partition, wanted)
-    return json(State(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
+    found = await read_current(call, streams.get_state, given.query_id, partition, wanted)
+    return json(StateResult(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
 
 
 async def _partition(call: Call, text: str) -> int:
     partition = partition_of(call, text)
-    queue = None if partition is None else await looked(call, queue_of, partition)
+    queue = None if partition is None else await read_current(call, queue_of, partition)
     if partition is None or queue is None:
-        raise NotFound(f"there is no partition {text!r}")
+        raise NotFound(f"partition {text!r} not found")
     call.server.allow(call, queue)
     return partition
 
 
-async def cycle(call: Call) -> Answer:
-    """Change state, push and ack, all or nothing."""
-    given = body_of(call, Commit)
+async def cycle(call: Call) -> Response:
+    """Change state, push and ack atomically."""
+    given = body_of(call, CycleBody)
     partition = await _partition(call, given.partition_id)
     items = given.push_items or []
     call.server.check_batch(len(items))
     push, places = None, None
     if items:
-        request, places = requested(call, items)
+        request, places = push_request(call, items)
         push = PushOperation(request)
     one = Cycle(given.query_id, partition, _ops(given.state_ops or []), push, _ack(given))
     try:
@@ -163,41 +168,45 @@ async def cycle(call: Call) -> Answer:
     except AckflowError as refusal:
         if refusal.status >= 500:
             raise
-        return _refused(refusal)
+        return _conflict(refusal)
     if done.stale:
-        return _refused(StaleState())
-    results: list[Pushed] = []
+        return _conflict(StaleState())
+    results: list[PushResult] = []
     if done.pushed is not None and places is not None:
-        results = await pushed(call, items, done.pushed.places, places)
-    told = AckResult(True, done.released, done.dead) if given.ack else None
-    return json(Committed(True, given.query_id, given.partition_id, done.state, results, told))
+        results = await push_results(call, items, done.pushed.places, places)
+    ack_result = CycleAckResult(True, done.released, done.dead) if given.ack else None
+    return json(
+        CycleResult(True, given.query_id, given.partition_id, done.state, results, ack_result)
+    )
 
 
 def _ops(given: list[StateOp]) -> list[tuple[str, bytes | None]]:
     ops: list[tuple[str, bytes | None]] = []
     for op in given:
         if op.type not in ("upsert", "delete"):
-            raise InvalidArgument(f"a state operation is upsert or delete, not {op.type!r}")
+            raise InvalidArgument(
+                f"the type of a state operation must be upsert or delete, got {op.type!r}"
+            )
         ops.append((op.key, bytes(op.value) if op.type == "upsert" else None))
     return ops
 
 
-def _ack(given: Commit) -> CycleAck | None:
+def _ack(given: CycleBody) -> CycleAck | None:
     ack = given.ack
     if ack is None:
         return None
     if ack.status not in VERDICTS:
-        raise InvalidArgument(f"status is one of {', '.join(VERDICTS)}, not {ack.status!r}")
+        raise InvalidArgument(f"status must be one of {', '.join(VERDICTS)}, got {ack.status!r}")
     token = ids.parse_token(ack.lease_id)
     verdict = Verdict(VERDICTS[ack.status], ack.error)
     return CycleAck(ack.transaction_id, token, verdict, given.release_lease)
 
 
 ROUTES = (
-    route("POST", "/streams/v1/queries", register, "read-write", body=Register, checks=True,
-          answers={200: Registered, 409: Refused}, summary="Register a query by its name"),
-    route("POST", "/streams/v1/state/get", get_state, "read-only", body=GetState, checks=True,
-          answers={200: State}, summary="The state of a query in a partition"),
-    route("POST", "/streams/v1/cycle", cycle, "read-write", body=Commit, checks=True,
-          answers={200: Committed, 409: Refused}, summary="Change state, push and ack at once"),
+    route("POST", "/streams/v1/queries", register, "read-write", body=RegisterBody, checks_queues=True,
+          responses={200: RegisterResult, 409: StreamError}, summary="Register a query by name"),
+    route("POST", "/streams/v1/state/get", get_state, "read-only", body=StateBody, checks_queues=True,
+          responses={200: StateResult}, summary="Read the state of a query in a partition"),
+    route("POST", "/streams/v1/cycle", cycle, "read-write", body=CycleBody, checks_queues=True,
+          responses={200: CycleResult, 409: StreamError}, summary="Change state, push and ack atomically"),
 )  # fmt: skip

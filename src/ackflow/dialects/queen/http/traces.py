@@ -1,4 +1,4 @@
-"""Traces in the Queen dialect: what consumers tell of a message, by message and by name."""
+"""Traces in the Queen dialect: events that consumers record about messages."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ from msgspec import Raw, Struct, field
 
 from .... import ids, validate
 from ....errors import InvalidArgument, NotFound
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 from ..verbs import traces
 from ..verbs.single_message import queue_of
 from ..verbs.traces import NewTrace, Trace
 from .common import body_of, iso, partition_of
-from .paging import PAGE, Paging, looked, no_value, paging, raw, route
+from .paging import PAGE, Paging, no_value, paging, payload_json, read_current, route
 
-MOST_NAMES = 100
+MAX_NAMES = 100
 
 
-class Tell(Struct, rename="camel"):
-    """What a consumer tells of a message; `traceNames` is a text or a list of them."""
+class TraceBody(Struct, rename="camel"):
+    """An event about a message; `traceNames` is one name or a list."""
 
     transaction_id: str | None = None
     partition_id: str | None = None
@@ -27,12 +27,12 @@ class Tell(Struct, rename="camel"):
     data: Raw = field(default_factory=no_value)
 
 
-class Told(Struct, rename="camel"):
+class TraceResult(Struct, rename="camel"):
     success: bool
     trace_id: str
 
 
-class Entry(Struct):
+class TraceEntry(Struct):
     id: str
     event_type: str
     data: Raw
@@ -42,7 +42,7 @@ class Entry(Struct):
     trace_names: list[str]
 
 
-class NamedEntry(Entry):
+class NamedTraceEntry(TraceEntry):
     transaction_id: str
     partition_id: str
     queue_name: str | None
@@ -50,32 +50,32 @@ class NamedEntry(Entry):
     message_payload: Raw
 
 
-class Entries(Struct):
-    traces: list[Entry]
+class TraceEntries(Struct):
+    traces: list[TraceEntry]
 
 
-class NamedEntries(Struct):
-    traces: list[NamedEntry]
+class NamedTraceEntries(Struct):
+    traces: list[NamedTraceEntry]
     total: int
     pagination: Paging
 
 
-class Name(Struct):
+class TraceNameLine(Struct):
     trace_name: str
     trace_count: int
     message_count: int
     last_seen: str
 
 
-class Names(Struct):
-    trace_names: list[Name]
+class TraceNameLines(Struct):
+    trace_names: list[TraceNameLine]
     total: int
     pagination: Paging
 
 
-async def tell(call: Call) -> Answer:
-    """Keep what a consumer tells of a message."""
-    given = body_of(call, Tell)
+async def record(call: Call) -> Response:
+    """Record an event about a message."""
+    given = body_of(call, TraceBody)
     if not given.transaction_id or not given.partition_id:
         raise InvalidArgument("transactionId and partitionId are required")
     if bytes(given.data) == b"null":
@@ -89,32 +89,32 @@ async def tell(call: Call) -> Answer:
         f"{host}:{port}",
     )  # fmt: skip
     id = await call.server.do(traces.record, False, trace)
-    return json(Told(True, ids.row_uuid("trace", call.server.broker.store.id, id)), 201)
+    return json(TraceResult(True, ids.row_uuid("trace", call.server.broker.store.id, id)), 201)
 
 
-def _names(given: Tell) -> list[str]:
+def _names(given: TraceBody) -> list[str]:
     names = given.trace_names or []
     found = [names] if isinstance(names, str) else names
-    if len(found) > MOST_NAMES:
-        raise InvalidArgument(f"a trace has at most {MOST_NAMES} names")
+    if len(found) > MAX_NAMES:
+        raise InvalidArgument(f"a trace must have at most {MAX_NAMES} names, got {len(found)}")
     return [validate.name(name, "traceNames") for name in found if name]
 
 
 async def _partition(call: Call, text: str) -> int:
     partition = partition_of(call, text)
-    queue = None if partition is None else await looked(call, queue_of, partition)
+    queue = None if partition is None else await read_current(call, queue_of, partition)
     if partition is None or queue is None:
         raise NotFound("Message not found")
     call.server.allow(call, queue)
     return partition
 
 
-async def of_message(call: Call) -> Answer:
-    """Everything told of one message, oldest first."""
+async def of_message(call: Call) -> Response:
+    """List the traces of one message, oldest first."""
     partition = await _partition(call, call.params["partitionId"])
-    found = await looked(call, traces.of_message, partition, call.params["transactionId"])
+    found = await read_current(call, traces.of_message, partition, call.params["transactionId"])
     store = call.server.broker.store.id
-    return json(Entries([Entry(**_entry(store, one)) for one in found]))
+    return json(TraceEntries([TraceEntry(**_entry(store, one)) for one in found]))
 
 
 def _entry(store: int, one: Trace) -> dict[str, Any]:
@@ -129,40 +129,42 @@ def _entry(store: int, one: Trace) -> dict[str, Any]:
     }
 
 
-async def by_name(call: Call) -> Answer:
-    """The traces of a name, in the order they were told."""
+async def by_name(call: Call) -> Response:
+    """List the traces of a name, oldest first."""
     page, store = paging(call, 100), call.server.broker.store.id
-    found, total = await looked(call, traces.by_name, call.params["name"], page.limit, page.offset)
-    return json(NamedEntries([_named(store, one) for one in found], total, page))
+    found, total = await read_current(
+        call, traces.by_name, call.params["name"], page.limit, page.offset
+    )
+    return json(NamedTraceEntries([_named(store, one) for one in found], total, page))
 
 
-def _named(store: int, one: traces.TracedMessage) -> NamedEntry:
+def _named(store: int, one: traces.TracedMessage) -> NamedTraceEntry:
     place = one.place
-    return NamedEntry(
+    return NamedTraceEntry(
         **_entry(store, one.trace),
         transaction_id=one.trace.txid,
         partition_id=ids.partition_uuid(store, one.trace.partition),
         queue_name=place.queue.name if place else None,
         partition_name=place.partition.name if place else None,
-        message_payload=no_value() if one.raw is None else raw(one.raw, one.is_json),
+        message_payload=no_value() if one.raw is None else payload_json(one.raw, one.is_json),
     )
 
 
-async def names(call: Call) -> Answer:
-    """Every name, the one told of last first."""
+async def names(call: Call) -> Response:
+    """List all trace names, the most recently used first."""
     page = paging(call, 100)
-    found, total = await looked(call, traces.names, page.limit, page.offset)
-    listed = [Name(one.name, one.traces, one.messages, iso(one.last_at)) for one in found]
-    return json(Names(listed, total, page))
+    found, total = await read_current(call, traces.names, page.limit, page.offset)
+    listed = [TraceNameLine(one.name, one.traces, one.messages, iso(one.last_at)) for one in found]
+    return json(TraceNameLines(listed, total, page))
 
 
 ROUTES = (
-    route("POST", "traces", tell, "read-write", body=Tell, answers={201: Told}, checks=True,
-          summary="Tell something of a message"),
-    route("GET", "traces/names", names, "read-only", query=PAGE, answers={200: Names},
-          summary="Every name of traces"),
+    route("POST", "traces", record, "read-write", body=TraceBody, responses={201: TraceResult}, checks_queues=True,
+          summary="Record a trace of a message"),
+    route("GET", "traces/names", names, "read-only", query=PAGE, responses={200: TraceNameLines},
+          summary="List trace names"),
     route("GET", "traces/by-name/{name}", by_name, "read-only", query=PAGE,
-          answers={200: NamedEntries}, summary="The traces of a name"),
-    route("GET", "traces/{partitionId}/{transactionId}", of_message, "read-only", checks=True,
-          answers={200: Entries}, summary="What was told of a message"),
+          responses={200: NamedTraceEntries}, summary="List the traces of a name"),
+    route("GET", "traces/{partitionId}/{transactionId}", of_message, "read-only", checks_queues=True,
+          responses={200: TraceEntries}, summary="List the traces of a message"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Transactions in the Queen dialect: pushes and acks, all of them or none."""
+"""Transactions in the Queen dialect: atomic pushes and acks."""
 
 import uuid
 from typing import Any
@@ -8,22 +8,22 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from ....broker.core.transactions import Result
 from ....broker.requests import PushOperation
 from ....errors import AckflowError, InvalidArgument, TransactionFailed
-from ....server.http import Answer, Call, json
+from ....server.http import Call, Response, json
 from ..verbs.settle_by_name import NamedSettles, transact_named
-from .ack import Ack, Reader, check, refusal, token_of
+from .ack import Ack, AckParser, check, refusal, token_of
 from .common import allow_partitions, body_of
-from .push import PushItem, pushed, requested
+from .push import PushItem, push_request, push_results
 
 
 class Operation(Ack, rename="camel", kw_only=True):
-    """A push of `items`, or an ack, by its `type`."""
+    """A push of `items` or an ack, according to `type`."""
 
     type: str
     items: list[PushItem] | None = None
 
 
-class Transaction(Struct, rename="camel"):
-    """Operations in order. `requiredLeases` must be live, and fence acks that name no lease."""
+class TransactionBody(Struct, rename="camel"):
+    """Operations in order. `requiredLeases` must be live; they fence acks without a lease id."""
 
     operations: list[Operation] | None = None
     required_leases: list[str] | None = None
@@ -31,8 +31,8 @@ class Transaction(Struct, rename="camel"):
     timers: list[Raw] | None = None
 
 
-class Done(Struct, rename="camel"):
-    """What became of one pushed item or one ack."""
+class OperationResult(Struct, rename="camel"):
+    """The result of one pushed item or one ack."""
 
     index: int
     type: str
@@ -46,16 +46,16 @@ class Done(Struct, rename="camel"):
     dlq: bool | UnsetType = UNSET
 
 
-class Committed(Struct, rename="camel", omit_defaults=True):
+class TransactionResult(Struct, rename="camel", omit_defaults=True):
     transaction_id: str
     success: bool
-    results: list[Done]
+    results: list[OperationResult]
     error: str | None = None
     reason: str | None = None
 
 
 class Step:
-    """One operation of the broker, and the operations of the request it stands for."""
+    """One operation of the broker, and the operations of the request that it covers."""
 
     def __init__(self, operation: Any, given: list[Operation]) -> None:
         self.operation = operation
@@ -67,16 +67,16 @@ class Step:
         return self.given[0].items or []
 
 
-async def transact(call: Call) -> Answer:
-    """Run all operations in one transaction; refused, none of them has happened."""
-    given = body_of(call, Transaction)
+async def transact(call: Call) -> Response:
+    """Run all operations in one transaction; if one fails, none takes effect."""
+    given = body_of(call, TransactionBody)
     if given.operations is None:
         raise InvalidArgument("operations array required")
     if not given.operations:
         raise InvalidArgument("operations array cannot be empty")
     if given.kv or given.timers:
-        # A guard that is not looked at would be worse than none.
-        raise InvalidArgument("kv and timers in a transaction are not served")
+        # Ignoring a guard that the client relies on would be worse than an error.
+        raise InvalidArgument("kv and timers in a transaction are not supported")
     call.server.check_batch(sum(len(one.items or [0]) for one in given.operations))
     steps = _steps(call, given.operations)
     await allow_partitions(call, _partitions(steps))
@@ -91,17 +91,17 @@ async def transact(call: Call) -> Answer:
         )
     except TransactionFailed as failed:
         return json(_failure(id, steps, failed))
-    return json(Committed(id, True, await _done(call, steps, results)))
+    return json(TransactionResult(id, True, await _done(call, steps, results)))
 
 
 def _steps(call: Call, operations: list[Operation]) -> list[Step]:
-    """The operations of the broker; acks that follow each other are one."""
-    reader, steps = Reader(call), list[Step]()
+    """Translate to operations of the broker; consecutive acks become one."""
+    reader, steps = AckParser(call), list[Step]()
     for given in operations:
         if given.type == "push":
             if not given.items:
-                raise InvalidArgument("a push operation has items")
-            request, places = requested(call, given.items)
+                raise InvalidArgument("a push operation needs items")
+            request, places = push_request(call, given.items)
             steps.append(Step(PushOperation(request), [given]))
             steps[-1].places = places
         elif given.type == "ack":
@@ -113,7 +113,9 @@ def _steps(call: Call, operations: list[Operation]) -> list[Step]:
             else:
                 steps.append(Step(NamedSettles([item]), [given]))
         else:
-            raise InvalidArgument(f"the type of an operation is push or ack, not {given.type!r}")
+            raise InvalidArgument(
+                f"the type of an operation must be push or ack, got {given.type!r}"
+            )
     return steps
 
 
@@ -122,17 +124,17 @@ def _partitions(steps: list[Step]) -> set[int | None]:
     return {item.partition for items in acks for item in items}
 
 
-async def _done(call: Call, steps: list[Step], results: list[Result]) -> list[Done]:
-    done: list[Done] = []
+async def _done(call: Call, steps: list[Step], results: list[Result]) -> list[OperationResult]:
+    done: list[OperationResult] = []
     for step, result in zip(steps, results, strict=True):
         if isinstance(step.operation, NamedSettles):
             for at, ack in enumerate(step.given):
                 dead = at in result.dead
-                done.append(Done(len(done), "ack", True, ack.transaction_id, dlq=dead))
+                done.append(OperationResult(len(done), "ack", True, ack.transaction_id, dlq=dead))
             continue
-        for one in await pushed(call, step.items, result.places, step.places):
+        for one in await push_results(call, step.items, result.places, step.places):
             done.append(
-                Done(
+                OperationResult(
                     len(done), "push", True, one.transaction_id, None, one.message_id,
                     one.partition_id, one.queue, one.status == "duplicate",
                 )
@@ -140,23 +142,27 @@ async def _done(call: Call, steps: list[Step], results: list[Result]) -> list[Do
     return done
 
 
-def _failure(id: str, steps: list[Step], failed: TransactionFailed) -> Committed:
-    """Everything was undone; the operation that was the reason says why."""
+def _failure(id: str, steps: list[Step], failed: TransactionFailed) -> TransactionResult:
+    """The result of a rolled back transaction; the failed operation carries the reason."""
     cause = failed.__cause__ if isinstance(failed.__cause__, AckflowError) else failed
     word, sentence = refusal(cause)
-    at, done = _place(steps, failed, cause), list[Done]()
+    at, done = _failed_index(steps, failed, cause), list[OperationResult]()
     kind = "TRANSACTION"
     for step in steps:
         names = isinstance(step.operation, NamedSettles)
         for one in step.given if names else step.items:
             why = sentence if len(done) == at else "rolled_back"
             kind = ("ACK" if names else "PUSH") + " operation" if len(done) == at else kind
-            done.append(Done(len(done), "ack" if names else "push", False, one.transaction_id, why))
-    return Committed(id, False, done, f"{kind} failed: {sentence}", word)
+            done.append(
+                OperationResult(
+                    len(done), "ack" if names else "push", False, one.transaction_id, why
+                )
+            )
+    return TransactionResult(id, False, done, f"{kind} failed: {sentence}", word)
 
 
-def _place(steps: list[Step], failed: TransactionFailed, cause: AckflowError) -> int | None:
-    """Which of all pushed items and acks was refused, when it was one."""
+def _failed_index(steps: list[Step], failed: TransactionFailed, cause: AckflowError) -> int | None:
+    """The index of the failed item or ack among all of them; None if no single one failed."""
     index = failed.details.get("index")
     if index is None:
         return None

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from ackflow import VirtualClock, connect
-from ackflow.server.cors import Cross
+from ackflow.server.cors import Cors
 
 from ..running import Running
 
@@ -17,7 +17,7 @@ ASKS = {**PAGE, "access-control-request-method": "POST"}
 @pytest.fixture
 def crossed(clock: VirtualClock) -> Iterator[httpx.Client]:
     with connect(":memory:", clock=clock, upkeep=False) as session:
-        running = Running(session, cross=Cross(["https://app.example/"]))
+        running = Running(session, cors=Cors(["https://app.example/"]))
         with httpx.Client(base_url=running.url) as client:
             yield client
         running.stop()
@@ -61,7 +61,7 @@ def test_without_origins_a_page_of_this_server_may_call(
 
 def test_every_origin_may_be_allowed(clock: VirtualClock) -> None:
     with connect(":memory:", clock=clock, upkeep=False) as session:
-        running = Running(session, cross=Cross(["*"]))
+        running = Running(session, cors=Cors(["*"]))
         answer = httpx.get(running.url + "/livez", headers={"origin": "https://any.example"})
         assert answer.headers["access-control-allow-origin"] == "*"
         running.stop()
