@@ -1,4 +1,4 @@
-"""What an operator changes: options, pauses, where a group reads, what is thrown away."""
+"""Administration: options, pauses, seeking, purging and deleting."""
 
 from msgspec import structs
 
@@ -37,7 +37,7 @@ from .topology import (
 def configure(
     tx: Tx, name: str, changes: dict[str, object], dialect: Dialect = "native"
 ) -> QueueOptions:
-    """Create a queue or change the options given; the others stay."""
+    """Create a queue or change the given options; the others stay."""
     if changes.get("encrypted"):
         check_key()
     queue = queue_for(tx, name, dialect)
@@ -55,7 +55,7 @@ def configure(
 def configure_group(
     tx: Tx, queue_name: str, name: str, changes: dict[str, object], dialect: Dialect | None
 ) -> Group:
-    """Create a group or change the options given; where it starts is decided once."""
+    """Create a group or change the given options; `start` cannot be changed later."""
     queue = queue_for(tx, queue_name)
     found = tx.group(queue.id, name)
     if found is None or is_undecided(found):
@@ -74,7 +74,7 @@ def configure_group(
 
 @verb("read-write", queue="queue_name", synced=True)
 def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
-    """Stop or start handing out, of a queue or of one group; settling and expiry go on."""
+    """Pause or resume delivery of a queue or of one group; settling and expiry go on."""
     queue = find_queue(tx, queue_name)
     if name is None:
         queue.paused = paused
@@ -95,7 +95,7 @@ def seek(
     time: bool = False,
     partition: str | None = None,
 ) -> int:
-    """Move a group to the start, the end, a time or a sequence; every claim it had there ends."""
+    """Move a group to the start, the end, a time or a sequence; ends every claim it had there."""
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
     refresh(tx, group, whole=True)
@@ -119,7 +119,10 @@ def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
 
 
 def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
-    """Move one cursor. Forward, what is passed counts as skipped; back, everything before the target does."""
+    """Move one cursor.
+
+    Forward, the passed messages count as skipped; back, all messages before the target do.
+    """
     old = cursor.next
     pass_over(tx, lane, cursor, max(old, target), "skipped")
     if target < old:
@@ -160,7 +163,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
 
 @verb("admin", queue="name", repeatable=False, synced=True)
 def delete_queue(tx: Tx, name: str) -> bool:
-    """Remove a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
+    """Delete a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
     queue = tx.queue(validate.name(name, "queue"))
     if queue is None:
         return False
@@ -193,7 +196,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
 
 @verb("admin", queue="queue_name", repeatable=False, synced=True)
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
-    """Remove a group, its claims and its dead letters; a group of that name starts anew."""
+    """Delete a group, its claims and its dead letters; one of that name starts anew."""
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, validate.name(name, "group"))
     if group is None:
@@ -211,12 +214,13 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
 
 
 def _drop_readers(tx: Tx, group_id: int) -> None:
+    """Drop the readers of a group and their batches."""
     for table in ("hand_parts", "hands", "readers"):
         tx.run(f"drop_{table}_of_group", group_id)
 
 
 def _keep_counts(tx: Tx, group: Group) -> None:
-    """Totals over all groups never shrink: what a deleted one has counted is kept."""
+    """Keep what a deleted group has counted, so that totals never decrease."""
     tx.run("keep_counts_of_group", group.id)
     tx.run("keep_tallies_of_group", group.id)
     tx.run("drop_tallies", group.id)
@@ -224,7 +228,7 @@ def _keep_counts(tx: Tx, group: Group) -> None:
 
 @verb("read-write", queue="queue_name", repeatable=False, synced=True)
 def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
-    """Remove one message for every group that has not settled it."""
+    """Delete one message for every group that has not settled it."""
     queue = find_queue(tx, queue_name)
     place = ids.parse_message_id(id)
     lane = tx.lane(place.lane) if place.store == tx.store else None
@@ -256,6 +260,7 @@ def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
 
 
 def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
+    """Take one message out of the claim that holds it."""
     for claim in tx.claims_in(lane.id, cursor.group_id, one[0], one[1]):
         if not ranges.contains(claim.ranges, one[0]):
             continue
@@ -263,13 +268,13 @@ def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
         claim.ranges = ranges.difference(claim.ranges, one)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         cursor.purged += 1
-        cursor.ready = True  # it may have held back what follows it
+        cursor.ready = True  # it may have blocked what follows it
         tx.changed(cursor)
         take_from_leases(tx, lane.id, ended, "deleted")
 
 
 def _refresh_all(tx: Tx, queue: Queue) -> None:
-    """A lease that is over ends by the rules it had, before anything is taken away or changed."""
+    """End leases that are over by the old rules, before anything is removed or changed."""
     for group in tx.groups(queue.id):
         refresh(tx, group, whole=True)
 

@@ -1,11 +1,11 @@
-"""Times that were written under a clock that was ahead are set right, once it is known of.
+"""Corrects times that were written while the clock was ahead.
 
-A transaction that begins more than a minute before the one before it leaves a mark (`store/tx.py`).
-Upkeep then looks through every table, in slices, and moves what lies in the future back by as much
-as the clock went back: past times to the present at most, the ends of leases and delays so that as
-much of them is left as there was. A lease and a delayed message have the time at which they were made
-beside it; a message that was nacked has not. It is moved when the clock went back by more than a day
-and it would wait until at least a day before the last time of the clock that was ahead.
+A transaction that begins more than a minute before the previous one leaves a mark (`store/tx.py`).
+Upkeep then reads every table, in slices, and moves times in the future back by as much as the clock
+went back: past times to the present at most, the ends of leases and delays so that the remaining
+time stays the same. Leases and delayed messages store when they were created; a nacked message does
+not. It is moved when the clock went back by more than a day and it would wait until at least a day
+before the last time of the clock that was ahead.
 """
 
 import logging
@@ -35,13 +35,13 @@ PLAIN = (
 
 
 class RunTransaction(Protocol):
-    """Run a function of a transaction and answer with what it answers."""
+    """Runs a function in a transaction and returns its result."""
 
     def __call__(self, body: Callable[[Tx], T], /) -> T: ...
 
 
 class Shift(NamedTuple):
-    """By how much times are moved `back`: those after `ahead`, of the future those after `far`."""
+    """By how much times are moved `back`: past ones after `ahead`, future ones after `far`."""
 
     now: int
     ahead: int
@@ -56,7 +56,7 @@ class Shift(NamedTuple):
 
 
 def recover(read: RunTransaction, write: RunTransaction) -> int:
-    """Set times right if the clock is known to have gone back; answers with how many."""
+    """Correct times if the clock is known to have gone back; returns how many."""
     mark = read(lambda tx: tx.value("get_meta", CLOCK_BACK))
     if not mark:
         return 0
@@ -67,19 +67,19 @@ def recover(read: RunTransaction, write: RunTransaction) -> int:
             while n := write(partial(_set_plain, statement=statement, shift=shift)):
                 moved += n
         moved += write(partial(_move_few, shift=shift))
-        # Claims before segments: what was delayed is known by when it was pushed.
+        # Claims before segments: a claim needs the time at which its message was pushed.
         for walk in (_Claims(shift), _Segments(shift), _Leases(shift), _Txids(shift)):
             while (found := read(walk.find)) is not None:
                 if found:
                     moved += len(found)
                     write(partial(_move, walk=walk, rows=found))
-        log.warning("the clock was %d s ahead: %d times were set right", shift.back / SECOND, moved)
+        log.warning("the clock was %d s ahead: corrected %d times", shift.back / SECOND, moved)
     write(partial(_unmark, mark=str(mark)))
     return moved
 
 
 def _shift(tx: Tx, mark: str) -> Shift:
-    """The last time of the clock that was ahead is that of the mark, or the newest that is stored."""
+    """Compute the shift from the mark, or from the newest stored time if that is later."""
     now, latest = (int(time) for time in mark.split(" "))
     now = min(now or tx.now, tx.now)
     newest = [latest, tx.value("newest_message") or 0, tx.value("newest_lease") or 0]
@@ -106,20 +106,20 @@ def _move(tx: Tx, walk: "_Walk", rows: list[Any]) -> None:
 
 
 def _forget(tx: Tx) -> None:
-    """Forget cached records before their rows are changed."""
+    """Drop cached records before their rows are changed."""
     tx.flush()
     tx.cache.clear()
 
 
 class _Walk(Protocol):
-    """Finds rows page by page, None at the end, and moves the times of one."""
+    """Finds rows page by page, None at the end, and moves the times of one row."""
 
     def find(self, tx: Tx) -> list[Any] | None: ...
     def move(self, tx: Tx, row: Any) -> None: ...
 
 
 class _Segments:
-    """Messages; within a lane created_at goes on never to decrease."""
+    """Messages; created_at still never decreases within a lane."""
 
     def __init__(self, shift: Shift) -> None:
         self._shift = shift
@@ -144,7 +144,7 @@ class _Segments:
 
 
 class _Claims:
-    """Messages that wait; those without a time are due."""
+    """Waiting messages; those without a time are due."""
 
     def __init__(self, shift: Shift) -> None:
         self._shift = shift
@@ -170,7 +170,7 @@ class _Claims:
 
 
 class _Leases:
-    """Leases: one made under that clock keeps its length."""
+    """Leases; one granted under the wrong clock keeps its length."""
 
     def __init__(self, shift: Shift) -> None:
         self._shift = shift
@@ -201,7 +201,7 @@ class _Leases:
 
 
 class _Txids:
-    """Transaction ids: they are known for no longer than any queue keeps them."""
+    """Transaction ids: none is kept longer than any queue keeps them."""
 
     def __init__(self, shift: Shift) -> None:
         self._shift = shift
@@ -217,7 +217,7 @@ class _Txids:
 
 
 def _move_few(tx: Tx, shift: Shift) -> int:
-    """Groups that begin at a time, and access tokens."""
+    """Correct groups that start at a time, and access tokens."""
     _forget(tx)
     moved = 0
     for queue in tx.queues():

@@ -1,4 +1,4 @@
-"""Dead letters: list, sum up, send back, throw away."""
+"""Dead letters: added with a copy of the message, listed, redriven, purged."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -54,13 +54,13 @@ def add_dead_letters(
         raise StorageFailed("the file is damaged: a message to be dead-lettered is missing")
     queue = tx.queue_by_id(lane.queue)
     tx.add_dead(rows, queue is not None and queue.options.encrypted)
-    _tell(tx, group, lane, which, kind, reason, deliveries, failures, consumer)
+    _observe(tx, group, lane, which, kind, reason, deliveries, failures, consumer)
     cursor.dead += len(rows)
     tx.counted(cursor)
     return len(rows)
 
 
-def _tell(
+def _observe(
     tx: Tx, group: Group, lane: Lane, which: Ranges, kind: DeadLetterKind, reason: str | None,
     deliveries: int, failures: int, consumer: str | None,
 ) -> None:  # fmt: skip
@@ -77,7 +77,7 @@ def _tell(
 def entries(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
 ) -> Page[DeadLetter]:
-    """One page of dead letters, newest first, and how many there are in all."""
+    """Return a page of dead letters, newest first, and how many there are in total."""
     queue = find_queue(tx, which.queue)
     found = rows(tx, which, limit + 1, offset, before)
     more = str(found[limit - 1].id) if len(found) > limit else None
@@ -86,9 +86,10 @@ def entries(
 
 @verb("read-only", name="dead_count", read_only=True)
 def count(tx: Tx, which: DeadFilter) -> int:
+    """Count the dead letters that match a filter."""
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        return len(_named(tx, queue, which))
+        return len(_matching_ids(tx, queue, which))
     return int(tx.value("dead_count", queue.id, *_columns(tx, queue, which)))
 
 
@@ -99,25 +100,25 @@ def rows(
     top = before if before is not None else 1 << 62
     if which.ids is None:
         return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
-    named = [id for id in reversed(_named(tx, queue, which)) if id < top]
+    named = [id for id in reversed(_matching_ids(tx, queue, which)) if id < top]
     return [row for id in named[offset : offset + limit] for row in tx.dead("dead_by_id", id)]
 
 
-def _named(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
-    """The ids given whose dead letters fit the rest of the filter, oldest first."""
+def _matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
+    """Return the given ids that match the rest of the filter, oldest first."""
     columns = _columns(tx, queue, which)
     fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
     return [id for id in fits if id is not None]
 
 
 def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
-    """The first to be sent or thrown away: so order is kept, and what dies meanwhile comes last.
+    """Return the oldest matches, so that order is kept and new dead letters come last.
 
-    Fewer than `limit` when they are large, but one at least.
+    Returns fewer than `limit` when they are large, but at least one.
     """
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        numbers = _named(tx, queue, which)
+        numbers = _matching_ids(tx, queue, which)
     else:
         asked = tx.all("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
         numbers = [row[0] for row in asked]
@@ -134,7 +135,7 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
 
 @verb("read-only", name="dead_summary", queue="queue_name", read_only=True)
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
-    """How many died of what: by group, kind and the error's text before the first colon."""
+    """Count dead letters by group, kind and the error's text before the first colon."""
     queue = find_queue(tx, queue_name)
     group_id = None if group is None else find_group(tx, queue, group).id
     names = {g.id: g.name for g in tx.groups(queue.id)}
@@ -146,26 +147,26 @@ def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
 
 @verb("read-write", queue="to", repeatable=False, synced=True)
 def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
-    """Send dead letters back to their lane for their group, or to another queue for all groups.
+    """Append dead letters to their lane for their group, or to another queue for all groups.
 
-    Both counters start at 0. Answers with how many were sent; call again until it is 0.
+    Both counters start at 0. Returns how many were sent; call it again until it returns 0.
     """
     found = oldest(tx, which, limit)
     for run in _by_lane(found):
         _send(tx, run, to)
-        _remember(tx, run, "redriven")
+        _record(tx, run, "redriven")
     return len(found)
 
 
 def _by_lane(found: list[DeadRow]) -> Iterator[list[DeadRow]]:
-    """The dead letters of one group and lane together, in order."""
+    """Yield the dead letters of each group and lane, in order."""
     found.sort(key=lambda row: (row.group_id, row.lane, row.seq))
     for _, run in groupby(found, key=lambda row: (row.group_id, row.lane)):
         yield list(run)
 
 
-def _remember(tx: Tx, run: list[DeadRow], verb: str) -> None:
-    """Let `why` tell where they went; what a seek has brought back since has another story."""
+def _record(tx: Tx, run: list[DeadRow], verb: str) -> None:
+    """Record for `why` where they went, except those that a seek has made readable again."""
     gone = ranges.of(row.seq for row in run if row.counted)
     if gone:
         record_history(tx, run[0].group_id, run[0].lane, gone, verb)
@@ -173,18 +174,18 @@ def _remember(tx: Tx, run: list[DeadRow], verb: str) -> None:
 
 @verb("admin", synced=True)
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
-    """Throw dead letters away; answers with how many, call again until it is 0."""
+    """Delete dead letters; returns how many, call it again until it returns 0."""
     found = oldest(tx, which, limit)
     for run in _by_lane(found):
         for row in run:
-            _forget(tx, row, "purged")
-        _remember(tx, run, "thrown away")
+            _drop(tx, row, "purged")
+        _record(tx, run, "thrown away")
     return len(found)
 
 
 def _send(tx: Tx, letters: list[DeadRow], to: str | None) -> None:
     for row in letters:
-        _forget(tx, row, "done")
+        _drop(tx, row, "done")
     copies = [
         Copy(row.payload, row.rest, ids.message_id(tx.store, row.lane, row.seq)) for row in letters
     ]
@@ -202,7 +203,7 @@ def _elsewhere(tx: Tx, home: Lane, to: str) -> Lane:
     return lane_for(tx, queue_for(tx, to), partition.name, home.priority)
 
 
-def _forget(tx: Tx, row: DeadRow, counter: str) -> None:
+def _drop(tx: Tx, row: DeadRow, counter: str) -> None:
     tx.run("drop_dead", row.id)
     cursor = tx.cursor(row.lane, row.group_id)
     if cursor is not None and row.counted:

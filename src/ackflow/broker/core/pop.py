@@ -31,13 +31,13 @@ from .topology import (
 )
 
 LANES_AT_ONCE = 64
-IDLE_AT_ONCE = 256  # lanes that are looked at and have nothing
+IDLE_AT_ONCE = 256  # lanes without messages that one pop reads
 
 
 class WidePop(PopRequest, kw_only=True):
-    """A pop from whichever queue of a namespace, or with a task, has something.
+    """A pop from any queue of a namespace, or with a task, that has messages.
 
-    `among` says which queues may be asked; a queue that comes later is asked from then on.
+    `among` says which queues may be asked. Queues created later are included.
     """
 
     namespace: str | None = None
@@ -46,7 +46,8 @@ class WidePop(PopRequest, kw_only=True):
 
     @property
     def wait_key(self) -> WaitKey:
-        among = "" if self.among is None else str(id(self.among))  # one may not stand for another
+        """A key of its own for each `among`, as one may not get what another is allowed."""
+        among = "" if self.among is None else str(id(self.among))
         parts = f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}{ANY_QUEUE}{among}"
         return parts, self.group, self.partition
 
@@ -59,7 +60,7 @@ class WidePop(PopRequest, kw_only=True):
 
 
 def pop(tx: Tx, request: PopRequest) -> Handout:
-    """Lease up to `batch` messages to a consumer; nothing there gives a hand-out without runs."""
+    """Lease up to `batch` messages to a consumer; a hand-out without runs when there are none."""
     if request.token is not None and (lease := tx.lease(request.token)):
         return _repeat(tx, request, lease)
     if isinstance(request, WidePop):
@@ -80,9 +81,9 @@ def _group(tx: Tx, queue: Queue, request: PopRequest) -> Group:
 
 
 def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
-    """Pop from one of the queues that match: by queue priority, then as lanes of one queue are.
+    """Pop from one of the matching queues: by queue priority, then in the order of lanes.
 
-    A group begins in all of them at once, so that one with `start` new misses nothing later.
+    The group is created in all of them at once, so that one with `start` new misses nothing later.
     """
     answer = Handout("", request.group, tx.store)
     found: list[tuple[int, int, int, Queue, Group]] = []
@@ -117,7 +118,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
     answer.again = refresh(tx, group, request.batch).more
     tx.cache.record_seen(group.id, request.consumer, tx.now)
     room = room_for(tx, queue, group, answer)
-    wide = isinstance(request, WidePop)  # its queues take turns by when they were served
+    wide = isinstance(request, WidePop)  # its queues are served in turn
     if room >= request.batch and not wide and _fast_pop(tx, group, request, answer):
         return answer
     partition = None
@@ -144,7 +145,7 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
 
 
 def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
-    """A pop whose token is known is the same pop again."""
+    """Answer a pop whose token is known with the same lease."""
     if request.live and (lease.ended_at is not None or lease.expires_at <= tx.now):
         return Handout(request.queue, request.group, tx.store)
     answer = read_lease(tx, lease)
@@ -154,7 +155,7 @@ def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
 
 
 def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
-    """How many messages the group may be given now; the answer says why when it is none."""
+    """Return how many messages the group may be given now; the answer says why when it is 0."""
     if queue.paused or group.paused or (tx.cache.halted is not False and is_paused(tx)):
         answer.why = "paused"
         return 0
@@ -175,10 +176,11 @@ def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
 def next_work(
     tx: Tx, queue: Queue, group: Group, partition: int | None
 ) -> tuple[Cursor | None, bool]:
-    """The lane to serve next, and whether it is the only one of the group with work.
+    """Return the lane to serve next, and whether it is the only one of the group with work.
 
-    In a queue with a window, of the partitions whose last message is old enough. While the group is
-    in the making, lanes that would come first may have no cursor yet: then there is none.
+    In a queue with `window_seconds`, only partitions without a push during that time are served.
+    While a group is being created, lanes that come first may have no cursor yet; then nothing is
+    returned.
     """
     if group.made is not None and partition is not None:
         for lane in tx.lanes_in(partition):
@@ -197,7 +199,7 @@ def next_work(
 
 
 def may_have_more(group: Group) -> bool:
-    """Whether lanes of which a group has no cursor yet may have something for it."""
+    """Return whether lanes without a cursor of the group may have messages for it."""
     return group.made is not None and group.options.start != "new"
 
 
@@ -213,14 +215,18 @@ def _next_work(
 
 
 def quiet_time(tx: Tx, queue: Queue, group: Group) -> int | None:
-    """When the next partition with something to hand out will be old enough."""
+    """Return when the next partition with messages will have been quiet long enough."""
     window = micros(queue.options.window_seconds)
     last = tx.value("quiet_time", group.id, tx.now - window)
     return None if last is None else int(last) + window
 
 
 def _fast_pop(tx: Tx, group: Group, request: PopRequest, answer: Handout) -> bool:
-    """Lease messages that nobody was given before; False when it is not as simple as that."""
+    """Lease new messages of the only lane with work, from a cached segment, in fewer steps.
+
+    Most pops are like this. Returns False for any other; the general code gives the same result. It
+    runs only for plain groups, as it knows no option that changes what is handed out.
+    """
     id = tx.only_lane(group.id)
     if (
         id is None
@@ -277,7 +283,7 @@ def _gather(
     wide: bool,
     answer: Handout,
 ) -> list[LaneBatch]:
-    """Take from one lane after the other until there is enough or no lane has work."""
+    """Take from one lane after another until there is enough or no lane has work."""
     idle = 0
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
     parts: list[LaneBatch] = []
@@ -287,7 +293,7 @@ def _gather(
         if cursor and cursor.partition not in homes and len(homes) >= most:
             cursor, alone = _next_in(tx, queue, group, homes), False
         if cursor is None or any(part.cursor is cursor for part in parts):
-            break  # nothing left, or a lane of which a slice was taken that is not all of it
+            break  # nothing left, or a lane that gave only part of what it has
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered
@@ -296,7 +302,7 @@ def _gather(
         taken = take_with_takeover(tx, queue, group, lane, some)
         if not taken:
             idle += 1
-            if cursor.ready or idle >= IDLE_AT_ONCE:  # a slice ended before its work did
+            if cursor.ready or idle >= IDLE_AT_ONCE:  # it stopped before all work was done
                 answer.again = True
                 break
             continue
@@ -310,13 +316,14 @@ def _gather(
 
 
 def _next_in(tx: Tx, queue: Queue, group: Group, homes: set[int]) -> Cursor | None:
-    """The lane to serve next in these partitions, when a batch may not have any other."""
+    """Return the lane to serve next in these partitions, for a batch limited to them."""
     found = [next_work(tx, queue, group, home)[0] for home in homes]
     some = [cursor for cursor in found if cursor is not None]
     return min(some, key=lambda c: (c.priority, c.served, c.lane), default=None)
 
 
 def _settle_at_once(tx: Tx, parts: list[LaneBatch]) -> None:
+    """Count messages as done that are handed out without a lease."""
     for part in parts:
         cursor = part.cursor
         n = ranges.count(part.ranges)
@@ -349,6 +356,7 @@ def lease_batches(
 
 
 def union_of(taken: list[TakenMessages]) -> Ranges:
+    """Return the union of what was taken."""
     result = taken[0].ranges
     for more in taken[1:]:
         result = ranges.union(result, more.ranges)
@@ -356,6 +364,7 @@ def union_of(taken: list[TakenMessages]) -> Ranges:
 
 
 def _empty(tx: Tx, group: Group, answer: Handout) -> Handout:
+    """Complete the answer of a pop without messages with the time to try again."""
     if answer.retry_at is None:
         answer.retry_at = tx.next_time(group.id)
         queue = tx.queue_by_id(group.queue)

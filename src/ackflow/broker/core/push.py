@@ -1,4 +1,4 @@
-"""Push: append runs of messages to lanes. Neighbouring pushes to one lane become one segment."""
+"""Push: append messages to lanes. Pushes to one lane in one commit become one segment."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ from .topology import complete_cursors, lane_for, queue_for
 
 
 class Placed(Struct, array_like=True):
-    """Where a run of pushed messages lies; a duplicate lies where its first one does.
+    """Where consecutive pushed messages are stored; for a duplicate, where the first one is.
 
-    `repeated`: an earlier request with the same key put it there.
+    `repeated`: an earlier request with the same key stored them.
     """
 
     lane: int
@@ -35,7 +35,7 @@ _answers = msgpack.Decoder(Answer).decode
 
 
 def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]:
-    """Append everything the requests bring; answer each with the places of its messages."""
+    """Append the messages of all requests; returns their positions, or the refusal, of each."""
     if len(requests) == 1 and not tx.full and (only := _push_alone(tx, requests[0])):
         return [only]
     answers: list[Answer | AckflowError] = []
@@ -85,7 +85,10 @@ def _repeated(answer: Answer) -> Answer:
 
 
 def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
-    """What most pushes are, in fewer steps: one chunk that nothing needs to be known of."""
+    """Push the only chunk of the only request in fewer steps, or return None.
+
+    Most pushes are like this: no key, no optional fields, no limited queue.
+    """
     chunk = request.chunks[0] if len(request.chunks) == 1 else None
     if chunk is None or chunk.rest is not None or request.key is not None:
         return None
@@ -100,7 +103,7 @@ def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
 
 
 def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
-    """Refuse a push to a queue that is full; known transaction ids need no room."""
+    """Refuse a push to a full queue; messages with a known transaction id need no room."""
     wanted: dict[str, int] = {}
     for chunk in chunks:
         queue = tx.queue(chunk.queue)
@@ -126,7 +129,7 @@ def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
 
 
 def recall_answer(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
-    """The answer given to this key before, if any; the same key for another body is refused."""
+    """Return the stored answer of a key; refuse the key if it came with another body."""
     if key is None:
         return None
     row = tx.one("get_key", key, tx.now - KEY_SECONDS * SECOND)
@@ -138,6 +141,7 @@ def recall_answer(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
 
 
 def remember_answer(tx: Tx, key: str, digest: bytes, answer: bytes) -> None:
+    """Store the answer of a key."""
     tx.run("add_key", key, digest, answer, tx.now)
 
 
@@ -154,7 +158,7 @@ def append(
     for_group: int | None = None,
     carry: Carry | None = None,
 ) -> Segment:
-    """Write one segment at the head of a lane and mark the lane for the groups that read it."""
+    """Write one segment at the head of a lane and mark the lane ready for its groups."""
     if tx.in_the_making(queue.id):
         complete_cursors(tx, queue, lane)
     count = whole or len(ends) // 4
@@ -183,14 +187,15 @@ def append(
 
 
 def created_at(tx: Tx, lane: Lane) -> int:
-    """The time of a message pushed now: within a lane it never decreases.
+    """Return the time of a message pushed now, which never decreases within a lane.
 
-    One that is far ahead was written under a clock that was wrong, and is not followed.
+    A last time far in the future was written under a wrong clock and is ignored.
     """
     return lane.last_at if tx.now < lane.last_at <= tx.now + AHEAD else tx.now
 
 
 def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
+    """Mark a lane ready for the groups that read it, and wake waiting pops."""
     for group_id in tx.group_ids(queue.id) if for_group is None else [for_group]:
         cursor = tx.cursor(lane.id, group_id)
         if cursor is not None and not cursor.ready:
@@ -200,7 +205,7 @@ def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
 
 
 def not_before(tx: Tx, queue: Queue, delay: float | None, at: int | None = None) -> int | None:
-    """When a message is due: at its own time or after its delay, else the queue's, else at once."""
+    """Return when a message is due: its own time, its delay or the queue's; None: at once."""
     if at is not None:
         return at if at > tx.now else None
     seconds = queue.options.delay_seconds if delay is None else delay
@@ -214,7 +219,7 @@ def _flush_all(tx: Tx, joined: Joined) -> None:
 
 
 def _flush(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
-    """Write chunks of one lane as few segments."""
+    """Write chunks of one lane in as few segments as possible."""
     while group:
         size = count = taken = 0
         for chunk, _ in group:
@@ -254,7 +259,7 @@ def _append_chunk(
 
 
 def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
-    """Push messages with headers, bytes or transaction ids; a known transaction id adds nothing."""
+    """Push messages with optional fields; one with a known transaction id is not stored again."""
     rest = chunk.rest or Rest()
     known = _duplicates(tx, chunk, rest)
     fresh = [i for i in range(len(chunk.ends)) if i not in known]
@@ -277,7 +282,7 @@ def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
 
 
 def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
-    """Messages whose transaction id is known, with the place (or the index here) of the first."""
+    """Return messages whose transaction id is known, with the position (or index) of the first."""
     queue = tx.queue(chunk.queue)
     home = tx.partition(queue.id, chunk.partition) if queue else None
     known: dict[int, Placed | int] = {}
@@ -309,7 +314,7 @@ def _remember_txids(
 
 
 def _only(chunk: Chunk, kept: list[int]) -> Chunk:
-    """The chunk without the messages that are not kept."""
+    """Return the chunk with only the messages to keep."""
     rest = chunk.rest or Rest()
     starts = [0, *chunk.ends]
     data = b"".join(chunk.data[starts[i] : starts[i + 1]] for i in kept)
@@ -321,7 +326,7 @@ def _only(chunk: Chunk, kept: list[int]) -> Chunk:
 
 
 def _joined(places: Iterable[Placed]) -> list[Placed]:
-    """Neighbouring places as one."""
+    """Merge positions that follow each other."""
     result: list[Placed] = []
     for place in places:
         last = result[-1] if result else None

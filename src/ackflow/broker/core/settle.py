@@ -1,6 +1,13 @@
 """Settle: every verb that ends a delivery, and extend, which keeps one alive.
 
-All of them are fenced by the token of the hand-out. What is refused changes nothing.
+    leased ── ack ───────────────► done
+           ── requeue ───────────► done, and a copy at the end of the lane
+           ── nack ──────────────► waiting or due, or dead letter at the retry limit
+           ── release ───────────► due, the delivery is not counted
+           ── reject, dead_letter ► dead letter
+           ── expiry ────────────► waiting or due, or dead letter at the delivery limit
+
+Every verb is fenced by the token of the lease. A refused verb changes nothing.
 """
 
 from msgspec import Struct, field
@@ -33,7 +40,7 @@ from .history import record_fate, record_history
 
 
 class Refusal(Struct):
-    """Messages a verdict did not apply to, and why."""
+    """Messages that a verdict did not apply to, and why."""
 
     lane: int
     ranges: Ranges
@@ -41,9 +48,10 @@ class Refusal(Struct):
 
 
 class Outcome(Struct):
-    """What one mark did: messages settled now, settled so before, refused, gone to dead letters.
+    """What one mark did: how many messages it settled, repeated, refused or dead-lettered.
 
-    `repeated` and `dead_lettered` say which ones the second and the last were.
+    `repeated` and `dead_lettered` list the messages that were settled the same way before, and
+    those that became dead letters.
     """
 
     settled: int = 0
@@ -56,7 +64,7 @@ class Outcome(Struct):
 
 @verb("read-write", lease="token")
 def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
-    """Apply marks to one lease, in order; each answers for itself."""
+    """Apply marks to one lease, in order; returns an outcome for each."""
     held = _held(tx, token)
     if held is None:
         return [Outcome(refused=[Refusal(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
@@ -72,13 +80,13 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
 
 
 def open_settlement(tx: Tx, token: int) -> "Settlement | None":
-    """A lease to be settled; None when it is not known. The caller must `finish` it."""
+    """Return a lease to be settled, or None if it is unknown. The caller must `finish` it."""
     held = _held(tx, token)
     return None if held is None else Settlement(tx, *held)
 
 
 def _held(tx: Tx, token: int) -> tuple[Group, Lease, list[Claim]] | None:
-    """A lease with its group and what it still holds; None when it is not known."""
+    """Return a lease with its group and its claims, or None if it is unknown."""
     held = tx.held(token)
     group = tx.group_by_id(held[0].group_id) if held else None
     if held is None or group is None:
@@ -90,10 +98,10 @@ def _held(tx: Tx, token: int) -> tuple[Group, Lease, list[Claim]] | None:
 def _fast_ack(
     tx: Tx, group: Group, lease: Lease, claims: list[Claim], mark: Mark
 ) -> Outcome | None:
-    """What most calls do, in fewer steps: ack all of a lease that is one claim, or a stretch of one
-    claim.
+    """Ack a whole lease of one claim, or a range of one claim, in fewer steps.
 
-    None when this is not such a call; the long way does the same for it, too.
+    Most calls are like this. Returns None for any other call; the general code gives the same
+    result.
     """
     verdict, asked = mark.verdict, mark.ranges
     if verdict.verb != "ack" or verdict.rest or verdict.yields or group.rules.policy == "all":
@@ -122,7 +130,7 @@ def _fast_ack(
 
 
 def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
-    """Of the claims of a lease, the one that holds all that is asked for, and more."""
+    """Return the claim of a lease that holds all of what is asked for, and more."""
     asked = mark.ranges
     if asked is None or len(asked) != 2:
         return None
@@ -138,38 +146,38 @@ def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
 def _ack_part(
     tx: Tx, lease: Lease, claims: list[Claim], claim: Claim, cursor: Cursor, part: Ranges, n: int
 ) -> None:
-    tells = _date_acks(tx, lease, claims, claim.lane)
+    due = _date_acks(tx, lease, claims, claim.lane)
     claim.ranges = ranges.remove(claim.ranges, *part)
     count_done(tx, cursor, part)
     tx.counted(cursor)
     tx.shrink_claim(claim, n)
-    if tells:
+    if due:
         record_acks(lease, claims)
         tx.save_lease(lease)
     tx.cache.keep_lease(lease, claims)
 
 
 def _date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
-    """Acks are told by what is missing from the claims of a lane, and since when.
+    """Date the acks of a lane, which are stored as what is missing from its claims.
 
-    Once a second the lease is written as well; then the answer is True.
+    Once a second the lease is to be written as well; then the answer is True.
     """
     first = tx.now
     for claim in claims:
         if claim.lane == lane and claim.acked_at is not None and claim.acked_at < first:
             first = claim.acked_at
-    tells = tx.now - first >= SECOND
-    if tells:
+    due = tx.now - first >= SECOND
+    if due:
         record_acks(lease, claims)
         first = tx.now
     for claim in claims:
         if claim.lane == lane:
             claim.acked_at = first
-    return tells
+    return due
 
 
 def _wakes_waiters(group: Group) -> bool:
-    """Whether settling may make room or order for those who wait."""
+    """Return whether settling may allow a waiting pop to get messages."""
     return group.rules.ordering != "shared" or group.rules.max_ack_pending is not None
 
 
@@ -181,7 +189,7 @@ def _wake_waiters(tx: Tx, group: Group) -> None:
 
 @verb("read-write", lease="token")
 def extend(tx: Tx, token: int, seconds: float | None) -> int:
-    """Let a live lease end no earlier than `seconds` from now; answers with its new end."""
+    """Let a live lease end no earlier than `seconds` from now; returns its new end."""
     lease = tx.lease(token)
     group = tx.group_by_id(lease.group_id) if lease else None
     if lease is None or group is None:
@@ -201,7 +209,7 @@ def extend(tx: Tx, token: int, seconds: float | None) -> int:
 
 
 class Settlement:
-    """A lease being settled: its claims in memory, written once at the end."""
+    """A lease that is being settled: `finish` writes its claims once."""
 
     def __init__(self, tx: Tx, group: Group, lease: Lease, claims: list[Claim]) -> None:
         self._tx = tx
@@ -210,13 +218,14 @@ class Settlement:
         self._claims = claims
         self._changed: dict[int, Claim] = {}
         self._lost: dict[int, int] = {}
-        self._tell = False  # whether the lease is to be written, not only its claims
+        self._writes_lease = False  # and not only its claims
         self._freed: set[int] = set()
         self._acked = 0
-        self._yielding: dict[int, int] = {}  # by lane, after the last message that yields
+        self._yielding: dict[int, int] = {}  # by lane, the end of the last message that yields
         self._wakes_waiters = _wakes_waiters(group)
 
     def apply(self, mark: Mark) -> Outcome:
+        """Apply one mark."""
         outcome = Outcome()
         self._passed: list[Refusal] = []
         for part in self.lease.parts:
@@ -232,7 +241,7 @@ class Settlement:
         return outcome
 
     def finish(self) -> None:
-        """Write what changed; a lease with nothing left is over and frees its partitions."""
+        """Write what changed; a lease with nothing left ends and unblocks its partitions."""
         tx, lease = self._tx, self.lease
         if self._changed:
             for claim in self._changed.values():
@@ -240,8 +249,8 @@ class Settlement:
                     tx.shrink_claim(claim, self._lost[claim.id])
                 else:
                     tx.drop_claim(claim)
-                    self._tell = True
-            if self._tell:
+                    self._writes_lease = True
+            if self._writes_lease:
                 record_acks(lease, self._claims)
                 self._claims = [claim for claim in self._claims if claim.ranges]
                 if not self._claims:
@@ -261,7 +270,7 @@ class Settlement:
     def _apply(
         self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
     ) -> None:
-        """Apply a verdict to what is asked of one lane; `whole` asks for what is still held."""
+        """Apply a verdict to some messages of one lane; `whole` means those still held."""
         for_all = verdict.verb == "ack" and self._group.rules.policy == "all"
         held = self._held(lane, asked, verdict.up_to or for_all)
         mine = ranges.intersection(held, asked)
@@ -281,7 +290,7 @@ class Settlement:
                 self._release_after(lane, mine[-1])
 
     def _held(self, lane: int, asked: Ranges, before: bool) -> Ranges:
-        """What the claims that reach into `asked` hold of a lane; `before`: all of them below it too."""
+        """Return what the claims that overlap `asked` hold; `before`: and all claims below it."""
         if not asked:
             return []
         low, high = 0 if before else asked[0], asked[-1]
@@ -291,7 +300,7 @@ class Settlement:
     def _explain_missing(
         self, verb: SettleVerb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
     ) -> None:
-        """Say of messages no longer held whether this verb ended them before, or something else."""
+        """Sort messages that are no longer held into those this verb ended before, and refusals."""
         if missing:
             record_acks(self.lease, self._claims)
         for fate in self.lease.fates if missing else ():
@@ -302,8 +311,10 @@ class Settlement:
                     outcome.noop += ranges.count(part)
                     outcome.repeated.append((lane, part))
                 else:
-                    told = self._passed if whole and fate.verb in SETTLE_VERBS else outcome.refused
-                    told.append(Refusal(lane, part, refusal_error(fate.verb)))
+                    refused = (
+                        self._passed if whole and fate.verb in SETTLE_VERBS else outcome.refused
+                    )
+                    refused.append(Refusal(lane, part, refusal_error(fate.verb)))
         if missing:
             outcome.refused.append(Refusal(lane, missing, NotFound(_NOT_HERE)))
 
@@ -314,10 +325,12 @@ class Settlement:
         assert cursor is not None
         acks = verdict.verb == "ack"
         if acks:
-            self._tell = _date_acks(self._tx, self.lease, self._claims, lane) or self._tell
+            self._writes_lease = (
+                _date_acks(self._tx, self.lease, self._claims, lane) or self._writes_lease
+            )
         else:
             record_fate(self.lease, verdict.verb, self._tx.now, lane, which)
-            self._tell = True
+            self._writes_lease = True
         taken: list[tuple[Claim, Ranges]] = []
         for claim in self._claims:
             part = ranges.intersection(claim.ranges, which) if claim.lane == lane else []
@@ -342,7 +355,7 @@ class Settlement:
     def _dispatch(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
     ) -> int:
-        """Apply one verb to part of one claim; answers with how many became dead letters."""
+        """Apply one verb to part of one claim; returns how many became dead letters."""
         match verdict.verb:
             case "ack":
                 count_done(self._tx, cursor, part)
@@ -381,6 +394,7 @@ class Settlement:
     def _return(
         self, claim: Claim, part: Ranges, at: int, deliveries: int, failures: int, error: str | None
     ) -> None:
+        """Make part of a claim due again, now or at a time."""
         due = at <= self._tx.now
         self._tx.add_claim(
             Claim.unleased(
@@ -403,7 +417,7 @@ class Settlement:
     def _requeue(
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
     ) -> int:
-        """Put a copy at the end of the lane for this group alone; the original is done."""
+        """Append a copy for this group only; the original is done."""
         if deliveries_exhausted(self._group.rules, claim.deliveries):
             return self._dead_letter(
                 lane, cursor, claim, part, "max_deliver", verdict.reason, claim.failures
@@ -429,12 +443,12 @@ class Settlement:
                 self._end(release, part.lane, held, Outcome())
 
     def _yield(self) -> None:
-        """Let the next hand-out to an ordered group take over what follows a failed message.
+        """Let the next delivery to an ordered group take over what follows a failed message.
 
-        Until then its holder may settle it. A consumer that drops the rest of its batch after a
-        failure need not wait for the lease to end, and one that goes on loses nothing it has done.
-        What comes before a failed message is not taken over, and so keeps the partition; so does
-        the rest of a batch after a failure that became a dead letter, for nothing comes again.
+        Until then the holder may settle it. A consumer that drops the rest of its batch after a
+        failure need not wait for the lease to end, and one that continues loses no work. Messages
+        before the failed one are not taken over, so the partition stays blocked while any is held.
+        A failure that became a dead letter does not yield, because it is not delivered again.
         """
         tx, group_id = self._tx, self._group.id
         for lane, stop in self._yielding.items():
@@ -452,9 +466,9 @@ class Settlement:
                     make_ready(tx, rest, group_id)
 
     def _ack_for_all(self, lane: int, stop: int) -> int:
-        """Policy all: whoever holds an earlier message of the lane, it is done."""
+        """Policy `all`: ack the earlier messages of the lane, whichever lease holds them."""
         tx, settled = self._tx, 0
-        # What others held too long is not theirs to be settled.
+        # Leases that are over are ended first: they have nothing left to settle.
         refresh_range(tx, self._group, lane, 0, stop)
         cursor = tx.cursor(lane, self._group.id)
         assert cursor is not None
@@ -469,7 +483,7 @@ class Settlement:
                 claim.ranges = ranges.difference(claim.ranges, part)
                 tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
                 count_done(tx, cursor, part)
-                cursor.ready = True  # it may have held back what follows it
+                cursor.ready = True  # it may have blocked what follows it
                 tx.changed(cursor)
                 record_history(tx, self._group.id, lane, part, "ack")
                 settled += ranges.count(part)
@@ -485,7 +499,7 @@ class Settlement:
 
 
 def _in_order(taken: list[tuple[Claim, Ranges]]) -> list[tuple[Claim, Ranges]]:
-    """Parts of claims, cut where others lie between: their copies and letters go by sequence."""
+    """Cut parts of claims where others lie between, so that they are settled by sequence."""
     if len(taken) <= 1:
         return taken
     pieces = sorted((pair, i) for i, (_, part) in enumerate(taken) for pair in ranges.pairs(part))
@@ -500,7 +514,7 @@ def _in_order(taken: list[tuple[Claim, Ranges]]) -> list[tuple[Claim, Ranges]]:
 
 
 def count_done(tx: Tx, cursor: Cursor, part: Ranges) -> None:
-    """Count messages as done and remember the last of them; the caller writes the cursor."""
+    """Count messages as done and record the last one; the caller writes the cursor."""
     n = ranges.count(part)
     cursor.done += n
     cursor.consumed += n
@@ -513,6 +527,7 @@ _NOT_HERE = "the message is not part of this lease"
 
 
 def refusal_error(fate: str) -> AckflowError:
+    """Return the error for a verb on a message that ended in this way before."""
     if fate == "expired":
         return LeaseExpired()
     if fate in SETTLE_VERBS:
@@ -522,7 +537,7 @@ def refusal_error(fate: str) -> AckflowError:
 
 @verb("read-write", lease="marks")
 def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:
-    """Settle on several leases in one transaction; `atomic`: one refusal undoes everything."""
+    """Settle several leases in one transaction; `atomic`: one refusal undoes everything."""
     if not atomic:
         return [outcome for token, some in marks.items() for outcome in settle(tx, token, some)]
     outcomes: list[Outcome] = []

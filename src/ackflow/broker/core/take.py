@@ -1,4 +1,4 @@
-"""Taking messages from one lane: what came back and is due before what is new, then by sequence."""
+"""Take messages from one lane: due ones before new ones, then by sequence."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -28,8 +28,8 @@ from .topology import complete_cursors
 
 AT_ONCE = 256
 OLD_AT_ONCE, OLD_SLICES = 100, 4
-PASSED_AT_ONCE = 10_000  # delayed segments and copies for other groups, in runs
-PASSED_ALONE = 25  # as many of these as one segment costs that is passed by itself
+PASSED_AT_ONCE = 10_000  # cost of the segments that one call passes
+PASSED_ALONE = 25  # the cost of a segment that is passed alone
 
 
 def take(
@@ -37,21 +37,19 @@ def take(
 ) -> list[TakenMessages]:
     """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
 
-    `turn`: other lanes wait for theirs. A lane that is alone with work keeps the time it was last
-    served, which saves a write; one that joins it then waits for one hand-out more at most.
+    `turn`: other lanes wait to be served. The only lane with work keeps the time it was last
+    served, which saves a write; a lane that joins it waits for at most one more delivery.
     """
     if queue.options.retention_seconds is not None:
         complete_cursors(tx, queue, lane)
-        drop_old(
-            tx, queue, lane, 100
-        )  # every group has passed what is too old; upkeep drops the rest
+        drop_old(tx, queue, lane, 100)  # upkeep drops the rest
     if queue.options.ttl_seconds is not None:
         complete_cursors(tx, queue, lane)
         for _ in range(OLD_SLICES):
             if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
                 break
         else:
-            return []  # more of it is too old; the lane stays marked
+            return []  # there is more that is too old; the lane stays ready
     held_at = None
     if group.rules.ordering == "ordered":
         held_at = tx.value("first_returned", lane.id, group.id)
@@ -62,14 +60,14 @@ def take(
         new = _take_new(tx, queue, group, lane, cursor, want - n)
         n += sum([ranges.count(t.ranges) for t in new])
         taken += new
-    # A lane emptied by exactly what was wanted stays marked: the next pop or push saves a write.
+    # A lane emptied by exactly what was wanted stays ready, which saves the next push a write.
     fresh = held_at is None and cursor.next < lane.head
     ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
     cursor.delivered += n
     for some in taken:
         if some.redelivered:
             tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
-    served = tx.tick() if n and turn else cursor.served  # one that gave nothing keeps its turn
+    served = tx.tick() if n and turn else cursor.served  # a lane without messages keeps its turn
     if n and ready == cursor.ready and served == cursor.served:
         tx.counted(cursor)
     else:
@@ -79,7 +77,7 @@ def take(
 
 
 def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Claim]:
-    """The claims that are due, once those that waited too long are dead."""
+    """Return the due claims, after dead-lettering those that waited too long."""
     while True:
         claims = tx.due_claims(lane.id, group.id, want)
         late = [c for c in claims if _waited_too_long(tx, queue, group, lane, cursor, c)]
@@ -112,7 +110,7 @@ def _take_due(
 
 
 def _stop_after(claims: list[Claim], want: int) -> int:
-    """The sequence below which the `want` lowest of these claims lie."""
+    """Return the sequence below which the `want` lowest messages of these claims lie."""
     everything: Ranges = []
     for claim in claims:
         everything = ranges.union(everything, claim.ranges)
@@ -121,7 +119,7 @@ def _stop_after(claims: list[Claim], want: int) -> int:
 
 
 def _merge(taken: list[TakenMessages], claim: Claim, part: Ranges) -> None:
-    """Claims with equal counters become one again when they are handed out."""
+    """Add part of a claim to what was taken; parts with equal counters become one."""
     for one in taken:
         if (one.deliveries - 1, one.failures, one.redelivered, one.error) == (
             claim.deliveries, claim.failures, bool(claim.redelivered), claim.error
@@ -165,14 +163,14 @@ def _dead_letter_waited(
 def _take_new(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
 ) -> list[TakenMessages]:
-    """Take what was never looked at; stops early when it would pass too much in one go."""
+    """Take messages that were never delivered; stops early when it passes too many segments."""
     taken: list[TakenMessages] = []
     passed = 0
     while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
         before = passed
         for segment in tx.segments_from(lane.id, cursor.next):
             _pass_gap(tx, lane, cursor, segment.first)
-            # Deleted messages make a stretch shorter than it looks: the segment may need another.
+            # Deleted messages reduce what was taken: the same segment may have to give more.
             while want > 0 and cursor.next < segment.stop and passed == before:
                 if _passed_now(tx, queue, group, segment):
                     passed += _pass_run(tx, queue, group, lane, cursor, segment)
@@ -186,7 +184,7 @@ def _take_new(
 
 
 def _passed_now(tx: Tx, queue: Queue, group: Group, segment: Segment) -> bool:
-    """Whether nothing of a segment is handed out now."""
+    """Return whether a segment has nothing to hand out now."""
     others = segment.for_group not in (None, group.id)
     return others or segment.delayed(tx.now) or _too_old(tx, queue, segment)
 
@@ -194,9 +192,9 @@ def _passed_now(tx: Tx, queue: Queue, group: Group, segment: Segment) -> bool:
 def _pass_run(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
 ) -> int:
-    """Pass a segment, and those after it that are passed for the same reason, as one.
+    """Pass a segment, and those after it that are passed for the same reason, together.
 
-    Answers with what it cost: a run costs little more than a single segment.
+    Returns the cost: a run costs little more than a single segment.
     """
     hides = segment.for_group not in (None, group.id)
     if not hides and (segment.for_group is not None or not segment.delayed(tx.now)):
@@ -214,8 +212,10 @@ def _pass_run(
 def _run_from(
     tx: Tx, group: Group, lane: Lane, segment: Segment, hides: bool
 ) -> tuple[int, int, int]:
-    """How many segments follow each other that are all copies for others, or all delayed; where
-    they end, and when the first of them is due."""
+    """Find consecutive segments that are all copies for other groups, or all delayed.
+
+    Returns how many there are, where they end, and when the first of them is due.
+    """
     run = tx.one("odd_run", lane.id, segment.first, DELAYED_RUN, group.id)
     assert run is not None
     count, messages, stop, at, delayed, copies, own = run
@@ -235,7 +235,7 @@ def _run_from(
 
 
 def _pass_gap(tx: Tx, lane: Lane, cursor: Cursor, stop: int) -> None:
-    """Move a cursor over segments that were trimmed from between others, or from the end."""
+    """Move a cursor over segments that were trimmed."""
     first = cursor.next
     if first >= stop:
         return
@@ -251,7 +251,7 @@ def _pass_gap(tx: Tx, lane: Lane, cursor: Cursor, stop: int) -> None:
 def _take_segment(
     tx: Tx, lane: Lane, cursor: Cursor, segment: Segment, want: int, taken: list[TakenMessages]
 ) -> int:
-    """Take from the next segment of a cursor, and move the cursor past it."""
+    """Take from the next segment of a cursor, and move the cursor."""
     first = max(cursor.next, segment.first)
     stop = min(segment.stop, first + want)
     there = _present(tx, lane, cursor, first, stop)
@@ -264,7 +264,7 @@ def _take_segment(
 def _pass_by(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
 ) -> None:
-    """Move a cursor past a segment of which nothing is handed out now."""
+    """Move a cursor past a segment that has nothing to hand out now."""
     _pass_gap(tx, lane, cursor, segment.first)
     first = max(cursor.next, segment.first)
     cursor.next = segment.stop
@@ -291,7 +291,7 @@ def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
 
 
 def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
-    """What is left of a stretch once deleted messages are taken out and counted."""
+    """Return what of [first, stop) is stored; deleted messages are counted as purged."""
     if first >= lane.gone_to:
         return [first, stop]
     there = ranges.difference([first, stop], tx.gone(lane, first, stop))
@@ -300,7 +300,7 @@ def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Range
 
 
 def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
-    """What is not handed out now becomes a claim, waiting or due, so that the cursor can pass it."""
+    """Claim messages that are not handed out now, so that the cursor can pass them."""
     start = carried_counters(segment)
     at = segment.not_before if segment.delayed(tx.now) else None
     redelivered = COPIED if start.redelivered else 0
@@ -328,11 +328,10 @@ def _add(taken: list[TakenMessages], segment: Segment, there: Ranges) -> None:
 
 
 def dead_letter_overdue(tx: Tx, group_id: int, lane_id: int) -> tuple[int, bool]:
-    """Dead-letter the messages of a lane that waited too long; answers with how many, and whether
-    there may be more.
+    """Dead-letter messages of a lane that waited too long; returns how many, and if there is more.
 
-    What was pushed so long ago is all looked at, as one that came later may be older than a delayed
-    one or a copy: those are set aside.
+    All segments pushed that long ago are read, because one pushed later may be older than a delayed
+    one or a copy; those are claimed.
     """
     group, lane, cursor = tx.group_by_id(group_id), tx.lane(lane_id), tx.cursor(lane_id, group_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
@@ -348,13 +347,13 @@ def dead_letter_overdue(tx: Tx, group_id: int, lane_id: int) -> tuple[int, bool]
         looked += 1
         _pass_by(tx, queue, group, lane, cursor, segment)
     if looked:
-        cursor.ready = True  # what was set aside is still to be handed out
+        cursor.ready = True  # some messages may have been claimed as due
         tx.changed(cursor)
     return cursor.dead - dead, looked >= AT_ONCE
 
 
 def may_be_overdue(tx: Tx, limit: int, group_id: int, lane: int) -> bool:
-    """Whether something that is due waited too long: then it is worth a write."""
+    """Return whether a due message waited too long, so that a write is worthwhile."""
     due = tx.due_claims(lane, group_id, AT_ONCE)
     return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)
 
@@ -362,8 +361,12 @@ def may_be_overdue(tx: Tx, limit: int, group_id: int, lane: int) -> bool:
 def take_with_takeover(
     tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[TakenMessages]]
 ) -> list[TakenMessages]:
-    """Take from a lane, and take over what a yielding lease holds of its partition if that gives
-    something; if not, the rest of the batch stays with its holder."""
+    """Take from a lane, and take over what a yielding lease holds of its partition.
+
+    After a failure in an ordered group, the holder may settle the rest of its batch until a
+    delivery from the same partition takes it over. If nothing can be delivered, the rest stays with
+    its holder.
+    """
     home = lane.partition
     if group.rules.ordering != "ordered" or tx.value("partition_leased", group.id, home) is None:
         return take()
@@ -377,7 +380,7 @@ def take_with_takeover(
 
 
 def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
-    """Whether something that is held of this lane could be handed out once it is released."""
+    """Return whether something leased of this lane could be delivered once it is released."""
     options = queue.options
     held_at = tx.value("first_returned", lane.id, group.id)
     stop = lane.head if held_at is None else int(held_at)
@@ -392,7 +395,7 @@ def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
 
 
 def _take_over(tx: Tx, group: Group, partition: int) -> None:
-    """Release what yielding leases still hold of a partition, as something of it is handed out."""
+    """Release what yielding leases still hold of a partition."""
     held: dict[int, list[Mark]] = {}
     for lane in tx.lanes_in(partition):
         for claim in _leased_in(tx, group, lane):
@@ -409,5 +412,5 @@ def _take_over(tx: Tx, group: Group, partition: int) -> None:
 
 
 def _leased_in(tx: Tx, group: Group, lane: Lane) -> list[Claim]:
-    """What a group holds of a lane under leases."""
+    """Return the leased claims of a group in a lane."""
     return [c for c in tx.claims_in(lane.id, group.id, 0, lane.head) if c.state == LEASED]
