@@ -1,4 +1,4 @@
-"""What this process tells of what happened: times to ack, and a log line for every dead letter."""
+"""Commit observer: times from delivery to ack, and a log line for every dead letter."""
 
 import contextlib
 import logging
@@ -22,9 +22,9 @@ log.addHandler(logging.NullHandler())
 
 
 class DeliveryObserver:
-    """Told by the writer after each commit; read by whoever asks.
+    """Records under the writer lock, logs after it is released.
 
-    What is to be logged waits until nobody holds the writer: a handler may use the session.
+    A log handler may use the session, so nothing is logged while the lock is held.
     """
 
     def __init__(self) -> None:
@@ -42,18 +42,18 @@ class DeliveryObserver:
         self.pending += tally.died
 
     def log_pending(self) -> None:
-        """Log what was not yet."""
+        """Log the dead letters that were recorded and not logged yet."""
         while self.pending:
-            with contextlib.suppress(IndexError):  # another thread said it
-                tell(self.pending.popleft())
+            with contextlib.suppress(IndexError):  # another thread logged it
+                log_died(self.pending.popleft())
 
     def times(self) -> dict[int, list[int]]:
-        """By group: messages acked within each bound, and last the sum of their microseconds."""
+        """Return by group how many messages were acked within each bound, then the sum in µs."""
         return {group_id: list(counts) for group_id, counts in list(self._times.items())}
 
 
-def tell(died: Died) -> None:
-    """One line per dead letter, with its reason."""
+def log_died(died: Died) -> None:
+    """Log one line for each dead letter, with its reason."""
     if not log.isEnabledFor(logging.WARNING):
         return
     reader = "consumers without a group" if died.group == QUEUE_MODE else f"group {died.group}"

@@ -1,6 +1,6 @@
-"""Upkeep: what has to happen although nobody asks for it.
+"""Upkeep: periodic duties that no call triggers.
 
-Each duty finds its work beside the writer and does it in slices short enough not to be noticed.
+Each duty finds its work in read-only transactions and does it in slices of about 10 ms.
 """
 
 import logging
@@ -38,12 +38,12 @@ log = logging.getLogger("ackflow")
 SLICE_SECONDS = 0.010
 ROWS = 500
 LANES = 1_000
-RESTS = 20  # times as long as it took, a walk through all lanes waits before the next
+RESTS = 20  # a scan of all lanes pauses for this many times its duration
 READER_SECONDS = 30 * 24 * 3600
 
 
 class LaneScan(Struct):
-    """A walk through all lanes in slices: how far it is, what it took, how long it rests."""
+    """A scan of all lanes in slices: its position, its time so far, and when it may start again."""
 
     after: int = 0
     spent: float = 0.0
@@ -51,7 +51,7 @@ class LaneScan(Struct):
 
 
 class UpkeepRunner:
-    """Runs every duty once; remembers only where its walks have got to."""
+    """Runs every duty once; keeps only the positions of its scans."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction, whole: bool = False) -> None:
         """`whole`: a round leaves nothing for the next one."""
@@ -59,7 +59,7 @@ class UpkeepRunner:
         self._write = write
         self._whole = whole
         self._old, self._waiting, self._passed = LaneScan(), LaneScan(), LaneScan()
-        self._walks: dict[int, int] = {}  # by lane, where to go on with a long one
+        self._walks: dict[int, int] = {}  # by lane, where to continue
         self._history = LeasePruner()
 
     def run_once(self) -> Upkeep:
@@ -75,11 +75,11 @@ class UpkeepRunner:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a walk through the lanes goes on in the next round."""
+        """Whether a scan of the lanes continues in the next round."""
         return any(walk.after for walk in (self._old, self._waiting, self._passed))
 
     def expire(self) -> int:
-        """Take back leases that are over, and wake what is due, so that waiting pops are told."""
+        """End leases that are over and make claims due, so that waiting pops wake."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
         ended = 0
         for id in groups:
@@ -90,21 +90,24 @@ class UpkeepRunner:
         return ended
 
     def make_cursors(self) -> None:
-        """Make the cursors that new groups have not got yet."""
+        """Create the missing cursors of new groups."""
         for (id,) in self._read(lambda tx: tx.all("groups_in_the_making")):
             while self._write(partial(make_more_cursors, group_id=id)):
                 pass
 
     def _do(self, duty: Callable[[Tx], T], nothing: T) -> T:
-        """Do one piece of a duty; what needs a key that is not given must not hold up the rest."""
+        """Run one step of a duty; a missing encryption key must not stop the others."""
         try:
             return self._write(duty)
         except PayloadSealed as error:
-            log.warning("upkeep left something out: %s", error)
+            log.warning("upkeep skipped a step: %s", error)
             return nothing
 
     def _walk(self, walk: LaneScan, find: Callable[[Tx, int, int], list[T]]) -> Iterator[T]:
-        """What is found in the next slice of lanes, or in all of them; a walk of several rests."""
+        """Yield what is found in the next slice of lanes, or in all of them.
+
+        A scan that took several slices pauses before it starts again.
+        """
         while self._whole or time.monotonic() >= walk.rest_until:
             start = time.monotonic()
             end, found = self._read(partial(_in_slice, find=find, after=walk.after))
@@ -118,7 +121,7 @@ class UpkeepRunner:
                 return
 
     def _drop_old(self) -> int:
-        """Remove what is older than its queue's retention."""
+        """Drop what is older than the retention or time to live of its queue."""
         dropped = 0
         for queue, lane in self._walk(self._old, old_lanes):
             while n := self._do(partial(_drop, queue=queue, lane=lane), 0):
@@ -126,7 +129,7 @@ class UpkeepRunner:
         return dropped
 
     def _dead_letter_overdue(self) -> int:
-        """Dead-letter what waited too long for its first delivery, though nobody pops."""
+        """Dead-letter messages that waited too long for a first delivery, without any pop."""
         dead_lettered = 0
         for queue, group, lane in self._walk(self._waiting, _waiting_lanes):
             id = group or self._do(partial(_expect_group, id=queue), 0)
@@ -141,7 +144,7 @@ class UpkeepRunner:
         return dead_lettered
 
     def _trim(self) -> int:
-        """Remove segments that every group has settled and that are kept no longer."""
+        """Drop segments that every group has settled and that are no longer kept."""
         until = time.monotonic() + SLICE_SECONDS
         dropped = 0
         for place, lane in enumerate(self._walk(self._passed, _passed_lanes)):
@@ -152,8 +155,10 @@ class UpkeepRunner:
         return dropped
 
     def _trim_lane(self, lane: int) -> int:
-        """Go through a lane from where its last walk ended; what is needed is passed by, so a long
-        stretch of it ends the walk for this round."""
+        """Trim a lane from where the last scan ended.
+
+        Segments that are needed are skipped; many of them in a row end the scan for this round.
+        """
         at: int | None = self._walks.pop(lane, 0)
         dropped = 0
         while at is not None:
@@ -171,7 +176,7 @@ class UpkeepRunner:
         return dropped
 
     def _prune(self) -> int:
-        """Forget lease history, keys, transaction ids and stages past their time."""
+        """Delete old rows: lease history, keys, transaction ids, stages, readers, traces."""
         pruned = n = self._drop_leases()
         while n >= MOST:
             n = self._drop_leases()
@@ -218,7 +223,7 @@ def _drop_leases(tx: Tx, old: list[int]) -> None:
 
 
 def _expect_group(tx: Tx, id: int) -> int:
-    """The group that dead letters belong to until the first one comes; 0: one has come."""
+    """Return the group that owns dead letters until the first real group comes; 0: it exists."""
     queue, groups = tx.queue_by_id(id), tx.groups(id)
     if queue is None or any(not is_undecided(group) for group in groups):
         return 0
@@ -226,13 +231,13 @@ def _expect_group(tx: Tx, id: int) -> int:
 
 
 def _in_slice(tx: Tx, find: Callable[[Tx, int, int], list[T]], after: int) -> tuple[int, list[T]]:
-    """What is found in the lanes after one, and the last of the slice; 0: there are no more."""
+    """Return what is found in the lanes after one, and the last lane of the slice; 0: no more."""
     end = tx.value("lane_after", after, LANES - 1)
     return end or 0, find(tx, after, end or NO_END)
 
 
 def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int, int]]:
-    """Queues, groups and lanes in which something may have waited too long; 0: there is no group."""
+    """Return (queue, group or 0, lane) in which a message may have waited too long."""
     limits = {
         queue.id: micros(queue.options.max_wait_seconds)
         for queue in tx.queues()
@@ -256,7 +261,7 @@ def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def _passed_lanes(tx: Tx, after: int, end: int) -> list[int]:
-    """Lanes whose oldest segment every group has passed, and which is kept no longer."""
+    """Return lanes whose oldest segment every group has passed and that is no longer kept."""
     kept = {queue.id: queue.options.keep_seconds for queue in tx.queues()}
     found = []
     for lane, queue, created in tx.all("passed_lanes", after, end):

@@ -267,7 +267,8 @@ def _fast_pop(tx: Tx, group: Group, request: PopRequest, answer: Handout) -> boo
     answer.runs = [
         MessageRun(
             id, home.name, lane.priority, segment.first, first, stop, segment.created_at,
-            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number, count_unread(tx, lane, cursor),
+            tx.cache.body(id, segment.first) or tx.body(segment), 1, 0, False, number,
+            count_unread(tx, lane, cursor),
         )
     ]  # fmt: skip
     return True

@@ -1,4 +1,4 @@
-"""What a batch of a Spark query made, and the end of what it was made from, in one commit."""
+"""The end of a Spark batch: what it produced is published and its input settled in one commit."""
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ from .verbs import current, marks_for
 
 
 class BatchDone(Struct):
-    """`repeated`: the batch was committed before, and nothing was done now."""
+    """What a commit did. `repeated`: the batch was committed before, and nothing was done."""
 
     published: int = 0
     settled: int = 0
@@ -29,7 +29,7 @@ class BatchDone(Struct):
 def bind(
     tx: Tx, reader: str, epoch: int, start: int, end: int, query: str, batch: int, run: str
 ) -> None:
-    """Note which batch of which query reads these numbers, so that its commit can settle them."""
+    """Record which batch of which query reads these numbers, so that its commit can settle them."""
     current(tx, reader, epoch)
     for reader_batch in batches_between(tx, reader, start, end):
         if (reader_batch.query, reader_batch.batch, reader_batch.run) != (query, batch, run):
@@ -39,8 +39,10 @@ def bind(
 
 @verb("read-write", synced=True)
 def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
-    """Publish, settle and hold, all or nothing. A batch not above the producer's highest does
-    nothing and is a success."""
+    """Publish, settle and hold, all or nothing.
+
+    A batch that is not above the producer's highest does nothing and succeeds.
+    """
     row = tx.one("producer", request.producer)
     if row is not None and request.batch <= row[0]:
         publish(tx, request.producer, request.batch, request.stages)
@@ -50,7 +52,7 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
     )
     for reader_batch in reader_batches:
         if reader_batch.run != request.run:
-            raise LeaseLost("the query was started anew elsewhere; this run of it is over")
+            raise LeaseLost("the query was started again elsewhere; this run is over")
     done = BatchDone()
     with tx.savepoint():
         operations = [*request.settles, *request.also]
@@ -66,9 +68,9 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
 
 @verb("read-write", synced=True)
 def judge(tx: Tx, settles: list[SettleOperation], holds: list[Hold]) -> int:
-    """Settle and hold messages of any leases, each on its own; answers with how many were refused.
+    """Settle and hold messages of any leases, each on its own; returns how many were refused.
 
-    A repeat with the same tokens is a success.
+    A repeat with the same tokens succeeds.
     """
     refused = 0
     for some in settles:
@@ -83,7 +85,7 @@ def judge(tx: Tx, settles: list[SettleOperation], holds: list[Hold]) -> int:
 
 
 def hold(tx: Tx, asked: Hold) -> None:
-    """Keep messages leased, out of the window, for as long as their reader lives."""
+    """Keep messages leased, outside the window, for as long as their reader runs."""
     found = tx.held(asked.token)
     group = tx.group_by_id(found[0].group_id) if found else None
     if found is None or group is None:
@@ -98,7 +100,7 @@ def hold(tx: Tx, asked: Hold) -> None:
     for _, part in mine:
         held = ranges.union(held, part)
     if held != asked.ranges:
-        raise LeaseLost("a message to hold is settled, or belongs to someone else")
+        raise LeaseLost("a message to hold is settled, or leased to another consumer")
     record_acks(lease, claims)
     tx.save_lease(lease)
     for claim, part in mine:
@@ -107,6 +109,7 @@ def hold(tx: Tx, asked: Hold) -> None:
 
 
 def _split(tx: Tx, claim: Claim, part: Ranges) -> None:
+    """Take part of a claim out of the window of its group."""
     if part == claim.ranges:
         tx.hold_claim(claim)
         return

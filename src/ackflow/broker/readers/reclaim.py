@@ -1,5 +1,7 @@
-"""Taking back: what a reader was given, lost by expiry, and nobody else took is leased to it again
-under the same number. It counts neither as a delivery nor as a failure."""
+"""Reclaim: lease again, under the same number, what a reader lost by expiry and no consumer took.
+
+It counts neither as a delivery nor as a failure.
+"""
 
 from msgspec import Struct
 
@@ -14,7 +16,7 @@ from .records import BatchPart, ReaderBatch, parts_of_batch, save_part
 
 
 class PartState(Struct):
-    """A part of a hand-out as it stands: still leased, settled under its token, or neither."""
+    """Which messages of a part are still leased, settled under its token, or neither."""
 
     part: BatchPart
     held: Ranges
@@ -23,7 +25,7 @@ class PartState(Struct):
 
 
 def part_states(tx: Tx, group: Group, reader_batch: ReaderBatch) -> list[PartState]:
-    """How the parts of a hand-out stand; leases that are over are ended first."""
+    """Return the state of each part of a batch; leases that are over are ended first."""
     leases: dict[int, tuple[Lease, list[Claim]] | None] = {}
     found = []
     for part in parts_of_batch(tx, reader_batch):
@@ -59,16 +61,16 @@ def _part_state(part: BatchPart, found: tuple[Lease, list[Claim]] | None) -> Par
 def reclaim(
     tx: Tx, group: Group, reader_batch: ReaderBatch, seconds: float, *, whole: bool = False
 ) -> bool:
-    """Take back what of a hand-out expired and is free; answers whether nothing of it is lost.
+    """Lease again what of a batch expired and is free; returns whether nothing of it is lost.
 
-    What somebody else has is left out of the hand-out from then on. `whole`: all or nothing, for a
-    batch that is being worked on, which must not change under it.
+    What another consumer has is left out of the batch from then on. `whole`: all or nothing, for a
+    batch that tasks are reading and that must not change.
     """
     stands = part_states(tx, group, reader_batch)
     lost = [stand for stand in stands if stand.missing]
     if not lost:
         return True
-    known: dict[int, Claim] = {}  # one record per row, as parts of one lane may share a claim
+    known: dict[int, Claim] = {}  # one record per row: parts of a lane may share a claim
     free = [(stand, _free_claims(tx, group, stand, known)) for stand in lost]
     complete = all(_union(some) == stand.missing for stand, some in free)
     if whole and not complete:
@@ -97,7 +99,7 @@ def _union(some: FreeClaims) -> Ranges:
 
 
 def _free_claims(tx: Tx, group: Group, stand: PartState, known: dict[int, Claim]) -> FreeClaims:
-    """The claims without a holder that have some of what is missing, as far as order allows."""
+    """Return the unleased claims that have some of what is missing, as far as order allows."""
     lane = tx.lane(stand.part.lane)
     if lane is None or _taken_by_order(tx, group, lane):
         return []
@@ -112,7 +114,7 @@ def _free_claims(tx: Tx, group: Group, stand: PartState, known: dict[int, Claim]
 
 
 def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
-    """Whether another live lease keeps an ordered or exclusive group from being served here."""
+    """Return whether another live lease blocks an ordered or exclusive group here."""
     if group.rules.ordering == "exclusive":
         return (tx.value("lock_end", group.id) or 0) > tx.now
     if group.rules.ordering == "ordered":
@@ -127,6 +129,7 @@ def _lease_again(
     free: list[tuple[PartState, FreeClaims]],
     seconds: float,
 ) -> int:
+    """Grant a lease on what is free; returns its token, or 0 if there is nothing."""
     parts: dict[int, LeasedRanges] = {}
     for stand, some in free:
         if some:
@@ -160,5 +163,5 @@ def _cut_out(tx: Tx, claim: Claim, part: Ranges) -> list[Claim]:
 
 
 def consumer_of(reader: str) -> str:
-    """How a reader is named where consumers are."""
+    """Return the consumer name of a reader."""
     return f"spark:{reader}"

@@ -1,4 +1,4 @@
-"""The numbered hand-outs of readers as rows: what Spark may ask for again, and under which lease."""
+"""Readers and their numbered batches as rows: what Spark may read again, and under which lease."""
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ NO_END = 1 << 62
 
 
 class Reader(Struct):
-    """One Spark query's identity in a group. `epoch` is raised by each start of the query."""
+    """The identity of one Spark query in a group. Each start of the query raises `epoch`."""
 
     id: str
     group_id: int
@@ -22,8 +22,11 @@ class Reader(Struct):
 
 
 class ReaderBatch(Struct):
-    """One numbered hand-out, and the (query, batch, run) that reads it. `epoch` is the reader's
-    when it was last handed over; `done`: Spark is, and only held messages are left of it."""
+    """A numbered batch, and the (query, batch, run) of Spark that reads it.
+
+    `epoch` is the reader's when the batch was last handed over. `done`: Spark has finished it, and
+    only held messages are left.
+    """
 
     reader: str
     number: int
@@ -35,7 +38,7 @@ class ReaderBatch(Struct):
 
 
 class BatchPart(Struct):
-    """What a hand-out has of one lane under one lease; `bad` is what could not be parsed."""
+    """What a batch has of one lane under one lease; `bad` could not be parsed."""
 
     lane: int
     token: int
@@ -55,7 +58,7 @@ def save_reader(tx: Tx, reader: Reader) -> None:
 
 
 def batches_between(tx: Tx, reader: str, start: int, end: int) -> list[ReaderBatch]:
-    """The hand-outs numbered above `start` up to and with `end`."""
+    """Return the batches numbered above `start` up to and including `end`."""
     return [ReaderBatch(*row) for row in tx.all("hands_between", reader, start, end)]
 
 
@@ -78,7 +81,7 @@ def get_part(tx: Tx, reader: str, number: int, lane: int, token: int) -> BatchPa
 
 
 def save_part(tx: Tx, reader_batch: ReaderBatch, part: BatchPart) -> None:
-    """Save a part; one with nothing left goes."""
+    """Save a part; deletes one with nothing left."""
     if not part.ranges:
         tx.run("drop_hand_part", reader_batch.reader, reader_batch.number, part.lane, part.token)
         return
@@ -100,7 +103,7 @@ def forget_reader(tx: Tx, id: str) -> None:
 
 
 def forget_readers(tx: Tx, before: int, limit: int) -> int:
-    """Forget readers not seen for long; what they pinned may be trimmed from then on."""
+    """Delete readers not seen for long; their messages may then be trimmed."""
     old = tx.all("old_readers", before, limit)
     for (id,) in old:
         forget_reader(tx, id)

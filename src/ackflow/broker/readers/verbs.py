@@ -1,8 +1,8 @@
-"""The verbs of a Spark reader: numbered hand-outs that can be asked for again.
+"""The verbs of a Spark reader: numbered batches that can be read again.
 
-A reader is one query's identity in a group; it lives in the query's offsets. Every hand-out gets the
-next number, and no number is given twice. Spark asks in epochs: each start of the query raises the
-reader's epoch, and whoever comes with an older one is refused.
+A reader is the identity of one query in a group; it is stored in the query's offsets. Every batch
+gets the next number, and no number is given twice. Each start of the query raises the reader's
+epoch; calls with an older epoch are refused.
 """
 
 from functools import partial
@@ -45,14 +45,14 @@ UNREADABLE = "the payload does not fit the schema of the query"
 
 
 class NumberedBatch(Struct):
-    """The number of a hand-out, and how many messages were leased for it just now."""
+    """The number of a batch, and how many messages this call leased for it."""
 
     number: int
     rows: int = 0
 
 
 class PlannedPart(Struct):
-    """What a numbered hand-out has of one lane under one lease, and about how many bytes it is."""
+    """What a batch has of one lane under one lease, and its approximate size in bytes."""
 
     number: int
     lane: int
@@ -65,10 +65,10 @@ class PlannedPart(Struct):
 def start_reader(
     tx: Tx, reader: str, queue: str, group: str, manual: bool, number: int
 ) -> int:  # fmt: skip
-    """Begin a new epoch of a reader that Spark knows up to `number`; answers with the epoch.
+    """Begin a new epoch of a reader whose offsets reach `number`; returns the epoch.
 
-    The counter is never below what Spark has seen. In manual mode what earlier epochs still hold
-    of finished batches goes back, uncounted: whoever held it is gone.
+    The counter is never below what Spark has seen. In manual mode, what earlier epochs still hold
+    of finished batches is released, uncounted, because its holder no longer runs.
     """
     validate.name(reader, "reader")
     home = group_for(
@@ -93,7 +93,7 @@ def start_reader(
 
 @verb("read-write", name="reader_idle", read_only=True)
 def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
-    """Whether asking for the next hand-out after `start` would change nothing; only looks."""
+    """Return whether `lease_next` after `start` would change nothing; read-only."""
     found = get_reader(tx, reader)
     if found is None or found.epoch != epoch:
         return False
@@ -106,10 +106,10 @@ def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
 
 @verb("read-write", synced=True)
 def lease_next(tx: Tx, request: ReaderRequest) -> NumberedBatch:
-    """Settle what is numbered up to `start`, lease what comes next, answer with its number.
+    """Settle the batches up to `start`, lease the next one, and return its number.
 
-    Nothing there answers with `start`. A hand-out above `start` that Spark never took note of is
-    answered again instead of a new one, so that a repeated call does not lease twice.
+    Returns `start` if there are no messages. A batch above `start` that Spark has not recorded is
+    returned again instead of a new one, so that a repeated call does not lease twice.
     """
     reader, queue, group = current(tx, request.reader, request.epoch)
     refresh(tx, group, request.rows)
@@ -136,7 +136,7 @@ def lease_next(tx: Tx, request: ReaderRequest) -> NumberedBatch:
 
 @verb("read-write", synced=True)
 def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float) -> int:
-    """End every hand-out numbered up to `number`; answers with how many messages that settled."""
+    """Settle every batch up to `number`; returns how many messages that settled."""
     validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
     refresh(tx, group)
@@ -147,7 +147,7 @@ def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float
 def hand_over(
     tx: Tx, reader: str, epoch: int, start: int, end: int, lease_seconds: float
 ) -> list[PlannedPart]:
-    """Fix what the numbers above `start` up to `end` are, taking back what expired and is free."""
+    """Fix the content of the batches above `start` up to `end`; reclaims what is free."""
     validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
     refresh(tx, group)
@@ -163,7 +163,7 @@ def hand_over(
     for reader_batch in reader_batches:
         reclaim(tx, group, reader_batch, lease_seconds)
         if reader_batch.epoch != epoch:
-            # Whoever reads for an earlier epoch can no longer publish what it made of it.
+            # A run of an earlier epoch can no longer publish what it made of this batch.
             reader_batch.epoch, reader_batch.run = epoch, None
             save_batch(tx, reader_batch)
             _renew(tx, reader_batch, lease_seconds)
@@ -175,9 +175,9 @@ def hand_over(
 
 @verb("read-write", name="keep_reader")
 def keep(tx: Tx, reader: str, epoch: int, lease_seconds: float) -> int:
-    """Keep every lease of a reader alive; answers with how many hand-outs are no longer whole.
+    """Extend every lease of a reader; returns how many batches are no longer complete.
 
-    What expired meanwhile and is still free as a whole is taken back, as a batch may be at work.
+    What expired meanwhile is reclaimed if all of it is free, because a task may be working on it.
     """
     validate.positive(lease_seconds, "lease_seconds")
     found, _, group = current(tx, reader, epoch)
@@ -207,9 +207,9 @@ def _check_part(
 def fetch(
     tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges, size: int
 ) -> Handout:
-    """The first messages of a part of a hand-out, about `size` bytes of them, settled or not.
+    """Return the first messages of a part of a batch, about `size` bytes, settled or not.
 
-    Never fewer: a message that is no longer stored fails the whole.
+    Never fewer: if a message is no longer stored, the call fails.
     """
     _, queue, group = current(tx, reader, epoch)
     part, home = get_part(tx, reader, number, lane, token), tx.lane(lane)
@@ -230,7 +230,7 @@ def fetch(
 def mark_bad(
     tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges
 ) -> None:
-    """Note what could not be parsed: it is dead-lettered when the rest of its batch is acked."""
+    """Record messages that could not be parsed; they are dead-lettered when the batch is acked."""
     current(tx, reader, epoch)
     part = get_part(tx, reader, number, lane, token)
     if part is None or ranges.difference(which, part.ranges):
@@ -241,7 +241,7 @@ def mark_bad(
 
 
 def current(tx: Tx, reader: str, epoch: int) -> tuple[Reader, Queue, Group]:
-    """The reader of this epoch with its queue and group; an older epoch has lost everything."""
+    """Return the reader of this epoch with its queue and group; an older epoch is refused."""
     found = get_reader(tx, reader)
     group = tx.group_by_id(found.group_id) if found else None
     queue = tx.queue_by_id(group.queue) if group else None
@@ -249,14 +249,14 @@ def current(tx: Tx, reader: str, epoch: int) -> tuple[Reader, Queue, Group]:
         raise LeaseLost("the reader is not known: its group was deleted; start the query again")
     if found.epoch != epoch:
         raise LeaseLost(
-            "the query was started anew elsewhere, or its group was sought or purged; "
-            "this run of it is over"
+            "the query was started again elsewhere, or its group was sought or purged; "
+            "this run is over"
         )
     return found, queue, group
 
 
 def marks_for(parts: list[BatchPart]) -> dict[int, list[Mark]]:
-    """How a batch that is done is settled, by token: what could not be parsed, then the rest."""
+    """Return how a finished batch is settled, by token: unreadable messages, then the rest."""
     marks: dict[int, list[Mark]] = {}
     for part in parts:
         some = marks.setdefault(part.token, [])
@@ -275,7 +275,7 @@ def _settle_to(tx: Tx, reader: Reader, group: Group, number: int, seconds: float
         if reader.manual:
             settled += _let_go(tx, group, reader_batch)
             continue
-        # Spark has finished with it: what nobody else was given meanwhile is done.
+        # Spark has finished this batch: what no other consumer was given is done.
         reclaim(tx, group, reader_batch, seconds)
         for token, marks in marks_for(parts_of_batch(tx, reader_batch)).items():
             settled += sum(outcome.settled for outcome in settle(tx, token, marks))
@@ -284,7 +284,7 @@ def _settle_to(tx: Tx, reader: Reader, group: Group, number: int, seconds: float
 
 
 def _let_go(tx: Tx, group: Group, reader_batch: ReaderBatch) -> int:
-    """Manual mode: what a finished batch neither settled nor held has failed."""
+    """Manual mode: nack what a finished batch neither settled nor held."""
     settled, left = 0, False
     for stand in part_states(tx, group, reader_batch):
         part = stand.part
@@ -314,7 +314,7 @@ def _unheld(tx: Tx, group: Group, part: BatchPart) -> Ranges:
 
 
 def _again(tx: Tx, reader: Reader, group: Group, request: ReaderRequest) -> int | None:
-    """The highest hand-out that Spark has not taken note of; one with nothing left is dropped."""
+    """Return the highest batch that Spark has not recorded; drops batches with nothing left."""
     found = None
     for reader_batch in batches_between(tx, reader.id, request.start, NO_END):
         reclaim(tx, group, reader_batch, request.lease_seconds)
@@ -326,9 +326,9 @@ def _again(tx: Tx, reader: Reader, group: Group, request: ReaderRequest) -> int 
 
 
 def _renew(tx: Tx, reader_batch: ReaderBatch, seconds: float) -> None:
-    """Let what an earlier epoch was given begin anew: a whole lease from now, and flagged.
+    """Restart the leases of an earlier epoch and flag their messages as redelivered.
 
-    A lease that is about to run out would be taken back under another token than tasks are given.
+    A lease that is about to end would be reclaimed under another token than tasks were given.
     """
     for token in _tokens(tx, reader_batch):
         found = tx.held(token)
@@ -345,7 +345,7 @@ def _tokens(tx: Tx, reader_batch: ReaderBatch) -> list[int]:
 
 
 def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[LaneBatch]:
-    """Take from one lane after the other up to the limits; headers only, no payload is read."""
+    """Take from one lane after another up to the limits; reads headers only, no payload."""
     rows = min(request.rows, room_for(tx, queue, group, Handout(queue.name, group.name, tx.store)))
     size = request.bytes
     parts: dict[int, LaneBatch] = {}
@@ -358,7 +358,7 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
         if lane.id in parts:
             if cursor.next < lane.head or tx.due_claims(lane.id, group.id, 1):
                 break
-            # Emptied by exactly what was wanted: others may have work behind it.
+            # Emptied by exactly what was wanted: other lanes may have work.
             cursor.ready = False
             tx.changed(cursor)
             continue
@@ -369,7 +369,7 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
             parts[lane.id] = LaneBatch(lane, cursor, taken, union_of(taken), number, [])
             rows -= ranges.count(parts[lane.id].ranges)
             size -= _size_of(taken)
-        elif cursor.ready:  # a slice ended before its work did; Spark asks again
+        elif cursor.ready:  # it stopped before all work was done; Spark calls again
             break
     return list(parts.values())
 
@@ -381,7 +381,7 @@ def _take(
 
 
 def _fitting(tx: Tx, lane: Lane, group: Group, cursor: Cursor, rows: int, size: int) -> int:
-    """About how many messages of a lane fit into `size` bytes, at least one, at most `rows`."""
+    """Estimate how many messages of a lane fit into `size` bytes, from 1 to `rows`."""
     due = tx.due_claims(lane.id, group.id, 1)
     at, fit = (due[0].ranges[0] if due else cursor.next), 0
     for segment in tx.segments_from(lane.id, at):
@@ -408,7 +408,7 @@ def _size(tx: Tx, lane: int, which: Ranges) -> int:
 
 
 def _merged(claims: list[Claim]) -> list[Claim]:
-    """Claims with equal counters as one, so that what was pushed together is read together."""
+    """Merge claims with equal counters, so that messages pushed together are read together."""
     merged: dict[tuple[int, int, bool], Claim] = {}
     for claim in claims:
         known = merged.setdefault(
@@ -419,7 +419,7 @@ def _merged(claims: list[Claim]) -> list[Claim]:
 
 
 def _first_bytes(tx: Tx, lane: int, which: Ranges, size: int) -> Ranges:
-    """The beginning of a range set, at whole segments, that is about `size` bytes."""
+    """Return the beginning of a range set, in whole segments, of about `size` bytes."""
     for segment, lo, hi in tx.segments_over(lane, which):
         size -= (hi - lo) * segment.bytes // segment.count
         if size <= 0:

@@ -1,4 +1,4 @@
-"""Looking at messages without touching them: bounded by a limit and a time, resumable."""
+"""Browse: read messages without changing them, bounded by a limit and a time, resumable."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def _limit_seconds(request: BrowseRequest) -> None:
 
 @verb("read-only", read_only=True, check=_limit_seconds)
 def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
-    """Messages in the order of lane and sequence. `next` is given as long as there may be more."""
+    """Return messages by lane and sequence. `next` is set while there may be more."""
     queue = find_queue(tx, request.queue)
     group = None if request.group is None else find_group(tx, queue, request.group)
     deadline = time.monotonic() + request.seconds
@@ -47,7 +47,7 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
 
 @verb("read-only", name="message", queue="queue_name", read_only=True)
 def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessage:
-    """One stored message by its id."""
+    """Return one stored message by its id."""
     queue = find_queue(tx, queue_name)
     group = None if group_name is None else find_group(tx, queue, group_name)
     place = ids.parse_message_id(id)
@@ -60,7 +60,7 @@ def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessa
 
 
 def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) -> str:
-    """Where one message stands in a group."""
+    """Return the state of one message in a group."""
     if segment.for_group not in (None, group.id):
         return "hidden"
     cursor = tx.cursor(lane.id, group.id)
@@ -69,7 +69,7 @@ def state_of(tx: Tx, group: Group, lane: Lane, segment: Segment, sequence: int) 
     for claim in tx.claims_in(lane.id, group.id, sequence, sequence + 1):
         if ranges.contains(claim.ranges, sequence):
             over = claim.state == DUE or (claim.at is not None and claim.at <= tx.now)
-            if claim.state == WAITING and not claim.returned:  # one claim of several delays
+            if claim.state == WAITING and not claim.returned:  # the claim may have several delays
                 over = not segment.delayed(tx.now)
             return "ready" if over else "leased" if claim.state == LEASED else "waiting"
     letters = tx.dead("dead_of", group.id, lane.id, sequence)
@@ -80,7 +80,7 @@ def _look(
     tx: Tx, request: BrowseRequest, queue: Queue, group: Group | None, lane: Lane,
     segment: Segment, first: int, found: list[StoredMessage],
 ) -> int:  # fmt: skip
-    """Look through one segment from a sequence on; answers with where to go on."""
+    """Read one segment from a sequence on; returns where to continue."""
     late = request.until is not None and segment.created_at >= request.until
     if late or (request.since is not None and segment.created_at < request.since):
         return segment.stop
@@ -102,7 +102,7 @@ def _look(
 def view(
     tx: Tx, queue: Queue, group: Group | None, lane: Lane, segment: Segment, sequence: int
 ) -> StoredMessage:
-    """A stored message as a user sees it; with a group, also its state there."""
+    """Return a stored message as users see it; with a group, including its state there."""
     home = tx.partition_by_id(lane.partition)
     assert home is not None
     tx.show(lane.id, sequence + 1)
@@ -126,7 +126,7 @@ def view(
 
 
 def _lanes(tx: Tx, queue: Queue, partition: str | None, start: int) -> Iterator[Lane]:
-    """The lanes from one on, in order; not many more are read than are asked for."""
+    """Yield the lanes from one on, in order, reading few more than needed."""
     if partition is not None:
         home = find_partition(tx, queue, partition)
         some = sorted(tx.lanes_in(home.id), key=lambda lane: lane.id)

@@ -1,6 +1,6 @@
-"""The figures of every queue and group at one moment, for monitoring.
+"""A snapshot of the counters of every queue and group, for monitoring.
 
-The cost grows with the number of lanes and claims, never with that of messages.
+The cost grows with the number of lanes and claims, never with the number of messages.
 """
 
 from msgspec import Struct, field
@@ -14,7 +14,7 @@ from .stats import visible_in
 
 
 class GroupMetrics(Struct):
-    """Of one group; the first eight only ever grow."""
+    """The counters of one group; the first eight never decrease."""
 
     id: int
     queue: str
@@ -37,13 +37,14 @@ class GroupMetrics(Struct):
 
 
 class MetricsSnapshot(Struct):
-    """Pushed messages by queue, and the groups; what was deleted has no name."""
+    """Messages pushed by queue, and the groups; deleted ones have an empty name."""
 
     pushed: dict[str, int]
     groups: list[GroupMetrics]
 
 
 def snapshot(tx: Tx) -> MetricsSnapshot:
+    """Read the counters of all queues and groups."""
     tallies: dict[int, dict[str, int]] = {}
     for group_id, name, n in tx.all("tallies"):
         tallies.setdefault(group_id, {})[name] = n
@@ -74,7 +75,7 @@ def _count(group: GroupMetrics, tally: dict[str, int]) -> None:
 
 
 def _deleted(tally: dict[str, int]) -> GroupMetrics:
-    """What groups that are no more have counted, so that totals never shrink."""
+    """Return what deleted groups have counted, so that totals never decrease."""
     delivered, acked, failed = (tally.get(name, 0) for name in ("delivered", "acked", "failed"))
     group = GroupMetrics(GONE, "", "", delivered, acked, failed)
     _count(group, tally)
@@ -82,7 +83,7 @@ def _deleted(tally: dict[str, int]) -> GroupMetrics:
 
 
 def _unread(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
-    """Take copies for other groups and delayed messages out of what is ready."""
+    """Subtract copies for other groups and delayed messages from what is ready."""
     for group_id, hidden, delayed in tx.all("odd_figures", tx.now):
         groups[group_id].ready -= hidden + delayed
         groups[group_id].waiting += delayed

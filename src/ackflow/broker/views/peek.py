@@ -1,4 +1,4 @@
-"""What comes: the messages a group would be given next, and those that are pushed while one looks."""
+"""Peek and follow: messages a group would get next, and messages as they are pushed."""
 
 from ... import ranges, validate
 from ...model import News, StoredMessage
@@ -12,7 +12,7 @@ from .browse import view
 
 @verb("read-only", queue="queue_name", read_only=True)
 def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMessage]:
-    """The next messages of a group, in the order of serving, whatever holds them back.
+    """Return the next messages of a group in the order of serving, even if they are held back.
 
     A group that does not exist would begin at the start.
     """
@@ -29,7 +29,7 @@ def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMes
 
 
 def _in_turn(tx: Tx, queue: Queue, group: Group | None) -> list[tuple[Lane, int]]:
-    """The lanes as they would be served, and where the group goes on in each."""
+    """Return the lanes in the order of serving, and where the group continues in each."""
     if group is None:
         lanes = sorted(tx.lanes(queue.id), key=lambda lane: (lane.priority, lane.id))
         return [(lane, lane.base) for lane in lanes]
@@ -41,7 +41,7 @@ def _in_turn(tx: Tx, queue: Queue, group: Group | None) -> list[tuple[Lane, int]
 def _next_of(
     tx: Tx, queue: Queue, group: Group | None, lane: Lane, start: int, want: int
 ) -> list[StoredMessage]:
-    """What came back to a lane and is due before what is new."""
+    """Return the next messages of a lane: due ones before new ones."""
     due: Ranges = []
     for claim in tx.due_claims(lane.id, group.id, want) if group else ():
         due = ranges.union(due, claim.ranges)
@@ -70,9 +70,9 @@ def follow(
     tx: Tx, queue_name: str, partition: str | None, after: dict[int, int] | None, last: int,
     limit: int,
 ) -> News:  # fmt: skip
-    """What was pushed since the places told before, up to `limit`; at first the `last` few.
+    """Return what was pushed after the given positions, up to `limit`; at first the `last` few.
 
-    Nothing is touched: it is no group, and holds nothing.
+    It is read-only: it creates no group and holds nothing.
     """
     validate.integer(last, "last", 0, 10_000)
     validate.integer(limit, "limit", 1, 10_000)
@@ -95,7 +95,7 @@ def follow(
 
 
 def _last(tx: Tx, queue: Queue, lanes: list[Lane], last: int) -> News:
-    """The last few messages: they can only lie in as many of the lanes pushed to last."""
+    """Return the last few messages, which are in the lanes that were pushed to last."""
     found: list[StoredMessage] = []
     for lane in sorted(lanes, key=lambda lane: -lane.last_at)[:last]:
         found += _from(tx, queue, lane, max(lane.base, lane.head - last), last)

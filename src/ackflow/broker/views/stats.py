@@ -1,4 +1,4 @@
-"""Statistics: every number is counted from rows at the moment of asking."""
+"""Statistics: every number is counted from rows when it is asked for."""
 
 from collections.abc import Container
 
@@ -59,7 +59,7 @@ def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
 
 
 def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int, head: int) -> GroupStats:
-    """Sums over the lanes of the queue, which end at `head` together."""
+    """Sum over the lanes of the queue, whose heads add up to `head`."""
     tx.flush()
     next, delivered, consumed, failed, *rest = tx.all("group_totals", group.id, queue.id)[0]
     oldest = rest.pop()
@@ -92,8 +92,10 @@ def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int, head: int) -> Gr
 
 
 def _uneven(tx: Tx, queue: Queue, group: Group, counts: Counts, oldest: int | None) -> int | None:
-    """Correct what was counted where delayed messages, copies or deleted ones lie ahead; answers with
-    the time of the oldest unread message."""
+    """Correct the counts for delayed, hidden or deleted messages ahead of the cursors.
+
+    Returns the time of the oldest unread message.
+    """
     uneven = [row[0] for row in tx.all("uneven_lanes", queue.id, group.id)]
     if not uneven:
         return oldest
@@ -113,7 +115,7 @@ def _uneven(tx: Tx, queue: Queue, group: Group, counts: Counts, oldest: int | No
 
 
 def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | None]:
-    """What became of every message in these lanes, and when the oldest unsettled one was pushed."""
+    """Count the messages of these lanes by state, and return the time of the oldest one."""
     total = Counts()
     oldest: list[int] = []
     claimed: dict[int, list[tuple[int, int, int]]] = {}
@@ -147,7 +149,7 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
 def visible_in(
     tx: Tx, group_id: int, lane: Lane, first: int, stop: int
 ) -> tuple[ranges.Ranges, int]:
-    """What a group will see of [first, stop), deleted ones included, and how many are delayed."""
+    """Return what a group sees of [first, stop), deleted included, and how many are delayed."""
     if first >= stop:
         return [], 0
     there = ranges.difference([first, stop], hidden_copies_in(tx, lane, group_id, first, stop))
@@ -178,7 +180,7 @@ def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[Partitio
 
 @verb("read-only", queue="queue_name", read_only=True)
 def leases(tx: Tx, queue_name: str, name: str | None) -> list[LeaseStats]:
-    """The live leases of a queue, or of one group; at most a thousand a group."""
+    """Return the live leases of a queue or of one group, at most 1,000 for each group."""
     queue = find_queue(tx, queue_name)
     groups = tx.groups(queue.id) if name is None else [find_group(tx, queue, name)]
     found = [lease_stats(tx, queue, g, lease) for g in groups for lease in _live(tx, g)]
@@ -193,7 +195,7 @@ def _live(tx: Tx, group: Group) -> list[Lease]:
 def lease_stats(
     tx: Tx, queue: Queue, group: Group, lease: Lease, lanes: Container[int] | None = None
 ) -> LeaseStats:
-    """A lease, or what it has in some lanes."""
+    """Return the statistics of a lease, or of its part in some lanes."""
     parts = [part for part in lease.parts if lanes is None or part.lane in lanes]
     mine = {part.lane for part in parts}
     homes = {lane.partition for part in parts if (lane := tx.lane(part.lane))}
@@ -216,7 +218,7 @@ def lease_stats(
 
 @verb("read-only", queue="queue_name", read_only=True)
 def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[Progress]:
-    """How far a group is in each partition."""
+    """Return how far a group has read each partition."""
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
     live = sorted(_live(tx, group), key=lambda lease: lease.acquired_at)
@@ -249,25 +251,25 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
 
 @verb("read-only", values=True, read_only=True)
 def value(tx: Tx, key: str) -> Value | None:
-    """A small keyed value."""
+    """Return a small keyed value."""
     row = tx.one("get_value", key)
     return None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
 
 
 @verb("read-only", values=True, read_only=True)
 def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
-    """The values whose keys begin with a prefix, in order of key."""
+    """Return the values whose keys begin with a prefix, by key."""
     rows = tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
     return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
 
 
 @verb("read-only", read_only=True)
 def overdue(tx: Tx) -> int:
-    """For how long a lease has been over, or a message due, that nobody has taken back."""
+    """Return how long the oldest expired lease or due message has waited for upkeep."""
     groups = tx.all("groups_with_expired", tx.now)
     return max((tx.now - tx.value("next_time", id) for (id,) in groups), default=0)
 
 
 def ready(tx: Tx) -> bool:
-    """Read something small, to see that the database answers."""
+    """Read one small value, to check that the database answers."""
     return tx.value("get_meta", "store") is not None

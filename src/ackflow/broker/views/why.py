@@ -1,4 +1,4 @@
-"""Why: what became of a message for a group, and why it is or is not delivered now."""
+"""Why: what happened to a message for a group, and why it is or is not delivered now."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..core.topology import complete_cursors, cursor_for, no_group
 from ..verb import verb
 from .stats import visible_in
 
-# What ended a message, as its state and in words; other fates brought it back.
+# Fates that end a message, with its state and in words; all other fates return it.
 _ENDS = {
     "ack": ("acked", "acknowledged"),
     "requeue": ("requeued", "requeued, a copy went to the end of its lane"),
@@ -31,7 +31,7 @@ _ENDS = {
 
 @verb("read-only", queue="queue_name")
 def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
-    """Answer in one sentence and in fields; a message or queue that is not there is an answer too."""
+    """Explain in one sentence and in fields; an unknown message or queue is an answer too."""
     place = ids.parse_message_id(id)
     base: dict[str, Any] = {"message_id": id, "group": group_name}
     queue = tx.queue(validate.name(queue_name, "queue"))
@@ -56,7 +56,7 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
 
 
 class _Case:
-    """One message of one group, looked at from every side."""
+    """One message of one group."""
 
     def __init__(
         self, tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, sequence: int,
@@ -92,7 +92,7 @@ class _Case:
         return Why(sentence, state, **self.base, **fields)
 
     def delayed_until(self) -> int | None:
-        """When the message may first be handed out, if a delay was asked for and is not over."""
+        """Return when a delayed message is due, or None if it is not delayed now."""
         for segment, _, _ in self.tx.segments_over(
             self.lane.id, [self.sequence, self.sequence + 1]
         ):
@@ -150,7 +150,7 @@ class _Case:
         )
 
     def ready(self, position: int, counters: dict[str, Any]) -> Why:
-        """It could be delivered, unless something holds the queue, the group or the lane."""
+        """Explain a message that could be delivered, unless something holds it back."""
         fields = {"position": position, **counters}
         if self.queue.paused or self.group.paused:
             what = "queue" if self.queue.paused else "group"
@@ -213,12 +213,12 @@ class _Case:
         return "Held back: its partition is leased.", None, None
 
     def trimmed(self) -> bool:
-        """Whether its segment is gone as well: every group had settled it."""
+        """Return whether its segment was dropped, after every group had settled it."""
         one = [self.sequence, self.sequence + 1]
         return not any(self.tx.segments_over(self.lane.id, one))
 
     def gone(self) -> Why:
-        """It is no longer there for anybody, but for a time to live perhaps not by hand."""
+        """Explain a message that is no longer stored: deleted, or dropped by time to live."""
         last = self.last_fate()
         if last is not None and last[0].verb == "retention":
             return self.over(last[0].verb, last[0].at, last[1])
@@ -230,15 +230,15 @@ class _Case:
         return self.say("deleted", "Deleted: the message was removed by hand.")
 
     def settled(self) -> Why:
-        """Over, as is remembered of it."""
+        """Explain a message that has ended, from the history of leases."""
         last = self.last_fate()
         return self.forgotten() if last is None else self.over(last[0].verb, last[0].at, last[1])
 
     def last_fate(self) -> tuple[Fate, Lease] | None:
-        """What the newest lease or note over it tells, while it is remembered.
+        """Return how the newest lease or note ended the message, while there is a history.
 
-        That it is gone is noted for every group when its lane begins after it; a group that was done
-        with it before is still told so.
+        A message that is gone is noted for every group when the base of its lane moves; for a group
+        that had settled it before, that earlier end is returned.
         """
         gone: tuple[Fate, Lease] | None = None
         for lease in self.tx.leases_of(self.group.id, self.lane.id, self.sequence):
@@ -258,12 +258,12 @@ class _Case:
         state, words = _ENDS[verb]
         who = {"consumer": lease.consumer, "token": ids.token_text(lease.token)}
         by = f" by {lease.consumer}" if lease.consumer else ""
-        told = _time(at, "seconds")  # as exact as fates are
+        told = _time(at, "seconds")  # fates are exact to a second
         return self.say(state, f"Done: {words} at {told}{by}.", at=when(at),
                         **(who if lease.consumer else {}))  # fmt: skip
 
     def forgotten(self) -> Why:
-        """Nothing is remembered of it: it was over long ago, never held, or never for this group."""
+        """Explain a message without history: ended long ago, never leased, or not its own."""
         history = self.tx.now - round(self.queue.options.history_seconds * SECOND)
         created = None
         if not self.trimmed():
@@ -280,15 +280,17 @@ class _Case:
         return self.say("done", f"Done before {_time(history)}, {others}.", until=when(history))
 
     def before_the_group(self, created: int) -> bool:
-        """Whether the group began after this message. What a group never read counts as skipped, and
-        lies before all that was skipped later."""
+        """Return whether the group starts after this message.
+
+        What a group never read counts as skipped, and comes before all that was skipped later.
+        """
         start = self.group.options.start
         began = self.group.created_at if start == "new" else 0 if start == "all" else start
         return created <= began and self.sequence < self.cursor.skipped + self.cursor.hidden
 
 
 def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
-    """What no pop would hand out any more is not ready, whether or not upkeep has run."""
+    """Drop or dead-letter what no pop would deliver, whether or not upkeep has run."""
     options = queue.options
     complete_cursors(tx, queue, lane)
     while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
