@@ -30,12 +30,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     soak_is_selected = "soak" in (config.option.markexpr or "")
     for item in items:
-        if item.path.parent.name in ("spark", "pipeline"):
+        if starts_spark(item):
             item.add_marker(pytest.mark.xdist_group("spark"))
         if _repeats_semantics(item):
             item.add_marker(pytest.mark.outer)
         if item.get_closest_marker("soak") and not soak_is_selected:
             item.add_marker(pytest.mark.skip(reason="a soak test; run with -m soak"))
+
+
+def starts_spark(item: pytest.Item) -> bool:
+    """Return whether a test uses the shared Spark session or starts Spark in other processes."""
+    fixtures: list[str] = getattr(item, "fixturenames", [])
+    return "spark" in fixtures or item.get_closest_marker("spark") is not None
 
 
 def _repeats_semantics(item: pytest.Item) -> bool:

@@ -20,9 +20,9 @@ from ackflow.pipeline.messages import (
     Rows,
     encode,
 )
-from tests.spark.conftest import spark
+from tests.spark.conftest import no_spark_outside_its_group, spark
 
-__all__ = ["spark"]
+__all__ = ["no_spark_outside_its_group", "spark"]
 
 SHARDS = ["00", "01"]
 

@@ -16,7 +16,7 @@ from ackflow.pipeline.stages import Settings
 
 from .expected import answers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = ("worker", "router", "jvm", "aggregator", "finisher")

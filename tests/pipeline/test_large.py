@@ -15,7 +15,7 @@ from tests.spark.test_cluster import Cluster
 
 from .test_end_to_end import check, kill_jvm, results
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 APART = 2.0
 EXECUTOR = "CoarseGrainedExecutorBackend"

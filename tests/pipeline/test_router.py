@@ -103,8 +103,8 @@ def test_what_cannot_be_read_is_told_and_the_rest_goes_on(lab: Lab) -> None:
     lab.run()
     assert [row["amount"] for row in lab.rows("sold")] == ["1.000000000000000000"]
     assert lab.reasons() == [
-        "invalid message: neither a batch nor an end of file",
         "invalid end of file: worker, workers or batches is missing",
+        "invalid message: neither a batch nor an end of file",
         "truncated batch: it has no rows",
         "unknown table: nothing",
     ]

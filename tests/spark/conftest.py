@@ -11,8 +11,9 @@ from pyspark.sql.streaming import StreamingQuery
 import ackflow
 import ackflow.spark
 from ackflow import Session
+from tests.conftest import starts_spark
 
-# What makes a JVM start fast matters more here than what makes it run fast.
+# Tests need a JVM that starts fast rather than one that runs fast.
 FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -43,6 +44,15 @@ def spark() -> Iterator[SparkSession]:
     session = fast_session()
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_spark_outside_its_group(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let Spark fail to start in tests that are not in the xdist group `spark`."""
+    if not starts_spark(request.node):
+        monkeypatch.setenv("SPARK_HOME", "/this-test-needs-the-marker-spark")
 
 
 class Lab:
