@@ -17,7 +17,7 @@ Open = Callable[..., Session]
 
 
 def pytest_configure() -> None:
-    """Processes that tests start must hear Ctrl-C, even when the tests run in the background."""
+    """Processes that tests start must receive Ctrl-C, even when pytest runs in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -56,8 +56,8 @@ def _repeats_semantics(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _logs_are_heard() -> None:
-    """A test that set up logging as the server does must not make the others deaf."""
+def _log_records_propagate() -> None:
+    """Undo the logging configuration of an earlier test, so that caplog sees every record."""
     for name in ("ackflow", "ackflow.server", "ackflow.dead"):
         logger = logging.getLogger(name)
         logger.propagate, logger.disabled = True, False

@@ -146,7 +146,7 @@ MUTANTS = [
         "an extended lease ends at its first end", "I3",
         "if cursor is not None and cursor.kept == lease.id:",
         "if cursor is not None and cursor.kept == -1:",
-        "test_fencing",
+        "unit/test_claims_in_cursors test_fencing",
     ),
     Mutant(
         "an exclusive group has several leases", "I3",
@@ -227,7 +227,7 @@ MUTANTS = [
         "a deleted message is passed without being counted", "I6",
         "cursor.purged += stop - first - ranges.count(there)",
         "cursor.purged += 0",
-        "test_admin",
+        "test_inspection test_admin stateful/test_broker",
     ),
     Mutant(
         "a seek back keeps what was done", "I6",

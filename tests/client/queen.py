@@ -95,7 +95,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> 
 
 
 class Work:
-    """What processes messages: it remembers them, and fails on those it is told to fail on."""
+    """A handler that remembers its messages, and fails on the chosen ones."""
 
     def __init__(self, fails_on: Any = ()) -> None:
         self.seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""How the settles of a session are counted and measured."""
+"""Ack statistics of a session: counts, rates and latencies."""
 
 from contextlib import suppress
 

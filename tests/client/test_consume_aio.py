@@ -162,7 +162,7 @@ def test_a_stop_returns_what_was_not_started_uncounted(run: Run) -> None:
     run(test)
 
 
-def test_cancelling_the_one_who_waits_stops_gracefully(run: Run) -> None:
+def test_cancelling_the_waiting_task_stops_gracefully(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         await q.push("orders", [1, 2])
         begun, go = asyncio.Event(), asyncio.Event()

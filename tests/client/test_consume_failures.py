@@ -1,4 +1,4 @@
-"""Handlers of a consume loop that forget, hang or end it, on files and through a server."""
+"""Consume loops whose handlers forget to settle, hang or stop the loop, on files and over HTTP."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a session does about dead letters: alerts, a look at the causes, another try."""
+"""Dead letters from a session: alerts, causes and redrive."""
 
 import asyncio
 import logging
@@ -281,7 +281,7 @@ def test_a_crash_makes_no_second_copy_of_what_had_to_take_another_id(
 
 
 class Alarms:
-    """Who is called by an alert, and how often."""
+    """Records the calls of an alert."""
 
     def __init__(self, fails: int = 0) -> None:
         self.heard: list[tuple[str, int]] = []

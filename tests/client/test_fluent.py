@@ -1,4 +1,4 @@
-"""The fluent style: what is chosen is chained, the last word does it."""
+"""The fluent style: options are chained, and the last call acts."""
 
 import threading
 from collections.abc import Callable
@@ -159,7 +159,7 @@ def test_a_chain_ends_in_a_consume_loop(q: Session) -> None:
     assert seen == [[1, 2, 3]]
 
 
-def test_each_and_callbacks_are_heard(q: Session) -> None:
+def test_each_and_callbacks_are_called(q: Session) -> None:
     q.push("orders", [1, 2])
     failed: list[str] = []
 

@@ -1,4 +1,4 @@
-"""JetStream's words: what a consumer is configured to do, and what its messages can be told."""
+"""JetStream's interface: consumer configuration and the verbs of messages."""
 
 import threading
 from typing import Any
@@ -331,7 +331,7 @@ def test_under_explicit_an_ack_is_for_one_message(q: Session) -> None:
     assert (counts(q).done, counts(q).leased) == (1, 2)
 
 
-def test_under_all_an_ack_is_for_all_before_it_whoever_fetched_them(q: Session) -> None:
+def test_under_all_an_ack_settles_all_before_it_for_every_consumer(q: Session) -> None:
     q.push("orders", list(range(6)))
     workers = make(q, ack_policy="all")
     workers.fetch(2, wait=0)

@@ -1,4 +1,4 @@
-"""The server is killed while clients push and consume; nobody but the log learns of it."""
+"""The server is killed while clients push and consume; the clients only log it."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ Start = Callable[..., Process]
 
 
 class Ledger:
-    """What the clients know: pushed and answered, acked and answered, handled, raised."""
+    """What the clients recorded: confirmed pushes and acks, handled messages, errors."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A push that is more than a server takes in one request."""
+"""A push that is larger than one request of the server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_push_in_parts_keeps_its_order_and_its_key(q: Session) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_push_of_more_messages_than_a_server_takes_at_once_is_parted(q: Session) -> None:
+def test_a_push_of_more_messages_than_a_server_takes_at_once_is_split(q: Session) -> None:
     assert len(q.push("q", list(range(45_000)))) == 45_000
     assert q.queue_stats("q").messages == 45_000
 

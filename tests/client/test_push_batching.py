@@ -1,4 +1,4 @@
-"""Pushes of many tasks travel together, and each is answered as if it had gone alone."""
+"""Pushes of concurrent tasks share a request, and each gets its own answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -243,7 +243,7 @@ def test_the_time_of_a_lock_is_clamped_to_one_to_three_hundred_seconds(
 @pytest.mark.parametrize(
     "request_", [{"ttl_seconds": "5"}, {"ttl_seconds": 1.5}, {"count": 0}, {"count": 101}]
 )
-def test_what_is_no_number_is_refused_in_a_short_sentence(
+def test_an_invalid_number_is_refused_in_a_short_sentence(
     run: Run, request_: dict[str, Any]
 ) -> None:
     async def test(q: aio.Session) -> None:

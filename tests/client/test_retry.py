@@ -1,4 +1,4 @@
-"""When a client tries again, how long it waits before, and when it stops asking."""
+"""Retries of the HTTP client: when, how long it waits, and when the circuit breaker opens."""
 
 import asyncio
 from collections.abc import Callable

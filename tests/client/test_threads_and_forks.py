@@ -1,4 +1,4 @@
-"""One session serves many threads, and says what is wrong when it is used after a fork."""
+"""One session serves many threads, and refuses to work after a fork with a clear error."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What an operator changes: options, pauses, where a group reads, what is thrown away."""
+"""Operator verbs: configure, pause, seek, purge and delete."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -137,7 +137,7 @@ def test_making_a_group_shared_frees_its_partitions(q: Session) -> None:
         (START - 5, [1, 2, 3]),
     ],
 )
-def test_a_new_group_starts_where_it_is_told(
+def test_a_new_group_starts_where_its_option_says(
     q: Session, clock: VirtualClock, start: Any, wanted: list[int]
 ) -> None:
     for n in (1, 2, 3):
@@ -340,7 +340,7 @@ def test_a_purge_removes_everything_and_counts_it(q: Session) -> None:
     assert data(q.pop("orders", group="g", batch=9)) == [5]
 
 
-def test_what_was_purged_is_read_again_by_nobody(q: Session) -> None:
+def test_purged_messages_are_never_read_again(q: Session) -> None:
     ids = q.push("orders", [1, 2, 3])
     batch = q.pop("orders", batch=2)
     assert batch.token is not None
@@ -509,7 +509,7 @@ def test_settling_the_whole_batch_tells_of_every_lost_message(
     assert {r.code for r in answer.refused} == {"invalid_lease"}
 
 
-def test_a_token_nobody_knows_is_refused_and_not_passed_over(q: Session) -> None:
+def test_an_unknown_token_is_refused_and_not_ignored(q: Session) -> None:
     lease: Any = q.lease("AAAAAAAAAAA")
     for verb in (lease.ack, lease.nack, lease.release, lease.reject, lease.extend, lease.read):
         with pytest.raises(LeaseLost):

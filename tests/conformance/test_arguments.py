@@ -45,7 +45,7 @@ def test_every_duration_may_be_a_timedelta(q: Session, clock: VirtualClock) -> N
 
 
 @pytest.mark.parametrize("bad", [timedelta(seconds=-1), "60", True, [1], timedelta(days=10**6)])
-def test_what_is_no_duration_is_refused(q: Session, bad: Any) -> None:
+def test_an_invalid_duration_is_refused(q: Session, bad: Any) -> None:
     for call in (
         lambda: q.push("q", 1, delay=bad),
         lambda: q.push("q", Item(data=1, delay=bad)),

@@ -349,7 +349,7 @@ def test_a_bad_time_is_refused(s: Scene) -> None:
     all_refused(s, each_with(TIMES, times))
 
 
-def test_a_time_without_zone_is_told_what_to_do(s: Scene) -> None:
+def test_the_error_for_a_time_without_zone_says_what_to_do(s: Scene) -> None:
     with pytest.raises(InvalidArgument, match=r"time zone; use datetime\.now\(timezone\.utc\)"):
         s.q.seek("orders", "g", time=NAIVE)
 
@@ -565,7 +565,7 @@ def test_a_closed_session_says_so(q: Session) -> None:
     "place",
     ["", "  ", None, 5, b"bytes.db", "postgresql://host/db?schema=A", "ftp://x", SURROGATE],
 )
-def test_what_is_no_database_is_refused_and_leaves_nothing(
+def test_an_invalid_database_address_is_refused_and_leaves_nothing(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

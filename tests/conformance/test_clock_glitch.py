@@ -1,4 +1,4 @@
-"""A clock that was wrong for a moment and was set right leaves nothing behind that lasts."""
+"""A clock that was wrong for a moment and was corrected leaves no lasting effect."""
 
 import threading
 import time

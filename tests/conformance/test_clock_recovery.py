@@ -1,4 +1,4 @@
-"""What was written under a clock ten years ahead is as it would have been, once upkeep has run."""
+"""Upkeep corrects times that were written while the clock was ten years ahead."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Dead letters: found, counted, summed up, sent back or thrown away; one per message and group."""
+"""Dead letters: listing, counting, summary, redrive and purge; one per message and group."""
 
 from typing import Any
 

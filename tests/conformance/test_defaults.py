@@ -1,4 +1,4 @@
-"""The defaults of every dialect, side by side, as shown and as lived."""
+"""The defaults of every dialect, as shown and as applied."""
 
 from typing import Any
 

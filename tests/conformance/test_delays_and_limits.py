@@ -16,7 +16,7 @@ TICK = 0.000001
 
 
 def counts(q: Session, group: str = "g") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats("q", group).counts)
     return {name: n for name, n in found.items() if n}
 
@@ -405,7 +405,7 @@ def test_a_pop_never_hands_out_what_waited_longer_than_max_wait(
     assert [d.kind for d in q.dead_letters("q").items] == ([] if given else ["max_wait"])
 
 
-def test_what_waited_too_long_dies_at_its_limit_though_nobody_pops(
+def test_what_waited_too_long_dies_at_its_limit_without_a_pop(
     q: Session, clock: VirtualClock
 ) -> None:
     q.configure("q", max_wait_seconds=10)
@@ -520,7 +520,7 @@ def test_what_waited_too_long_dies_behind_what_may_still_come(
 
 
 @pytest.mark.every_store
-def test_upkeep_buries_all_that_waited_too_long_however_much_and_in_however_many_partitions(
+def test_upkeep_dead_letters_everything_that_waited_too_long_in_all_partitions(
     q: Session, clock: VirtualClock
 ) -> None:
     q.configure("q", max_wait_seconds=5)
@@ -564,7 +564,7 @@ def test_a_message_is_delayed_by_itself_else_by_its_push_else_by_its_queue(
     assert (message.deliveries, message.redelivered) == (1, False)
 
 
-def test_a_delayed_message_holds_back_nobody_and_keeps_its_place(
+def test_a_delayed_message_holds_back_no_other_and_keeps_its_place(
     q: Session, clock: VirtualClock
 ) -> None:
     q.push("q", ["first", Item(data="delayed", delay=10), "third"])

@@ -1,4 +1,4 @@
-"""Payloads of an encrypted queue are unreadable on disk and as they were everywhere else."""
+"""Payloads of an encrypted queue are unreadable on disk and unchanged for consumers."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_payloads_are_not_readable_in_the_files(disk: Path) -> None:
         assert SECRET.encode() not in on_disk(disk)
 
 
-def test_payloads_are_as_they_were_for_those_who_read_them(disk: Path) -> None:
+def test_payloads_are_read_as_they_were_pushed(disk: Path) -> None:
     with open_on(disk) as q:
         q.configure("orders", encrypted=True)
         ids = q.push("orders", [{"n": 1}, Item(data=b"\x00\xff", headers={"h": "v"})])
@@ -125,7 +125,7 @@ def test_without_a_key_the_option_is_refused_and_nothing_is_stored(
 
 
 @pytest.mark.parametrize("bad", ["", "abc", "g" * 64, "0" * 63, "0" * 65])
-def test_what_is_no_key_is_refused(q: Session, key: pytest.MonkeyPatch, bad: str) -> None:
+def test_an_invalid_key_is_refused(q: Session, key: pytest.MonkeyPatch, bad: str) -> None:
     key.setenv("ACKFLOW_ENCRYPTION_KEY", bad)
     with pytest.raises(NoEncryptionKey, match="64 hex digits"):
         q.configure("orders", encrypted=True)

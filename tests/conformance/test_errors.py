@@ -1,4 +1,4 @@
-"""The family of errors: each has a code that never changes, a status and a sentence."""
+"""Errors: each has a stable code, an HTTP status and a sentence."""
 
 import importlib
 import pickle
@@ -65,7 +65,7 @@ def family(root: type[AckflowError]) -> Iterator[type[AckflowError]]:
 
 
 def ours() -> list[type[AckflowError]]:
-    """All there are, whatever the tests before this one have loaded."""
+    """All errors of the package, whichever modules are imported already."""
     for module in pkgutil.walk_packages(ackflow.__path__, "ackflow."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -103,7 +103,7 @@ def test_every_error_has_a_sentence_and_a_status_of_failure(error: type[AckflowE
 
 
 @pytest.mark.parametrize("error", ours())
-def test_an_error_says_what_it_was_told_to_say(error: type[AckflowError]) -> None:
+def test_an_error_carries_its_message_and_details(error: type[AckflowError]) -> None:
     said = error("the lid is open", lid=3)
     assert str(said) == said.message == "the lid is open"
     assert said.details == {"lid": 3}

@@ -1,4 +1,4 @@
-"""A lease that is over counts as over for every verb, whether or not anybody has noticed."""
+"""A lease past its end counts as ended for every verb, whether or not upkeep has run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +79,7 @@ def test_the_dead_letters_are_those_there_are(
     [(1, {"done": 1, "dead": 1}, "dead"), (None, {"done": 2}, "acked")],
     ids=["its message is dead", "its message was given back"],
 )
-def test_an_ack_of_policy_all_does_not_settle_for_a_holder_who_was_too_slow(
+def test_an_ack_of_policy_all_does_not_settle_an_expired_lease(
     q: Session,
     clock: VirtualClock,
     noticed: bool,

@@ -18,7 +18,7 @@ LEASE = 300
 
 
 def counts(q: Session, group: str = "g") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats("q", group).counts)
     return {name: n for name, n in found.items() if n}
 
@@ -47,8 +47,8 @@ def say(message: Message, verb: str) -> None:
     getattr(message, verb)()
 
 
-def told_that_the_lease_is_lost(settle: Callable[[], Settled]) -> bool:
-    """Whether a caller is told, by an error or by refusals in the answer."""
+def is_refused_as_lost(settle: Callable[[], Settled]) -> bool:
+    """Whether a call is refused, by an error or by refusals in its answer."""
     try:
         answer = settle()
     except LeaseLost:
@@ -60,7 +60,7 @@ def told_that_the_lease_is_lost(settle: Callable[[], Settled]) -> bool:
 
 
 @pytest.mark.parametrize("verb", WITH_EXTEND)
-def test_a_late_verb_is_refused_also_before_anyone_else_got_the_message(
+def test_a_late_verb_is_refused_also_before_the_message_is_handed_out_again(
     q: Session, clock: VirtualClock, verb: str
 ) -> None:
     (message,) = take(q)
@@ -124,7 +124,7 @@ def test_a_lease_is_held_to_the_last_microsecond_and_no_longer(
 
 
 @pytest.mark.parametrize(("after", "given"), [(LEASE - 0.000001, 0), (LEASE, 1)])
-def test_nobody_else_is_given_a_message_before_its_lease_is_over(
+def test_a_message_is_not_handed_out_again_before_its_lease_is_over(
     q: Session, clock: VirtualClock, after: float, given: int
 ) -> None:
     take(q)
@@ -370,7 +370,7 @@ def test_a_message_of_another_database_is_not_part_of_a_lease(q: Session, verb: 
 def test_a_token_that_never_was_says_so(q: Session, verb: str) -> None:
     batch = take(q)
     stranger = q.lease(ids.token_text(ids.new_token()))
-    assert told_that_the_lease_is_lost(lambda: getattr(stranger, verb)(batch[0].id))
+    assert is_refused_as_lost(lambda: getattr(stranger, verb)(batch[0].id))
     assert counts(q) == {"leased": 1}
 
 
@@ -378,7 +378,7 @@ def test_a_token_that_never_was_says_so(q: Session, verb: str) -> None:
 def test_a_token_that_never_was_says_so_also_without_ids(q: Session, verb: str) -> None:
     take(q)
     stranger = q.lease(ids.token_text(ids.new_token()))
-    assert told_that_the_lease_is_lost(getattr(stranger, verb))
+    assert is_refused_as_lost(getattr(stranger, verb))
     assert counts(q) == {"leased": 1}
 
 
@@ -388,7 +388,7 @@ def test_a_token_that_never_was_cannot_be_extended(q: Session) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no token", "0" * 11 + "=", 7, None])
-def test_what_is_no_token_is_refused(q: Session, text: Any) -> None:
+def test_an_invalid_token_is_refused(q: Session, text: Any) -> None:
     with pytest.raises(InvalidArgument):
         q.lease(text)
 

@@ -15,7 +15,7 @@ LEASE = 300
 
 
 def counts(q: Session, group: str = "g") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats("q", group).counts)
     return {name: n for name, n in found.items() if n}
 
@@ -78,7 +78,7 @@ def test_settings_of_one_group_are_not_those_of_another(q: Session, clock: Virtu
     assert q.dead_letters("q").items == []
 
 
-def test_what_does_not_exist_is_told(q: Session) -> None:
+def test_settling_an_unknown_message_says_so(q: Session) -> None:
     q.push("q", 1)
     with pytest.raises(GroupNotFound):
         q.group_stats("q", "never made")
@@ -247,7 +247,7 @@ def test_a_waiting_message_holds_only_its_own_lane(q: Session) -> None:
     assert pop_data(q, partition="p") == ["other priority"]
 
 
-def test_a_message_that_waits_for_its_first_delivery_holds_back_nobody(
+def test_a_message_that_waits_for_its_first_delivery_holds_back_no_other(
     q: Session, clock: VirtualClock
 ) -> None:
     q.group("q", "g", ordering="ordered")
@@ -260,7 +260,7 @@ def test_a_message_that_waits_for_its_first_delivery_holds_back_nobody(
     assert pop_data(q) == ["delayed", 3]
 
 
-def test_a_dead_letter_holds_back_nobody(q: Session) -> None:
+def test_a_dead_letter_holds_back_no_message(q: Session) -> None:
     ordered(q)
     q.group("q", "g", retry_limit=1)
     pop(q, 1)[0].nack("boom", delay=100)
@@ -455,7 +455,7 @@ def test_with_a_window_of_one_the_same_message_comes_until_it_is_settled(q: Sess
         message.nack()
 
 
-def test_the_window_is_of_the_group_whoever_consumes(q: Session) -> None:
+def test_the_window_is_shared_by_all_consumers_of_a_group(q: Session) -> None:
     q.group("q", "g", max_ack_pending=1)
     q.push("q", [0, 1])
     assert len(pop(q, consumer="one")) == 1
@@ -482,7 +482,7 @@ def test_under_policy_explicit_an_ack_settles_its_own_message_only(q: Session) -
 
 
 @pytest.mark.every_store
-def test_under_policy_all_an_ack_settles_all_before_it_whoever_holds_them(q: Session) -> None:
+def test_under_policy_all_an_ack_settles_all_before_it_for_every_holder(q: Session) -> None:
     q.group("q", "g", policy="all")
     q.push("q", list(range(8)))
     one, two, three = pop(q, 2), pop(q, 3), pop(q, 2)

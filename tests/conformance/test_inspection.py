@@ -1,4 +1,4 @@
-"""Looking: statistics, progress, browsing and searching. Nothing is changed by a look."""
+"""Statistics, progress, browsing and searching are read-only."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -139,7 +139,7 @@ def test_partition_statistics_tell_priorities_and_sizes(q: Session, clock: Virtu
 
 
 @pytest.mark.every_store
-def test_lease_statistics_tell_who_holds_what_until_when(q: Session, clock: VirtualClock) -> None:
+def test_lease_statistics_show_consumer_messages_and_end(q: Session, clock: VirtualClock) -> None:
     q.push("orders", [1, 2], partition="us")
     q.push("orders", [3], partition="eu")
     clock.advance(3)

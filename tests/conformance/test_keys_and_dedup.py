@@ -1,4 +1,4 @@
-"""Nothing is pushed twice: the key of a push, and the transaction ids of messages."""
+"""Deduplication: the key of a push, and the transaction ids of messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Many messages in one push: stored in one piece, and each of them a message like any other."""
+"""Large pushes: stored as one JSON array, and each message behaves like any other."""
 
 from typing import Any
 
@@ -120,7 +120,7 @@ def test_whole_numbers_of_any_size_are_pushed_with_others(q: Session) -> None:
     assert q.pop("q", batch=N + 1)[-1].raw == str(1 << 80).encode()
 
 
-def test_a_push_larger_than_one_segment_is_parted(q: Session) -> None:
+def test_a_push_larger_than_one_segment_is_split(q: Session) -> None:
     text = "x" * (MAX_SEGMENT_BYTES // MANY)
     q.push("q", [text] * (MANY + 44))
     assert [m.data for m in q.pop("q", batch=1000)] == [text] * (MANY + 44)

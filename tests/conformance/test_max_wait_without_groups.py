@@ -1,4 +1,4 @@
-"""Rule 4 before any group: what waits too long dies all the same, and for every group that comes."""
+"""Rule 4 without a group: messages that wait too long become dead letters, for every later group too."""
 
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from ackflow.model import when
 
 
 def counts(q: Session, group: str = "g") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats("q", group).counts)
     return {name: n for name, n in found.items() if n}
 

@@ -1,4 +1,4 @@
-"""What a message tells of itself: payload byte for byte, headers, ids, sequences and counts."""
+"""Message attributes: payload byte for byte, headers, ids, sequences and counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

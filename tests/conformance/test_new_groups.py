@@ -1,4 +1,4 @@
-"""A new group gets its cursors in slices: it must read as if it had them all at once."""
+"""A new group gets its cursors in slices, and reads as if it had them all at once."""
 
 import pytest
 from tests.stateful.recount import Rows, check_rows

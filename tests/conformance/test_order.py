@@ -15,7 +15,7 @@ LEASE = 300
 
 
 def counts(q: Session, group: str = "g") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats("q", group).counts)
     return {name: n for name, n in found.items() if n}
 

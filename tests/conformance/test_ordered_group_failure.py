@@ -130,7 +130,7 @@ def test_at_the_limit_the_lease_stays_with_its_holder(q: Session) -> None:
     assert data(pop(q)) == [3]
 
 
-def test_of_failures_told_together_those_that_come_again_yield(q: Session) -> None:
+def test_of_failures_reported_together_those_that_come_again_yield(q: Session) -> None:
     q.configure("orders", retry_limit=2)
     (first,) = ordered(q, 1)
     fail(q, first)

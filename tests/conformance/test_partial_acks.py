@@ -1,4 +1,4 @@
-"""Acks of a live lease are told by what is missing from it; nobody must notice."""
+"""Acks of part of a lease are stored as what its claims no longer hold; the results are the same."""
 
 from datetime import UTC, datetime, timedelta
 

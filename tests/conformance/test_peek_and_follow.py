@@ -1,4 +1,4 @@
-"""Peek: what a group would be given next. Follow: what is pushed while one looks."""
+"""Peek shows what a group would be given next; follow shows new messages as they are pushed."""
 
 import pytest
 
@@ -116,7 +116,7 @@ def test_follow_goes_on_after_a_purge(q: Session) -> None:
     assert [m.data for m in q.follow("orders", news.after).items] == [4]
 
 
-def test_what_upkeep_has_left_undone_is_told(q: Session, clock: VirtualClock) -> None:
+def test_the_backlog_of_upkeep_is_shown(q: Session, clock: VirtualClock) -> None:
     assert q.overdue_seconds() == 0
     q.push("orders", 1)
     q.pop("orders", lease_seconds=10)

@@ -20,7 +20,7 @@ DAY = 86_400
 
 
 def counts(q: Session, queue: str = "q", group: str = "g") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats(queue, group).counts)
     return {name: n for name, n in found.items() if n}
 

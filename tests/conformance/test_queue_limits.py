@@ -1,4 +1,4 @@
-"""What a queue may be told about its size, the age of its messages and its quiet time."""
+"""Queue options for size, message age and window."""
 
 import random
 
@@ -427,7 +427,7 @@ def test_an_option_given_alone_leaves_the_others(q: Session) -> None:
     assert (options.window_seconds, options.priority) == (3, 1)
 
 
-def test_a_deleted_message_behind_one_that_grew_too_old_is_passed_by_nobody_too_early(
+def test_a_deleted_message_behind_an_expired_one_is_passed_at_the_right_time(
     q: Session, clock: VirtualClock
 ) -> None:
     q.configure("orders", ttl_seconds=5)

@@ -1,4 +1,4 @@
-"""A lease can be had again: by its token, or by repeating the pop that brought its own token."""
+"""A lease can be read again: by its token, or by repeating the pop that brought its own token."""
 
 import pytest
 

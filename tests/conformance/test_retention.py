@@ -1,4 +1,4 @@
-"""How long things stay: settled messages, unread ones, and the history of leases."""
+"""How long settled messages, unread messages and the history of leases are kept."""
 
 from collections.abc import Callable
 

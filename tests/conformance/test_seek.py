@@ -1,4 +1,4 @@
-"""A group that is moved reads again what it is moved back to, and its counts stay true."""
+"""Seek: a group that is moved back reads again, and its counts stay correct."""
 
 import pytest
 

@@ -27,7 +27,7 @@ AFTER = {
 
 
 def counts(q: Session, group: str = "g", queue: str = "q") -> dict[str, int]:
-    """What became of every message, without the zeros."""
+    """The counts of a group, without those that are 0."""
     found = msgspec.structs.asdict(q.group_stats(queue, group).counts)
     return {name: n for name, n in found.items() if n}
 
@@ -484,7 +484,7 @@ def test_a_message_that_is_not_of_the_lease_is_refused_and_the_lease_stays(q: Se
     assert counts(q) == {"done": 1, "leased": 2, "ready": 1}
 
 
-def test_what_is_no_message_id_is_refused(q: Session) -> None:
+def test_an_invalid_message_id_is_refused(q: Session) -> None:
     batch = take(q, 1)
     with pytest.raises(InvalidArgument):
         q.lease(token_of(batch)).ack("nonsense")

@@ -1,4 +1,4 @@
-"""Settling by name: by partition and transaction id, under a lease or as the message stands."""
+"""Settling by partition and transaction id, with or without a lease."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def counts(q: Session, group: str = QUEUE_MODE) -> tuple[int, int, int, int, int
 # as it stands
 
 
-def test_a_leased_message_is_settled_whoever_holds_it(q: Session) -> None:
+def test_a_leased_message_is_settled_for_any_holder(q: Session) -> None:
     (id,) = q.push("orders", 1)
     (held,) = q.pop("orders")
     assert as_it_stands(q, id, ACK).settled == 1
@@ -124,7 +124,7 @@ def test_a_release_as_it_stands_counts_nothing(q: Session, clock: VirtualClock) 
 
 
 @pytest.mark.parametrize("verdict", [REJECT, DEAD])
-def test_a_message_that_came_back_can_be_buried(q: Session, verdict: Verdict) -> None:
+def test_a_message_that_came_back_can_be_dead_lettered(q: Session, verdict: Verdict) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders")[0].release()
     assert as_it_stands(q, id, verdict).dead == 1
@@ -140,7 +140,7 @@ def test_a_message_never_handed_out_is_not_found(q: Session, verdict: Verdict) -
     assert counts(q) == (1, 0, 0, 0, 0)
 
 
-def test_a_delayed_message_that_nobody_was_given_is_not_found(q: Session) -> None:
+def test_a_delayed_message_before_its_first_delivery_is_not_found(q: Session) -> None:
     (id,) = q.push("orders", 1, delay=60)
     assert not q.pop("orders")
     assert refused(as_it_stands(q, id, ACK)) is NotFound

@@ -1,4 +1,4 @@
-"""Staged pushes: written early, seen by nobody, published all at once and once only."""
+"""Staged pushes: written early and invisible, published all at once and once only."""
 
 from typing import Any
 
@@ -262,7 +262,7 @@ def test_a_repeated_publishing_does_not_ack_again(q: Session) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "dropped"), [(0, 0), (DAY - 1, 0), (DAY, 2), (5 * DAY, 2)])
-def test_stages_that_nobody_publishes_are_dropped_after_a_day(
+def test_unpublished_stages_are_dropped_after_a_day(
     q: Session, clock: VirtualClock, seconds: float, dropped: int
 ) -> None:
     stages = [q.stage("job", 1, "out", n) for n in range(2)]

@@ -448,7 +448,7 @@ def test_an_atomic_settle_with_one_refused_undoes_all(q: Session) -> None:
     assert (counts.leased, counts.done, counts.dead) == (2, 1, 0)
 
 
-def test_neighbours_of_a_refused_message_are_told_of_the_roll_back_too(q: Session) -> None:
+def test_neighbours_of_a_refused_message_report_the_rollback_too(q: Session) -> None:
     a, b, c = leased(q, 1, 2, 3)
     b.nack(delay=60)
     answer = q.settle([(a, "ack"), (b, "ack"), (c, "ack")], atomic=True)

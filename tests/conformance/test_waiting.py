@@ -25,7 +25,7 @@ LONG = 10.0
 
 
 class WatchedClock(VirtualClock):
-    """A virtual clock that knows how often somebody began to wait."""
+    """A virtual clock that counts how often a wait began."""
 
     def __init__(self) -> None:
         super().__init__()

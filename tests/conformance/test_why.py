@@ -253,7 +253,7 @@ def test_an_acked_message_tells_by_whom_and_when(q: Session, clock: VirtualClock
     assert "worker" in answer.sentence
 
 
-def test_the_delivery_that_was_acked_is_the_one_told(q: Session, clock: VirtualClock) -> None:
+def test_why_reports_the_delivery_that_was_acked(q: Session, clock: VirtualClock) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders", group="g", consumer="one")[0].nack("no")
     clock.advance(5)

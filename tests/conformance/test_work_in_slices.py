@@ -1,4 +1,4 @@
-"""Much that is due at once, over at once or passed at once is taken in slices, and is all there."""
+"""Work that comes all at once is done in slices, and nothing is left out."""
 
 from typing import NamedTuple
 

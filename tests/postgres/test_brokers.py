@@ -1,4 +1,4 @@
-"""PostgreSQL: a server that dies, commits whose answer is lost, brokers that share a database."""
+"""PostgreSQL: server crashes, commits whose answer is lost, brokers that share a database."""
 
 import contextlib
 import random
@@ -148,7 +148,7 @@ def test_a_server_that_stays_away_is_given_up_and_nothing_was_changed(
         assert drained(q, "jobs") == [2]
 
 
-def test_when_nobody_can_be_asked_the_outcome_is_said_to_be_unknown_and_nothing_is_tried_twice(
+def test_when_the_server_stays_unreachable_the_outcome_is_unknown_and_nothing_is_retried(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ackflow.connect(postgres_url, upkeep=False) as q:

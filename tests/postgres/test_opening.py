@@ -1,4 +1,4 @@
-"""PostgreSQL: what is made when it is first opened, and what is refused."""
+"""PostgreSQL: schema creation on first use, and databases that are refused."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

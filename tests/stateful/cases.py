@@ -1,4 +1,4 @@
-"""What the machine may draw: the groups under test, and how verbs are called."""
+"""What the state machine draws: groups under test, and ways to call the verbs."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Groups that change their rules while they are at work."""
+"""Groups whose options change while they are in use."""
 
 from dataclasses import replace
 from typing import Any

@@ -440,7 +440,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def letters(
         self, queue: str, group: str | None, late: dict[GroupKey, set[Place]]
     ) -> list[tuple[GroupKey, Place]]:
-        """The dead letters there are, without those that nobody has noticed yet."""
+        """The dead letters, without those of leases that are over and not yet expired."""
         return [
             (key, place)
             for key, place in self.model.letters

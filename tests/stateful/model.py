@@ -1,4 +1,4 @@
-"""The broker as a few dictionaries, written from the specification and not from the code.
+"""A model of the broker in a few dictionaries, written from the specification and not from the code.
 
 Time is told to the model; a lease is over the moment its time is, whether anybody looks or not.
 Where the specification leaves freedom (which of two equal lanes), the model follows what it is

@@ -85,7 +85,7 @@ class Rows:
                 yield Held(self.groups[claim["grp"]], Place(self.keys[claim["lane"]], seq), claim)
 
     def late(self, now: int) -> dict[GroupKey, set[Place]]:
-        """Messages of leases that are over, which nobody has noticed yet."""
+        """Messages of leases that are over and not yet expired by the broker."""
         found: dict[GroupKey, set[Place]] = {key: set() for key in self.groups.values()}
         for held in self.held():
             if held.claim["state"] == LEASED and held.claim["at"] <= now:

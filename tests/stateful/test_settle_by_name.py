@@ -7,7 +7,7 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock, ids
 from ackflow.broker.requests import Verdict
-from ackflow.dialects.queen.verbs.settle_by_name import Named, settle_named
+from ackflow.dialects.queen.verbs.settle_by_name import NamedMessage, settle_named
 from ackflow.store.tx import Tx
 
 from .recount import Rows, check_rows
@@ -78,7 +78,7 @@ class Walk:
         )
         lease = self.random.random() < 0.7 and message.token
         verdict = self.random.choice(VERDICTS)
-        item = Named(
+        item = NamedMessage(
             home, message.id, verdict, "g", ids.parse_token(message.token or "") if lease else None
         )
         (told,) = self.q.broker.do(settle_named, False, [item])

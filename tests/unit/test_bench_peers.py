@@ -1,4 +1,4 @@
-"""The benchmarks leave out a peer that is not whole, and say what is missing."""
+"""The benchmarks leave out a peer that is not installed completely, and say what is missing."""
 
 from collections.abc import Callable
 from pathlib import Path

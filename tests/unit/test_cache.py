@@ -1,4 +1,4 @@
-"""What the writer remembers stays within bounds, however small what it remembers is."""
+"""The writer's cache stays within its limits, however small its entries are."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SQLite's log is copied into the file while the writer goes on, and starts again from its beginning."""
+"""Checkpoints run while the writer goes on, and the WAL restarts from its beginning."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Where a claim lies: that of a plain hand-out in the cursor, every other in a row of its own."""
+"""Where claims are stored: a plain hand-out in its cursor, every other claim in a row."""
 
 from collections.abc import Iterator
 from contextlib import closing

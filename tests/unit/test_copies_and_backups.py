@@ -1,4 +1,4 @@
-"""Copies are cut into segments as pushes are, and dead letters sent in parts; backups are new files."""
+"""Copies are split into segments like pushes, dead letters are redriven in slices, backups are new files."""
 
 import os
 import threading

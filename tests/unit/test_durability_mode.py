@@ -1,4 +1,4 @@
-"""The durability mode belongs to the file: no session on it may promise less, or void it."""
+"""The durability mode belongs to the file: no session may lower it."""
 
 from pathlib import Path
 

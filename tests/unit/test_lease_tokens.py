@@ -1,4 +1,4 @@
-"""A token made here tells where its lease lies; one that a client made is looked up."""
+"""A token made by the store locates its lease; a client's own token is looked up."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def lease_ids(q: Session) -> list[int]:
     return [row[0] for row in q._broker.store._execute("select id from leases order by id", ())]
 
 
-def test_leases_whose_tokens_end_alike_are_told_apart(path: Path) -> None:
+def test_leases_whose_tokens_end_alike_are_distinct(path: Path) -> None:
     with ackflow.connect(path, upkeep=False) as q:
         q.push("jobs", [1, 2, 3])
         tokens = []

@@ -157,7 +157,7 @@ def test_another_programs_database_is_not_changed_by_refusing_it(tmp_path: Path)
 @pytest.mark.parametrize(
     "content", [b"dear diary, " * 200, b"\x00" * 4096, b"SQLite format 4\x00" * 100]
 )
-def test_a_file_that_is_no_database_is_refused_and_not_changed(
+def test_a_file_of_another_format_is_refused_and_not_changed(
     tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "diary.txt"

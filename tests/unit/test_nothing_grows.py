@@ -1,4 +1,4 @@
-"""What a call costs does not grow with what is delayed, requeued, out or due: steps of SQLite."""
+"""The cost of a call does not grow with delayed, requeued, leased or due messages, in SQLite steps."""
 
 import random
 from collections.abc import Callable

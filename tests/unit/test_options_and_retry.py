@@ -1,4 +1,4 @@
-"""Defaults, how options are laid over each other, and what follows a failure: tables."""
+"""Tables of defaults, of how options override each other, and of the retry rules."""
 
 from typing import Any
 

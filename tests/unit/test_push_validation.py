@@ -1,4 +1,4 @@
-"""A push from afar is checked as one that is made here."""
+"""A push over HTTP is validated like one on the database."""
 
 from array import array
 

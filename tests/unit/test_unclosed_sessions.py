@@ -1,4 +1,4 @@
-"""A session that is dropped without being closed leaves nothing open."""
+"""A session that is garbage-collected without close() leaves nothing open."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Which verbs sync the log, and what becomes of them when the disk or a signal says no."""
+"""Which verbs sync the WAL, and what happens when the disk fails or a signal arrives."""
 
 import asyncio
 import errno
@@ -74,9 +74,7 @@ def test_in_other_modes_nothing_is_synced_by_hand(
     assert syncs.count == 0
 
 
-def test_a_disk_that_does_not_confirm_is_told_as_an_unknown_outcome(
-    tmp_path: Path, syncs: Syncs
-) -> None:
+def test_a_failed_sync_raises_outcome_unknown(tmp_path: Path, syncs: Syncs) -> None:
     with open_in(tmp_path) as q:
         syncs.then = fail
         with pytest.raises(OutcomeUnknown, match="did not confirm a commit"):
@@ -139,7 +137,7 @@ def test_a_pop_and_an_ack_do_not_wait_for_a_sync(tmp_path: Path, syncs: Syncs) -
         assert syncs.count == 2
 
 
-def test_who_comes_during_a_sync_shares_the_next_one(tmp_path: Path, syncs: Syncs) -> None:
+def test_verbs_that_arrive_during_a_sync_share_the_next_one(tmp_path: Path, syncs: Syncs) -> None:
     with open_in(tmp_path) as q:
         assert meanwhile(syncs, q, *[partial(q.push, "q", n) for n in range(8)]) == []
         assert syncs.count == 2
@@ -165,7 +163,9 @@ def test_one_that_leads_and_needs_no_sync_leaves_it_to_one_that_does(
         assert len(pushed.result(10)) == 1
 
 
-def test_nobody_waits_for_the_sync_of_the_main_thread_either(tmp_path: Path, syncs: Syncs) -> None:
+def test_no_thread_waits_for_the_sync_of_the_main_thread_either(
+    tmp_path: Path, syncs: Syncs
+) -> None:
     """It runs nothing for others, and so no sync either: a thread of the writer's own does."""
     with open_in(tmp_path) as q, ThreadPoolExecutor(2) as pool:
         q.push("q", "old")
@@ -190,7 +190,7 @@ def test_nobody_waits_for_the_sync_of_the_main_thread_either(tmp_path: Path, syn
         assert watching.result(10) == ["old"]
 
 
-def test_an_unknown_outcome_is_told_to_all_who_wait_and_nothing_is_pushed_twice(
+def test_an_unknown_outcome_reaches_every_waiter_and_nothing_is_pushed_twice(
     tmp_path: Path, syncs: Syncs
 ) -> None:
     with open_in(tmp_path) as q, ThreadPoolExecutor(4) as pool:
