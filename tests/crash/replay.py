@@ -13,7 +13,7 @@ The model is ext4 in its default mode, data=ordered, on a disk that writes 512-b
 - A write that is under way at the cut may have been done, or not.
 
 Not replayed: what is shared memory in the form of a file (-shm of SQLite, -sync), as it means nothing
-once the machine was off, and the reserve (-ballast), whose content is never read.
+once the machine was off, and the reserve (-reserve), whose content is never read.
 """
 
 import json
@@ -28,7 +28,7 @@ from typing import Any
 OPEN, WRITE, TRUNCATE, SYNC, DATASYNC, UNLINK, RENAME, NOTE, LINK = range(1, 10)
 SECTOR, PAGE = 512, 4096
 RESERVE = 8 * 1024 * 1024
-IGNORED = ("-shm", "-sync", "-ballast")
+IGNORED = ("-shm", "-sync", "-reserve")
 _HEADER = struct.Struct("<QQQqII")
 
 
@@ -289,6 +289,6 @@ def _rename(names: dict[str, File], record: Record, file: File) -> None:
 
 def reserve(path: Path) -> None:
     """The reserve beside a database, so that it is not made each time; it takes no room."""
-    handle = os.open(f"{path}-ballast", os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(f"{path}-reserve", os.O_RDWR | os.O_CREAT, 0o600)
     os.ftruncate(handle, RESERVE)
     os.close(handle)

@@ -490,7 +490,9 @@ def test_upkeep_outlives_an_error_while_it_looks_at_other_processes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ackflow.connect(path) as session:
-        watch, failed = session._broker.store._watch, threading.Event()
+        store, failed = session._broker.store, threading.Event()
+        store.changed()  # opens the connection
+        watch = store._watch
 
         class Failing:
             def execute(self, sql: str) -> object:
@@ -500,7 +502,7 @@ def test_upkeep_outlives_an_error_while_it_looks_at_other_processes(
             def close(self) -> None:
                 watch.close()
 
-        session._broker.store._watch = Failing()
+        store._watch = Failing()
         waiting = threading.Thread(target=session.pop, args=("jobs",), kwargs={"wait": 0.2})
         waiting.start()
         assert failed.wait(10)

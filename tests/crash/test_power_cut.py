@@ -291,7 +291,6 @@ def look(path: Path, now: float) -> tuple[dict[str, str], list[str]]:
     clock = VirtualClock(now)
     store = with_an_end(SqliteStore(str(path), clock))
     store._db.pragma("synchronous", "off")
-    store._watch.pragma("synchronous", "off")
     with Session(Broker(store, clock, upkeep=False)) as q:
         found = store._db.pragma("integrity_check")
         if found != "ok":

@@ -1,6 +1,12 @@
-"""Numbered migrations: plain .sql files; all that are missing are applied in one transaction."""
+"""Schemas and named statements, read from the .sql files of a dialect.
 
+A new database gets `schema.sql`; an older one gets the numbered migrations that it lacks, all in one
+transaction. The files are read once per process.
+"""
+
+import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 
 import apsw
@@ -11,17 +17,28 @@ APPLICATION_ID = 0x41434B46  # "ACKF"
 Migration = tuple[int, str]
 
 
-def shipped(dialect: str) -> list[Migration]:
-    """The migrations of this version, as (number, SQL), in order."""
+@cache
+def shipped(dialect: str) -> Sequence[Migration]:
+    """Return the migrations of this version, as (number, SQL), in order."""
     folder = resources.files(__package__) / "sql" / dialect
     names = sorted(f.name for f in folder.iterdir() if f.name[:4].isdigit())
-    return [(int(name[:4]), (folder / name).read_text()) for name in names]
+    return tuple((int(name[:4]), (folder / name).read_text()) for name in names)
 
 
+@cache
+def schema(dialect: str) -> Migration:
+    """Return the schema of a new database, and the number of the migration that it equals."""
+    sql = (resources.files(__package__) / "sql" / dialect / "schema.sql").read_text()
+    found = re.match(r"-- Schema (\d+):", sql)
+    assert found is not None, "schema.sql begins with its number"
+    return int(found[1]), re.sub(r"\s*--.*", "", sql)
+
+
+@cache
 def statements(dialect: str) -> dict[str, str]:
-    """The named statements of a dialect: those of all, and those it words in its own way.
+    """Return the named statements of a dialect: the common ones and its own.
 
-    Each is one line: they are found by their text at every call, the faster the shorter it is.
+    Each is one line: the statement cache looks them up by their text, the faster the shorter it is.
     """
     folder = resources.files(__package__) / "sql"
     files = folder / "statements.sql", folder / dialect / "statements.sql"
@@ -31,7 +48,7 @@ def statements(dialect: str) -> dict[str, str]:
 
 
 def check(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
-    """Refuse a file of another program and one of a newer version; changes nothing."""
+    """Refuse a file of another program or of a newer version, without changing it."""
     version, newest = _version(db), migrations[-1][0]
     if not _is_ours(db):
         if version or _has_tables(db):
@@ -48,24 +65,34 @@ def refuse_newer(version: int, newest: int) -> None:
         )
 
 
-def migrate(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
-    """Bring a database to the newest schema, in one transaction."""
+def migrate(
+    db: apsw.Connection, migrations: Sequence[Migration], fresh: Migration | None = None
+) -> None:
+    """Bring a database to the newest schema, in one transaction.
+
+    An empty database gets `fresh` in place of the migrations up to its number.
+    """
     newest = migrations[-1][0]
     if _version(db) == newest and _is_ours(db):
         return
     db.execute("begin immediate")
     try:
         check(db, migrations)
-        version = _version(db)
-        for number, sql in migrations:
-            if number > version:
-                db.execute(sql)
+        for sql in missing(_version(db), migrations, fresh):
+            db.execute(sql)
         db.pragma("application_id", APPLICATION_ID)
         db.pragma("user_version", newest)
         db.execute("commit")
     except BaseException:
         db.execute("rollback")
         raise
+
+
+def missing(version: int, migrations: Sequence[Migration], fresh: Migration | None) -> list[str]:
+    """Return the SQL that a database of a version lacks; 0 is an empty database."""
+    steps = [fresh] if fresh is not None and not version else []
+    version = fresh[0] if fresh is not None and not version else version
+    return [sql for _, sql in (*steps, *(m for m in migrations if m[0] > version))]
 
 
 def _version(db: apsw.Connection) -> int:

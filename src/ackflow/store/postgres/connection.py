@@ -7,6 +7,7 @@ comes with the next answer, or with the commit at the latest.
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -203,6 +204,7 @@ class Channel:
         self.db.close()
 
 
+@cache
 def statements() -> dict[str, str]:
     """The named statements as PostgreSQL reads them; a limit of -1 is none."""
     found = migrate.statements("postgres")

@@ -348,9 +348,8 @@ def _migrate(db: Connection, schema: str, lock: int) -> int:
             return newest
         if not names:
             db.execute(f'create schema if not exists "{schema}"'.encode())
-        for number, sql in shipped:
-            if number > version:
-                db.execute(sql.encode())
+        for sql in migrate.missing(version, shipped, migrate.schema("postgres")):
+            db.execute(sql.encode())
         put = "insert into meta values ('schema', %s) on conflict (key) do update set value = %s"
         db.execute(put, (str(newest), str(newest)))
     return newest

@@ -24,13 +24,13 @@ def backup(source: apsw.Connection, target: str, put_meta: str) -> None:
             # Without a log the copy is one file; a session that opens it gives it one again.
             copy.pragma("journal_mode", "delete")
             copy.execute(put_meta, (COPY_OF, copy.execute(STORE_ID).get))
-        _sync(part, os.O_RDWR)
+        sync_path(part, os.O_RDWR)
         _rename(part, target, taken)
     finally:
         for left in (part, f"{part}-journal", f"{part}-wal", f"{part}-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(left)
-    _sync(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
+    sync_path(os.path.dirname(os.path.abspath(target)), os.O_RDONLY)
 
 
 STORE_ID = "select value from meta where key = 'store'"
@@ -48,7 +48,8 @@ def _rename(part: str, target: str, taken: str) -> None:
         os.replace(part, target)
 
 
-def _sync(path: str, flags: int) -> None:
+def sync_path(path: str, flags: int) -> None:
+    """Fsync a file or a folder."""
     handle = os.open(path, flags)
     try:
         os.fsync(handle)

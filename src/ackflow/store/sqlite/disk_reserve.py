@@ -1,38 +1,50 @@
-"""A few megabytes kept in reserve beside the database, so that a full disk stops pushes only.
+"""A disk reserve: 8 MiB allocated beside the database, so that a full disk stops pushes only.
 
-Settling a message frees space in the end but needs a little first. When the disk is full the
-reserve is given up for that; until it can be made again, pushes are refused.
+Settling a message frees space in the end but needs a little first. When the disk is full the reserve
+is released for that; until it can be allocated again, pushes are refused.
 """
 
 import contextlib
 import os
 
 SIZE = 8 * 1024 * 1024
+SUFFIX = "-reserve"
+OLD_SUFFIX = "-ballast"  # its name in older versions
 
 
-class Ballast:
-    def __init__(self, path: str | None, size: int = SIZE) -> None:
-        self._path = path
+class DiskReserve:
+    """The reserve file of one database; a database without a path needs none."""
+
+    def __init__(self, database: str | None, size: int = SIZE) -> None:
+        self._path = None if database is None else database + SUFFIX
         self._size = size
+        if database is not None:
+            _adopt(database + OLD_SUFFIX, database + SUFFIX)
 
-    def restore(self) -> bool:
-        """Make the reserve if it is missing; False when there is no room for it."""
-        if self._path is None or self.there():
+    def allocate(self, *, again: bool = True) -> bool:
+        """Allocate the reserve if it is missing; False when there is no room for it.
+
+        `again`: it may have been released before. Then twice the size must be free, or the space
+        just released would count as free at once.
+        """
+        if self._path is None or self.allocated():
             return True
         try:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                # Twice the size, so that the space just given up does not count as free again.
-                os.posix_fallocate(handle, 0, 2 * self._size)
-                os.ftruncate(handle, self._size)
+                if again:
+                    os.posix_fallocate(handle, 0, 2 * self._size)
+                    os.ftruncate(handle, self._size)
+                else:
+                    os.posix_fallocate(handle, 0, self._size)
             finally:
                 os.close(handle)
         except OSError:
-            self.give_up()
+            self.release()
             return False
         return True
 
-    def there(self) -> bool:
+    def allocated(self) -> bool:
         if self._path is None:
             return True
         try:
@@ -40,7 +52,13 @@ class Ballast:
         except OSError:
             return False
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
+
+
+def _adopt(old: str, new: str) -> None:
+    """Rename the reserve that an older version has allocated."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        os.rename(old, new)

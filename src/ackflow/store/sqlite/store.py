@@ -38,7 +38,8 @@ from ..statements import Execute
 from ..tx import CLOCK_BACK, Tx
 from .backup import COPY_OF, backup
 from .checkpoint import NOW_PAGES, Copying
-from .disk_reserve import Ballast
+from .create import create_file, fill_memory
+from .disk_reserve import DiskReserve
 from .errors import translated
 from .wal_sync import Log, SyncRecord, boot_id
 
@@ -97,9 +98,10 @@ class SqliteStore:
         self._alone = threading.RLock()
         self._closed = False
         self._readers: list[apsw.Connection] = []
+        self._watch: apsw.Connection | None = None  # opened by the first call of `changed`
         # A process may change its working directory.
         self._place = path if self._single else os.path.abspath(path)
-        self._ballast = Ballast(None if self._single else self._place + "-ballast")
+        self._reserve = DiskReserve(None if self._single else self._place)
         self._copying = Copying(self._open, lambda: self._record.fail())
         self._syncing = threading.Lock()
         self._committed = 0  # the number in the record up to which this store knows of commits
@@ -123,8 +125,7 @@ class SqliteStore:
         self._doubt_dead_syncs()
         self._writing = self._tx(self._execute, self._cache, writes=True)
         if not self._single:
-            self._full = not self._ballast.restore()
-            self._watch = self._open()
+            self._full = not self._reserve.allocate(again=not self._created)
             self._file = _file(self._place)
             _opened.add(self)
 
@@ -228,7 +229,7 @@ class SqliteStore:
                 return self._transact(body, synced)
             except apsw.FullError:
                 self._full = True
-                self._ballast.give_up()
+                self._reserve.release()
                 self._copying.copy(self._db, empty=True)
                 with translated(self.path):
                     return self._transact(body, synced)
@@ -270,6 +271,8 @@ class SqliteStore:
         if self._single:
             return 0
         with translated(self.path):
+            if self._watch is None:
+                self._watch = self._open()
             return cast(int, self._watch.execute("pragma data_version").get)
 
     def look_for_space(self) -> None:
@@ -282,7 +285,7 @@ class SqliteStore:
                 f"{self.path} was moved, removed or replaced while it was open, and nothing more is "
                 "taken for the file that was there; open it again"
             )
-        self._bare = not self._ballast.there() and not self._ballast.restore()
+        self._bare = not self._reserve.allocated() and not self._reserve.allocate()
         self._full = self._bare and not self._roomy()
 
     def _roomy(self) -> bool:
@@ -308,8 +311,9 @@ class SqliteStore:
             if self._log is not None:
                 self._log.close()
             self._record.close()
-            for db in [*self._readers, self._db] + ([] if self._single else [self._watch]):
-                db.close()
+            for db in (*self._readers, self._db, self._watch):
+                if db is not None:
+                    db.close()
             self._readers.clear()
 
     def _transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
@@ -416,36 +420,51 @@ class SqliteStore:
         tries = 0
         while True:
             try:
-                if not self._single and os.path.exists(self._place):
-                    with contextlib.closing(apsw.Connection(self._place)) as look:
-                        look.execute("begin")  # one moment, as another may be creating it
-                        migrate.check(look, migrations)
-                db = self._open()
-                try:
-                    migrate.migrate(db, migrations)
-                except BaseException:
-                    db.close()
-                    raise
-                return db
+                return self._open_migrated(migrations)
             except (apsw.BusyError, apsw.LockedError):
                 # SQLite asks no busy handler while a file is switched to its log.
                 if not again(tries):
                     raise
                 tries += 1
 
+    def _open_migrated(self, migrations: Sequence[migrate.Migration]) -> apsw.Connection:
+        existing = not self._single and os.path.exists(self._place)
+        if not existing and not self._single:
+            create_file(self._place)
+        db = apsw.Connection(self._place, vfs=self._vfs)
+        try:
+            if self._place == ":memory:":
+                fill_memory(db)
+            elif not self._single:
+                db.execute("begin")  # one snapshot, as another process may be creating it
+                migrate.check(db, migrations)
+                db.execute("rollback")
+            self._set_up(db)
+            if self._single:
+                db.pragma("locking_mode", "exclusive")
+            db.pragma("page_size", PAGE_SIZE)
+            db.pragma("journal_mode", "wal")
+            # A power cut may undo what opening writes: the first commit that is synced brings it along.
+            db.pragma("synchronous", "normal")
+            migrate.migrate(db, migrations, migrate.schema("sqlite"))
+        except BaseException:
+            db.close()
+            raise
+        self._created = not existing
+        return db
+
     def _open(self) -> apsw.Connection:
         db = apsw.Connection(self._place, vfs=self._vfs)
+        self._set_up(db)
+        return db
+
+    def _set_up(self, db: apsw.Connection) -> None:
         db.set_busy_handler(_patience(self._hurried))
         # Without this, SQLite compiles many statements anew whenever a value bound to them changes.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-        if self._single:
-            db.pragma("locking_mode", "exclusive")
-        db.pragma("page_size", PAGE_SIZE)
-        db.pragma("journal_mode", "wal")
         db.pragma("cache_size", -CACHE_KIB)
         db.pragma("temp_store", "memory")
         db.wal_autocheckpoint(NOW_PAGES)
-        return db
 
     def _open_source(self) -> contextlib.AbstractContextManager[apsw.Connection]:
         if self._single:
@@ -500,7 +519,7 @@ class SqliteStore:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise StorageFailed(f"cannot write {self.path}-sync: {error.strerror}") from error
-            self._ballast.give_up()
+            self._reserve.release()
             try:
                 record = SyncRecord(self._place + "-sync", mode)
             except OSError:

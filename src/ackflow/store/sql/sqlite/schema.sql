@@ -1,0 +1,344 @@
+-- Schema 11: a new database gets this file, and then the migrations above 11, if there are any.
+-- A database that was made by an older version gets the migrations it lacks; both ways lead to the
+-- same schema (tests/schemas/test_fresh.py).
+--
+-- Times are microseconds since 1970. Range sets are packed boundaries (ranges.py). Columns named
+-- `grp` hold the id of a group.
+
+create table meta (key text primary key, value) without rowid;
+
+create table queues (
+    id integer primary key autoincrement,
+    name text not null unique,
+    created_at integer not null,
+    paused integer not null default 0,
+    options blob not null                   -- msgpack of QueueOptions
+);
+
+create table partitions (
+    id integer primary key autoincrement,
+    queue integer not null,
+    name text not null,
+    created_at integer not null,
+    unique (queue, name)
+);
+
+-- A lane is one append-only log: a partition at one priority.
+create table lane_rows (
+    id integer primary key autoincrement,   -- never reused: it is part of every message id
+    queue integer not null,
+    partition integer not null,
+    priority integer not null,
+    base integer not null default 0,        -- lowest sequence still stored
+    head integer not null default 0,        -- next sequence to give; see the view `lanes`
+    last_at integer not null default 0,     -- created_at of the newest message; see the view
+    odd integer not null default 0,         -- after the last delayed or group-only segment
+    copies integer not null default 0,      -- messages ever appended for one group only
+    gone integer not null default 0,        -- messages removed above the base
+    gone_to integer not null default 0,     -- after the last of them
+    unique (partition, priority)
+);
+create index lanes_of_queue on lane_rows (queue);
+create index lanes_in_order on lane_rows (queue, priority, id);
+
+create table segments (
+    lane integer not null,
+    first integer not null,
+    count integer not null,
+    created_at integer not null,
+    not_before integer,                     -- delayed until then
+    for_group integer,                      -- a copy that only this group sees
+    carry blob,                             -- msgpack of the counters a copy starts with
+    body integer not null,                  -- row in bodies; 0: the payloads are in this row
+    bytes integer not null,
+    ends blob,
+    data blob,
+    rest blob,
+    primary key (lane, first)
+) without rowid;
+-- Covers every column that is needed to pass or count delayed and group-only segments.
+create index odd_segments on segments (lane, first, count, not_before, for_group)
+    where not_before is not null or for_group is not null;
+
+-- The last segment of a lane determines its head, so that a push does not update the lane as well.
+-- The columns of lane_rows apply once its segments are removed.
+create view lanes as
+select id, queue, partition, priority, base,
+    max(head, coalesce((select first + count from segments where lane = lane_rows.id
+        order by first desc limit 1), 0)) as head,
+    max(last_at, coalesce((select created_at from segments where lane = lane_rows.id
+        order by first desc limit 1), 0)) as last_at,
+    odd, copies, gone, gone_to
+from lane_rows;
+
+create table bodies (
+    id integer primary key,
+    ends blob not null,                     -- int32 end offsets in data; empty: data is a JSON array
+    data blob not null,
+    rest blob                               -- msgpack of Rest, when there is any
+);
+
+-- Messages removed from a lane above its base.
+create table gone (
+    lane integer not null,
+    lo integer not null,                    -- first sequence
+    hi integer not null,                    -- after the last
+    for_group integer,                      -- they were copies that only this group saw
+    primary key (lane, lo)
+) without rowid;
+
+create table groups (
+    id integer primary key autoincrement,
+    queue integer not null,
+    name text not null,
+    created_at integer not null,
+    dialect text not null,
+    paused integer not null default 0,
+    options blob not null,                  -- msgpack of GroupOptions
+    made_priority integer,                  -- while cursors are being created, in the order of
+    made_lane integer,                      -- lanes_in_order: the last one made. Null: all are made
+    unique (queue, name)
+);
+create index groups_in_the_making on groups (queue) where made_lane is not null;
+
+create table cursors (
+    lane integer not null,
+    grp integer not null,
+    partition integer not null,
+    priority integer not null,
+    next integer not null,                  -- next sequence never looked at
+    served integer not null default 0,      -- when the lane was last served
+    ready integer not null default 0,       -- may have something to hand out
+    blocked integer not null default 0,     -- ordered group with a live lease in the partition
+    delivered integer not null default 0,   -- hand-outs ever
+    consumed integer not null default 0,    -- acks ever
+    failed integer not null default 0,      -- nacks ever
+    done integer not null default 0,        -- done + dead + skipped + purged + expired + hidden
+    dead integer not null default 0,        --   + what is claimed = next
+    skipped integer not null default 0,
+    purged integer not null default 0,
+    expired integer not null default 0,
+    hidden integer not null default 0,      -- copies for other groups
+    last_seq integer,
+    last_created integer,
+    last_at integer,
+    keeps integer not null default 0,       -- 1: this cursor may hold a claim in the columns below
+    kept integer not null default 0,        -- the lease of that claim; 0: it holds none now
+    kept_lo integer,
+    kept_hi integer,
+    kept_at integer,
+    kept_since integer,
+    copies integer not null default 0,      -- of the lane: the group's own, or behind the cursor
+    primary key (lane, grp)
+) without rowid;
+create index cursors_with_work on cursors (grp, priority, served) where ready = 1 and blocked = 0;
+create index cursors_of_partition on cursors (grp, partition);
+-- At most one cursor of a group holds a claim, so that it is found without a scan.
+create unique index cursors_that_keep on cursors (grp) where keeps = 1;
+
+create table claim_rows (
+    lane integer not null,
+    grp integer not null,
+    lease integer not null,                 -- 0: not leased
+    id integer not null,                    -- random
+    lo integer not null,                    -- first sequence
+    hi integer not null,                    -- after the last
+    n integer not null,
+    ranges blob,                            -- absent while [lo, hi) has no holes
+    state integer not null,                 -- 0 leased -> 1 waiting -> 2 due -> 0 leased
+    at integer,                             -- end of lease, or when due
+    since integer not null,                 -- created_at or not_before: when waiting began
+    deliveries integer not null,
+    failures integer not null,
+    redelivered integer not null,
+    error text,
+    acked_at integer,                       -- first ack that is not in the lease's fates
+    held integer not null default 0,        -- 1: leased, and not counted in max_ack_pending
+    primary key (lane, grp, lease, id)
+) without rowid;
+create index claims_by_time on claim_rows (grp, state, at);
+create index claims_of_lane on claim_rows (lane, grp, state, lo) where lease = 0;
+-- Delayed messages become due one by one, others with their whole claim.
+create index delayed_claims on claim_rows (grp, state, at)
+    where state = 1 and redelivered <> 1;
+
+-- A claim of new messages without holes under a lease, as most are, is stored in the cursor that was
+-- moved past them: a hand-out and its ack each write two pages less.
+create view claims as
+select lane, grp, lease, id, lo, hi, n, ranges, state, at, since, deliveries, failures, redelivered,
+    error, acked_at, held
+from claim_rows
+union all
+select lane, grp, kept, 0, kept_lo, kept_hi, kept_hi - kept_lo, null, 0, kept_at, kept_since, 1, 0, 0,
+    null, null, 0
+from cursors where keeps = 1 and kept > 0;
+
+create table leases (
+    id integer primary key,
+    token integer not null,
+    grp integer not null,
+    consumer text not null,
+    acquired_at integer not null,
+    expires_at integer not null,
+    ended_at integer,
+    n integer not null,
+    lane integer,                           -- of a hand-out from one lane without holes,
+    lo integer,                             -- else null and listed in parts
+    hi integer,
+    number integer,                         -- hand-outs of the lane to the group before it
+    parts blob,                             -- msgpack of [[lane, ranges, number], ...]
+    fates blob                              -- msgpack of [[verb, at, lane, ranges], ...]; empty:
+);                                          -- everything was acked when the lease ended
+-- Tokens made by the broker end in the last 24 bits of the lease's id, and need no index.
+create unique index leases_by_token on leases (token) where token & 16777215 <> id & 16777215;
+
+create table dead (
+    id integer primary key autoincrement,
+    queue integer not null,
+    grp integer not null,
+    lane integer not null,
+    seq integer not null,
+    kind text not null,
+    reason text,
+    error text,                             -- of the last failure before
+    deliveries integer not null,
+    failures integer not null,
+    created_at integer not null,
+    died_at integer not null,
+    consumer text,
+    counted integer not null default 1,     -- 0 when the group was sought back before it
+    payload blob not null,
+    rest blob,                              -- msgpack of Rest of this one message
+    unique (grp, lane, seq)
+);
+create index dead_of_queue on dead (queue, id);
+
+create table keys (
+    key text primary key,
+    digest blob not null,
+    answer blob not null,
+    at integer not null
+) without rowid;
+create index keys_by_time on keys (at);
+
+create table txids (
+    partition integer not null,
+    txid text not null,
+    lane integer not null,
+    seq integer not null,
+    at integer,                             -- null: kept as long as the message
+    primary key (partition, txid)
+) without rowid;
+create index txids_by_time on txids (at) where at is not null;
+
+create table kv (
+    key text primary key,
+    value blob not null,
+    version integer not null,
+    updated_at integer not null
+) without rowid;
+
+create table stages (
+    stage text not null,
+    piece integer not null,
+    producer text not null,
+    batch integer not null,
+    queue text not null,
+    partition text not null,
+    priority integer not null,
+    delay integer,
+    count integer not null,
+    bytes integer not null,
+    body integer not null,
+    created_at integer not null,
+    primary key (stage, piece)
+) without rowid;
+create index stages_of_producer on stages (producer, batch);
+create index stages_by_time on stages (created_at);
+
+create table producers (
+    producer text primary key,
+    batch integer not null,
+    answer blob,
+    at integer not null
+) without rowid;
+
+-- Numbered hand-outs of a Spark query, kept as long as it may ask for them again.
+create table readers (
+    id text primary key,
+    grp integer not null,
+    manual integer not null,                -- 1: the query settles, the reader only numbers
+    epoch integer not null,                 -- raised by each start; an older one is fenced off
+    number integer not null,                -- the highest ever given
+    seen_at integer not null
+) without rowid;
+create index readers_of_group on readers (grp);
+create index readers_by_time on readers (seen_at);
+
+create table hands (
+    reader text not null,
+    number integer not null,
+    query text,                             -- the query, its batch and its run that read it
+    batch integer,
+    run text,
+    epoch integer not null,                 -- of the reader when it was last handed over
+    done integer not null default 0,        -- 1: Spark is done with it, only held messages are left
+    primary key (reader, number)
+) without rowid;
+create index hands_of_batch on hands (query, batch) where query is not null;
+
+create table hand_parts (
+    reader text not null,
+    number integer not null,
+    lane integer not null,
+    token integer not null,                 -- of the lease it is, or was last, held under
+    lo integer not null,                    -- no segment from here on is trimmed
+    hi integer not null,
+    ranges blob,                            -- absent while [lo, hi) has no holes
+    bad blob,                               -- range set of what the query could not parse
+    primary key (reader, number, lane, token)
+) without rowid;
+create index hand_parts_of_lane on hand_parts (lane, lo);
+create index hand_parts_of_token on hand_parts (token);
+
+create table tokens (
+    id integer primary key autoincrement,
+    name text not null,
+    digest blob not null unique,            -- SHA-256 of the token, which is stored nowhere
+    grants text not null,                   -- JSON of [[role, queue pattern], ...]
+    created_at integer not null,
+    expires_at integer,
+    revoked_at integer                      -- kept: revoking the last one opens nothing
+);
+create unique index tokens_by_name on tokens (name) where revoked_at is null;
+
+-- Counts that never shrink.
+create table tallies (
+    grp integer not null,                   -- a group; minus a queue; 0: all that was deleted
+    name text not null,
+    n integer not null,
+    primary key (grp, name)
+) without rowid;
+
+-- Events that consumers record about a message while they work on it.
+create table traces (
+    id integer primary key autoincrement,
+    partition integer not null,
+    txid text not null,                     -- of the message
+    lane integer not null,
+    seq integer not null,
+    grp text,                               -- the name of a group, which may be deleted
+    consumer text,
+    event text not null,
+    data blob not null,                     -- JSON
+    at integer not null
+);
+create index traces_of_message on traces (partition, txid, id);
+create index traces_by_time on traces (at);
+
+create table trace_names (
+    name text not null,
+    trace integer not null,
+    primary key (name, trace)
+) without rowid;
+create index names_of_trace on trace_names (trace);

@@ -1,0 +1,58 @@
+"""Creating a database: one image of an empty database is made per process, and copied.
+
+Running the schema takes SQLite about 2 ms and, in a new file, several fsyncs; a copy takes one.
+"""
+
+import contextlib
+import os
+import secrets
+from functools import cache
+
+import apsw
+
+from .. import migrate
+from .backup import sync_path
+
+WAL_VERSION = b"\2\2"  # bytes 18 and 19 of a database in WAL mode
+
+
+def create_file(path: str) -> None:
+    """Create an empty database in WAL mode, unless there is one or SQLite has to create it itself.
+
+    It appears under its name once it is on disk. Where that fails, SQLite creates the file when it is
+    opened, or says why it cannot.
+    """
+    part = f"{path}.{secrets.token_hex(4)}.part"
+    try:
+        # Closed before it gets its name: closing a file drops every lock of this process on it.
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError:
+        return
+    try:
+        with open(handle, "wb") as file:
+            file.write(_image())
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(part, path)
+        sync_path(os.path.dirname(path), os.O_RDONLY)
+    except OSError:
+        return  # another process was first, or the file system is full or has no links
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+
+
+def fill_memory(db: apsw.Connection) -> None:
+    """Make an empty database in memory one of the newest schema."""
+    with contextlib.closing(apsw.Connection(":memory:")) as source:
+        source.deserialize("main", _image(wal=False))
+        with db.backup("main", source, "main") as copy:
+            copy.step()
+
+
+@cache
+def _image(wal: bool = True) -> bytes:
+    with contextlib.closing(apsw.Connection(":memory:")) as db:
+        migrate.migrate(db, migrate.shipped("sqlite"), migrate.schema("sqlite"))
+        image = db.serialize("main")
+    return image[:18] + WAL_VERSION + image[20:] if wal else image
