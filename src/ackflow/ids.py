@@ -9,12 +9,21 @@ like messages with a sequence that no message ever gets.
 import os
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NewType
 from uuid import UUID
 
 from .errors import InvalidArgument
 
 TOKEN_SPAN = 1 << 24
+
+# Ids of rows are integers; their types keep one from being passed in place of another.
+QueueId = NewType("QueueId", int)
+PartitionId = NewType("PartitionId", int)
+LaneId = NewType("LaneId", int)
+GroupId = NewType("GroupId", int)
+LeaseId = NewType("LeaseId", int)
+BodyId = NewType("BodyId", int)
+NO_LEASE = LeaseId(0)  # of a claim that is not leased, and of a lease before it is stored
 
 _VERSION = 0x8 << 76
 _VARIANT = 0x2 << 62
@@ -29,7 +38,7 @@ class Place(NamedTuple):
     """Where a message lies: the store, the lane in it, the sequence in that."""
 
     store: int
-    lane: int
+    lane: LaneId
     sequence: int
 
 
@@ -48,7 +57,7 @@ def id_prefix(store: int, lane: int) -> str:
 
 def parse_message_id(text: str) -> Place:
     bits = _bits(text, "message id")
-    return Place(bits >> 82, bits >> 48 & (1 << 34) - 1, bits & (1 << 48) - 1)
+    return Place(bits >> 82, LaneId(bits >> 48 & (1 << 34) - 1), bits & (1 << 48) - 1)
 
 
 def row_uuid(kind: Kind, store: int, row: int) -> str:
@@ -64,12 +73,12 @@ def parse_row_uuid(kind: Kind, store: int, text: str) -> int:
     return found.lane
 
 
-def partition_uuid(store: int, partition: int) -> str:
+def partition_uuid(store: int, partition: PartitionId) -> str:
     return row_uuid("partition", store, partition)
 
 
-def parse_partition_uuid(store: int, text: str) -> int:
-    return parse_row_uuid("partition", store, text)
+def parse_partition_uuid(store: int, text: str) -> PartitionId:
+    return PartitionId(parse_row_uuid("partition", store, text))
 
 
 def new_token(lease: int | None = None) -> int:

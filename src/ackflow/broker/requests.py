@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from .. import validate
 from ..errors import InvalidArgument
-from ..ids import new_token
+from ..ids import LaneId, new_token
 from ..options import MAX_PAYLOAD, MAX_SEGMENT_COUNT, Counting, Dialect
 from ..ranges import Ranges
 from ..store.records import Rest
@@ -239,7 +239,7 @@ class Mark(Struct):
     """A verdict on some messages of a lease: all of it, of one lane, or these ranges of a lane."""
 
     verdict: Verdict
-    lane: int | None = None
+    lane: LaneId | None = None
     ranges: Ranges | None = None
 
     def check(self) -> None:

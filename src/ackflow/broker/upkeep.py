@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from ..clock import micros
 from ..errors import PayloadSealed
+from ..ids import GroupId, LaneId, QueueId
 from ..model import Upkeep
 from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, TRACE_SECONDS, UNDECIDED
 from ..store.tx import Tx
@@ -32,6 +33,7 @@ from .core.topology import complete_cursors, group_for, is_undecided, make_more_
 from .readers.records import NO_END, forget_readers
 
 T = TypeVar("T")
+NO_GROUP = GroupId(0)
 log = logging.getLogger("ackflow")
 
 
@@ -132,7 +134,7 @@ class UpkeepRunner:
         """Dead-letter messages that waited too long for a first delivery, without any pop."""
         dead_lettered = 0
         for queue, group, lane in self._walk(self._waiting, _waiting_lanes):
-            id = group or self._do(partial(_expect_group, id=queue), 0)
+            id = group or self._do(partial(_expect_group, id=queue), NO_GROUP)
             if not group:
                 self.make_cursors()
             more = True
@@ -154,7 +156,7 @@ class UpkeepRunner:
             dropped += self._trim_lane(lane)
         return dropped
 
-    def _trim_lane(self, lane: int) -> int:
+    def _trim_lane(self, lane: LaneId) -> int:
         """Trim a lane from where the last scan ended.
 
         Segments that are needed are skipped; many of them in a row end the scan for this round.
@@ -197,7 +199,7 @@ class UpkeepRunner:
         return len(old)
 
 
-def _refresh(tx: Tx, id: int) -> Refreshed:
+def _refresh(tx: Tx, id: GroupId) -> Refreshed:
     group = tx.group_by_id(id)
     if group is None:
         return Refreshed()
@@ -209,7 +211,7 @@ def _refresh(tx: Tx, id: int) -> Refreshed:
     return found
 
 
-def _drop(tx: Tx, queue: int, lane: int) -> int:
+def _drop(tx: Tx, queue: QueueId, lane: LaneId) -> int:
     found, where = tx.queue_by_id(queue), tx.lane(lane)
     if found is None or where is None:
         return 0
@@ -222,11 +224,11 @@ def _drop_leases(tx: Tx, old: list[int]) -> None:
         tx.run("drop_lease", id)
 
 
-def _expect_group(tx: Tx, id: int) -> int:
+def _expect_group(tx: Tx, id: QueueId) -> GroupId:
     """Return the group that owns dead letters until the first real group comes; 0: it exists."""
     queue, groups = tx.queue_by_id(id), tx.groups(id)
     if queue is None or any(not is_undecided(group) for group in groups):
-        return 0
+        return NO_GROUP
     return group_for(tx, queue, QUEUE_MODE, UNDECIDED).id
 
 
@@ -236,7 +238,7 @@ def _in_slice(tx: Tx, find: Callable[[Tx, int, int], list[T]], after: int) -> tu
     return end or 0, find(tx, after, end or NO_END)
 
 
-def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int, int]]:
+def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[QueueId, GroupId, LaneId]]:
     """Return (queue, group or 0, lane) in which a message may have waited too long."""
     limits = {
         queue.id: micros(queue.options.max_wait_seconds)
@@ -250,17 +252,17 @@ def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int, int]]:
         limit = limits.get(queue)
         if limit is not None and (
             (created is not None and created + limit <= tx.now)
-            or (due and may_be_overdue(tx, limit, group_id, lane))
+            or (due and may_be_overdue(tx, limit, lane, group_id))
         ):
             found.append((queue, group_id, lane))
     early = {queue: limit for queue, limit in limits.items() if not tx.group_ids(queue)}
     for lane, queue, created in tx.all("oldest_of_lanes", after, end) if early else ():
         if queue in early and created + early[queue] <= tx.now:
-            found.append((queue, 0, lane))
+            found.append((queue, NO_GROUP, lane))
     return found
 
 
-def _passed_lanes(tx: Tx, after: int, end: int) -> list[int]:
+def _passed_lanes(tx: Tx, after: int, end: int) -> list[LaneId]:
     """Return lanes whose oldest segment every group has passed and that is no longer kept."""
     kept = {queue.id: queue.options.keep_seconds for queue in tx.queues()}
     found = []

@@ -16,6 +16,7 @@ from ..broker.core.handout import Handout, MessageRun
 from ..broker.core.push import Answer as Places
 from ..broker.verb import Verb
 from ..errors import AckflowError, InvalidArgument
+from ..ids import LaneId
 from ..store.records import Body, Rest
 
 T = TypeVar("T")
@@ -120,7 +121,7 @@ def write(value: Any, encoding: str) -> bytes:
 class PackedRun(Struct, array_like=True):
     """A run as it is sent: only the payloads delivered, offsets counted from the first of them."""
 
-    lane: int
+    lane: LaneId
     partition: str
     priority: int
     lo: int

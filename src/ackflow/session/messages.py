@@ -13,6 +13,7 @@ from ..broker.core.push import Answer
 from ..broker.core.settle import Outcome
 from ..broker.requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
 from ..errors import InvalidArgument, by_code
+from ..ids import LaneId
 from ..model import Metadata, Sequences, when
 from ..options import DEFAULT_PARTITION
 from ..ranges import Ranges
@@ -266,7 +267,7 @@ class Batch(tuple[M, ...]):
         if len(self.runs) == 1:
             (run,) = self.runs
             return {self.origin.token: [Mark(verdict, run.lane, [run.lo, run.hi])]}
-        lanes: dict[int, Ranges] = {}
+        lanes: dict[LaneId, Ranges] = {}
         for run in self.runs:
             lanes[run.lane] = ranges.add(lanes.get(run.lane, []), run.lo, run.hi)
         return {self.origin.token: [Mark(verdict, lane, some) for lane, some in lanes.items()]}

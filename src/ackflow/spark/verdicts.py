@@ -22,6 +22,7 @@ from ..broker.readers import commit as batches
 from ..broker.readers.commit import BatchDone
 from ..broker.requests import SETTLE_VERBS, BatchCommit, Hold, Mark, SettleOperation, Verdict
 from ..errors import InvalidArgument
+from ..ids import LaneId
 from ..ranges import Ranges
 from ..session.transaction import Committed, Operations
 from . import sessions
@@ -40,7 +41,7 @@ class Fold(Struct, array_like=True):
     """Messages of one lane and lease with one verdict."""
 
     token: int
-    lane: int
+    lane: LaneId
     verdict: str
     reason: str | None
     delay: float | None

@@ -6,6 +6,7 @@ is rolled back; only then may a verb change a cached record before its transacti
 
 from collections import OrderedDict, deque
 
+from ..ids import GroupId, LaneId, LeaseId, PartitionId, QueueId
 from .records import DUE, Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
 
 MAX_CURSORS = 50_000
@@ -20,30 +21,36 @@ class Cache:
     def __init__(self) -> None:
         self.tick = 0
         self.crowded = False  # it has more records than it should
-        self.queues: dict[int, Queue] = {}
-        self.queue_ids: dict[str, int] = {}
-        self.partitions: dict[tuple[int, str] | int, Partition] = {}
-        self.lanes: dict[tuple[int, int] | int, Lane] = {}
-        self.groups: dict[tuple[int, str] | int, Group] = {}
-        self.group_ids: dict[int, list[int]] = {}
-        self.cursors: dict[tuple[int, int], Cursor] = {}
-        self.segments: dict[int, deque[Segment]] = {}  # by lane, some last read or written
+        self.queues: dict[QueueId, Queue] = {}
+        self.queue_ids: dict[str, QueueId] = {}
+        self.partitions: dict[tuple[QueueId, str] | PartitionId, Partition] = {}
+        self.lanes: dict[tuple[PartitionId, int] | LaneId, Lane] = {}
+        self.groups: dict[tuple[QueueId, str] | GroupId, Group] = {}
+        self.group_ids: dict[QueueId, list[GroupId]] = {}
+        self.cursors: dict[tuple[LaneId, GroupId], Cursor] = {}
+        self.segments: dict[LaneId, deque[Segment]] = {}  # by lane, some last read or written
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
-        self.next_times: dict[int, int] = {}  # by group, no claim of it has a time before this
-        self.alone: dict[int, int] = {}  # by group, the one lane with work if there is just one
-        self.nothing_due: set[tuple[int, int]] = set()  # (lane, group) without a due claim
-        self.gone_after: dict[int, dict[int, tuple[int, int]]] = {}  # by lane and group
-        self.making: dict[int, list[int]] = {}  # by queue, groups without a cursor of every lane
-        self.room: dict[int, int] = {}  # by limited queue, how many messages it takes at least
-        self.windowed: set[int] = set()  # groups with a window, of those that were read
-        self.in_window: dict[int, int] = {}  # by group with a window, how many messages are in it
-        self.room_known: set[int] = set()  # of these, by group, it is exactly as much
-        self.last_lease: int | None = None  # the highest id given, once it was read
+        self.next_times: dict[GroupId, int] = {}  # by group, no claim of it has a time before this
+        self.alone: dict[
+            GroupId, LaneId
+        ] = {}  # by group, the one lane with work if there is just one
+        self.nothing_due: set[tuple[LaneId, GroupId]] = set()  # (lane, group) without a due claim
+        self.gone_after: dict[LaneId, dict[GroupId, tuple[int, int]]] = {}  # by lane and group
+        self.making: dict[
+            QueueId, list[GroupId]
+        ] = {}  # by queue, groups without a cursor of every lane
+        self.room: dict[QueueId, int] = {}  # by limited queue, how many messages it takes at least
+        self.windowed: set[GroupId] = set()  # groups with a window, of those that were read
+        self.in_window: dict[
+            GroupId, int
+        ] = {}  # by group with a window, how many messages are in it
+        self.room_known: set[GroupId] = set()  # of these, by group, it is exactly as much
+        self.last_lease: LeaseId | None = None  # the highest id given, once it was read
         self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
         # By group, consumers and the times of their first and last pop; stays.
-        self.seen: dict[int, dict[str, tuple[int, int]]] = {}
-        self._tokens: dict[int, int] = {}
-        self._bodies: OrderedDict[tuple[int, int], tuple[Body, int]] = OrderedDict()
+        self.seen: dict[GroupId, dict[str, tuple[int, int]]] = {}
+        self._tokens: dict[LeaseId, int] = {}
+        self._bodies: OrderedDict[tuple[LaneId, int], tuple[Body, int]] = OrderedDict()
         self._bytes = 0
 
     def clear(self) -> None:
@@ -89,7 +96,7 @@ class Cache:
         self.lanes.clear()
         self.partitions.clear()
 
-    def record_seen(self, group_id: int, consumer: str, now: int) -> None:
+    def record_seen(self, group_id: GroupId, consumer: str, now: int) -> None:
         """Remember when a consumer asked; what was long ago is forgotten now and then."""
         seen = self.seen.get(group_id)
         if seen is None:
@@ -108,7 +115,7 @@ class Cache:
         if new or segment not in kept:
             kept.appendleft(segment)  # most often asked for is the last one
 
-    def segment(self, lane: int, sequence: int) -> Segment | None:
+    def segment(self, lane: LaneId, sequence: int) -> Segment | None:
         """The segment that holds a sequence, if it was read or written lately."""
         for segment in self.segments.get(lane, ()):
             if segment.first <= sequence < segment.first + segment.count:
@@ -133,19 +140,19 @@ class Cache:
         self.leases.clear()
         self._tokens.clear()
 
-    def forget_lease(self, id: int | None) -> None:
+    def forget_lease(self, id: LeaseId | None) -> None:
         """Forget a lease before it, or a claim of it, is changed."""
         if id is not None and (token := self._tokens.pop(id, None)) is not None:
             del self.leases[token]
 
-    def body(self, lane: int, first: int) -> Body | None:
+    def body(self, lane: LaneId, first: int) -> Body | None:
         found = self._bodies.get((lane, first))
         if found is None:
             return None
         self._bodies.move_to_end((lane, first))
         return found[0]
 
-    def keep_body(self, lane: int, first: int, body: Body) -> None:
+    def keep_body(self, lane: LaneId, first: int, body: Body) -> None:
         """Keep the payloads of a segment; (lane, first) is never given to another one."""
         size = len(body.data) + BODY_COST
         if size > MAX_BODY_BYTES // 2 or (lane, first) in self._bodies:
@@ -155,7 +162,7 @@ class Cache:
         while self._bytes > MAX_BODY_BYTES:
             self._bytes -= self._bodies.popitem(last=False)[1][1]
 
-    def forget_body(self, lane: int, first: int) -> None:
+    def forget_body(self, lane: LaneId, first: int) -> None:
         found = self._bodies.pop((lane, first), None)
         if found is not None:
             self._bytes -= found[1]

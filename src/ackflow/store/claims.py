@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import msgpack
 
 from .. import ids, ranges
+from ..ids import NO_LEASE, GroupId, LaneId, LeaseId
 from .cursors import Cursors
 from .mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
 from .records import LEASED, Claim, Cursor, Group, Lease, record_acks
@@ -60,7 +61,7 @@ class Holds(Cursors):
                 self.cache.in_window[claim.group_id] += n - claim.counted
             claim.counted = n
 
-    def in_window(self, group_id: int) -> int:
+    def in_window(self, group_id: GroupId) -> int:
         """How many messages of a group with a window are leased, but for those that are held."""
         found = self.cache.in_window.get(group_id)
         if found is None:
@@ -151,7 +152,7 @@ class Holds(Cursors):
             if cursor is not None and cursor.kept == lease.id:
                 self.run("move_kept", *moved)
 
-    def due_claims(self, lane: int, group_id: int, limit: int) -> list[Claim]:
+    def due_claims(self, lane: LaneId, group_id: GroupId, limit: int) -> list[Claim]:
         if (lane, group_id) in self.cache.nothing_due:
             return []
         found = [to_claim(row) for row in self.all("due_claims", lane, group_id, limit)]
@@ -159,17 +160,17 @@ class Holds(Cursors):
             self.cache.nothing_due.add((lane, group_id))
         return found
 
-    def leases_over(self, group_id: int, limit: int) -> tuple[dict[int, int], bool]:
+    def expired_leases(self, group_id: GroupId, limit: int) -> tuple[dict[LeaseId, int], bool]:
         """Leases that are over, by what is to be served first, with how many messages they hold, and
         whether there may be more. `limit` is one of claims: a lease may have several."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
         rows = self.all("expired_leases", group_id, self.now, among, limit)
-        found: dict[int, int] = {}
+        found: dict[LeaseId, int] = {}
         for lease, n in rows:
             found[lease] = found.get(lease, 0) + n
         return found, len(rows) == limit
 
-    def wake_due(self, group_id: int, limit: int) -> list[int]:
+    def wake_due(self, group_id: GroupId, limit: int) -> list[LaneId]:
         """Make waiting claims due whose time has come, of those that came back, by what is to be
         served first; answers with a lane for each."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
@@ -178,32 +179,32 @@ class Holds(Cursors):
             self.cache.nothing_due.discard((lane, group_id))
         return lanes
 
-    def delayed_due(self, group_id: int, limit: int) -> list[Claim]:
+    def delayed_due(self, group_id: GroupId, limit: int) -> list[Claim]:
         """Claims of delayed messages of which the first is due, by what is to be served first."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
         rows = self.all("delayed_due", group_id, self.now, among, limit)
         return [to_claim(row) for row in rows]
 
-    def next_time(self, group_id: int) -> int | None:
+    def next_time(self, group_id: GroupId) -> int | None:
         """When the next lease of a group ends or its next waiting message is due."""
         found = self.value("next_time", group_id)
         self.cache.next_times[group_id] = found if found is not None else 1 << 62
         return None if found is None else int(found)
 
-    def claims_in(self, lane: int, group_id: int, first: int, stop: int) -> list[Claim]:
+    def claims_in(self, lane: LaneId, group_id: GroupId, first: int, stop: int) -> list[Claim]:
         """Claims that may hold a sequence of [first, stop)."""
         return [to_claim(row) for row in self.all("claims_in", lane, group_id, first, stop)]
 
-    def claims_of_lane(self, lane: int) -> list[Claim]:
+    def claims_of_lane(self, lane: LaneId) -> list[Claim]:
         return [to_claim(row) for row in self.all("claims_of_lane", lane)]
 
     # leases
 
-    def next_lease(self) -> int:
+    def next_lease(self) -> LeaseId:
         """The id that the next lease gets."""
         if self.cache.last_lease is None:
-            self.cache.last_lease = self.value("last_lease") or 0
-        return self.cache.last_lease + 1
+            self.cache.last_lease = self.value("last_lease") or NO_LEASE
+        return LeaseId(self.cache.last_lease + 1)
 
     def new_token(self) -> int:
         """A token for the next lease."""
@@ -239,17 +240,17 @@ class Holds(Cursors):
             return None
         return lease, self.claims_of_lease(lease) if lease.ended_at is None else []
 
-    def lease_by_id(self, id: int) -> Lease | None:
+    def lease_by_id(self, id: LeaseId) -> Lease | None:
         self.cache.forget_lease(id)
         row = self.one("lease_by_id", id)
         return self._complete(to_lease(row)) if row else None
 
-    def leases_of(self, group_id: int, lane: int, sequence: int) -> list[Lease]:
+    def leases_of(self, lane: LaneId, group_id: GroupId, sequence: int) -> list[Lease]:
         """Leases under which a message was handed out, the last first."""
         rows = self.all("leases_of", group_id, lane, sequence)
         return [self._complete(to_lease(row)) for row in rows]
 
-    def add_lease(self, lease: Lease) -> int:
+    def add_lease(self, lease: Lease) -> LeaseId:
         lease.id = self.next_lease()
         self.run("add_lease", *lease_columns(lease))
         self.cache.last_lease = lease.id

@@ -7,6 +7,7 @@ is told to the process once the transaction is committed, and never if it is rol
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..ids import GroupId, LaneId
 from ..ranges import Ranges
 
 GONE = 0  # the group under which stays what deleted groups have counted
@@ -22,7 +23,7 @@ class Died(NamedTuple):
     queue: str
     group: str
     store: int
-    lane: int
+    lane: LaneId
     ranges: Ranges
     kind: str
     reason: str | None
@@ -41,7 +42,7 @@ class Tally:
         self.acked: list[Acked] = []
         self.died: list[Died] = []
 
-    def add(self, group_id: int, name: str, n: int) -> None:
+    def add(self, group_id: GroupId, name: str, n: int) -> None:
         key = group_id, name
         self.counts[key] = self.counts.get(key, 0) + n
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..ids import NO_LEASE, GroupId, LaneId, PartitionId
 from .counters import Tally
 from .mapping import Row, cursor_columns
 from .records import Claim, Cursor, Group
@@ -15,8 +16,8 @@ class Cursors(Asking):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._changed: dict[tuple[int, int], Cursor] = {}
-        self._counted: dict[tuple[int, int], Cursor] = {}
+        self._changed: dict[tuple[LaneId, GroupId], Cursor] = {}
+        self._counted: dict[tuple[LaneId, GroupId], Cursor] = {}
         self.tally = Tally()
 
     def forget(self) -> None:
@@ -24,7 +25,7 @@ class Cursors(Asking):
         self._changed.clear()
         self._counted.clear()
 
-    def cursor(self, lane: int, group_id: int) -> Cursor | None:
+    def cursor(self, lane: LaneId, group_id: GroupId) -> Cursor | None:
         found = self.cache.cursors.get((lane, group_id))
         if found is None and (row := self.one("cursor", lane, group_id)):
             found = self._cached_cursor(row)
@@ -38,11 +39,11 @@ class Cursors(Asking):
             self.cache.keep_cursor(found)
         return found
 
-    def cursors_of_lane(self, lane: int) -> list[Cursor]:
+    def cursors_of_lane(self, lane: LaneId) -> list[Cursor]:
         self.flush()
         return [self._cached_cursor(row) for row in self.all("cursors_of_lane", lane)]
 
-    def cursors_of_group(self, group_id: int) -> list[Cursor]:
+    def cursors_of_group(self, group_id: GroupId) -> list[Cursor]:
         self.flush()
         return [self._cached_cursor(row) for row in self.all("cursors_of_group", group_id)]
 
@@ -90,7 +91,9 @@ class Cursors(Asking):
         elif group.queue in self.cache.room:
             self.cache.room[group.queue] += cursor.counted[0] - before[0]
 
-    def next_work(self, group_id: int, partition: int | None) -> tuple[Cursor | None, bool]:
+    def next_work(
+        self, group_id: GroupId, partition: PartitionId | None
+    ) -> tuple[Cursor | None, bool]:
         """The lane to serve next: lowest priority number, then served longest ago.
 
         Answers also whether it is the only one of the group with work.
@@ -108,13 +111,13 @@ class Cursors(Asking):
             self.cache.alone[group_id] = found[0][0]
         return self.cursor(found[0][0], group_id), len(found) == 1
 
-    def only_lane(self, group_id: int) -> int | None:
+    def only_lane(self, group_id: GroupId) -> LaneId | None:
         """The one lane of a group with work, if it is known that there is just one."""
         if self._changed:  # the index knows nothing of what is only counted
             self.flush()
         return self.cache.alone.get(group_id)
 
-    def block_partition(self, group_id: int, partition: int, blocked: bool) -> None:
+    def block_partition(self, group_id: GroupId, partition: PartitionId, blocked: bool) -> None:
         self.flush()
         self.cache.alone.pop(group_id, None)
         self.run("block_partition", group_id, partition, blocked)
@@ -160,6 +163,6 @@ class Cursors(Asking):
         """Lay a claim into a cursor, or take it out; what was counted before is written with it."""
         self._counted.pop((cursor.lane, cursor.group_id), None)
         self._make_room(cursor)
-        cursor.kept = (claim.lease or 0) if claim else 0
+        cursor.kept = (claim.lease or NO_LEASE) if claim else NO_LEASE
         kept = (cursor.kept, *claim.ranges, claim.at, claim.since) if claim else _NOTHING
         self.run("save_kept", *cursor_columns(cursor), *kept)

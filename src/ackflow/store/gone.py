@@ -5,6 +5,7 @@ messages, `Lane.gone_to` is where the last of them ends: beyond it no row is loo
 """
 
 from .. import ranges
+from ..ids import GroupId
 from ..ranges import Ranges
 from .records import Lane
 from .statements import Asking
@@ -26,7 +27,7 @@ class GoneRows(Asking):
     def is_gone(self, lane: Lane, sequence: int) -> bool:
         return bool(self.gone(lane, sequence, sequence + 1))
 
-    def gone_copies(self, lane: Lane, group_id: int, first: int, stop: int) -> Ranges:
+    def gone_copies(self, lane: Lane, group_id: GroupId, first: int, stop: int) -> Ranges:
         """What is gone of [first, stop) and was made for other groups than this."""
         found: Ranges = []
         for lo, hi, for_group in self._near(lane, first, stop):
@@ -34,7 +35,7 @@ class GoneRows(Asking):
                 found = ranges.add(found, lo, hi)
         return ranges.clip(found, first, stop)
 
-    def gone_after(self, lane: Lane, group_id: int, first: int) -> int:
+    def gone_after(self, lane: Lane, group_id: GroupId, first: int) -> int:
         """How many are gone from a sequence on; a group that reads on is counted on."""
         if first >= lane.gone_to:
             return 0
@@ -46,7 +47,7 @@ class GoneRows(Asking):
         self.cache.gone_after.setdefault(lane.id, {})[group_id] = first, n
         return n
 
-    def add_gone(self, lane: Lane, first: int, stop: int, for_group: int | None = None) -> None:
+    def add_gone(self, lane: Lane, first: int, stop: int, for_group: GroupId | None = None) -> None:
         """Note that [first, stop) is gone; the caller saves the lane."""
         lo, hi, more, was = first, stop, [], 0
         for start, end, only in self._near(lane, first, stop):

@@ -5,6 +5,7 @@ from typing import Any
 from msgspec import Raw, json, msgpack
 
 from .. import ranges
+from ..ids import LaneId
 from ..options import QueueOptions
 from .encryption import seal, unseal
 from .records import (
@@ -26,8 +27,8 @@ from .records import (
 Row = tuple[Any, ...]
 
 _carry = msgpack.Decoder(Carry).decode
-_fates = msgpack.Decoder(list[tuple[str, int, int, bytes]]).decode
-_parts = msgpack.Decoder(list[tuple[int, bytes, int]]).decode
+_fates = msgpack.Decoder(list[tuple[str, int, LaneId, bytes]]).decode
+_parts = msgpack.Decoder(list[tuple[LaneId, bytes, int]]).decode
 _rest = msgpack.Decoder(Rest).decode
 _NONE = memoryview(b"")
 ALL_ACKED = b""  # the fates of a lease of which everything was acked when it ended

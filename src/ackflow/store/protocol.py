@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..clock import Clock
+from ..ids import LaneId
 
 if TYPE_CHECKING:
     from .counters import Tally
@@ -61,4 +62,4 @@ class UnsyncedMessages(Protocol):
     @property
     def begun(self) -> int: ...
     def note(self, lane: int = 0, first: int = 0) -> None: ...
-    def unsynced(self, lane: int, stop: int) -> bool: ...
+    def unsynced(self, lane: LaneId, stop: int) -> bool: ...

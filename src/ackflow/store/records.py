@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import Raw, Struct, field
 
 from .. import ranges
+from ..ids import NO_LEASE, BodyId, GroupId, LaneId, LeaseId, PartitionId, QueueId
 from ..options import GroupDialect, GroupOptions, QueueOptions, Settings, is_plain, settings
 from ..ranges import Ranges
 
@@ -16,7 +17,7 @@ RETURNED, COPIED = 1, 2  # of a claim
 
 
 class Queue(Struct):
-    id: int
+    id: QueueId
     name: str
     created_at: int
     paused: bool
@@ -24,8 +25,8 @@ class Queue(Struct):
 
 
 class Partition(Struct):
-    id: int
-    queue: int
+    id: PartitionId
+    queue: QueueId
     name: str
     created_at: int
 
@@ -33,9 +34,9 @@ class Partition(Struct):
 class Lane(Struct):
     """One append-only log: a partition at one priority."""
 
-    id: int
-    queue: int
-    partition: int
+    id: LaneId
+    queue: QueueId
+    partition: PartitionId
     priority: int
     base: int = 0
     head: int = 0
@@ -59,6 +60,9 @@ class Carry(Struct, array_like=True):
 Packed = tuple[bytes, bytes, bytes | None]
 
 
+NO_BODY = BodyId(0)  # the payloads lie in the header
+
+
 class Segment(Struct):
     """The header of one pushed run of messages; immutable.
 
@@ -66,14 +70,14 @@ class Segment(Struct):
     then `body` is 0.
     """
 
-    lane: int
+    lane: LaneId
     first: int
     count: int
     created_at: int
     not_before: int | None
-    for_group: int | None
+    for_group: GroupId | None
     carry: Carry | None
-    body: int
+    body: BodyId
     bytes: int
     small: Packed | None = None
 
@@ -97,7 +101,7 @@ class Odd(NamedTuple):
     first: int
     n: int
     not_before: int | None
-    for_group: int | None
+    for_group: GroupId | None
 
     @property
     def stop(self) -> int:
@@ -203,8 +207,8 @@ class Group(Struct):
     `made`: it has cursors up to the lane of this priority and id only; None: of all lanes.
     """
 
-    id: int
-    queue: int
+    id: GroupId
+    queue: QueueId
     name: str
     created_at: int
     dialect: GroupDialect
@@ -228,9 +232,9 @@ class Cursor(Struct):
     one that does.
     """
 
-    lane: int
-    group_id: int
-    partition: int
+    lane: LaneId
+    group_id: GroupId
+    partition: PartitionId
     priority: int
     next: int
     served: int = 0
@@ -250,7 +254,7 @@ class Cursor(Struct):
     last_created: int | None = None
     last_at: int | None = None
     keeps: bool = False
-    kept: int = 0
+    kept: LeaseId = NO_LEASE
     counted: tuple[int, int] = (0, 0)  # settled and purged, when the room of its queue was
 
     @property
@@ -273,8 +277,8 @@ class Claim(Struct):
     """
 
     id: int
-    group_id: int
-    lane: int
+    group_id: GroupId
+    lane: LaneId
     ranges: Ranges
     state: int
     at: int | None
@@ -283,15 +287,15 @@ class Claim(Struct):
     failures: int
     redelivered: int
     error: str | None
-    lease: int | None
+    lease: LeaseId | None
     acked_at: int | None = None
-    stored: int = 0
+    stored: LeaseId = NO_LEASE
     counted: int = 0
 
     @staticmethod
     def leased(
-        group_id: int,
-        lane: int,
+        group_id: GroupId,
+        lane: LaneId,
         which: Ranges,
         since: int,
         deliveries: int = 1,
@@ -307,8 +311,8 @@ class Claim(Struct):
 
     @staticmethod
     def unleased(
-        group_id: int,
-        lane: int,
+        group_id: GroupId,
+        lane: LaneId,
         which: Ranges,
         at: int | None,
         since: int,
@@ -335,14 +339,14 @@ class Fate(Struct, array_like=True):
 
     verb: str
     at: int
-    lane: int
+    lane: LaneId
     ranges: Ranges
 
 
 class LeasedRanges(Struct):
     """What a lease handed out of one lane, and how many hand-outs of that lane came before."""
 
-    lane: int
+    lane: LaneId
     ranges: Ranges
     number: int
 
@@ -350,9 +354,9 @@ class LeasedRanges(Struct):
 class Lease(Struct):
     """One hand-out: who got what under which token, and what became of it."""
 
-    id: int
+    id: LeaseId
     token: int
-    group_id: int
+    group_id: GroupId
     consumer: str
     acquired_at: int
     expires_at: int
@@ -378,9 +382,9 @@ def record_acks(lease: Lease, claims: list[Claim]) -> None:
 
 class DeadRow(Struct):
     id: int
-    queue: int
-    group_id: int
-    lane: int
+    queue: QueueId
+    group_id: GroupId
+    lane: LaneId
     seq: int
     kind: str
     reason: str | None
@@ -408,5 +412,5 @@ class Stage(Struct):
     delay: int | None
     count: int
     bytes: int
-    body: int
+    body: BodyId
     created_at: int

@@ -39,7 +39,7 @@ class Asking:
         rows = self._execute(self._sql[name], args)
         return rows[0][0] if rows else None
 
-    def insert(self, name: str, *args: Any) -> int:
+    def insert(self, name: str, *args: Any) -> Any:
         """Add a row; answers with its id."""
         return self._insert(self._sql[name], args)
 

@@ -12,6 +12,7 @@ from msgspec import msgpack
 
 from .. import ranges
 from ..clock import AHEAD
+from ..ids import BodyId, GroupId, LaneId, PartitionId, QueueId
 from ..options import GroupOptions, QueueOptions, is_plain, settings
 from ..ranges import Ranges
 from .cache import Cache
@@ -106,7 +107,7 @@ class Tx(Holds, GoneRows):
             return self._cached_queue(row)
         return None if id is None else self.cache.queues[id]
 
-    def queue_by_id(self, id: int) -> Queue | None:
+    def queue_by_id(self, id: QueueId) -> Queue | None:
         found = self.cache.queues.get(id)
         if found is None and (row := self.one("queue_by_id", id)):
             found = self._cached_queue(row)
@@ -130,11 +131,11 @@ class Tx(Holds, GoneRows):
     def save_queue(self, queue: Queue) -> None:
         self.run("save_queue", queue.id, queue.paused, _encode(queue.options))
 
-    def partition(self, queue: int, name: str) -> Partition | None:
+    def partition(self, queue: QueueId, name: str) -> Partition | None:
         found = self.cache.partitions.get((queue, name))
         return self._read_partition("partition_named", queue, name) if found is None else found
 
-    def partition_by_id(self, id: int) -> Partition | None:
+    def partition_by_id(self, id: PartitionId) -> Partition | None:
         found = self.cache.partitions.get(id)
         return self._read_partition("partition_by_id", id) if found is None else found
 
@@ -146,7 +147,7 @@ class Tx(Holds, GoneRows):
         self._keep_partition(found)
         return found
 
-    def add_partition(self, queue: int, name: str) -> Partition:
+    def add_partition(self, queue: QueueId, name: str) -> Partition:
         id = self.insert("add_partition", queue, name, self.now)
         partition = Partition(id, queue, name, self.now)
         self._keep_partition(partition)
@@ -156,14 +157,14 @@ class Tx(Holds, GoneRows):
         self.cache.partitions[partition.id] = partition
         self.cache.partitions[partition.queue, partition.name] = partition
 
-    def partitions(self, queue: int, after: int = 0, limit: int = -1) -> list[Partition]:
+    def partitions(self, queue: QueueId, after: int = 0, limit: int = -1) -> list[Partition]:
         return [Partition(*row) for row in self.all("partitions_of", queue, after, limit)]
 
-    def lane(self, id: int) -> Lane | None:
+    def lane(self, id: LaneId) -> Lane | None:
         found = self.cache.lanes.get(id)
         return self._read_lane("lane_by_id", id) if found is None else found
 
-    def lane_of(self, partition: int, priority: int) -> Lane | None:
+    def lane_of(self, partition: PartitionId, priority: int) -> Lane | None:
         found = self.cache.lanes.get((partition, priority))
         return self._read_lane("lane_of", partition, priority) if found is None else found
 
@@ -178,19 +179,19 @@ class Tx(Holds, GoneRows):
             self.cache.keep_lane(lane)
         return lane
 
-    def add_lane(self, queue: int, partition: int, priority: int) -> Lane:
+    def add_lane(self, queue: QueueId, partition: PartitionId, priority: int) -> Lane:
         id = self.insert("add_lane", queue, partition, priority)
         lane = Lane(id, queue, partition, priority)
         self.cache.keep_lane(lane)
         return lane
 
-    def lanes(self, queue: int) -> list[Lane]:
+    def lanes(self, queue: QueueId) -> list[Lane]:
         return [self._cached_lane(row) for row in self.all("lanes_of_queue", queue)]
 
-    def lanes_after(self, queue: int, lane: int, limit: int) -> list[Lane]:
+    def lanes_after(self, queue: QueueId, lane: LaneId, limit: int) -> list[Lane]:
         return [self._cached_lane(row) for row in self.all("lanes_after", queue, lane, limit)]
 
-    def lanes_in(self, partition: int) -> list[Lane]:
+    def lanes_in(self, partition: PartitionId) -> list[Lane]:
         return [self._cached_lane(row) for row in self.all("lanes_of_partition", partition)]
 
     def save_lane(self, lane: Lane) -> None:
@@ -199,8 +200,8 @@ class Tx(Holds, GoneRows):
 
     # segments and bodies
 
-    def add_body(self, packed: Packed) -> int:
-        return self.insert("add_body", *packed)
+    def add_body(self, packed: Packed) -> BodyId:
+        return BodyId(self.insert("add_body", *packed))
 
     def append(self, lane: Lane, segment: Segment) -> None:
         """Write a header at the head of its lane, which moves the head."""
@@ -221,14 +222,14 @@ class Tx(Holds, GoneRows):
             self.run("note_odd", lane.id, lane.odd, lane.copies)
         self.cache.keep_segment(segment, new=True)
 
-    def show(self, lane: int, stop: int) -> None:
+    def show(self, lane: LaneId, stop: int) -> None:
         """Messages of a lane before `stop` are handed out or shown. An id that was seen must never
         be given to another message, so the answer waits until they are on disk."""
         record = self._record
         if record is not None and record.unsynced(lane, stop):
             self.sync_number = record.begun
 
-    def segments_from(self, lane: int, sequence: int) -> Iterator[Segment]:
+    def segments_from(self, lane: LaneId, sequence: int) -> Iterator[Segment]:
         """Headers from the one that holds a sequence on; the first may lie above it.
 
         They are read in steps that grow, so that whoever needs one does not read hundreds. What
@@ -240,11 +241,11 @@ class Tx(Holds, GoneRows):
             sequence = first.stop
         yield from self._in_steps("segments_from", lane, sequence)
 
-    def headers_from(self, lane: int, sequence: int) -> Iterator[Segment]:
+    def headers_from(self, lane: LaneId, sequence: int) -> Iterator[Segment]:
         """As `segments_from`, without the payloads that lie in some headers."""
         return self._in_steps("headers_from", lane, sequence)
 
-    def _in_steps(self, statement: str, lane: int, sequence: int) -> Iterator[Segment]:
+    def _in_steps(self, statement: str, lane: LaneId, sequence: int) -> Iterator[Segment]:
         step = FIRST_STEP
         while True:
             rows = self.all(statement, lane, sequence, step)
@@ -257,10 +258,10 @@ class Tx(Holds, GoneRows):
                 return
             step = min(4 * step, LAST_STEP)
 
-    def segments_before(self, lane: int, sequence: int, limit: int) -> list[Segment]:
+    def segments_before(self, lane: LaneId, sequence: int, limit: int) -> list[Segment]:
         return [to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
 
-    def segments_over(self, lane: int, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
+    def segments_over(self, lane: LaneId, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
         """Each stored piece of the wanted ranges as (header, first, stop), in order."""
         for header in self.segments_from(lane, wanted[0]) if wanted else ():
             for first, stop in ranges.pairs(ranges.clip(wanted, header.first, header.stop)):
@@ -268,7 +269,7 @@ class Tx(Holds, GoneRows):
             if header.stop >= wanted[-1]:
                 return
 
-    def created_at(self, lane: int, sequence: int) -> int | None:
+    def created_at(self, lane: LaneId, sequence: int) -> int | None:
         segment = self.cache.segment(lane, sequence)
         if segment is not None:
             return segment.created_at
@@ -315,7 +316,7 @@ class Tx(Holds, GoneRows):
         self.cache.forget_body(segment.lane, segment.first)
         self.cache.segments.pop(segment.lane, None)
 
-    def drop_segments(self, lane: int) -> None:
+    def drop_segments(self, lane: LaneId) -> None:
         """Remove all that a lane has."""
         self.run("drop_bodies_of_lane", lane)
         self.run("drop_segments_of_lane", lane)
@@ -323,11 +324,11 @@ class Tx(Holds, GoneRows):
 
     # groups
 
-    def group(self, queue: int, name: str) -> Group | None:
+    def group(self, queue: QueueId, name: str) -> Group | None:
         found = self.cache.groups.get((queue, name))
         return self._read_group("group_named", queue, name) if found is None else found
 
-    def group_by_id(self, id: int) -> Group | None:
+    def group_by_id(self, id: GroupId) -> Group | None:
         found = self.cache.groups.get(id)
         return self._read_group("group_by_id", id) if found is None else found
 
@@ -351,7 +352,7 @@ class Tx(Holds, GoneRows):
                 self.cache.windowed.add(id)
         return found
 
-    def groups(self, queue: int) -> list[Group]:
+    def groups(self, queue: QueueId) -> list[Group]:
         return [self._cached_group(row) for row in self.all("groups_of", queue)]
 
     def add_group(self, queue: Queue, name: str, dialect: str, options: GroupOptions) -> Group:
@@ -373,13 +374,13 @@ class Tx(Holds, GoneRows):
     def save_group(self, group: Group) -> None:
         self.run("save_group", group.id, group.paused, _encode(group.options), group.dialect)
 
-    def group_ids(self, queue: int) -> list[int]:
+    def group_ids(self, queue: QueueId) -> list[GroupId]:
         found = self.cache.group_ids.get(queue)
         if found is None:
             found = self.cache.group_ids[queue] = [row[0] for row in self.all("groups_of", queue)]
         return found
 
-    def in_the_making(self, queue: int) -> list[int]:
+    def in_the_making(self, queue: QueueId) -> list[GroupId]:
         """The groups of a queue that have not yet a cursor of every lane."""
         found = self.cache.making.get(queue)
         if found is None:

@@ -3,6 +3,7 @@
 from msgspec import structs
 
 from ... import ids, ranges, validate
+from ...ids import GroupId
 from ...options import Dialect, GroupOptions, QueueOptions
 from ...ranges import Ranges
 from ...store.encryption import check_key
@@ -213,7 +214,7 @@ def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     return True
 
 
-def _drop_readers(tx: Tx, group_id: int) -> None:
+def _drop_readers(tx: Tx, group_id: GroupId) -> None:
     """Drop the readers of a group and their batches."""
     for table in ("hand_parts", "hands", "readers"):
         tx.run(f"drop_{table}_of_group", group_id)
@@ -243,7 +244,7 @@ def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     for cursor in tx.cursors_of_lane(lane.id):
         if cursor.next > place.sequence:
             _cut(tx, lane, cursor, one)
-    tx.add_gone(lane, *one)
+    tx.add_gone(lane, one[0], one[1])
     tx.cache.room.pop(queue.id, None)
     tx.save_lane(lane)
     _forget_txid(tx, lane, place.sequence)

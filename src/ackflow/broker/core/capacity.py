@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ... import ranges
 from ...errors import QueueFull
+from ...ids import LaneId
 from ...ranges import Ranges
 from ...store.records import Queue
 from ...store.tx import Tx
@@ -59,7 +60,7 @@ def backlog(tx: Tx, queue: Queue) -> int:
         if (group := tx.group_by_id(group_id)) is not None:
             make_all_cursors(tx, group)
     tx.flush()
-    left: dict[int, list[tuple[int, int]]] = {}
+    left: dict[LaneId, list[tuple[int, int]]] = {}
     if not tx.group_ids(queue.id):
         return sum(lane.head - lane.base - lane.gone for lane in tx.lanes(queue.id))
     for lane, lo, hi, packed, *_ in tx.all("claims_of_queue", queue.id):
@@ -77,7 +78,7 @@ def _limited(tx: Tx, name: str) -> Queue | None:
     return queue if queue is not None and queue.options.max_size is not None else None
 
 
-def _add(left: dict[int, list[tuple[int, int]]], lane: int, which: Ranges) -> None:
+def _add(left: dict[LaneId, list[tuple[int, int]]], lane: LaneId, which: Ranges) -> None:
     left.setdefault(lane, []).extend(ranges.pairs(which))
 
 
@@ -92,7 +93,7 @@ def _merged(pairs: list[tuple[int, int]]) -> Ranges:
     return found
 
 
-def _count(tx: Tx, lane: int, which: Ranges) -> int:
+def _count(tx: Tx, lane: LaneId, which: Ranges) -> int:
     found = tx.lane(lane)
     gone = tx.gone(found, which[0], which[-1]) if found and which else []
     return ranges.count(ranges.difference(which, gone) if gone else which)

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ... import ids
+from ...ids import GroupId
 from ...options import MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ...ranges import Ranges
 from ...store.records import Carry, Group, Lane, Rest
@@ -42,7 +43,7 @@ def append_copies(
     lane: Lane,
     copies: Iterable[Copy],
     delay: float,
-    for_group: int | None,
+    for_group: GroupId | None,
     carry: Carry | None,
 ) -> None:
     """Append copies in as many segments as they need."""
@@ -53,7 +54,7 @@ def append_copies(
     due = not_before(tx, queue, delay)
     for part in _parts(copies):
         if for_group is not None:
-            tx.tally.add(-queue.id, "copies", len(part))
+            tx.tally.add(GroupId(-queue.id), "copies", len(part))
             cursor = tx.cursor(lane.id, for_group)
             if cursor is not None:
                 cursor.copies += len(part)

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ... import ranges
+from ...ids import NO_LEASE, GroupId, LaneId
 from ...store.records import LEASED, Claim, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from .history import record_fate, record_history
 
 
-def make_ready(tx: Tx, lane: int, group_id: int) -> None:
+def make_ready(tx: Tx, lane: LaneId, group_id: GroupId) -> None:
     """Mark a lane as one that may have work for a group."""
     cursor = tx.cursor(lane, group_id)
     if cursor is not None and not cursor.ready:
@@ -17,7 +18,7 @@ def make_ready(tx: Tx, lane: int, group_id: int) -> None:
         tx.changed(cursor)
 
 
-def unblock_partitions(tx: Tx, group: Group, lanes: set[int]) -> None:
+def unblock_partitions(tx: Tx, group: Group, lanes: set[LaneId]) -> None:
     """Unblock the partitions of an ordered group in which it no longer holds a lease."""
     if group.rules.ordering != "ordered":
         return
@@ -32,7 +33,7 @@ def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
     return lane.head if found is None else int(found)
 
 
-def hidden_copies_in(tx: Tx, lane: Lane, group_id: int, first: int, stop: int) -> ranges.Ranges:
+def hidden_copies_in(tx: Tx, lane: Lane, group_id: GroupId, first: int, stop: int) -> ranges.Ranges:
     """Return the part of [first, stop) that consists of copies for other groups."""
     hidden: ranges.Ranges = []
     for odd in tx.odd_segments(lane, first):
@@ -45,7 +46,7 @@ def hidden_copies_in(tx: Tx, lane: Lane, group_id: int, first: int, stop: int) -
     return ranges.union(hidden, copies) if copies else hidden
 
 
-def count_from(tx: Tx, lane: Lane, group_id: int, start: int) -> int:
+def count_from(tx: Tx, lane: Lane, group_id: GroupId, start: int) -> int:
     """Count the messages of a lane that a group sees from a sequence on."""
     if start >= lane.head:
         return 0
@@ -143,12 +144,12 @@ class LostRanges(NamedTuple):
 
 def lease_of(tx: Tx, claim: Claim) -> Lease:
     """Return the lease of a claim; call it before anything but an ack changes the claim."""
-    lease = tx.lease_by_id(claim.lease or 0)
+    lease = tx.lease_by_id(claim.lease or NO_LEASE)
     assert lease is not None, "a leased claim without its lease"
     return lease
 
 
-def take_from_leases(tx: Tx, lane: int, ended: Iterable[LostRanges], verb: str) -> None:
+def take_from_leases(tx: Tx, lane: LaneId, ended: Iterable[LostRanges], verb: str) -> None:
     """Record in leases that part of what they held was taken from them."""
     for lease, which in ended:
         record_fate(lease, verb, tx.now, lane, which)

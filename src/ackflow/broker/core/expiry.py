@@ -17,6 +17,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ... import ranges
+from ...ids import NO_LEASE, LaneId
 from ...options import MAX_CLAIM
 from ...retry import Exhausted, after_expiry
 from ...store.records import (
@@ -90,7 +91,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
 def _end_over(tx: Tx, group: Group, some: WorkBudget) -> tuple[int, bool]:
     """End leases that are over; returns how many, and whether there may be more."""
     limit = some.at_most(LEASES_AT_ONCE)
-    leases, more = tx.leases_over(group.id, limit)
+    leases, more = tx.expired_leases(group.id, limit)
     for ended, (id, n) in enumerate(leases.items()):
         if some.over:
             return ended, True
@@ -153,7 +154,7 @@ def _wake_delayed(tx: Tx, group: Group, claim: Claim) -> None:
     make_ready(tx, claim.lane, group.id)
 
 
-def refresh_range(tx: Tx, group: Group, lane: int, first: int, stop: int) -> None:
+def refresh_range(tx: Tx, group: Group, lane: LaneId, first: int, stop: int) -> None:
     """End the leases that are over and hold something of [first, stop) of a lane."""
     over = {
         claim.lease
@@ -161,7 +162,7 @@ def refresh_range(tx: Tx, group: Group, lane: int, first: int, stop: int) -> Non
         if claim.state == LEASED and claim.at is not None and claim.at <= tx.now
     }
     for id in over:
-        lease = tx.lease_by_id(id or 0)
+        lease = tx.lease_by_id(id or NO_LEASE)
         assert lease is not None, "a leased claim without its lease"
         expire(tx, group, lease)
 

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from ...ids import LaneId
 from ...ranges import Ranges
 from ...store.records import Body, Carry, Cursor, Lane, Rest, Segment
 from ...store.tx import Tx
@@ -18,7 +19,7 @@ class MessageRun(Struct):
     dialects in `PENDING_OF_GROUP`.
     """
 
-    lane: int
+    lane: LaneId
     partition: str
     priority: int
     first: int

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from ... import ranges
 from ...clock import micros
+from ...ids import NO_LEASE, GroupId, LaneId
 from ...store.mapping import Row
 from ...store.records import Fate, Lease, LeasedRanges
 from ...store.tx import Tx
@@ -22,7 +23,7 @@ FIRST_STEP, LAST_STEP = 16, 1_024
 MOST = 20_000
 
 
-def record_fate(lease: Lease, verb: str, at: int, lane: int, which: ranges.Ranges) -> None:
+def record_fate(lease: Lease, verb: str, at: int, lane: LaneId, which: ranges.Ranges) -> None:
     """Record in a lease how some of its messages ended; times are exact to a second."""
     for fate in reversed(lease.fates):
         if fate.verb == verb and fate.lane == lane:
@@ -33,9 +34,9 @@ def record_fate(lease: Lease, verb: str, at: int, lane: int, which: ranges.Range
     lease.fates.append(Fate(verb, at, lane, which))
 
 
-def record_history(tx: Tx, group_id: int, lane: int, over: ranges.Ranges, verb: str) -> None:
+def record_history(tx: Tx, group_id: GroupId, lane: LaneId, over: ranges.Ranges, verb: str) -> None:
     """Record how messages ended without a lease, as an ended lease that `why` can read."""
-    ended = Lease(0, tx.new_token(), group_id, "", tx.now, tx.now, None, ranges.count(over),
+    ended = Lease(NO_LEASE, tx.new_token(), group_id, "", tx.now, tx.now, None, ranges.count(over),
                  [LeasedRanges(lane, over, 0)], [Fate(verb, tx.now, lane, over)])  # fmt: skip
     tx.add_lease(ended)
     ended.ended_at = tx.now
@@ -45,7 +46,7 @@ def record_history(tx: Tx, group_id: int, lane: int, over: ranges.Ranges, verb: 
 class LeaseScan(Struct):
     """How far the leases of some groups were read, and when more of them may be removed."""
 
-    groups: set[int]
+    groups: set[GroupId]
     after: int = 0
     next_at: int = 0
 
@@ -66,7 +67,7 @@ class LeasePruner:
             for group in tx.groups(queue.id)
         }
         old = self._noted_before(tx, lengths)
-        groups: dict[int, set[int]] = {}
+        groups: dict[int, set[GroupId]] = {}
         for group_id, length in lengths.items():
             groups.setdefault(length, set()).add(group_id)
         self._walks = {length: self._walk(length, some) for length, some in groups.items()}
@@ -84,13 +85,13 @@ class LeasePruner:
         for id in old:
             self._note(id, 0)
 
-    def _walk(self, length: int, groups: set[int]) -> LeaseScan:
+    def _walk(self, length: int, groups: set[GroupId]) -> LeaseScan:
         known = self._walks.get(length)
         if known is None or not groups <= known.groups:
             return LeaseScan(groups)  # leases of the new group may come before `after`
         return LeaseScan(groups, known.after, known.next_at)
 
-    def _noted_before(self, tx: Tx, lengths: dict[int, int]) -> list[int]:
+    def _noted_before(self, tx: Tx, lengths: dict[GroupId, int]) -> list[int]:
         old: list[int] = []
         for _ in range(MOST):
             if not self._later or self._later[0][0] > tx.now:

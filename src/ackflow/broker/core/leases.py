@@ -3,6 +3,7 @@
 from ... import ranges
 from ...clock import micros
 from ...errors import Gone, LeaseLost
+from ...ids import NO_LEASE, LaneId
 from ...options import MAX_CLAIM, PENDING_OF_GROUP
 from ...ranges import Ranges
 from ...store.records import Claim, Cursor, Group, Lease, LeasedRanges
@@ -35,7 +36,7 @@ def grant(
     for part in parts[1:]:
         n += ranges.count(part.ranges)
     lease = Lease(
-        0, tx.new_token() if token is None else token, group.id, consumer, tx.now, expires, None, n,
+        NO_LEASE, tx.new_token() if token is None else token, group.id, consumer, tx.now, expires, None, n,
         parts,
     )  # fmt: skip
     id = tx.add_lease(lease)
@@ -97,7 +98,9 @@ def read_lease(tx: Tx, lease: Lease) -> Handout:
     return answer
 
 
-def leased_messages(tx: Tx, lane: int, which: Ranges, claims: list[Claim]) -> list[TakenMessages]:
+def leased_messages(
+    tx: Tx, lane: LaneId, which: Ranges, claims: list[Claim]
+) -> list[TakenMessages]:
     """Split a lease's messages into those still held, with their counters, and those settled."""
     shares = []
     for claim in claims:

@@ -8,6 +8,7 @@ from msgspec import structs
 from ... import ranges
 from ...clock import micros
 from ...errors import InvalidArgument
+from ...ids import PartitionId
 from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, GroupOptions
 from ...ranges import Ranges
 from ...store.records import Claim, Cursor, Group, Lease, LeasedRanges, Queue
@@ -174,7 +175,7 @@ def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
 
 
 def next_work(
-    tx: Tx, queue: Queue, group: Group, partition: int | None
+    tx: Tx, queue: Queue, group: Group, partition: PartitionId | None
 ) -> tuple[Cursor | None, bool]:
     """Return the lane to serve next, and whether it is the only one of the group with work.
 
@@ -204,7 +205,7 @@ def may_have_more(group: Group) -> bool:
 
 
 def _next_work(
-    tx: Tx, queue: Queue, group: Group, partition: int | None
+    tx: Tx, queue: Queue, group: Group, partition: PartitionId | None
 ) -> tuple[Cursor | None, bool]:
     if not queue.options.window_seconds:
         return tx.next_work(group.id, partition)
@@ -280,7 +281,7 @@ def _gather(
     group: Group,
     request: PopRequest,
     want: int,
-    partition: int | None,
+    partition: PartitionId | None,
     wide: bool,
     answer: Handout,
 ) -> list[LaneBatch]:
@@ -288,7 +289,7 @@ def _gather(
     idle = 0
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
     parts: list[LaneBatch] = []
-    homes: set[int] = set()
+    homes: set[PartitionId] = set()
     while want > 0:
         cursor, alone = next_work(tx, queue, group, partition)
         if cursor and cursor.partition not in homes and len(homes) >= most:
@@ -316,7 +317,7 @@ def _gather(
     return parts
 
 
-def _next_in(tx: Tx, queue: Queue, group: Group, homes: set[int]) -> Cursor | None:
+def _next_in(tx: Tx, queue: Queue, group: Group, homes: set[PartitionId]) -> Cursor | None:
     """Return the lane to serve next in these partitions, for a batch limited to them."""
     found = [next_work(tx, queue, group, home)[0] for home in homes]
     some = [cursor for cursor in found if cursor is not None]

@@ -7,9 +7,10 @@ from msgspec import Struct, json, msgpack, structs
 
 from ...clock import AHEAD, SECOND, micros
 from ...errors import AckflowError, KeyConflict, QueueFull, StorageFull
+from ...ids import GroupId, LaneId
 from ...options import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES
 from ...store.mapping import make_body, pack_body
-from ...store.records import Carry, Lane, Queue, Rest, Segment
+from ...store.records import NO_BODY, Carry, Lane, Queue, Rest, Segment
 from ...store.tx import Tx
 from ..requests import Chunk, PushRequest
 from .capacity import make_room
@@ -22,7 +23,7 @@ class Placed(Struct, array_like=True):
     `repeated`: an earlier request with the same key stored them.
     """
 
-    lane: int
+    lane: LaneId
     first: int
     stop: int
     duplicate: bool = False
@@ -155,7 +156,7 @@ def append(
     *,
     whole: int = 0,
     not_before: int | None = None,
-    for_group: int | None = None,
+    for_group: GroupId | None = None,
     carry: Carry | None = None,
 ) -> Segment:
     """Write one segment at the head of a lane and mark the lane ready for its groups."""
@@ -166,7 +167,7 @@ def append(
     packed = pack_body(ends, data, rest, queue.options.encrypted)
     stored = len(packed[0]) + len(packed[1]) + len(packed[2] or b"")
     small = packed if stored <= SMALL_BYTES else None
-    body = 0 if small else tx.add_body(packed)
+    body = NO_BODY if small else tx.add_body(packed)
     segment = Segment(
         lane.id,
         lane.head,
@@ -194,7 +195,7 @@ def created_at(tx: Tx, lane: Lane) -> int:
     return lane.last_at if tx.now < lane.last_at <= tx.now + AHEAD else tx.now
 
 
-def announce(tx: Tx, queue: Queue, lane: Lane, for_group: int | None) -> None:
+def announce(tx: Tx, queue: Queue, lane: Lane, for_group: GroupId | None) -> None:
     """Mark a lane ready for the groups that read it, and wake waiting pops."""
     for group_id in tx.group_ids(queue.id) if for_group is None else [for_group]:
         cursor = tx.cursor(lane.id, group_id)

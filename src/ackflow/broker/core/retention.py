@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ... import ranges
 from ...clock import micros
+from ...ids import LaneId, QueueId
 from ...ranges import Ranges
 from ...store.records import LEASED, Claim, Cursor, Lane, Queue, Segment
 from ...store.tx import Tx
@@ -80,7 +81,7 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     return ranges.count(unread) or passed
 
 
-def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int]]:
+def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[QueueId, LaneId]]:
     """Return the queues and lanes in which something is too old, for upkeep."""
     queues = {
         queue.id: queue
@@ -95,7 +96,7 @@ def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[int, int]]:
     return found
 
 
-def _old(tx: Tx, queue: Queue, id: int, oldest: int) -> bool:
+def _old(tx: Tx, queue: Queue, id: LaneId, oldest: int) -> bool:
     """Return whether a lane, whose oldest message has this time, has something too old."""
     age, life = queue.options.retention_seconds, queue.options.ttl_seconds
     if age is not None and oldest + micros(age) <= tx.now:
@@ -154,7 +155,7 @@ class TrimCandidates(NamedTuple):
     next: int | None
 
 
-def free_segments(tx: Tx, lane_id: int, start: int) -> TrimCandidates:
+def free_segments(tx: Tx, lane_id: LaneId, start: int) -> TrimCandidates:
     """Find segments that every group has settled and that are no longer kept.
 
     Reads a limited number of segments. A segment that is needed stays; those around it go.
@@ -182,7 +183,7 @@ def free_segments(tx: Tx, lane_id: int, start: int) -> TrimCandidates:
     return TrimCandidates(free, settled[-1].stop if len(settled) == SEGMENTS_AT_ONCE else None)
 
 
-def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
+def _used(tx: Tx, lane: LaneId, first: int, stop: int) -> Ranges:
     """Return what of [first, stop) a group has claimed or a reader may read again."""
     found: Ranges = []
     for lo, hi, packed in sorted(tx.all("used_in", lane, first, stop), key=lambda row: row[0]):
@@ -191,7 +192,7 @@ def _used(tx: Tx, lane: int, first: int, stop: int) -> Ranges:
     return found
 
 
-def trim(tx: Tx, lane_id: int, start: int) -> tuple[int, int | None]:
+def trim(tx: Tx, lane_id: LaneId, start: int) -> tuple[int, int | None]:
     """Drop some segments that `free_segments` finds; returns how many, and where to continue."""
     found = free_segments(tx, lane_id, start)
     lane = tx.lane(lane_id)

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from ... import ranges
 from ...clock import SECOND, micros
 from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
+from ...ids import LaneId, LeaseId
 from ...options import DeadLetterKind
 from ...ranges import Ranges
 from ...retry import Exhausted, after_nack, deliveries_exhausted
@@ -42,7 +43,7 @@ from .history import record_fate, record_history
 class Refusal(Struct):
     """Messages that a verdict did not apply to, and why."""
 
-    lane: int
+    lane: LaneId
     ranges: Ranges
     error: AckflowError
 
@@ -67,7 +68,10 @@ def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; returns an outcome for each."""
     held = _held(tx, token)
     if held is None:
-        return [Outcome(refused=[Refusal(m.lane or 0, m.ranges or [], LeaseLost())]) for m in marks]
+        return [
+            Outcome(refused=[Refusal(m.lane or LaneId(0), m.ranges or [], LeaseLost())])
+            for m in marks
+        ]
     group, lease, claims = held
     if len(marks) == 1 and claims:
         outcome = _fast_ack(tx, group, lease, claims, marks[0])
@@ -157,7 +161,7 @@ def _ack_part(
     tx.cache.keep_lease(lease, claims)
 
 
-def _date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: int) -> bool:
+def _date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: LaneId) -> bool:
     """Date the acks of a lane, which are stored as what is missing from its claims.
 
     Once a second the lease is to be written as well; then the answer is True.
@@ -219,9 +223,9 @@ class Settlement:
         self._changed: dict[int, Claim] = {}
         self._lost: dict[int, int] = {}
         self._writes_lease = False  # and not only its claims
-        self._freed: set[int] = set()
+        self._freed: set[LaneId] = set()
         self._acked = 0
-        self._yielding: dict[int, int] = {}  # by lane, the end of the last message that yields
+        self._yielding: dict[LaneId, int] = {}  # by lane, the end of the last message that yields
         self._wakes_waiters = _wakes_waiters(group)
 
     def apply(self, mark: Mark) -> Outcome:
@@ -268,7 +272,7 @@ class Settlement:
             _wake_waiters(tx, self._group)
 
     def _apply(
-        self, verdict: Verdict, lane: int, asked: Ranges, outcome: Outcome, whole: bool = False
+        self, verdict: Verdict, lane: LaneId, asked: Ranges, outcome: Outcome, whole: bool = False
     ) -> None:
         """Apply a verdict to some messages of one lane; `whole` means those still held."""
         for_all = verdict.verb == "ack" and self._group.rules.policy == "all"
@@ -289,7 +293,7 @@ class Settlement:
             if verdict.rest:
                 self._release_after(lane, mine[-1])
 
-    def _held(self, lane: int, asked: Ranges, before: bool) -> Ranges:
+    def _held(self, lane: LaneId, asked: Ranges, before: bool) -> Ranges:
         """Return what the claims that overlap `asked` hold; `before`: and all claims below it."""
         if not asked:
             return []
@@ -298,7 +302,7 @@ class Settlement:
         return ranges.union_all(held for held in mine if held[0] < high and held[-1] > low)
 
     def _explain_missing(
-        self, verb: SettleVerb, lane: int, missing: Ranges, outcome: Outcome, whole: bool
+        self, verb: SettleVerb, lane: LaneId, missing: Ranges, outcome: Outcome, whole: bool
     ) -> None:
         """Sort messages that are no longer held into those this verb ended before, and refusals."""
         if missing:
@@ -318,7 +322,7 @@ class Settlement:
         if missing:
             outcome.refused.append(Refusal(lane, missing, NotFound(_NOT_HERE)))
 
-    def _end(self, verdict: Verdict, lane: int, which: Ranges, outcome: Outcome) -> None:
+    def _end(self, verdict: Verdict, lane: LaneId, which: Ranges, outcome: Outcome) -> None:
         """End the delivery of messages that are held."""
         row, cursor = self._tx.lane(lane), self._tx.cursor(lane, self._group.id)
         assert row is not None
@@ -428,7 +432,7 @@ class Settlement:
         cursor.done += ranges.count(part)
         return 0
 
-    def _release_after(self, lane: int, stop: int) -> None:
+    def _release_after(self, lane: LaneId, stop: int) -> None:
         """Release what comes after a failed message in the batch."""
         release, after = Verdict("release"), False
         for part in self.lease.parts:
@@ -465,14 +469,14 @@ class Settlement:
                 for _, _, rest in left:
                     make_ready(tx, rest, group_id)
 
-    def _ack_for_all(self, lane: int, stop: int) -> int:
+    def _ack_for_all(self, lane: LaneId, stop: int) -> int:
         """Policy `all`: ack the earlier messages of the lane, whichever lease holds them."""
         tx, settled = self._tx, 0
         # Leases that are over are ended first: they have nothing left to settle.
         refresh_range(tx, self._group, lane, 0, stop)
         cursor = tx.cursor(lane, self._group.id)
         assert cursor is not None
-        others: dict[int, Ranges] = {}
+        others: dict[LeaseId, Ranges] = {}
         for claim in tx.claims_in(lane, self._group.id, 0, stop):
             part = ranges.clip(claim.ranges, 0, stop)
             if claim.lease == self.lease.id or not part:
@@ -557,5 +561,5 @@ def _roll_back(outcomes: list[Outcome], marks: list[Mark]) -> None:
         for part in outcome.refused:
             others = ranges.difference(others, part.ranges)
         if others:
-            outcome.refused.append(Refusal(mark.lane or 0, others, RolledBack()))
+            outcome.refused.append(Refusal(mark.lane or LaneId(0), others, RolledBack()))
         outcome.settled = outcome.noop = outcome.dead = 0

@@ -6,6 +6,7 @@ from itertools import islice
 from ... import ranges
 from ...clock import micros
 from ...errors import StorageFailed
+from ...ids import GroupId, LaneId, LeaseId, PartitionId
 from ...ranges import Ranges
 from ...store.records import (
     COPIED,
@@ -327,7 +328,7 @@ def _add(taken: list[TakenMessages], segment: Segment, there: Ranges) -> None:
         taken.append(TakenMessages(there, spans, segment.due_at, *counters))
 
 
-def dead_letter_overdue(tx: Tx, group_id: int, lane_id: int) -> tuple[int, bool]:
+def dead_letter_overdue(tx: Tx, lane_id: LaneId, group_id: GroupId) -> tuple[int, bool]:
     """Dead-letter messages of a lane that waited too long; returns how many, and if there is more.
 
     All segments pushed that long ago are read, because one pushed later may be older than a delayed
@@ -352,7 +353,7 @@ def dead_letter_overdue(tx: Tx, group_id: int, lane_id: int) -> tuple[int, bool]
     return cursor.dead - dead, looked >= AT_ONCE
 
 
-def may_be_overdue(tx: Tx, limit: int, group_id: int, lane: int) -> bool:
+def may_be_overdue(tx: Tx, limit: int, lane: LaneId, group_id: GroupId) -> bool:
     """Return whether a due message waited too long, so that a write is worthwhile."""
     due = tx.due_claims(lane, group_id, AT_ONCE)
     return any(not claim.redelivered and claim.since + limit <= tx.now for claim in due)
@@ -394,9 +395,9 @@ def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
     return created is not None and all(created > tx.now - micros(age) for age in ages)
 
 
-def _take_over(tx: Tx, group: Group, partition: int) -> None:
+def _take_over(tx: Tx, group: Group, partition: PartitionId) -> None:
     """Release what yielding leases still hold of a partition."""
-    held: dict[int, list[Mark]] = {}
+    held: dict[LeaseId, list[Mark]] = {}
     for lane in tx.lanes_in(partition):
         for claim in _leased_in(tx, group, lane):
             assert claim.lease is not None, "a leased claim without its lease"

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ... import ranges, validate
 from ...errors import GroupNotFound, NotFound, QueueNotFound
+from ...ids import GroupId, LaneId, PartitionId
 from ...options import QUEUE_MODE, UNDECIDED, Dialect, GroupOptions, initial_options
 from ...store.records import Cursor, Group, Lane, Partition, Queue
 from ...store.tx import Tx
@@ -61,7 +62,7 @@ def lane_for(tx: Tx, queue: Queue, partition: str, priority: int) -> Lane:
     return lane
 
 
-def _is_blocked(tx: Tx, group_id: int, partition: int) -> bool:
+def _is_blocked(tx: Tx, group_id: GroupId, partition: PartitionId) -> bool:
     """Return whether the other lanes of a partition are blocked for a group.
 
     A partition whose lease yields is leased but not blocked.
@@ -70,13 +71,13 @@ def _is_blocked(tx: Tx, group_id: int, partition: int) -> bool:
     return next((cursor.blocked for cursor in cursors if cursor is not None), False)
 
 
-def partitions_of_lanes(tx: Tx, lanes: Iterable[int]) -> dict[int, int]:
+def partitions_of_lanes(tx: Tx, lanes: Iterable[LaneId]) -> dict[LaneId, PartitionId]:
     """Return the partition of each lane; a lane that no longer exists is left out."""
     found = [tx.lane(lane) for lane in lanes]
     return {lane.id: lane.partition for lane in found if lane is not None}
 
 
-def queues_of(tx: Tx, partitions: Iterable[int]) -> set[str]:
+def queues_of(tx: Tx, partitions: Iterable[PartitionId]) -> set[str]:
     """Return the names of the queues of these partitions."""
     homes = [tx.partition_by_id(partition) for partition in partitions]
     queues = [tx.queue_by_id(home.queue) for home in homes if home is not None]
@@ -162,7 +163,7 @@ def make_all_cursors(tx: Tx, group: Group) -> None:
         tx.make_cursors(group, LANES_AT_ONCE)
 
 
-def make_more_cursors(tx: Tx, group_id: int) -> bool:
+def make_more_cursors(tx: Tx, group_id: GroupId) -> bool:
     """Create some of the missing cursors of a group; returns whether more are missing."""
     group = tx.group_by_id(group_id)
     if group is not None and group.made is not None:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from ... import ranges
+from ...ids import GroupId, LaneId
 from ...ranges import Ranges
 from ...store.mapping import Row
 from ...store.tx import Tx
@@ -14,7 +15,7 @@ class Reader(Struct):
     """The identity of one Spark query in a group. Each start of the query raises `epoch`."""
 
     id: str
-    group_id: int
+    group_id: GroupId
     manual: bool
     epoch: int
     number: int
@@ -40,7 +41,7 @@ class ReaderBatch(Struct):
 class BatchPart(Struct):
     """What a batch has of one lane under one lease; `bad` could not be parsed."""
 
-    lane: int
+    lane: LaneId
     token: int
     ranges: Ranges
     bad: Ranges = []
@@ -75,7 +76,7 @@ def parts_of_batch(tx: Tx, reader_batch: ReaderBatch) -> list[BatchPart]:
     return [_to_part(row) for row in tx.all("hand_parts", reader_batch.reader, reader_batch.number)]
 
 
-def get_part(tx: Tx, reader: str, number: int, lane: int, token: int) -> BatchPart | None:
+def get_part(tx: Tx, reader: str, number: int, lane: LaneId, token: int) -> BatchPart | None:
     row = tx.one("hand_part", reader, number, lane, token)
     return _to_part(row) if row else None
 

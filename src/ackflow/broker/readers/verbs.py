@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from ... import ranges, validate
 from ...errors import Gone, InvalidArgument, LeaseLost
+from ...ids import LaneId
 from ...ranges import Ranges
 from ...store.records import RETURNED, Claim, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
@@ -55,7 +56,7 @@ class PlannedPart(Struct):
     """What a batch has of one lane under one lease, and its approximate size in bytes."""
 
     number: int
-    lane: int
+    lane: LaneId
     token: int
     ranges: Ranges
     bytes: int
@@ -205,7 +206,7 @@ def _check_part(
 
 @verb("read-write", name="reader_fetch", lease="token", read_only=True, check=_check_part)
 def fetch(
-    tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges, size: int
+    tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges, size: int
 ) -> Handout:
     """Return the first messages of a part of a batch, about `size` bytes, settled or not.
 
@@ -228,7 +229,7 @@ def fetch(
 
 @verb("read-write", lease="token", check=_check_part)
 def mark_bad(
-    tx: Tx, reader: str, epoch: int, number: int, lane: int, token: int, which: Ranges
+    tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges
 ) -> None:
     """Record messages that could not be parsed; they are dead-lettered when the batch is acked."""
     current(tx, reader, epoch)
@@ -402,7 +403,7 @@ def _size_of(taken: list[TakenMessages]) -> int:
     )
 
 
-def _size(tx: Tx, lane: int, which: Ranges) -> int:
+def _size(tx: Tx, lane: LaneId, which: Ranges) -> int:
     spans = tx.segments_over(lane, which)
     return sum((hi - lo) * segment.bytes // segment.count for segment, lo, hi in spans)
 
@@ -418,7 +419,7 @@ def _merged(claims: list[Claim]) -> list[Claim]:
     return list(merged.values())
 
 
-def _first_bytes(tx: Tx, lane: int, which: Ranges, size: int) -> Ranges:
+def _first_bytes(tx: Tx, lane: LaneId, which: Ranges, size: int) -> Ranges:
     """Return the beginning of a range set, in whole segments, of about `size` bytes."""
     for segment, lo, hi in tx.segments_over(lane, which):
         size -= (hi - lo) * segment.bytes // segment.count

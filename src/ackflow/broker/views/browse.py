@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ... import ids, ranges
 from ...errors import NotFound
+from ...ids import LaneId
 from ...model import Page, StoredMessage, when
 from ...store.records import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
 from ...store.tx import Tx
@@ -31,7 +32,7 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     at_lane, at = request.after or (0, 0)
     found: list[StoredMessage] = []
     looked = False
-    for lane in _lanes(tx, queue, request.partition, at_lane):
+    for lane in _lanes(tx, queue, request.partition, LaneId(at_lane)):
         at = at if lane.id == at_lane else lane.base
         if looked and time.monotonic() > deadline:
             return Page(found, f"{lane.id}.{at}")
@@ -125,7 +126,7 @@ def view(
     )
 
 
-def _lanes(tx: Tx, queue: Queue, partition: str | None, start: int) -> Iterator[Lane]:
+def _lanes(tx: Tx, queue: Queue, partition: str | None, start: LaneId) -> Iterator[Lane]:
     """Yield the lanes from one on, in order, reading few more than needed."""
     if partition is not None:
         home = find_partition(tx, queue, partition)
@@ -134,4 +135,4 @@ def _lanes(tx: Tx, queue: Queue, partition: str | None, start: int) -> Iterator[
         return
     while some := tx.lanes_after(queue.id, start, LANES_AT_ONCE):
         yield from some
-        start = some[-1].id + 1
+        start = LaneId(some[-1].id + 1)

@@ -84,7 +84,7 @@ def follow(
     if after is None:
         return _last(tx, queue, lanes, last)
     found: list[StoredMessage] = []
-    places = {}
+    places: dict[int, int] = {}
     for lane in lanes:
         at, room = max(after.get(lane.id, 0), lane.base), limit - len(found)
         some = _from(tx, queue, lane, at, room)

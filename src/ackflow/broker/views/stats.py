@@ -6,6 +6,7 @@ import msgspec
 
 from ... import ids, ranges
 from ...clock import SECOND
+from ...ids import GroupId, PartitionId
 from ...model import (
     Counts,
     GroupStats,
@@ -147,7 +148,7 @@ def count(tx: Tx, group: Group, cursors: list[Cursor]) -> tuple[Counts, int | No
 
 
 def visible_in(
-    tx: Tx, group_id: int, lane: Lane, first: int, stop: int
+    tx: Tx, group_id: GroupId, lane: Lane, first: int, stop: int
 ) -> tuple[ranges.Ranges, int]:
     """Return what a group sees of [first, stop), deleted included, and how many are delayed."""
     if first >= stop:
@@ -223,7 +224,7 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
     group = find_group(tx, queue, name)
     live = sorted(_live(tx, group), key=lambda lease: lease.acquired_at)
     wanted = None if partition is None else find_partition(tx, queue, partition).id
-    by_home: dict[int, list[Cursor]] = {}
+    by_home: dict[PartitionId, list[Cursor]] = {}
     for cursor in tx.cursors_of_group(group.id):
         by_home.setdefault(cursor.partition, []).append(cursor)
     result = []

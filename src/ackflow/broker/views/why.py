@@ -4,6 +4,7 @@ from typing import Any
 
 from ... import ids, ranges, validate
 from ...clock import SECOND, micros
+from ...ids import NO_LEASE
 from ...model import Why, when
 from ...options import QUEUE_MODE
 from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
@@ -123,7 +124,7 @@ class _Case:
             "error": claim.error,
         }
         if claim.state == LEASED:
-            lease = self.tx.lease_by_id(claim.lease or 0)
+            lease = self.tx.lease_by_id(claim.lease or NO_LEASE)
             assert lease is not None
             assert claim.at is not None
             return self.say(
@@ -241,7 +242,7 @@ class _Case:
         that had settled it before, that earlier end is returned.
         """
         gone: tuple[Fate, Lease] | None = None
-        for lease in self.tx.leases_of(self.group.id, self.lane.id, self.sequence):
+        for lease in self.tx.leases_of(self.lane.id, self.group.id, self.sequence):
             for fate in reversed(lease.fates):
                 if fate.lane != self.lane.id or not ranges.contains(fate.ranges, self.sequence):
                     continue
@@ -298,7 +299,7 @@ def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
     while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
         pass
     if options.max_wait_seconds is not None:
-        while dead_letter_overdue(tx, group.id, lane.id)[1]:
+        while dead_letter_overdue(tx, lane.id, group.id)[1]:
             pass
 
 

@@ -10,6 +10,7 @@ from ...broker.requests import Mark, Verdict
 from ...broker.verb import verb
 from ...broker.views.stats import count, visible_in
 from ...errors import LeaseExpired
+from ...ids import GroupId
 from ...model import Counts
 from ...store.records import Cursor, Group, Queue
 from ...store.tx import Tx
@@ -120,7 +121,7 @@ def _counts(tx: Tx, queue: Queue, group: Group | None) -> dict[int, Counts]:
 def _counts_of_all(tx: Tx, queue: Queue) -> dict[int, Counts]:
     found: dict[int, Counts] = {}
     for lane in sorted(tx.lanes(queue.id), key=lambda lane: lane.priority):
-        there, delayed = visible_in(tx, 0, lane, lane.base, lane.head)
+        there, delayed = visible_in(tx, GroupId(0), lane, lane.base, lane.head)
         counts = found.setdefault(lane.priority, Counts())
         counts.ready += (
             ranges.count(ranges.difference(there, tx.gone(lane, lane.base, lane.head))) - delayed

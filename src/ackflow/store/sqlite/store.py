@@ -439,11 +439,12 @@ class SqliteStore:
                 db.execute("begin")  # one snapshot, as another process may be creating it
                 migrate.check(db, migrations)
                 db.execute("rollback")
-            self._set_up(db)
+            db.set_busy_handler(_patience(self._hurried))
             if self._single:
-                db.pragma("locking_mode", "exclusive")
+                db.pragma("locking_mode", "exclusive")  # before anything reads the file
             db.pragma("page_size", PAGE_SIZE)
             db.pragma("journal_mode", "wal")
+            self._set_up(db)
             # A power cut may undo what opening writes: the first commit that is synced brings it along.
             db.pragma("synchronous", "normal")
             migrate.migrate(db, migrations, migrate.schema("sqlite"))

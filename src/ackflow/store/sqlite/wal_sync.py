@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from ...errors import OutcomeUnknown
+from ...ids import LaneId
 
 _sync = getattr(os, "fdatasync", os.fsync)
 
@@ -101,7 +102,7 @@ class SyncRecord:
             self.note()
         return self._cells[BEGUN]
 
-    def unsynced(self, lane: int, stop: int) -> bool:
+    def unsynced(self, lane: LaneId, stop: int) -> bool:
         """Whether something of a lane before `stop` may not be on disk yet."""
         cells = self._cells
         begun, synced = cells[BEGUN], cells[SYNCED]

@@ -17,6 +17,7 @@ from ....errors import (
     NotFound,
     RolledBack,
 )
+from ....ids import PartitionId
 from ....options import QUEUE_MODE
 from ....server.http import Call, Response, json
 from ..errors import AlreadyCommitted
@@ -145,7 +146,7 @@ class AckParser:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._partitions: dict[str, int | None] = {}
+        self._partitions: dict[str, PartitionId | None] = {}
         self._leases: dict[str, int | None] = {}
 
     def named(self, acks: list[Ack], group: str | None) -> list[NamedMessage]:
@@ -186,7 +187,7 @@ class AckParser:
             return None
         raise InvalidArgument(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
 
-    def _partition(self, text: str) -> int | None:
+    def _partition(self, text: str) -> PartitionId | None:
         if text not in self._partitions:
             self._partitions[text] = partition_of(self._call, text)
         return self._partitions[text]

@@ -11,6 +11,7 @@ from .... import ids
 from ....broker.core.topology import partitions_of_lanes, queues_of
 from ....clock import micros
 from ....errors import AckflowError, InvalidArgument
+from ....ids import LaneId, PartitionId
 from ....model import when
 from ....server.http import Call, Response, json
 
@@ -54,10 +55,10 @@ def time_of(text: str, name: str) -> int:
 
 
 # A lane never changes its partition, so cached entries stay valid.
-_partition_ids: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+_partition_ids: WeakKeyDictionary[Any, dict[LaneId, str]] = WeakKeyDictionary()
 
 
-async def partition_ids(call: Call, lanes: Iterable[int]) -> dict[int, str]:
+async def partition_ids(call: Call, lanes: Iterable[LaneId]) -> dict[LaneId, str]:
     """Partition UUIDs by lane."""
     known = _partition_ids.setdefault(call.server, {})
     missing = {lane for lane in lanes if lane not in known}
@@ -67,11 +68,11 @@ async def partition_ids(call: Call, lanes: Iterable[int]) -> dict[int, str]:
         store = call.server.broker.store.id
         found = await call.server.onloop.look(partitions_of_lanes, missing)
         for lane in missing:
-            known[lane] = ids.partition_uuid(store, found.get(lane, 0))
+            known[lane] = ids.partition_uuid(store, found.get(lane, PartitionId(0)))
     return known
 
 
-def partition_of(call: Call, text: str) -> int | None:
+def partition_of(call: Call, text: str) -> PartitionId | None:
     """The partition of a UUID; None if it is not of this database."""
     try:
         return ids.parse_partition_uuid(call.server.broker.store.id, text)
@@ -79,7 +80,7 @@ def partition_of(call: Call, text: str) -> int | None:
         return None
 
 
-async def allow_partitions(call: Call, partitions: Iterable[int | None]) -> None:
+async def allow_partitions(call: Call, partitions: Iterable[PartitionId | None]) -> None:
     """Raise Forbidden unless the caller's token covers the queues of these partitions."""
     if call.who is None or call.who.may_everywhere(call.role):
         return

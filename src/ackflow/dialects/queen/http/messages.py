@@ -7,6 +7,7 @@ from msgspec import Raw, Struct
 from .... import ids
 from ....clock import SECOND
 from ....errors import InvalidArgument, NotFound
+from ....ids import PartitionId
 from ....options import QUEUE_MODE, QueueOptions
 from ....server.http import Call, Param, Response, json
 from ..verbs import single_message
@@ -189,7 +190,7 @@ async def message(call: Call) -> Response:
     return json(_detail(call.server.broker.store.id, found))
 
 
-async def _message_of_path(call: Call) -> tuple[int, str]:
+async def _message_of_path(call: Call) -> tuple[PartitionId, str]:
     """Partition and transaction id of the path; checks the token against the queue."""
     partition = partition_of(call, call.params["partitionId"])
     queue = (

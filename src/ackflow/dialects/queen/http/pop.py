@@ -11,6 +11,7 @@ from ....broker.core.handout import Handout, MessageRun, is_binary, payload
 from ....broker.core.pop import WidePop
 from ....broker.requests import PopRequest
 from ....errors import InvalidArgument
+from ....ids import LaneId
 from ....options import MAX_BATCH, QUEUE_MODE
 from ....server.http import Call, Param, Response, empty, json
 from .common import iso, partition_ids, time_of
@@ -142,7 +143,7 @@ async def _pop(call: Call, request: PopRequest) -> Response:
     return json(answer)._replace(after=call.server.release_if_undelivered(handout))
 
 
-def pop_result(handout: Handout, homes: dict[int, str]) -> PopResult:
+def pop_result(handout: Handout, homes: dict[LaneId, str]) -> PopResult:
     """Encode a hand-out; payloads pass through as they were pushed."""
     lease = "" if handout.token is None else ids.token_uuid(handout.token)
     messages: list[PoppedMessage] = []

@@ -8,6 +8,7 @@ from .... import ids
 from ....broker.core.push import Answer as Places
 from ....broker.requests import PushRequest
 from ....errors import InvalidArgument
+from ....ids import LaneId
 from ....server.http import Call, Response, json
 from ....session import encoding
 from ....session.encoding import Item
@@ -90,7 +91,7 @@ async def push_results(
 ) -> list[PushResult]:
     """The result of every item, in the order of the request."""
     store = call.server.broker.store.id
-    spots = [(0, 0, False)] * len(items)
+    spots = [(LaneId(0), 0, False)] * len(items)
     for indexes, runs in zip(places, answer, strict=True):
         flat = ((p.lane, s, p.duplicate) for p in runs for s in range(p.first, p.stop))
         for index, spot in zip(indexes, flat, strict=True):

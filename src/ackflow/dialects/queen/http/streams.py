@@ -7,6 +7,7 @@ from msgspec import Raw, Struct, field
 from .... import ids, validate
 from ....broker.requests import PushOperation, Verdict
 from ....errors import AckflowError, InvalidArgument, NotFound
+from ....ids import PartitionId
 from ....server.http import Call, Response, json
 from ..verbs import streams
 from ..verbs.single_message import queue_of
@@ -141,7 +142,7 @@ async def get_state(call: Call) -> Response:
     return json(StateResult(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
 
 
-async def _partition(call: Call, text: str) -> int:
+async def _partition(call: Call, text: str) -> PartitionId:
     partition = partition_of(call, text)
     queue = None if partition is None else await read_current(call, queue_of, partition)
     if partition is None or queue is None:

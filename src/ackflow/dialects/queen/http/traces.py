@@ -6,6 +6,7 @@ from msgspec import Raw, Struct, field
 
 from .... import ids, validate
 from ....errors import InvalidArgument, NotFound
+from ....ids import PartitionId
 from ....server.http import Call, Response, json
 from ..verbs import traces
 from ..verbs.single_message import queue_of
@@ -100,7 +101,7 @@ def _names(given: TraceBody) -> list[str]:
     return [validate.name(name, "traceNames") for name in found if name]
 
 
-async def _partition(call: Call, text: str) -> int:
+async def _partition(call: Call, text: str) -> PartitionId:
     partition = partition_of(call, text)
     queue = None if partition is None else await read_current(call, queue_of, partition)
     if partition is None or queue is None:

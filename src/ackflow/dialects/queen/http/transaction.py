@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from ....broker.core.transactions import Result
 from ....broker.requests import PushOperation
 from ....errors import AckflowError, InvalidArgument, TransactionFailed
+from ....ids import PartitionId
 from ....server.http import Call, Response, json
 from ..verbs.settle_by_name import NamedSettles, transact_named
 from .ack import Ack, AckParser, check, refusal, token_of
@@ -119,7 +120,7 @@ def _steps(call: Call, operations: list[Operation]) -> list[Step]:
     return steps
 
 
-def _partitions(steps: list[Step]) -> set[int | None]:
+def _partitions(steps: list[Step]) -> set[PartitionId | None]:
     acks = [step.operation.items for step in steps if isinstance(step.operation, NamedSettles)]
     return {item.partition for items in acks for item in items}
 

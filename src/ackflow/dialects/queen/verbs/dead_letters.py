@@ -5,6 +5,7 @@ from msgspec import Struct
 from ....broker.core import dead_letters
 from ....broker.requests import DeadFilter
 from ....errors import NotFound
+from ....ids import PartitionId
 from ....model import DeadLetter
 from ....store.tx import Tx
 
@@ -13,7 +14,7 @@ class Labelled(Struct):
     """A dead letter with the partition it was in and the labels of its queue."""
 
     letter: DeadLetter
-    partition: int
+    partition: PartitionId
     namespace: str
     task: str
 

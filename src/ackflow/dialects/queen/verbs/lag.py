@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from .... import ranges
 from ....broker.views.stats import LEASES_AT_MOST, visible_in
 from ....clock import SECOND
+from ....ids import PartitionId
 from ....options import GroupOptions
 from ....store.records import Cursor, Group, Queue
 from ....store.tx import Tx
@@ -36,7 +37,7 @@ class PartitionLag(Struct):
     queue: str
     group: str
     partition: str
-    partition_id: int
+    partition_id: PartitionId
     lag: Lag = field(default_factory=Lag)
     consumed: int = 0
     last_at: int | None = None

@@ -4,6 +4,7 @@ import time
 
 from msgspec import Struct, msgpack
 
+from ....ids import PartitionId
 from ....store.records import DeadRow, Lane, Partition, Queue, Rest, Segment
 from ....store.tx import Tx
 from . import settle_by_name
@@ -23,7 +24,7 @@ class Located(Struct):
     segment: Segment | None = None
 
 
-def locate(tx: Tx, partition: int, txid: str) -> Located | None:
+def locate(tx: Tx, partition: PartitionId, txid: str) -> Located | None:
     """The message of a partition with this transaction id, stored or dead; None: there is none."""
     home = tx.partition_by_id(partition)
     queue = tx.queue_by_id(home.queue) if home else None

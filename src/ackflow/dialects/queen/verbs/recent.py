@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from .... import ranges
 from ....broker.views.browse import state_of, view
+from ....ids import PartitionId
 from ....model import StoredMessage
 from ....store.records import LEASED, Group, Lane, Queue, Segment
 from ....store.tx import Tx
@@ -33,7 +34,7 @@ class Recent(Struct):
     """A message and its state in every group of its queue."""
 
     message: StoredMessage
-    partition_id: int
+    partition_id: PartitionId
     queue: Queue
     states: dict[str, str]
     lease_until: int | None = None

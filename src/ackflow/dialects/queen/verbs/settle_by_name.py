@@ -23,12 +23,13 @@ from ....errors import (
     RolledBack,
     TransactionFailed,
 )
+from ....ids import NO_LEASE, LaneId, PartitionId
 from ....options import QUEUE_MODE
 from ....store.records import LEASED, RETURNED, Claim, Cursor, Group, Lane, LeasedRanges
 from ....store.tx import Tx
 from ..errors import AlreadyCommitted
 
-Position = tuple[int, int]  # lane and sequence
+Position = tuple[LaneId, int]  # lane and sequence
 FEW = 8  # messages of a lease are listed in the time that one is looked up
 
 
@@ -39,7 +40,7 @@ class NamedMessage(Struct):
     named never was.
     """
 
-    partition: int | None
+    partition: PartitionId | None
     txid: str
     verdict: Verdict | None
     group: str = QUEUE_MODE
@@ -152,7 +153,7 @@ def _settle_lease(tx: Tx, token: int, some: list[tuple[NamedMessage, NamedOutcom
         return
     many = len(some) * FEW > settlement.lease.n
     names = LeaseNames(tx, settlement.lease.parts, many=many)
-    marks: dict[tuple[int, Verdict], list[tuple[int, NamedOutcome]]] = {}
+    marks: dict[tuple[LaneId, Verdict], list[tuple[int, NamedOutcome]]] = {}
     kept: list[NamedOutcome] = []
     for item, told in some:
         assert item.partition is not None
@@ -179,7 +180,7 @@ def _settle_lease(tx: Tx, token: int, some: list[tuple[NamedMessage, NamedOutcom
 
 
 def _settle_together(
-    settlement: Settlement, lane: int, verdict: Verdict, members: list[tuple[int, NamedOutcome]]
+    settlement: Settlement, lane: LaneId, verdict: Verdict, members: list[tuple[int, NamedOutcome]]
 ) -> None:
     if len(members) == 1:
         ((sequence, told),) = members
@@ -203,7 +204,7 @@ def _tell(outcome: Outcome, told: NamedOutcome) -> None:
     told.noop, told.dead = bool(outcome.noop), bool(outcome.dead)
 
 
-def _settle_alone(tx: Tx, item: NamedMessage, partition: int, told: NamedOutcome) -> None:
+def _settle_alone(tx: Tx, item: NamedMessage, partition: PartitionId, told: NamedOutcome) -> None:
     spot = locate(tx, partition, item.txid)
     lane = tx.lane(spot[0]) if spot else None
     group = tx.group(lane.queue, item.group) if lane else None
@@ -235,7 +236,7 @@ def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
     if claim is None:
         return _settled_before(tx, group, lane, sequence, verdict)
     if claim.state == LEASED:
-        lease = tx.lease_by_id(claim.lease or 0)
+        lease = tx.lease_by_id(claim.lease or NO_LEASE)
         assert lease is not None, "a leased claim without its lease"
         settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
     elif claim.returned:
@@ -301,7 +302,7 @@ def _stored(tx: Tx, lane: Lane, sequence: int) -> bool:
     return lane.base <= sequence < lane.head and not tx.is_gone(lane, sequence)
 
 
-def locate(tx: Tx, partition: int, txid: str) -> Position | None:
+def locate(tx: Tx, partition: PartitionId, txid: str) -> Position | None:
     """Where a message lies that is known by its own id, or by a transaction id that is kept."""
     spot = position_of_id(tx, txid)
     if spot is not None:
@@ -340,10 +341,10 @@ class LeaseNames:
         self._tx = tx
         self._parts = parts
         self._many = many
-        self._homes: dict[int, tuple[str, str]] = {}
+        self._homes: dict[LaneId, tuple[str, str]] = {}
         self._all: dict[tuple[int, str], Position] | None = None
 
-    def spot(self, partition: int, txid: str) -> Position | None:
+    def spot(self, partition: PartitionId, txid: str) -> Position | None:
         if not self._many:
             spot = locate(self._tx, partition, txid)
             if spot is not None and self._has(spot):
@@ -352,7 +353,7 @@ class LeaseNames:
             self._all = dict(self._listed())
         return self._all.get((partition, txid)) or self._by_id(partition, txid)
 
-    def home(self, lane: int) -> tuple[str, str]:
+    def home(self, lane: LaneId) -> tuple[str, str]:
         """The names of the queue and the partition of a lane."""
         found = self._homes.get(lane)
         if found is None:
@@ -361,7 +362,7 @@ class LeaseNames:
             found = self._homes[lane] = _home(self._tx, row)
         return found
 
-    def _by_id(self, partition: int, text: str) -> Position | None:
+    def _by_id(self, partition: PartitionId, text: str) -> Position | None:
         spot = position_of_id(self._tx, text)
         lane = self._tx.lane(spot[0]) if spot and self._has(spot) else None
         return spot if lane is not None and lane.partition == partition else None

@@ -8,6 +8,7 @@ from ....broker.core.dead_letters import redrive
 from ....broker.core.handout import is_binary, payload, rest_of
 from ....broker.requests import DeadFilter
 from ....errors import NotFound
+from ....ids import PartitionId
 from ....store.records import DeadRow, Queue
 from ....store.tx import Tx
 from .locate import Located, letters, locate
@@ -29,7 +30,7 @@ class MessageDetails(Struct):
     groups: list[str]
 
 
-def message_details(tx: Tx, partition: int, txid: str) -> MessageDetails:
+def message_details(tx: Tx, partition: PartitionId, txid: str) -> MessageDetails:
     """Everything about one message."""
     place = _found(tx, partition, txid)
     dead = letters(tx, place)
@@ -52,14 +53,14 @@ def message_details(tx: Tx, partition: int, txid: str) -> MessageDetails:
     )  # fmt: skip
 
 
-def queue_of(tx: Tx, partition: int) -> str | None:
+def queue_of(tx: Tx, partition: PartitionId) -> str | None:
     """The name of the queue of a partition."""
     home = tx.partition_by_id(partition)
     queue: Queue | None = tx.queue_by_id(home.queue) if home else None
     return queue.name if queue else None
 
 
-def remove(tx: Tx, partition: int, txid: str) -> bool:
+def remove(tx: Tx, partition: PartitionId, txid: str) -> bool:
     """Remove a stored message for every group; False when it is not stored."""
     place = locate(tx, partition, txid)
     if place is None or place.segment is None:
@@ -68,7 +69,7 @@ def remove(tx: Tx, partition: int, txid: str) -> bool:
     return delete_message(tx, place.queue.name, id)
 
 
-def retry(tx: Tx, partition: int, txid: str) -> int:
+def retry(tx: Tx, partition: PartitionId, txid: str) -> int:
     """Send the dead letters of a message back to their groups; answers with how many."""
     place = _found(tx, partition, txid)
     which = DeadFilter(place.queue.name, ids=[row.id for row in letters(tx, place)])
@@ -80,7 +81,7 @@ def retry(tx: Tx, partition: int, txid: str) -> int:
     return sent
 
 
-def _found(tx: Tx, partition: int, txid: str) -> Located:
+def _found(tx: Tx, partition: PartitionId, txid: str) -> Located:
     place = locate(tx, partition, txid)
     if place is None:
         raise NotFound("Message not found")

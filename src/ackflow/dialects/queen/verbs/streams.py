@@ -23,6 +23,7 @@ from ....broker.requests import (
     Verdict,
 )
 from ....errors import AckflowError, LeaseLost, NotFound
+from ....ids import LaneId, PartitionId
 from ....ranges import Ranges
 from ....store.records import Lease
 from ....store.tx import Tx
@@ -78,7 +79,7 @@ class Cycle(Struct):
     """State to put (None: to delete), messages to push, and what to settle, in one transaction."""
 
     query: str
-    partition: int
+    partition: PartitionId
     state: list[tuple[str, bytes | None]]
     push: PushOperation | None = None
     ack: CycleAck | None = None
@@ -120,7 +121,9 @@ class Wanted(Struct):
     ripe_at: float | None = None
 
 
-def get_state(tx: Tx, query: str, partition: int, wanted: Wanted) -> list[tuple[str, bytes, int]]:
+def get_state(
+    tx: Tx, query: str, partition: PartitionId, wanted: Wanted
+) -> list[tuple[str, bytes, int]]:
     """The state of a query in a partition as (key, JSON, when it changed)."""
     name = _known(tx, query)
     home = _prefix(tx, query, partition)
@@ -139,7 +142,7 @@ def get_state(tx: Tx, query: str, partition: int, wanted: Wanted) -> list[tuple[
     return [row for row in rows if _window_end(row[1]) <= wanted.ripe_at]
 
 
-def _at_work(tx: Tx, name: str, partition: int) -> bool:
+def _at_work(tx: Tx, name: str, partition: PartitionId) -> bool:
     """Whether the group of a query, as clients name it, holds messages of a partition."""
     home = tx.partition_by_id(partition)
     group = tx.group(home.queue, f"streams.{name}") if home else None
@@ -181,7 +184,7 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
     return done
 
 
-def _settle(tx: Tx, partition: int, ack: CycleAck, done: Cycled) -> None:
+def _settle(tx: Tx, partition: PartitionId, ack: CycleAck, done: Cycled) -> None:
     lease = tx.lease(ack.token)
     if lease is None:
         raise LeaseLost()
@@ -202,7 +205,9 @@ def _settle(tx: Tx, partition: int, ack: CycleAck, done: Cycled) -> None:
     done.released = found is None or found.ended_at is not None
 
 
-def _marks(tx: Tx, lease: Lease, partition: int, spot: Position, verdict: Verdict) -> list[Mark]:
+def _marks(
+    tx: Tx, lease: Lease, partition: PartitionId, spot: Position, verdict: Verdict
+) -> list[Mark]:
     """The verdict on a message and on all that was handed out before it in its partition."""
     last = tx.lane(spot[0])
     assert last is not None
@@ -218,9 +223,9 @@ def _marks(tx: Tx, lease: Lease, partition: int, spot: Position, verdict: Verdic
     return marks
 
 
-def _held(tx: Tx, lease: Lease, partition: int) -> list[tuple[int, Ranges]]:
+def _held(tx: Tx, lease: Lease, partition: PartitionId) -> list[tuple[LaneId, Ranges]]:
     """What a lease still holds of a partition, by lane."""
-    found: dict[int, Ranges] = {}
+    found: dict[LaneId, Ranges] = {}
     for claim in tx.claims_of_lease(lease):
         lane = tx.lane(claim.lane)
         if lane is not None and lane.partition == partition:
@@ -228,7 +233,7 @@ def _held(tx: Tx, lease: Lease, partition: int) -> list[tuple[int, Ranges]]:
     return list(found.items())
 
 
-def _release(tx: Tx, token: int, partition: int) -> None:
+def _release(tx: Tx, token: int, partition: PartitionId) -> None:
     lease = tx.lease(token)
     if lease is None or lease.ended_at is not None:
         return
@@ -236,7 +241,7 @@ def _release(tx: Tx, token: int, partition: int) -> None:
     settle(tx, token, [Mark(Verdict("release"), lane, which) for lane, which in held])
 
 
-def _prefix(tx: Tx, query: str, partition: int) -> str:
+def _prefix(tx: Tx, query: str, partition: PartitionId) -> str:
     return f"{STATES}{query}/{ids.partition_uuid(tx.store, partition)}/"
 
 

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from ....broker.core.handout import is_binary, payload
 from ....errors import NotFound
+from ....ids import LaneId, PartitionId
 from ....store.mapping import Row
 from ....store.tx import Tx
 from .locate import Located, locate
@@ -12,7 +13,7 @@ from .locate import Located, locate
 class NewTrace(Struct):
     """What is told of a message; `data` is JSON."""
 
-    partition: int
+    partition: PartitionId
     txid: str
     event: str
     data: bytes
@@ -25,9 +26,9 @@ class Trace(Struct):
     """What was told; `names` are the traces it belongs to."""
 
     id: int
-    partition: int
+    partition: PartitionId
     txid: str
-    lane: int
+    lane: LaneId
     sequence: int
     group: str | None
     consumer: str | None
@@ -60,14 +61,14 @@ def record(tx: Tx, trace: NewTrace) -> int:
     found = locate(tx, trace.partition, trace.txid)
     if found is None:
         raise NotFound("Message not found")
-    id = tx.insert("add_trace", trace.partition, trace.txid, found.lane.id, found.sequence,
+    id: int = tx.insert("add_trace", trace.partition, trace.txid, found.lane.id, found.sequence,
                    trace.group, trace.consumer, trace.event, trace.data, tx.now)  # fmt: skip
     for name in dict.fromkeys(trace.names):
         tx.run("add_trace_name", name, id)
     return id
 
 
-def of_message(tx: Tx, partition: int, txid: str) -> list[Trace]:
+def of_message(tx: Tx, partition: PartitionId, txid: str) -> list[Trace]:
     """Everything told of a message, oldest first."""
     return [_trace(tx, row) for row in tx.all("traces_of", partition, txid)]
 
