@@ -11,7 +11,7 @@ from ackflow.pipeline.run import Run
 from ..postgres import server as postgres
 from .test_end_to_end import check, kill_jvm, settings
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.outer, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Killer:

@@ -19,7 +19,7 @@ from ackflow.spark.spark_session import find_java
 
 from .test_crash import Application
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.outer, pytest.mark.timeout(600)]
 
 
 class Cluster:

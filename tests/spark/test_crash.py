@@ -119,6 +119,17 @@ def application(spark: SparkSession, tmp_path: Path) -> Iterator[Application]:
     found.q.close()
 
 
+def test_killed_with_its_checkpoint_lost_each_message_counts_once(
+    application: Application,
+) -> None:
+    """Killed between the publishing transaction and Spark's commit log, then without either."""
+    application.die("after publish@1")
+    application.lose_checkpoint()
+    application.finish()
+    application.check()
+
+
+@pytest.mark.outer
 def test_killed_again_and_again_each_message_counts_once(application: Application) -> None:
     """Three kill points in a row, and the checkpoint lost before the last of them."""
     application.die("after write@1")
@@ -165,6 +176,7 @@ def test_a_lost_checkpoint_at_any_point(application: Application, step: str) -> 
     application.check()
 
 
+@pytest.mark.outer
 def test_an_application_that_slept_publishes_nothing_that_was_given_away(
     application: Application,
 ) -> None:
