@@ -1,0 +1,36 @@
+"""The tour of the code names files that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .blocks import DOCS, ROOT
+
+TOUR = (DOCS / "contributing" / "index.md").read_text(encoding="utf-8")
+ROWS = [row for row in TOUR.splitlines() if row.startswith("| a") or row.startswith("| the ")]
+
+
+def named(row: str) -> list[str]:
+    """The files and folders that a row names; a bare file name is in the folder named before it."""
+    found, folder = [], ""
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", row):
+        if "/" in name:
+            folder = name.rpartition("/")[0]
+        if "/" in name or Path(ROOT, "src/ackflow", name).exists():
+            found.append(name)
+        else:
+            found.append(f"{folder}/{name}")
+    return found
+
+
+def test_the_tour_has_fifteen_changes() -> None:
+    assert len(ROWS) == 15
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip())
+def test_the_files_of_a_change_exist(row: str) -> None:
+    names = named(row)
+    assert names
+    for name in names:
+        assert (ROOT / "src" / "ackflow" / name).exists(), name
