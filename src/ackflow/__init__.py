@@ -9,8 +9,7 @@ for message in q.pop("orders", group="billing", batch=100, wait=20):
 """
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import errors, model
 from .broker.requests import Verdict
@@ -24,6 +23,7 @@ from .session.transaction import Transaction
 
 if TYPE_CHECKING:
     from . import aio
+    from .remote.retry import RetryPolicy
 
 __version__ = "0.1.0"
 
@@ -40,6 +40,7 @@ __all__ = [
     "QueueOptions",
     "Receipt",
     "Refusal",
+    "RetryPolicy",
     "Session",
     "Settled",
     "Transaction",
@@ -53,8 +54,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`ackflow.aio` is loaded when it is first used: a program without asyncio does without it."""
+def __getattr__(name: str) -> Any:
+    """Load `ackflow.aio` and `ackflow.RetryPolicy` on first use: most programs need neither."""
     if name == "aio":
         return import_module(".aio", __name__)
+    if name == "RetryPolicy":
+        return import_module(".remote.retry", __name__).RetryPolicy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
