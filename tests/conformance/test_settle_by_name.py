@@ -8,6 +8,7 @@ from ackflow import Item, Message, Session, VirtualClock, ids
 from ackflow.broker.core.pop import WidePop
 from ackflow.broker.core.settle import Outcome
 from ackflow.broker.requests import PopRequest, Verdict
+from ackflow.dialects.queen.errors import AlreadyCommitted
 from ackflow.dialects.queen.verbs.settle_by_name import (
     NamedMessage,
     NamedOutcome,
@@ -156,7 +157,7 @@ def test_an_ack_of_what_is_done_is_a_repeat(q: Session) -> None:
 def test_any_other_verb_on_what_is_done_is_refused(q: Session, verdict: Verdict) -> None:
     (id,) = q.push("orders", 1)
     q.pop("orders", auto_ack=True)
-    assert refused(as_it_stands(q, id, verdict)) is AlreadySettled
+    assert refused(as_it_stands(q, id, verdict)) is AlreadyCommitted
     assert counts(q) == (0, 0, 0, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Locks: a lease that one id settles whole, and what a queue says of an id it does not know."""
+"""Locks: leases that one id settles as a whole, and the answers for an unknown id."""
 
 from msgspec import Struct, field
 
@@ -27,7 +27,7 @@ class Lock(Struct):
 
 
 class Levels(Struct):
-    """What a group may still pop of a queue, by priority, and what is out of its reach now."""
+    """Messages that a group may still pop, by priority, and those it cannot get now."""
 
     queue: str
     ready: dict[int, int] = field(default_factory=dict)
@@ -43,10 +43,10 @@ def _check_lock(queue: str, group: str, *_: object) -> None:
 
 @verb("read-write", queue="queue", lease="token", check=_check_lock)
 def settle_lock(tx: Tx, queue: str, group: str, token: int | None, verdict: Verdict) -> int:
-    """End everything a lock holds the same way; answers with how many messages that were.
+    """Settle everything a lock holds with one verdict; returns how many messages.
 
-    The same verdict again answers the same. Once the lock is over its messages are back in their
-    places, and that is told however long ago it was.
+    The same verdict again returns the same. Once the lock has expired, its messages are back in
+    their places, and the call is refused however long ago that was.
     """
     (outcome,) = settle(tx, _known(tx, queue, group, token), [Mark(verdict)])
     ended = outcome.settled + outcome.noop
@@ -57,14 +57,14 @@ def settle_lock(tx: Tx, queue: str, group: str, token: int | None, verdict: Verd
 
 
 def extend_lock(tx: Tx, queue: str, group: str, token: int | None, seconds: float | None) -> int:
-    """Let a live lock end no earlier than `seconds` from now; answers with its new end."""
+    """Let a live lock end no earlier than `seconds` from now; returns its new end."""
     return extend(tx, _known(tx, queue, group, token), seconds)
 
 
 def levels(tx: Tx, queue_name: str, name: str) -> Levels:
-    """How many messages of each priority are left for a group, and its live lock.
+    """Count the messages of each priority that are left for a group, and return its live lock.
 
-    A group that is not there yet would read everything.
+    A group that does not exist yet would read everything.
     """
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, name)
@@ -81,7 +81,7 @@ def levels(tx: Tx, queue_name: str, name: str) -> Levels:
 
 
 def _known(tx: Tx, queue_name: str, name: str, token: int | None) -> int:
-    """A token that is of a lock of this group, live or over; of any other, what there is instead."""
+    """Return the token if it is of a lock of this group, live or over; else raise what applies."""
     queue = tx.queue(queue_name)
     group = tx.group(queue.id, name) if queue else None
     if group is None:
@@ -96,10 +96,10 @@ def _known(tx: Tx, queue_name: str, name: str, token: int | None) -> int:
 
 
 def _ran_out(tx: Tx, group: Group) -> bool:
-    """Whether something came back because its lease ran out, and waits to be popped again.
+    """Return whether a message was returned by an expired lease and waits to be popped again.
 
-    A release takes its delivery back and a nack adds a failure; only an expiry leaves a delivery
-    that neither explains.
+    A release subtracts its delivery and a nack adds a failure; only an expiry leaves a delivery
+    without either.
     """
     return any(
         claim.returned and claim.deliveries > claim.failures
@@ -131,7 +131,7 @@ def _counts_of_all(tx: Tx, queue: Queue) -> dict[int, Counts]:
 
 
 def _live(tx: Tx, group: Group) -> Lock | None:
-    """The lock of a group; of several leases the one that lasts longest, which decides."""
+    """Return the live lock of a group; of several leases, the one that ends last."""
     ids = [row[0] for row in tx.all("live_leases", group.id, tx.now, 1_000)]
     leases = [lease for id in ids if (lease := tx.lease_by_id(id))]
     if not leases:

@@ -1,4 +1,4 @@
-"""Dead letters of several queues as one list."""
+"""The dead letters of several queues as one list."""
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from ....store.tx import Tx
 
 
 class Labelled(Struct):
-    """A dead letter with the partition it was in and the labels of its queue."""
+    """A dead letter with the id of its partition and the labels of its queue."""
 
     letter: DeadLetter
     partition: PartitionId
@@ -22,9 +22,9 @@ class Labelled(Struct):
 def letters(
     tx: Tx, queues: list[str], which: DeadFilter, limit: int, offset: int
 ) -> tuple[list[Labelled], int]:
-    """A page of the dead letters of these queues, the newest first, and how many there are.
+    """Return a page of the dead letters of these queues, newest first, and how many there are.
 
-    A queue, group or partition that is not there has none.
+    A queue, group or partition that does not exist has none.
     """
     there = {name: n for name in queues if (n := _count(tx, which, name))}
     total = sum(there.values())

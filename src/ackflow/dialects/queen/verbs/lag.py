@@ -1,4 +1,4 @@
-"""How far groups are behind: in messages, in time, by queue and by partition, and who reads."""
+"""Consumer lag: messages and time by queue and partition, and which consumers are active."""
 
 from ipaddress import ip_address
 
@@ -17,7 +17,7 @@ Spans = dict[str, tuple[int, int]]  # by consumer, its first and last pop
 
 
 class Lag(Struct):
-    """How many messages are not settled, and when the oldest of them was pushed."""
+    """How many messages are unsettled, and when the oldest of them was pushed."""
 
     messages: int = 0
     oldest_at: int | None = None
@@ -32,7 +32,7 @@ class Lag(Struct):
 
 
 class PartitionLag(Struct):
-    """How far a group is in one partition, and the token of a live lease it has there."""
+    """The lag of a group in one partition, and the token of a live lease it has there."""
 
     queue: str
     group: str
@@ -45,7 +45,7 @@ class PartitionLag(Struct):
 
 
 class GroupLag(Struct):
-    """How far a group is in one queue; `seen` are those who asked for messages in the last minute."""
+    """The lag of a group in one queue; `seen` are the consumers that popped in the last minute."""
 
     queue: str
     group: str
@@ -58,9 +58,9 @@ class GroupLag(Struct):
 
 
 def seen(tx: Tx) -> dict[int, Spans]:
-    """The consumers that asked for messages here in the last minute, by group.
+    """Return by group the consumers that popped from this process in the last minute.
 
-    A process knows its own: so this is asked of the writer, not of a snapshot.
+    This is in memory, so it is asked of the writer, not of a snapshot.
     """
     since = tx.now - SEEN_SECONDS * SECOND
     return {
@@ -70,10 +70,10 @@ def seen(tx: Tx) -> dict[int, Spans]:
 
 
 def members(groups: list[GroupLag]) -> int:
-    """How many consumers were seen in these groups.
+    """Count the consumers seen in these groups.
 
-    A client that gave no name is known by the address of its connection. Connections of one host are
-    one consumer, unless they were in use at the same time.
+    A client without a name is known by the address of its connection. Connections of one host count
+    as one consumer, unless they were in use at the same time.
     """
     spans: Spans = {}
     for one in groups:
@@ -87,7 +87,7 @@ def members(groups: list[GroupLag]) -> int:
 
 
 def _host(name: str) -> str:
-    """The host of a consumer that is named by its address, else its name."""
+    """Return the host of a consumer named by its address, else its name."""
     host, _, port = name.rpartition(":")
     try:
         ip_address(host)
@@ -97,7 +97,7 @@ def _host(name: str) -> str:
 
 
 def _most_at_once(spans: list[tuple[int, int]]) -> int:
-    """How many of these overlap at most; one that has no length overlaps with none."""
+    """Return how many of these overlap at most; one without a length overlaps with none."""
     steps = sorted(
         step for first, last in spans if first < last for step in ((first, 1), (last, -1))
     )
@@ -109,7 +109,7 @@ def _most_at_once(spans: list[tuple[int, int]]) -> int:
 
 
 def lags(tx: Tx, asked: dict[int, Spans], name: str | None = None) -> list[GroupLag]:
-    """Every group, or those of one name, in every queue that has it."""
+    """Return the lag of every group, or of those of one name, in every queue that has it."""
     return [
         _group_lag(tx, queue, group, asked.get(group.id, {}))
         for queue in tx.queues()
@@ -168,7 +168,7 @@ def _lane_lag(
 
 
 def _held(tx: Tx, group: Group) -> dict[int, int]:
-    """A token of a live lease, by partition."""
+    """Return a token of a live lease, by partition."""
     held: dict[int, int] = {}
     for (id,) in tx.all("live_leases", group.id, tx.now, LEASES_AT_MOST):
         lease = tx.lease_by_id(id)

@@ -1,4 +1,4 @@
-"""Finding a message by its partition and its transaction id, also when only dead letters are left."""
+"""Find a message by partition and transaction id, stored or only a dead letter."""
 
 import time
 
@@ -15,7 +15,7 @@ _rest = msgpack.Decoder(Rest).decode
 
 
 class Located(Struct):
-    """Where a message lies; `segment` is None when only dead letters are left of it."""
+    """Where a message is; `segment` is None when only dead letters are left of it."""
 
     queue: Queue
     partition: Partition
@@ -25,21 +25,21 @@ class Located(Struct):
 
 
 def locate(tx: Tx, partition: PartitionId, txid: str) -> Located | None:
-    """The message of a partition with this transaction id, stored or dead; None: there is none."""
+    """Return the message of a partition with this transaction id, stored or dead, or None."""
     home = tx.partition_by_id(partition)
     queue = tx.queue_by_id(home.queue) if home else None
     if home is None or queue is None:
         return None
-    spot = settle_by_name.locate(tx, home.id, txid) or _search(tx, home, txid)
-    lane = tx.lane(spot[0]) if spot else None
-    if spot is None or lane is None:
+    position = settle_by_name.locate(tx, home.id, txid) or _search(tx, home, txid)
+    lane = tx.lane(position[0]) if position else None
+    if position is None or lane is None:
         return _dead(tx, queue, home, txid)
-    found = Located(queue, home, lane, spot[1], _segment(tx, lane, spot[1]))
+    found = Located(queue, home, lane, position[1], _segment(tx, lane, position[1]))
     return found if found.segment is not None or letters(tx, found) else None
 
 
 def letters(tx: Tx, message: Located) -> list[DeadRow]:
-    """The dead letters of a message, of whatever group."""
+    """Return the dead letters of a message in all groups."""
     return [
         row
         for group in tx.groups(message.queue.id)
@@ -56,7 +56,7 @@ def _segment(tx: Tx, lane: Lane, sequence: int) -> Segment | None:
 
 
 def _search(tx: Tx, home: Partition, txid: str) -> settle_by_name.Position | None:
-    """For what is no longer remembered by its transaction id: look through the newest."""
+    """Search the newest messages, for transaction ids that are no longer indexed."""
     deadline = time.monotonic() + SECONDS
     for lane in tx.lanes_in(home.id):
         top = lane.head

@@ -1,4 +1,4 @@
-"""What is in queues, counted for all groups together: for lists that show one line a queue."""
+"""Counts for all groups together, for lists with one line for each queue."""
 
 from msgspec import Struct
 
@@ -12,9 +12,11 @@ from ....store.tx import Tx
 
 
 class MessageCounts(Struct, rename="camel"):
-    """Stored messages. Processing: some group holds it; pending: some group has still to; failed: of
-    the pending ones those that failed before; completed: every group has settled it, and in none is
-    it a dead letter."""
+    """Stored messages by status.
+
+    Processing: some group holds it; pending: some group has not settled it; failed: pending ones
+    that failed before; completed: every group has settled it, and it is a dead letter in none.
+    """
 
     total: int = 0
     pending: int = 0
@@ -29,7 +31,7 @@ class MessageCounts(Struct, rename="camel"):
 
 
 class PartitionView(Struct):
-    """One partition; `oldest_at` and `newest_at` are of the messages stored."""
+    """One partition; `oldest_at` and `newest_at` are those of its stored messages."""
 
     partition: Partition
     figures: MessageCounts
@@ -63,7 +65,7 @@ def queue_views(tx: Tx) -> list[QueueView]:
 def pushed_by_time(
     tx: Tx, queues: list[str], since: int, until: int, seconds: int
 ) -> dict[int, int]:
-    """How many of the stored messages were pushed, by the time their interval begins."""
+    """Count stored messages by the interval in which they were pushed."""
     width, found = seconds * SECOND, dict[int, int]()
     for name in queues:
         for slot, n in tx.all("pushed_by_time", find_queue(tx, name).id, since, until, width):
@@ -72,7 +74,7 @@ def pushed_by_time(
 
 
 class _Open(Struct):
-    """What is not settled in one lane: by anybody, and of that what is held."""
+    """What is unsettled in one lane in any group, and what of it is leased or failed."""
 
     left: Ranges = []
     held: Ranges = []

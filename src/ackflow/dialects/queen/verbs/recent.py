@@ -1,4 +1,4 @@
-"""The newest messages first, over any number of queues, each with what became of it."""
+"""The newest messages of any number of queues, each with its state."""
 
 import heapq
 import time
@@ -19,7 +19,7 @@ Found = tuple[int, int, int, Lane, Segment, Queue]  # sorts by time, then by lan
 
 
 class RecentRequest(Struct):
-    """Which messages: of these queues, pushed in [since, until), with this status if one is asked."""
+    """Messages of these queues, pushed in [since, until), with this status if one is given."""
 
     queues: list[str]
     partition: str | None = None
@@ -41,7 +41,7 @@ class Recent(Struct):
 
     @property
     def status(self) -> str:
-        """One word for all groups: the worst that any of them has made of it."""
+        """One word for all groups: the worst state in any of them."""
         found = set(self.states.values())
         for state, word in (("dead", "dead_letter"), ("leased", "processing")):
             if state in found:
@@ -50,7 +50,7 @@ class Recent(Struct):
 
 
 def recent(tx: Tx, request: RecentRequest) -> list[Recent]:
-    """One page of messages; a search ends after two seconds, also when more could be found."""
+    """Return one page of messages; the search ends after two seconds."""
     deadline = time.monotonic() + SECONDS
     skipped, found = 0, []
     for *_, sequence, lane, segment, queue in heapq.merge(*_lanes(tx, request)):
@@ -71,7 +71,7 @@ def recent(tx: Tx, request: RecentRequest) -> list[Recent]:
 
 
 def describe(tx: Tx, queue: Queue, lane: Lane, segment: Segment, sequence: int) -> Recent:
-    """A stored message, with its state in every group."""
+    """Return a stored message with its state in every group."""
     states, until = {}, None
     for group in tx.groups(queue.id):
         state = state_of(tx, group, lane, segment, sequence)

@@ -1,6 +1,6 @@
-"""Settling by name: a message is named by its partition and transaction id, with or without a lease.
+"""Settle messages named by partition and transaction id, with or without a lease.
 
-Without one, a verb acts on the message as it stands in the group, whoever holds it.
+Without one, a verb acts on the message as it is in the group, whichever lease holds it.
 """
 
 from collections.abc import Iterable
@@ -30,14 +30,14 @@ from ....store.tx import Tx
 from ..errors import AlreadyCommitted
 
 Position = tuple[LaneId, int]  # lane and sequence
-FEW = 8  # messages of a lease are listed in the time that one is looked up
+FEW = 8  # listing this many messages of a lease takes as long as looking up one
 
 
 class NamedMessage(Struct):
-    """A verdict on a message known by name; None keeps its lease alive instead.
+    """A verdict on a message known by name; None extends its lease instead.
 
-    `partition` is None when the client named one that cannot be, `stale` is set when the lease it
-    named never was.
+    `partition` is None when the client named an impossible one; `stale` is set when the lease it
+    named never existed.
     """
 
     partition: PartitionId | None
@@ -49,35 +49,35 @@ class NamedMessage(Struct):
 
 
 class NamedOutcome(Struct):
-    """What became of one named message: refused with an error, else settled, now or before."""
+    """What happened to one named message: an error, or settled, now or before."""
 
     error: AckflowError | None = None
     noop: bool = False
     dead: bool = False
-    released: bool = False  # with it, the lease was over
+    released: bool = False  # the lease ended with it
     queue: str | None = None
     partition: str | None = None
-    until: int | None = None  # the new end of a lease that was kept alive
+    until: int | None = None  # the new end of an extended lease
 
 
 def settle_named(tx: Tx, items: list[NamedMessage], atomic: bool = False) -> list[NamedOutcome]:
     """Settle messages by name in one transaction; `atomic`: one refusal undoes everything."""
     if not atomic:
         return _settle_all(tx, items)
-    told: list[NamedOutcome] = []
+    results: list[NamedOutcome] = []
     try:
         with tx.savepoint():
-            told = _settle_all(tx, items)
-            if any(one.error for one in told):
+            results = _settle_all(tx, items)
+            if any(one.error for one in results):
                 raise RolledBack()
     except RolledBack as undone:
         return [one if one.error else NamedOutcome(undone, queue=one.queue, partition=one.partition)
-                for one in told]  # fmt: skip
-    return told
+                for one in results]  # fmt: skip
+    return results
 
 
 def fenced(tx: Tx, items: Iterable[NamedMessage], tokens: list[int]) -> list[NamedMessage]:
-    """Bind items that name no lease to the one of these that handed them out; else they are stale."""
+    """Bind messages that name no lease to the one that delivered them, or mark them stale."""
     leases = []
     for token in tokens:
         lease = tx.lease(token)
@@ -86,7 +86,7 @@ def fenced(tx: Tx, items: Iterable[NamedMessage], tokens: list[int]) -> list[Nam
     bound = []
     for item in items:
         if item.token is None and not item.stale and tokens and item.partition is not None:
-            held = [token for token, names in leases if names.spot(item.partition, item.txid)]
+            held = [token for token, names in leases if names.position(item.partition, item.txid)]
             item.token, item.stale = (held[0], False) if held else (None, True)
         bound.append(item)
     return bound
@@ -101,8 +101,11 @@ class NamedSettles(Struct):
 def transact_named(
     tx: Tx, operations: list[NamedSettles | PushOperation], required: list[int]
 ) -> list[Result]:
-    """Run all operations or none. The required leases must be live, and an item that names no
-    lease must have been handed out under one of them."""
+    """Run all operations or none.
+
+    The required leases must be live, and a message that names no lease must have been delivered
+    under one of them.
+    """
     with tx.savepoint():
         for token in required:
             lease = tx.lease(token)
@@ -117,120 +120,123 @@ def transact_named(
 def _run(tx: Tx, operation: NamedSettles | PushOperation, required: list[int]) -> Result:
     if isinstance(operation, PushOperation):
         return run_push(tx, operation)
-    told = _settle_all(tx, fenced(tx, operation.items, required))
-    for index, one in enumerate(told):
+    results = _settle_all(tx, fenced(tx, operation.items, required))
+    for index, one in enumerate(results):
         if one.noop:
             one.error = AlreadySettled("the message was settled before this transaction")
         if one.error is not None:
             one.error.details["item"] = index
             raise one.error
-    return Result(settled=len(told), dead=[i for i, one in enumerate(told) if one.dead])
+    return Result(settled=len(results), dead=[i for i, one in enumerate(results) if one.dead])
 
 
 def _settle_all(tx: Tx, items: list[NamedMessage]) -> list[NamedOutcome]:
-    told = [NamedOutcome() for _ in items]
+    results = [NamedOutcome() for _ in items]
     leases: dict[int, list[int]] = {}
     for index, item in enumerate(items):
         if item.partition is None:
-            told[index].error = _not_there()
+            results[index].error = _not_found()
         elif item.stale:
-            told[index].error = LeaseLost()
+            results[index].error = LeaseLost()
         elif item.token is None:
-            _settle_alone(tx, item, item.partition, told[index])
+            _settle_alone(tx, item, item.partition, results[index])
         else:
             leases.setdefault(item.token, []).append(index)
     for token, indexes in leases.items():
-        _settle_lease(tx, token, [(items[i], told[i]) for i in indexes])
-    return told
+        _settle_lease(tx, token, [(items[i], results[i]) for i in indexes])
+    return results
 
 
 def _settle_lease(tx: Tx, token: int, some: list[tuple[NamedMessage, NamedOutcome]]) -> None:
-    """Settle messages of one lease; neighbours with one verdict are settled together."""
+    """Settle messages of one lease; those with one verdict and lane are settled together."""
     settlement = open_settlement(tx, token)
     if settlement is None:
-        for _, told in some:
-            told.error = LeaseLost()
+        for _, result in some:
+            result.error = LeaseLost()
         return
     many = len(some) * FEW > settlement.lease.n
     names = LeaseNames(tx, settlement.lease.parts, many=many)
     marks: dict[tuple[LaneId, Verdict], list[tuple[int, NamedOutcome]]] = {}
     kept: list[NamedOutcome] = []
-    for item, told in some:
+    for item, result in some:
         assert item.partition is not None
-        spot = names.spot(item.partition, item.txid)
-        if spot is None:
+        position = names.position(item.partition, item.txid)
+        if position is None:
             known = locate(tx, item.partition, item.txid) is not None
-            told.error = LeaseLost() if known else _not_there()
+            result.error = LeaseLost() if known else _not_found()
             continue
-        told.queue, told.partition = names.home(spot[0])
+        result.queue, result.partition = names.home(position[0])
         if item.verdict is None:
-            kept.append(told)
+            kept.append(result)
         else:
-            marks.setdefault((spot[0], item.verdict), []).append((spot[1], told))
+            marks.setdefault((position[0], item.verdict), []).append((position[1], result))
     for (lane, verdict), members in marks.items():
         _settle_together(settlement, lane, verdict, members)
     settlement.finish()
     if settlement.lease.ended_at == tx.now and some:
         some[-1][1].released = True
-    for told in kept:
+    for result in kept:
         try:
-            told.until = extend(tx, token, None)
+            result.until = extend(tx, token, None)
         except AckflowError as refusal:
-            told.error = refusal
+            result.error = refusal
 
 
 def _settle_together(
     settlement: Settlement, lane: LaneId, verdict: Verdict, members: list[tuple[int, NamedOutcome]]
 ) -> None:
     if len(members) == 1:
-        ((sequence, told),) = members
+        ((sequence, result),) = members
         outcome = settlement.apply(Mark(verdict, lane, [sequence, sequence + 1]))
-        _tell(outcome, told)
+        _set_outcome(outcome, result)
         return
     outcome = settlement.apply(Mark(verdict, lane, ranges.of([seq for seq, _ in members])))
     if not (outcome.refused or outcome.repeated or outcome.dead_lettered):
         return
-    for sequence, told in members:
+    for sequence, result in members:
         for part in outcome.refused:
             if ranges.contains(part.ranges, sequence):
-                told.error = part.error
-        told.noop = any(ranges.contains(some, sequence) for _, some in outcome.repeated)
-        told.dead = any(ranges.contains(some, sequence) for _, some in outcome.dead_lettered)
+                result.error = part.error
+        result.noop = any(ranges.contains(some, sequence) for _, some in outcome.repeated)
+        result.dead = any(ranges.contains(some, sequence) for _, some in outcome.dead_lettered)
 
 
-def _tell(outcome: Outcome, told: NamedOutcome) -> None:
+def _set_outcome(outcome: Outcome, result: NamedOutcome) -> None:
     if outcome.refused:
-        told.error = outcome.refused[0].error
-    told.noop, told.dead = bool(outcome.noop), bool(outcome.dead)
+        result.error = outcome.refused[0].error
+    result.noop, result.dead = bool(outcome.noop), bool(outcome.dead)
 
 
-def _settle_alone(tx: Tx, item: NamedMessage, partition: PartitionId, told: NamedOutcome) -> None:
-    spot = locate(tx, partition, item.txid)
-    lane = tx.lane(spot[0]) if spot else None
+def _settle_alone(tx: Tx, item: NamedMessage, partition: PartitionId, result: NamedOutcome) -> None:
+    position = locate(tx, partition, item.txid)
+    lane = tx.lane(position[0]) if position else None
     group = tx.group(lane.queue, item.group) if lane else None
-    if spot is None or lane is None or group is None or not _stored(tx, lane, spot[1]):
-        told.error = _not_there()
+    if position is None or lane is None or group is None or not _stored(tx, lane, position[1]):
+        result.error = _not_found()
         return
-    told.queue, told.partition = _home(tx, lane)
+    result.queue, result.partition = _home(tx, lane)
     if item.verdict is None:
-        _extend_alone(tx, group, lane, spot[1], told)
+        _extend_alone(tx, group, lane, position[1], result)
     else:
-        _tell(settle_in_group(tx, group, lane, spot[1], item.verdict), told)
+        _set_outcome(settle_in_group(tx, group, lane, position[1], item.verdict), result)
 
 
-def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, told: NamedOutcome) -> None:
+def _extend_alone(tx: Tx, group: Group, lane: Lane, sequence: int, result: NamedOutcome) -> None:
     refresh_range(tx, group, lane.id, sequence, sequence + 1)
     claim = _claim_over(tx, group, lane, sequence)
     lease = tx.lease_by_id(claim.lease) if claim and claim.lease else None
     if lease is None:
-        told.error = LeaseLost()
+        result.error = LeaseLost()
     else:
-        told.until = extend(tx, lease.token, None)
+        result.until = extend(tx, lease.token, None)
 
 
 def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Verdict) -> Outcome:
-    """Settle a message as it stands in a group: leased or come back, it is settled; never handed
-    out, it is not found; done, an ack is a repeat and any other verb refused."""
+    """Settle a message as it is in a group.
+
+    A leased or returned message is settled. One never delivered is not found. For a settled one, an
+    ack is a repeat and any other verb is refused.
+    """
     refresh_range(tx, group, lane.id, sequence, sequence + 1)
     claim = _claim_over(tx, group, lane, sequence)
     if claim is None:
@@ -240,25 +246,25 @@ def settle_in_group(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
         assert lease is not None, "a leased claim without its lease"
         settlement = Settlement(tx, group, lease, tx.claims_of_lease(lease))
     elif claim.returned:
-        settlement = _held_for_a_moment(tx, group, lane, claim, sequence, verdict)
+        settlement = _lease_briefly(tx, group, lane, claim, sequence, verdict)
     else:
-        return _refused(lane, sequence, _not_there())
+        return _refused(lane, sequence, _not_found())
     outcome = settlement.apply(Mark(verdict, lane.id, [sequence, sequence + 1]))
     settlement.finish()
-    make_ready(tx, lane.id, group.id)  # what it held back in an ordered group may come now
+    make_ready(tx, lane.id, group.id)  # it may have blocked later messages of an ordered group
     return outcome
 
 
-def _held_for_a_moment(
+def _lease_briefly(
     tx: Tx, group: Group, lane: Lane, claim: Claim, sequence: int, verdict: Verdict
 ) -> Settlement:
-    """Put a message that came back under a lease of its own, which its settling ends."""
+    """Grant a lease on a returned message, which settling it ends."""
     one = [sequence, sequence + 1]
     claim.ranges = ranges.difference(claim.ranges, one)
     tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
     cursor = tx.cursor(lane.id, group.id)
     number = cursor.delivered if cursor else 0
-    # A release takes one hand-out back, and this was none.
+    # A release subtracts a delivery, and this lease was none.
     deliveries = claim.deliveries + (verdict.verb == "release")
     held = Claim.leased(
         group.id, lane.id, one, claim.since, deliveries, claim.failures, RETURNED, claim.error
@@ -275,7 +281,7 @@ def _settled_before(tx: Tx, group: Group, lane: Lane, sequence: int, verdict: Ve
         or sequence >= cursor.next
         or hidden_copies_in(tx, lane, group.id, sequence, sequence + 1)
     ):
-        return _refused(lane, sequence, _not_there())
+        return _refused(lane, sequence, _not_found())
     dead = any(row.counted for row in tx.dead("dead_of", group.id, lane.id, sequence))
     if dead == (verdict.verb in ("nack", "reject", "dead_letter")) and verdict.verb != "release":
         return Outcome(noop=1, repeated=[(lane.id, [sequence, sequence + 1])])
@@ -294,8 +300,8 @@ def _claim_over(tx: Tx, group: Group, lane: Lane, sequence: int) -> Claim | None
     return None
 
 
-def _not_there() -> NotFound:
-    return NotFound("there is no such message in this partition")
+def _not_found() -> NotFound:
+    return NotFound("message not found in this partition")
 
 
 def _stored(tx: Tx, lane: Lane, sequence: int) -> bool:
@@ -303,12 +309,12 @@ def _stored(tx: Tx, lane: Lane, sequence: int) -> bool:
 
 
 def locate(tx: Tx, partition: PartitionId, txid: str) -> Position | None:
-    """Where a message lies that is known by its own id, or by a transaction id that is kept."""
-    spot = position_of_id(tx, txid)
-    if spot is not None:
-        lane = tx.lane(spot[0])
-        if lane is not None and lane.partition == partition and spot[1] < lane.head:
-            return spot
+    """Return the position of a message known by its id or by an indexed transaction id."""
+    position = position_of_id(tx, txid)
+    if position is not None:
+        lane = tx.lane(position[0])
+        if lane is not None and lane.partition == partition and position[1] < lane.head:
+            return position
     row = tx.one("get_txid", partition, txid)
     return None if row is None else (row[0], row[1])
 
@@ -333,8 +339,8 @@ def _home(tx: Tx, lane: Lane) -> tuple[str, str]:
 class LeaseNames:
     """The messages of one lease by name.
 
-    A lease knows its messages also when they are copies, or when their transaction ids are no
-    longer kept. With `many` to find, all of them are listed at once instead of asked for one by one.
+    A lease also finds copies and messages whose transaction ids are no longer indexed. With `many`
+    to find, it lists all of them at once instead of looking them up one by one.
     """
 
     def __init__(self, tx: Tx, parts: list[LeasedRanges], many: bool) -> None:
@@ -344,17 +350,17 @@ class LeaseNames:
         self._homes: dict[LaneId, tuple[str, str]] = {}
         self._all: dict[tuple[int, str], Position] | None = None
 
-    def spot(self, partition: PartitionId, txid: str) -> Position | None:
+    def position(self, partition: PartitionId, txid: str) -> Position | None:
         if not self._many:
-            spot = locate(self._tx, partition, txid)
-            if spot is not None and self._has(spot):
-                return spot
+            position = locate(self._tx, partition, txid)
+            if position is not None and self._has(position):
+                return position
         if self._all is None:
             self._all = dict(self._listed())
         return self._all.get((partition, txid)) or self._by_id(partition, txid)
 
     def home(self, lane: LaneId) -> tuple[str, str]:
-        """The names of the queue and the partition of a lane."""
+        """Return the names of the queue and the partition of a lane."""
         found = self._homes.get(lane)
         if found is None:
             row = self._tx.lane(lane)
@@ -363,12 +369,14 @@ class LeaseNames:
         return found
 
     def _by_id(self, partition: PartitionId, text: str) -> Position | None:
-        spot = position_of_id(self._tx, text)
-        lane = self._tx.lane(spot[0]) if spot and self._has(spot) else None
-        return spot if lane is not None and lane.partition == partition else None
+        position = position_of_id(self._tx, text)
+        lane = self._tx.lane(position[0]) if position and self._has(position) else None
+        return position if lane is not None and lane.partition == partition else None
 
-    def _has(self, spot: Position) -> bool:
-        return any(p.lane == spot[0] and ranges.contains(p.ranges, spot[1]) for p in self._parts)
+    def _has(self, position: Position) -> bool:
+        return any(
+            p.lane == position[0] and ranges.contains(p.ranges, position[1]) for p in self._parts
+        )
 
     def _listed(self) -> Iterable[tuple[tuple[int, str], Position]]:
         for part in self._parts:

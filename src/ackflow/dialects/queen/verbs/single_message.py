@@ -1,4 +1,4 @@
-"""One message by partition and transaction id: all there is to know of it, and what to do with it."""
+"""One message by partition and transaction id: its details, removal and retry."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from .recent import Recent, describe
 
 
 class MessageDetails(Struct):
-    """A message, stored or dead, and the dead letters there are of it."""
+    """A message, stored or dead, and its dead letters."""
 
     place: Located
     id: str
@@ -31,7 +31,7 @@ class MessageDetails(Struct):
 
 
 def message_details(tx: Tx, partition: PartitionId, txid: str) -> MessageDetails:
-    """Everything about one message."""
+    """Return everything about one message."""
     place = _found(tx, partition, txid)
     dead = letters(tx, place)
     id = ids.message_id(tx.store, place.lane.id, place.sequence)
@@ -54,14 +54,14 @@ def message_details(tx: Tx, partition: PartitionId, txid: str) -> MessageDetails
 
 
 def queue_of(tx: Tx, partition: PartitionId) -> str | None:
-    """The name of the queue of a partition."""
+    """Return the name of the queue of a partition."""
     home = tx.partition_by_id(partition)
     queue: Queue | None = tx.queue_by_id(home.queue) if home else None
     return queue.name if queue else None
 
 
 def remove(tx: Tx, partition: PartitionId, txid: str) -> bool:
-    """Remove a stored message for every group; False when it is not stored."""
+    """Delete a stored message for every group; False when it is not stored."""
     place = locate(tx, partition, txid)
     if place is None or place.segment is None:
         return False
@@ -70,11 +70,11 @@ def remove(tx: Tx, partition: PartitionId, txid: str) -> bool:
 
 
 def retry(tx: Tx, partition: PartitionId, txid: str) -> int:
-    """Send the dead letters of a message back to their groups; answers with how many."""
+    """Redrive the dead letters of a message to their groups; returns how many."""
     place = _found(tx, partition, txid)
     which = DeadFilter(place.queue.name, ids=[row.id for row in letters(tx, place)])
     if not which.ids:
-        raise NotFound("the message is no dead letter")
+        raise NotFound("the message is not a dead letter")
     sent = 0
     while n := redrive(tx, which, None):
         sent += n

@@ -1,7 +1,7 @@
-"""Streams: queries with state by partition, moved on by cycles that are all or nothing.
+"""Streams: queries with state by partition, changed by cycles that are all or nothing.
 
-Everything is kept in the keyed values: a query under its name, its state under its id, the id of the
-partition and a key of the query's own.
+Everything is stored in the keyed values: a query under its name, its state under its id, the id of
+the partition and a key of the query.
 """
 
 import math
@@ -49,7 +49,7 @@ class StaleState(AckflowError):
 
 
 class Query(Struct):
-    """A registered query; `hash` tells its configuration from another."""
+    """A registered query; `hash` identifies its configuration."""
 
     id: str
     hash: str
@@ -66,7 +66,7 @@ class Registered(Struct):
 class CycleAck(Struct):
     """A verdict on a message of a lease and all before it in its partition.
 
-    `release` gives back what the lease then still holds there; else it is held on.
+    `release` gives back what the lease then still holds there; otherwise it stays leased.
     """
 
     txid: str
@@ -76,7 +76,7 @@ class CycleAck(Struct):
 
 
 class Cycle(Struct):
-    """State to put (None: to delete), messages to push, and what to settle, in one transaction."""
+    """State to put (None: to delete), messages to push and what to settle, in one transaction."""
 
     query: str
     partition: PartitionId
@@ -94,7 +94,7 @@ class Cycled(Struct):
 
 
 def register(tx: Tx, name: str, query: Query, reset: bool) -> Registered:
-    """Find a query by its name or make it; a reset forgets its state."""
+    """Find a query by its name or create it; a reset deletes its state."""
     row = tx.one("get_value", QUERIES + name)
     known = msgspec.json.decode(row[0], type=Query) if row else None
     if known is not None and known.hash != query.hash and not reset:
@@ -111,9 +111,9 @@ def register(tx: Tx, name: str, query: Query, reset: bool) -> Registered:
 
 
 class Wanted(Struct):
-    """Which state of a query is asked for; what is not given is not a condition.
+    """Which state of a query is wanted; conditions that are not given are ignored.
 
-    `ripe_at`: only values with a number `windowEnd` that is not above it.
+    `ripe_at`: only values whose number `windowEnd` is not above it.
     """
 
     keys: list[str] = []
@@ -124,11 +124,11 @@ class Wanted(Struct):
 def get_state(
     tx: Tx, query: str, partition: PartitionId, wanted: Wanted
 ) -> list[tuple[str, bytes, int]]:
-    """The state of a query in a partition as (key, JSON, when it changed)."""
+    """Return the state of a query in a partition as (key, JSON, time of the last change)."""
     name = _known(tx, query)
     home = _prefix(tx, query, partition)
     if wanted.ripe_at is not None and _at_work(tx, name, partition):
-        return []  # that cycle closes what is ripe, or leaves it to the next look
+        return []  # the running cycle closes what is ripe
     if wanted.keys:
         keys = [key for key in dict.fromkeys(wanted.keys) if key.startswith(wanted.prefix)]
         found = [(key, tx.one("get_value", home + key)) for key in keys]
@@ -143,14 +143,14 @@ def get_state(
 
 
 def _at_work(tx: Tx, name: str, partition: PartitionId) -> bool:
-    """Whether the group of a query, as clients name it, holds messages of a partition."""
+    """Return whether the group of a query, as clients name it, holds messages of a partition."""
     home = tx.partition_by_id(partition)
     group = tx.group(home.queue, f"streams.{name}") if home else None
     return group is not None and tx.value("partition_leased", group.id, partition) is not None
 
 
 def _window_end(value: bytes) -> float:
-    """When the window ends that a value is the state of; one that is of none never does."""
+    """Return when the window of a value ends; infinity for a value without one."""
     found = msgspec.json.decode(value)
     end = found.get("windowEnd") if isinstance(found, dict) else None
     return end if isinstance(end, (int, float)) and not isinstance(end, bool) else math.inf
@@ -188,11 +188,11 @@ def _settle(tx: Tx, partition: PartitionId, ack: CycleAck, done: Cycled) -> None
     lease = tx.lease(ack.token)
     if lease is None:
         raise LeaseLost()
-    spot = LeaseNames(tx, lease.parts, many=False).spot(partition, ack.txid)
-    if spot is None:
+    position = LeaseNames(tx, lease.parts, many=False).position(partition, ack.txid)
+    if position is None:
         raise NotFound("the message is not part of this lease")
     settled = 0
-    for outcome in settle(tx, ack.token, _marks(tx, lease, partition, spot, ack.verdict)):
+    for outcome in settle(tx, ack.token, _marks(tx, lease, partition, position, ack.verdict)):
         if outcome.refused:
             raise outcome.refused[0].error
         settled += outcome.settled
@@ -206,10 +206,10 @@ def _settle(tx: Tx, partition: PartitionId, ack: CycleAck, done: Cycled) -> None
 
 
 def _marks(
-    tx: Tx, lease: Lease, partition: PartitionId, spot: Position, verdict: Verdict
+    tx: Tx, lease: Lease, partition: PartitionId, position: Position, verdict: Verdict
 ) -> list[Mark]:
-    """The verdict on a message and on all that was handed out before it in its partition."""
-    last = tx.lane(spot[0])
+    """Return the verdict on a message and on all that was delivered before it in its partition."""
+    last = tx.lane(position[0])
     assert last is not None
     marks = []
     for id, held in _held(tx, lease, partition):
@@ -217,14 +217,14 @@ def _marks(
         assert lane is not None
         which = held if lane.priority < last.priority else []
         if id == last.id:
-            which = ranges.clip(held, 0, spot[1] + 1)
+            which = ranges.clip(held, 0, position[1] + 1)
         if which:
             marks.append(Mark(verdict, id, which))
     return marks
 
 
 def _held(tx: Tx, lease: Lease, partition: PartitionId) -> list[tuple[LaneId, Ranges]]:
-    """What a lease still holds of a partition, by lane."""
+    """Return what a lease still holds of a partition, by lane."""
     found: dict[LaneId, Ranges] = {}
     for claim in tx.claims_of_lease(lease):
         lane = tx.lane(claim.lane)
@@ -246,10 +246,10 @@ def _prefix(tx: Tx, query: str, partition: PartitionId) -> str:
 
 
 def _known(tx: Tx, query: str) -> str:
-    """The name of a query."""
+    """Return the name of a registered query, or raise NotFound."""
     row = None if "/" in query else tx.one("get_value", STATES + query)
     if row is None:
-        raise NotFound(f"there is no query {query!r}; register it first")
+        raise NotFound(f"query {query!r} not found; register it first")
     return msgspec.json.decode(row[0], type=str)
 
 

@@ -1,4 +1,4 @@
-"""Queues and groups as dialects with subscriptions declare, move and drop them."""
+"""Queues and groups as Queen's clients declare, move and drop them."""
 
 from msgspec import structs
 
@@ -13,16 +13,16 @@ from ....store.tx import Tx
 def declare(
     tx: Tx, name: str, changes: dict[str, object], partition: str, dialect: Dialect
 ) -> tuple[Queue, Partition]:
-    """Create a queue or change its options, and create a partition of it."""
+    """Create a queue or change its options, and create one of its partitions."""
     configure(tx, name, changes, dialect)
     queue = find_queue(tx, name)
     return queue, tx.partition(queue.id, partition) or tx.add_partition(queue.id, partition)
 
 
 def unsubscribe(tx: Tx, queue_name: str | None, name: str, forget: bool) -> list[tuple[str, int]]:
-    """Remove a group from one queue or from all; answers with (queue, partitions it had read).
+    """Delete a group from one queue or all; returns (queue, number of partitions it had read).
 
-    Without `forget` it stays subscribed: it begins again where it once began.
+    Without `forget` it stays subscribed, and starts again where it first started.
     """
     dropped = []
     for queue in tx.queues():
@@ -42,14 +42,14 @@ def unsubscribe(tx: Tx, queue_name: str | None, name: str, forget: bool) -> list
 
 
 def _start_kept(group: Group) -> GroupOptions:
-    """The options of a group, with `new` written as the time it meant."""
+    """Return the options of a group, with `new` written as the time it meant."""
     if group.options.start == "new":
         return structs.replace(group.options, start=group.created_at)
     return group.options
 
 
 def resubscribe(tx: Tx, name: str, time: int) -> list[str]:
-    """Let a group begin at a time, in every queue that has it: lanes it has not read yet follow."""
+    """Start a group at a time in every queue that has it, in lanes it has not read yet."""
     changed = []
     for queue in tx.queues():
         group = tx.group(queue.id, name)
@@ -72,7 +72,7 @@ def resubscribe(tx: Tx, name: str, time: int) -> list[str]:
 def names(
     tx: Tx, group: str | None = None, namespace: str | None = None, task: str | None = None
 ) -> list[str]:
-    """The names of the queues that have this group and these labels, where any is given."""
+    """Return the names of the queues that have this group and these labels, if given."""
     return [
         queue.name
         for queue in tx.queues()
@@ -83,6 +83,6 @@ def names(
 
 
 def groups_of(tx: Tx, queues: list[str]) -> set[str]:
-    """The names of all groups of these queues."""
+    """Return the names of all groups of these queues."""
     found = [queue for name in queues if (queue := tx.queue(name))]
     return {group.name for queue in found for group in tx.groups(queue.id)}

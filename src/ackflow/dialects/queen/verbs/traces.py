@@ -1,4 +1,4 @@
-"""Traces: what consumers tell of a message while they work on it. Kept for a week."""
+"""Traces: events that consumers report about a message. Kept for a week."""
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from .locate import Located, locate
 
 
 class NewTrace(Struct):
-    """What is told of a message; `data` is JSON."""
+    """An event to record about a message; `data` is JSON."""
 
     partition: PartitionId
     txid: str
@@ -23,7 +23,7 @@ class NewTrace(Struct):
 
 
 class Trace(Struct):
-    """What was told; `names` are the traces it belongs to."""
+    """A recorded event; `names` are the traces it belongs to."""
 
     id: int
     partition: PartitionId
@@ -39,7 +39,7 @@ class Trace(Struct):
 
 
 class TraceName(Struct):
-    """A name with how many traces and messages it has, and the time of the last."""
+    """A trace name with its number of events and messages, and the time of the last one."""
 
     name: str
     traces: int
@@ -48,7 +48,7 @@ class TraceName(Struct):
 
 
 class TracedMessage(Struct):
-    """A trace with the message it tells of, and the payload of that if it is still stored."""
+    """An event with its message, and the payload if that is still stored."""
 
     trace: Trace
     place: Located | None
@@ -57,7 +57,7 @@ class TracedMessage(Struct):
 
 
 def record(tx: Tx, trace: NewTrace) -> int:
-    """Keep what is told of a message; refused when there is no such message."""
+    """Record an event about a message; refused when the message does not exist."""
     found = locate(tx, trace.partition, trace.txid)
     if found is None:
         raise NotFound("Message not found")
@@ -69,12 +69,12 @@ def record(tx: Tx, trace: NewTrace) -> int:
 
 
 def of_message(tx: Tx, partition: PartitionId, txid: str) -> list[Trace]:
-    """Everything told of a message, oldest first."""
+    """Return the events of a message, oldest first."""
     return [_trace(tx, row) for row in tx.all("traces_of", partition, txid)]
 
 
 def by_name(tx: Tx, name: str, limit: int, offset: int) -> tuple[list[TracedMessage], int]:
-    """The traces of a name in the order they were told, and how many there are."""
+    """Return the events of a trace name in order, and how many there are."""
     found = []
     for row in tx.all("traces_named", name, limit, offset):
         trace = _trace(tx, row)
@@ -87,7 +87,7 @@ def by_name(tx: Tx, name: str, limit: int, offset: int) -> tuple[list[TracedMess
 
 
 def names(tx: Tx, limit: int, offset: int) -> tuple[list[TraceName], int]:
-    """Every name, the one told of last first, and how many there are."""
+    """Return the trace names, most recently used first, and how many there are."""
     found = [TraceName(*row) for row in tx.all("trace_names", limit, offset)]
     return found, int(tx.value("count_trace_names"))
 
