@@ -1,6 +1,8 @@
 """The options of queues and groups, and the defaults of every dialect."""
 
-from typing import Literal
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Literal, TypedDict
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -68,6 +70,41 @@ class GroupOptions(Struct, frozen=True, omit_defaults=True):
     backoff: tuple[float, ...] | UnsetType = UNSET
     max_ack_pending: int | UnsetType | None = UNSET
     start: Literal["all", "new"] | int = "all"
+
+
+class QueueOptionsDict(TypedDict, total=False):
+    """The keywords of `configure`: the fields of `QueueOptions`, before validation."""
+
+    lease_seconds: float | timedelta
+    retry_limit: int | None
+    max_deliver: int | None
+    backoff: Sequence[float | timedelta]
+    history_seconds: float | timedelta
+    delay_seconds: float | timedelta
+    max_wait_seconds: float | timedelta | None
+    retention_seconds: float | timedelta | None
+    keep_seconds: float | timedelta | None
+    dedup_seconds: float | timedelta | None
+    namespace: str
+    task: str
+    max_size: int | None
+    ttl_seconds: float | timedelta | None
+    window_seconds: float | timedelta
+    priority: int
+    encrypted: bool
+
+
+class GroupOptionsDict(TypedDict, total=False):
+    """The keywords of `group`: the fields of `GroupOptions`, before validation."""
+
+    ordering: Ordering
+    policy: AckPolicy
+    lease_seconds: float | timedelta
+    retry_limit: int | None
+    max_deliver: int | None
+    backoff: Sequence[float | timedelta]
+    max_ack_pending: int | None
+    start: Literal["all", "new"] | datetime | float
 
 
 class Settings(Struct, frozen=True):

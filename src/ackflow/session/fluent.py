@@ -4,8 +4,9 @@ q.queue("orders").group("workers").batch(100).each().consume(handler)
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
+from ..options import QueueOptionsDict
 from ..validate import Duration, Time
 
 Receipt = TypeVar("Receipt")
@@ -83,7 +84,7 @@ class Choices:
         """Call this when the handler raised; the loop itself then settles nothing."""
         return self._with(on_error=call)
 
-    def config(self, **options: Any) -> Self:
+    def config(self, **options: Unpack[QueueOptionsDict]) -> Self:
         """Options of the queue, for `create`."""
         return self._with(config={**self._chosen.get("config", {}), **options})
 

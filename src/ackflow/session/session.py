@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from .. import ids, ranges, validate
 from ..broker.broker import Broker, Verbs
@@ -18,7 +18,14 @@ from ..broker.unclosed import close_when_dropped
 from ..clock import Clock
 from ..errors import PASSING, AckflowError, InvalidArgument, SessionForked
 from ..model import GroupStats, Upkeep, when
-from ..options import DEFAULT_PARTITION, QUEUE_MODE, Dialect, QueueOptions
+from ..options import (
+    DEFAULT_PARTITION,
+    QUEUE_MODE,
+    Dialect,
+    GroupOptionsDict,
+    QueueOptions,
+    QueueOptionsDict,
+)
 from ..store.durability import MayLose
 from ..store.protocol import Store
 from ..store.sqlite import store as sqlite
@@ -413,13 +420,19 @@ class Session(Helping):
 
     # setting up
 
-    def configure(self, /, queue: str, **options: Any) -> QueueOptions:
+    def configure(self, /, queue: str, **options: Unpack[QueueOptionsDict]) -> QueueOptions:
         """Create a queue or change the options given; the others stay as they are."""
         given = validate.queue_options(options)
         return self.broker.do(admin.configure, True, validate.name(queue, "queue"), given)
 
     def group(
-        self, /, queue: str, name: str, *, dialect: Dialect | None = None, **options: Any
+        self,
+        /,
+        queue: str,
+        name: str,
+        *,
+        dialect: Dialect | None = None,
+        **options: Unpack[GroupOptionsDict],
     ) -> GroupStats:
         """Create a group or change the options given. `start` (all, new or a time) is for a new one."""
         given = validate.group_options(options)
