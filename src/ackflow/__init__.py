@@ -16,9 +16,10 @@ from .broker.requests import Verdict
 from .clock import VirtualClock
 from .errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost
 from .options import DEFAULTS, GroupOptions, QueueOptions
+from .session.connect import connect, set_may_lose
 from .session.encoding import Item
 from .session.messages import Batch, Message, Receipt, Refusal, Settled
-from .session.session import Session, connect, set_may_lose
+from .session.session import Session
 from .session.transaction import Transaction
 
 if TYPE_CHECKING:

@@ -26,6 +26,8 @@ from .options import QUEUE_MODE, Dialect, QueueOptions
 from .session import buffer, session
 from .session.ack_stats import AckStats
 from .session.buffer import SECONDS, SIZE
+from .session.connect import connect as plain_connect
+from .session.connect import load_client
 from .session.consumer import Plan
 from .session.consumer_aio import Consumer, interrupted
 from .session.dead_letters import Alert
@@ -59,14 +61,14 @@ async def connect(
 ) -> "Session":
     """Open a database or a server as `ackflow.connect` does."""
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        remote = session.client().remote_on_loop(url, token, ca_file, retry, clock)
+        remote = load_client().remote_on_loop(url, token, ca_file, retry, clock)
         beside = partial(
-            session.connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
+            plain_connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
             retry=retry,
         )  # fmt: skip
         return Session(session.Session(remote, consumer, validate.redact_url(url)), beside)
     opened = partial(
-        session.connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
+        plain_connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
     )
     return Session(await asyncio.get_running_loop().run_in_executor(None, opened))
 

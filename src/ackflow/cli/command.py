@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 
 from .. import errors, validate
 from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, StorageAway
-from ..session.session import Session, connect
+from ..session.connect import connect
+from ..session.session import Session
 from . import places
 from .output import Output, safe
 from .places import NoDatabase, Place

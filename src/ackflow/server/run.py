@@ -17,7 +17,8 @@ from msgspec import Struct
 from .. import validate
 from ..errors import AckflowError
 from ..options import Counting
-from ..session.session import Session, connect
+from ..session.connect import connect
+from ..session.session import Session
 from . import logs
 from .app import Limits, Server
 from .cors import Cors

@@ -1,5 +1,4 @@
-"""What is done about dead letters: an alert when there are many, a look at what they died of, and
-another try once the cause is gone."""
+"""Work on dead letters: an alert when there are many, and reprocessing once the cause is fixed."""
 
 import logging
 import threading
@@ -9,6 +8,9 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from .. import validate
+from ..broker.broker import Verbs
+from ..broker.core import dead_letters
+from ..broker.requests import DeadFilter
 from ..clock import SECOND
 from ..errors import AckflowError, InvalidArgument, NotFound
 from ..model import DeadLetter, DeadSummary, Page, StoredMessage
@@ -24,8 +26,8 @@ PAGE = 500
 REPROCESSED = "reprocess-"
 
 
-class Repairs(Protocol):
-    """What is needed of a session."""
+class DeadLetterSession(Protocol):
+    """The methods of a session that are used here."""
 
     def push(self, queue: str, data: Any) -> Receipt: ...
     def message(self, queue: str, id: str) -> StoredMessage: ...
@@ -38,15 +40,19 @@ class Repairs(Protocol):
     def leave(self, part: Any) -> None: ...
 
 
-def distribution(session: Repairs, queue: str, group: str | None = None) -> dict[str, int]:
-    """How many died of what, most first; what counts is the error's text before the first colon."""
-    found: dict[str, int] = {}
-    for line in session.dead_summary(queue, group):
-        found[line.error] = found.get(line.error, 0) + line.count
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+def in_slices(
+    broker: Verbs, act: Callable[[int], int], which: DeadFilter, limit: int | None
+) -> int:
+    """Act on at most as many as there are now, so that later dead letters are left alone."""
+    left = broker.look(dead_letters.count, which) if limit is None else limit
+    total = 0
+    while left > 0 and (n := act(min(left, dead_letters.SLICE))):
+        total += n
+        left -= n
+    return total
 
 
-def reprocess(session: Repairs, queue: str, group: str | None = None) -> int:
+def reprocess(session: DeadLetterSession, queue: str, group: str | None = None) -> int:
     """Push dead letters again, for every group, oldest first, and remove them; answers with how many.
 
     The new transaction id is `reprocess-` and the old one, so that a repeat after a crash in
@@ -66,7 +72,7 @@ def reprocess(session: Repairs, queue: str, group: str | None = None) -> int:
     return done
 
 
-def _push_again(session: Repairs, queue: str, letters: list[DeadLetter]) -> None:
+def _push_again(session: DeadLetterSession, queue: str, letters: list[DeadLetter]) -> None:
     receipt = session.push(queue, [_again(letter, letter.transaction_id) for letter in letters])
     known = [(receipt[place], letters[place]) for place in receipt.duplicates]
     # The id may have been used before: by another message once the producer's id was forgotten, or
@@ -76,7 +82,7 @@ def _push_again(session: Repairs, queue: str, letters: list[DeadLetter]) -> None
         session.push(queue, [_again(letter, _death(letter)) for letter in others])
 
 
-def _came_of(session: Repairs, queue: str, id: str, letter: DeadLetter) -> bool:
+def _came_of(session: DeadLetterSession, queue: str, id: str, letter: DeadLetter) -> bool:
     """Whether a message is this letter pushed again."""
     try:
         found = session.message(queue, id)
@@ -112,7 +118,7 @@ class Alert:
 
     def __init__(
         self,
-        session: Repairs,
+        session: DeadLetterSession,
         queue: str,
         call: Callable[[str, int], Any],
         above: int = ABOVE,

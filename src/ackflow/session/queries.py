@@ -1,4 +1,4 @@
-"""Looking without touching: statistics, messages, dead letters, values, and why."""
+"""Read-only queries: statistics, messages, dead letters, values, and why."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -34,8 +34,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Looking(ABC):
-    """The part of a session that only reads."""
+class Queries(ABC):
+    """The read-only methods of a session."""
 
     @property
     @abstractmethod
@@ -47,15 +47,15 @@ class Looking(ABC):
 
     def queues(self) -> list[QueueStats]:
         """Statistics of all queues."""
-        return self._look(stats.queues)
+        return self._query(stats.queues)
 
     def queue_stats(self, queue: str) -> QueueStats:
         """Statistics of one queue."""
-        return self._look(stats.queue_stats, queue)
+        return self._query(stats.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
         """Statistics of one group."""
-        return self._look(stats.group_stats, queue, group)
+        return self._query(stats.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
         """The partitions of a queue."""
@@ -64,21 +64,21 @@ class Looking(ABC):
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
         """The live leases of a queue or group: who holds what until when. Not more than the first
         thousand of each group."""
-        return self._look(stats.leases, queue, group)
+        return self._query(stats.leases, queue, group)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
         """How far a group is, partition by partition. Not more than a thousand leases are looked at."""
-        return self._look(stats.progress, queue, group, partition)
+        return self._query(stats.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
         """One stored message, without side effects."""
-        return self._look(browse.get, queue, id, group)
+        return self._query(browse.get, queue, id, group)
 
     def peek(self, queue: str, *, group: str = QUEUE_MODE, limit: int = 10) -> list[StoredMessage]:
         """The messages a group would be given next, without side effects."""
-        return self._look(peek.peek, queue, group, limit)
+        return self._query(peek.peek, queue, group, limit)
 
     def follow(
         self,
@@ -98,7 +98,7 @@ class Looking(ABC):
             and all(isinstance(n, int) for pair in after.items() for n in pair)
         ):
             raise InvalidArgument(f"after is the `after` of the news before, not {after!r}")
-        return self._look(peek.follow, queue, partition, after, last, limit)
+        return self._query(peek.follow, queue, partition, after, last, limit)
 
     def browse(
         self,
@@ -143,10 +143,10 @@ class Looking(ABC):
             validate.time_or_none(until, "until"), limit,
             validate.seconds(seconds, "seconds"), validate.page(after, 2),
         )  # fmt: skip
-        return self._look(browse.browse, request.check())
+        return self._query(browse.browse, request.check())
 
-    def _look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read what is true now: leases that are over are taken back first."""
+    def _query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read the current state: expired leases are ended first."""
         self.broker.catch_up()
         return self.broker.look(verb, *args, **kwargs)
 
@@ -169,15 +169,22 @@ class Looking(ABC):
 
         `after` is the `next` of the page before.
         """
-        which = self._which(queue, group, partition, kind, error, since, until, ids)
+        which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
         place = validate.page(after, 1)
         validate.integer(limit, "limit", 1, 10_000)
         validate.integer(offset, "offset", 0, 1 << 60)
-        return self._look(dead_letters.entries, which, limit, offset, place[0] if place else None)
+        return self._query(dead_letters.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """How many died of what, most first; errors are taken together up to the first colon."""
-        return self._look(dead_letters.summary, queue, group)
+        return self._query(dead_letters.summary, queue, group)
+
+    def dead_distribution(self, queue: str, group: str | None = None) -> dict[str, int]:
+        """How many died of what, most first; what counts is the error's text before the colon."""
+        found: dict[str, int] = {}
+        for line in self.dead_summary(queue, group):
+            found[line.error] = found.get(line.error, 0) + line.count
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
     def overdue_seconds(self) -> float:
         """For how long upkeep is behind: it takes back what is over, as every pop and look does."""
@@ -194,7 +201,7 @@ class Looking(ABC):
         validate.integer(limit, "limit", 1, 100_000)
         return self.broker.look(stats.values, prefix, limit)
 
-    def _which(
+    def _dead_filter(
         self, queue: str, group: str | None, partition: str | None, kind: str | None,
         error: str | None, since: Time | None, until: Time | None, given: Iterable[int] | None,
     ) -> DeadFilter:  # fmt: skip

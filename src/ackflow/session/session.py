@@ -2,20 +2,18 @@
 
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from .. import ids, ranges, validate
-from ..broker.broker import Broker, Verbs
+from ..broker.broker import Verbs
 from ..broker.core import admin, dead_letters, leases, settle, stage
 from ..broker.core.handout import Handout
 from ..broker.core.transactions import transact
-from ..broker.requests import DeadFilter, Mark, PopRequest, SettleOperation, SettleVerb, Verdict
-from ..broker.unclosed import close_when_dropped
-from ..clock import Clock
+from ..broker.requests import Mark, PopRequest, SettleOperation, SettleVerb, Verdict
 from ..errors import PASSING, AckflowError, InvalidArgument, SessionForked
 from ..model import GroupStats, Upkeep, when
 from ..options import (
@@ -26,13 +24,15 @@ from ..options import (
     QueueOptions,
     QueueOptionsDict,
 )
-from ..store.durability import MayLose
-from ..store.protocol import Store
-from ..store.sqlite import store as sqlite
-from ..store.sqlite.store import SqliteStore
 from ..validate import Duration, Reason, Time
+from . import dead_letters as dead_letter_tools
 from . import encoding
-from .background import Helping
+from .ack_stats import AckMeter, AckStats
+from .background import BackgroundTasks
+from .buffer import SECONDS, SIZE, Buffer
+from .consumer import Consumer, Plan
+from .dead_letters import ABOVE, EVERY_SECONDS, Alert
+from .fluent import FluentQueue
 from .lease import Lease
 from .messages import (
     Batch,
@@ -47,93 +47,21 @@ from .messages import (
     to_verdict,
     waits,
 )
+from .queries import Queries
 from .transaction import Committed, Operations, Transaction
-
-if TYPE_CHECKING:
-    from ..remote.retry import RetryPolicy
 
 Messages = Delivery | Sequence[Delivery]
 R = TypeVar("R")
 AGAIN_SECONDS = 1.0
 
 
-def connect(
-    url: str | os.PathLike[str],
-    *,
-    consumer: str | None = None,
-    may_lose: MayLose | None = None,
-    clock: Clock | None = None,
-    upkeep: bool = True,
-    token: str | None = None,
-    ca_file: str | os.PathLike[str] | None = None,
-    retry: "RetryPolicy | None" = None,
-) -> "Session":
-    """Open a database: a file, made if it is not there, PostgreSQL or a server by its URL.
-
-    `:memory:` is private. In PostgreSQL (`postgresql://user@host/database`) everything lies in the
-    schema `ackflow`, or the one that `?schema=` names.
-
-    `may_lose` names what a power cut may cost: nothing; acks (the default: a message acked without
-    confirm may come again); recent (pushes of the last moments too); everything (the whole file).
-    A killed process loses nothing of what was confirmed, whatever the mode. The mode belongs to the
-    file: it is chosen when the file is made, a session that may lose more is refused, and without
-    `may_lose` the file's mode holds; `set_may_lose` changes it.
-
-    For a server (`http://`, `https://`, several with commas): `token` is its bearer token, `ca_file`
-    the certificates to trust, `retry` how to behave when it does not answer.
-    """
-    if consumer is not None:
-        validate.name(consumer, "consumer")
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
-        remote = client().remote(url, token, ca_file, retry, clock)
-        return Session(remote, consumer, validate.redact_url(url))
-    store: Store
-    name = "PostgreSQL"  # not its URL, which may have a password
-    if isinstance(url, str) and url.startswith(validate.POSTGRES):
-        store = postgres().PostgresStore(url, clock, may_lose)
-    else:
-        name = validate.place(url)
-        store = SqliteStore(name, clock, may_lose)
-    session = Session(
-        Broker(store, store.clock, upkeep), consumer, validate.redact_url(os.fspath(url))
-    )
-    session._watching = close_when_dropped(session, session._broker, name)
-    return session
-
-
-def set_may_lose(path: str | os.PathLike[str], may_lose: MayLose) -> None:
-    """Change what a power cut may cost a file, which no session may have open meanwhile."""
-    sqlite.set_may_lose(validate.place(path), may_lose)
-
-
-def postgres() -> ModuleType:
-    """What opens PostgreSQL; it is loaded when it is needed."""
-    try:
-        from ..store.postgres import store as module
-    except ImportError as missing:
-        raise InvalidArgument(
-            f"PostgreSQL needs its driver: pip install ackflow[postgres] ({missing.name} is missing)"
-        ) from None
-    return module
-
-
-def client() -> ModuleType:
-    """What opens a server; it is loaded when it is needed."""
-    try:
-        from ..remote import connect as module
-    except ImportError as missing:
-        raise InvalidArgument(
-            f"a server needs the client: pip install ackflow[client] ({missing.name} is missing)"
-        ) from None
-    return module
-
-
-class Session(Helping):
+class Session(Queries):
     """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
 
     def __init__(self, broker: Verbs, consumer: str | None = None, place: str = "") -> None:
-        super().__init__()
         self._broker = broker
+        self._background = BackgroundTasks()
+        self._acks = AckMeter()
         self._watching: weakref.finalize | None = None  # type: ignore[type-arg]
         self._place = place  # as it may be shown
         self._pid = os.getpid()
@@ -259,18 +187,10 @@ class Session(Helping):
         if batch is not None:
             validate.batch(batch)
         return PopRequest(
-            queue=queue,
-            group=group,
-            consumer=self.consumer if consumer is None else consumer,
-            batch=batch or 0,
-            lease_seconds=validate.seconds_or_none(lease_seconds, "lease_seconds"),
-            auto_ack=auto_ack,
-            partition=partition,
-            partitions=partitions,
-            token=None if token is None else ids.parse_token(token),
-            dialect=dialect,
-            create=create,
-        ).check()
+            queue, group, self.consumer if consumer is None else consumer, batch or 0,
+            validate.seconds_or_none(lease_seconds, "lease_seconds"), auto_ack, partition,
+            partitions, None if token is None else ids.parse_token(token), dialect, create=create,
+        ).check()  # fmt: skip
 
     def read(self, token: str) -> Batch[Message]:
         """The messages of a lease again, all of them, settled meanwhile or not.
@@ -286,6 +206,67 @@ class Session(Helping):
     def lease(self, token: str) -> Lease:
         """A lease by its token alone, to settle messages of it from anywhere."""
         return Lease(self, ids.parse_token(token))
+
+    # in the background
+
+    def consume(
+        self,
+        queue: str,
+        handler: Callable[[Any], Any],
+        *,
+        group: str = QUEUE_MODE,
+        batch: int = 1,
+        each: bool = False,
+        concurrency: int = 1,
+        auto_ack: bool = False,
+        on_success: Callable[[Any], Any] | None = None,
+        on_error: Callable[[Any, Exception], Any] | None = None,
+        renew: bool | Duration = True,
+        wait: Duration = 1.0,
+        stop: threading.Event | None = None,
+        lease_seconds: Duration | None = None,
+        partition: str | None = None,
+        dialect: Dialect = "native",
+        create: bool = True,
+        timeout: Duration | None = None,
+    ) -> Consumer:
+        """Call `handler` with every message, from `concurrency` threads; returns at once.
+
+        `q.consume("orders", handler).join()` runs until it is stopped; as a context manager it is
+        stopped at the end of the block. The handler gets a message, or a list of them when `batch`
+        is more than 1 and `each` is not set.
+
+        The handler settles its messages. If it raises, what it left unsettled is nacked with the
+        error's text. With `auto_ack` messages are done when handed out. With `on_success(message)`
+        or `on_error(message, error)` the callbacks settle, and the loop settles nothing.
+
+        While the handler runs its lease is renewed: at half of its time, or every `renew` seconds.
+        If the lease is lost all the same, that is logged and `message.lost` is True. After `timeout`
+        it is renewed no more and the message is nacked, though the handler cannot be ended. A server
+        that goes away is waited for. `stop`, if set from outside, ends the loop as `stop()` does; a stop
+        may take as long as a pop waits, which is `wait` seconds at most.
+        """
+        request = self.pop_request(
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            partition=partition, dialect=dialect, create=create,
+        )  # fmt: skip
+        plan: Plan[Message] = Plan.of(
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
+        )
+        return self._background.add(Consumer(self, plan, stop))
+
+    def queue(self, name: str) -> FluentQueue[Receipt, Batch[Message], Consumer, QueueOptions]:
+        """A queue in the fluent style: `q.queue("orders").group("workers").batch(100).pop()`."""
+        return FluentQueue(self, name)
+
+    def buffer(self, size: int = SIZE, seconds: Duration = SECONDS) -> Buffer:
+        """Gather pushes and settles and send them together; see `Buffer`. Closing the session
+        sends what is left."""
+        return self._background.add(Buffer(self, size, seconds))
+
+    def ack_stats(self) -> AckStats:
+        """How the settles of this session went: counts, success rate, latencies."""
+        return self._acks.stats()
 
     # settling
 
@@ -516,9 +497,12 @@ class Session(Helping):
             validate.name(to, "to")
         if limit is not None:
             validate.integer(limit, "limit", 0, 1 << 60)
-        which = self._which(queue, group, partition, kind, error, since, until, ids)
-        return self._slices(
-            lambda n: self.broker.do(dead_letters.redrive, True, which, to, n), which, limit
+        which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
+        return dead_letter_tools.in_slices(
+            self.broker,
+            lambda n: self.broker.do(dead_letters.redrive, True, which, to, n),
+            which,
+            limit,
         )
 
     def purge_dead(
@@ -534,21 +518,32 @@ class Session(Helping):
         until: Time | None = None,
     ) -> int:
         """Throw dead letters away: all of the queue's that fit everything given."""
-        which = self._which(queue, group, partition, kind, error, since, until, ids)
-        return self._slices(
-            lambda n: self.broker.do(dead_letters.purge_dead, True, which, n), which, None
+        which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
+        return dead_letter_tools.in_slices(
+            self.broker,
+            lambda n: self.broker.do(dead_letters.purge_dead, True, which, n),
+            which,
+            None,
         )
 
-    def _slices(self, act: Any, which: DeadFilter, limit: int | None) -> int:
-        """Act on at most as many as there are now, so that what dies meanwhile is left alone."""
-        left = self.broker.look(dead_letters.count, which) if limit is None else limit
-        total = 0
-        while left > 0 and (n := act(min(left, dead_letters.SLICE))):
-            total += n
-            left -= n
-        return total
+    def reprocess(self, queue: str, group: str | None = None) -> int:
+        """Push dead letters again, for every group, with the transaction ids `reprocess-<id>`, and
+        remove them; answers with how many. `redrive` sends them to the group they died in alone."""
+        return dead_letter_tools.reprocess(self, queue, group)
 
-    # keeping
+    def alert_dead(
+        self,
+        queue: str,
+        call: Callable[[str, int], Any],
+        *,
+        above: int = ABOVE,
+        every: Duration = EVERY_SECONDS,
+        group: str | None = None,
+    ) -> Alert:
+        """Call `call(queue, depth)` when the queue has more than `above` dead letters."""
+        return self._background.add(Alert(self, queue, call, above, every, group))
+
+    # upkeep and end
 
     def upkeep(self) -> Upkeep:
         """Do one round of upkeep now; in a session with upkeep it also runs by itself."""
@@ -568,11 +563,15 @@ class Session(Helping):
         """
         if not self.forked:
             try:
-                self._end_parts()
+                self._background.close()
             finally:
                 self._broker.close()
                 if self._watching is not None:
                     self._watching.detach()
+
+    def leave(self, task: object) -> None:
+        """Forget a consumer, buffer or alert that has ended by itself."""
+        self._background.discard(task)
 
     @property
     def broker(self) -> Verbs:
