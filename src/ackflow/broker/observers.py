@@ -10,7 +10,7 @@ from ..clock import SECOND
 from ..options import QUEUE_MODE
 from ..store.counters import Died, Tally
 
-# Seconds from hand-out to ack: upper bounds, the last one open.
+# Seconds from delivery to ack: upper bounds, the last one open.
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 _BOUNDS = tuple(int(bound * SECOND) for bound in BOUNDS)

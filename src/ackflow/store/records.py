@@ -1,4 +1,4 @@
-"""The rows of the store as records. Verbs load one, change it, save it; the store decides nothing."""
+"""The rows of the store as records. Verbs load, change and save them; the store decides nothing."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -96,7 +96,7 @@ class Segment(Struct):
 
 
 class Odd(NamedTuple):
-    """What is known of a delayed or group-only segment without reading its header."""
+    """A delayed or group-only segment, as far as it is known without reading its header."""
 
     first: int
     n: int
@@ -112,9 +112,9 @@ class Odd(NamedTuple):
 
 
 class Rest(Struct, omit_defaults=True):
-    """What some messages of a body have beside their payload, by place in the body.
+    """The optional fields of the messages of a body, by index in the body.
 
-    `sealed` is about the whole of it and only there while it is stored: its data is encrypted.
+    `sealed` concerns all of them, and is set only while stored: the data is encrypted.
     """
 
     txids: dict[int, str] = {}
@@ -177,8 +177,7 @@ class Rest(Struct, omit_defaults=True):
 class Body(Struct):
     """The payloads of a segment: `ends` are their end offsets in `data`.
 
-    Where `items` are given, `data` is the JSON array of them and `ends` means nothing; who needs
-    offsets calls `joined`.
+    With `items`, `data` is the JSON array of them and there are no offsets; `joined` computes them.
     """
 
     ends: memoryview
@@ -268,12 +267,18 @@ class Cursor(Struct):
 
 
 class Claim(Struct):
-    """Messages of one lane that a group has looked at and not settled, all with one fate.
+    """Messages of one lane that a group has read and not settled, all in one state.
 
-    `redelivered` is RETURNED when they came back themselves, and COPIED when they are copies of
-    messages that did, and have not been handed out yet. `stored` is the lease it lies under in the
-    table, which may be the one before; one without an id lies in its cursor. `counted` is how many
-    of them count against `max_ack_pending`.
+        new ── pop ──► LEASED ── ack ──► done
+         │               │ ▲ └── reject, limit ──► dead letter
+         │ delayed       │ └──────────── pop ────────────┐
+         │               ▼ nack, release, expiry         │
+         └──────────► WAITING ── its time comes ──► DUE ─┘
+
+    `redelivered` is RETURNED when they were delivered before, and COPIED when they are copies of
+    such messages that were not delivered yet. `stored` is the lease under which the row is stored,
+    which may be the previous one; a claim without an id is stored in its cursor. `counted` is how
+    many of them count against `max_ack_pending`.
     """
 
     id: int
@@ -344,7 +349,7 @@ class Fate(Struct, array_like=True):
 
 
 class LeasedRanges(Struct):
-    """What a lease handed out of one lane, and how many hand-outs of that lane came before."""
+    """What a lease delivered from one lane, and how many deliveries that lane had before."""
 
     lane: LaneId
     ranges: Ranges
@@ -352,7 +357,7 @@ class LeasedRanges(Struct):
 
 
 class Lease(Struct):
-    """One hand-out: who got what under which token, and what became of it."""
+    """One delivery of a batch: consumer, token, messages, and how each of them ended."""
 
     id: LeaseId
     token: int
@@ -367,15 +372,15 @@ class Lease(Struct):
 
 
 def record_acks(lease: Lease, claims: list[Claim]) -> None:
-    """Write into a lease the acks that only its claims tell of: what is missing without a fate."""
+    """Record in a lease the acks that only its claims show: what is missing without a fate."""
     for part in lease.parts:
         acked = [c.acked_at for c in claims if c.lane == part.lane and c.acked_at is not None]
         if acked:
-            told = ranges.union_all(
+            known = ranges.union_all(
                 [claim.ranges for claim in claims if claim.lane == part.lane]
                 + [fate.ranges for fate in lease.fates if fate.lane == part.lane]
             )
-            missing = ranges.difference(part.ranges, told)
+            missing = ranges.difference(part.ranges, known)
             if missing:
                 lease.fates.append(Fate("ack", max(acked), part.lane, missing))
 

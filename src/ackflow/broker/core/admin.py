@@ -197,7 +197,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
 
 @verb("admin", queue="queue_name", repeatable=False, synced=True)
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
-    """Delete a group, its claims and its dead letters; one of that name starts anew."""
+    """Delete a group with its claims and dead letters; its name can be used again."""
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, validate.name(name, "group"))
     if group is None:

@@ -61,7 +61,7 @@ class WidePop(PopRequest, kw_only=True):
 
 
 def pop(tx: Tx, request: PopRequest) -> Handout:
-    """Lease up to `batch` messages to a consumer; a hand-out without runs when there are none."""
+    """Lease up to `batch` messages to a consumer; the answer has no runs if there are none."""
     if request.token is not None and (lease := tx.lease(request.token)):
         return _repeat(tx, request, lease)
     if isinstance(request, WidePop):

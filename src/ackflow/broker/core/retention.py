@@ -240,7 +240,7 @@ def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
 def note_deleted(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
     """Record which messages of segments about to be dropped were deleted before.
 
-    Afterwards `why` could not tell them from messages that were trimmed.
+    Afterwards they look like messages that were trimmed, and `why` must distinguish them.
     """
     deleted = ranges.union_all(tx.gone(lane, segment.first, segment.stop) for segment in dropped)
     for cursor in tx.cursors_of_lane(lane.id) if deleted else ():

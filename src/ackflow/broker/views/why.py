@@ -257,11 +257,11 @@ class _Case:
         if verb not in _ENDS:
             return self.forgotten()
         state, words = _ENDS[verb]
-        who = {"consumer": lease.consumer, "token": ids.token_text(lease.token)}
+        holder = {"consumer": lease.consumer, "token": ids.token_text(lease.token)}
         by = f" by {lease.consumer}" if lease.consumer else ""
-        told = _time(at, "seconds")  # fates are exact to a second
-        return self.say(state, f"Done: {words} at {told}{by}.", at=when(at),
-                        **(who if lease.consumer else {}))  # fmt: skip
+        ended_at = _time(at, "seconds")  # fates are exact to a second
+        return self.say(state, f"Done: {words} at {ended_at}{by}.", at=when(at),
+                        **(holder if lease.consumer else {}))  # fmt: skip
 
     def forgotten(self) -> Why:
         """Explain a message without history: ended long ago, never leased, or not its own."""

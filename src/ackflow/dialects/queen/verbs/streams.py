@@ -160,7 +160,7 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
     """Move a query on: all of it happens, or nothing.
 
     State to be deleted was read before. If it is gone, another cycle closed that window meanwhile,
-    and this one is stale: it only gives its messages back, to be computed anew.
+    and this one is stale: it only gives its messages back, to be computed again.
     """
     _known(tx, one.query)
     prefix = _prefix(tx, one.query, one.partition)

@@ -78,11 +78,11 @@ def by_name(tx: Tx, name: str, limit: int, offset: int) -> tuple[list[TracedMess
     found = []
     for row in tx.all("traces_named", name, limit, offset):
         trace = _trace(tx, row)
-        told = TracedMessage(trace, locate(tx, trace.partition, trace.txid))
-        if told.place is not None and (segment := told.place.segment) is not None:
-            body, index = tx.body(segment), told.place.sequence - segment.first
-            told.raw, told.is_json = payload(body, index), not is_binary(body, index)
-        found.append(told)
+        traced = TracedMessage(trace, locate(tx, trace.partition, trace.txid))
+        if traced.place is not None and (segment := traced.place.segment) is not None:
+            body, index = tx.body(segment), traced.place.sequence - segment.first
+            traced.raw, traced.is_json = payload(body, index), not is_binary(body, index)
+        found.append(traced)
     return found, int(tx.value("count_named", name))
 
 
