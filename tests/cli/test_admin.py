@@ -140,7 +140,7 @@ def test_a_backup_is_a_database(on_file: Cli, tmp_path: Path) -> None:
     assert f"copied to {target}" in on_file("backup", target)
     with ackflow.connect(target, upkeep=False) as copy:
         assert copy.queue_stats("orders").messages == 2
-    assert "is there already" in on_file.fails(1, "backup", target)
+    assert "exists already" in on_file.fails(1, "backup", target)
     assert "does not exist" in on_file.fails(1, "backup", tmp_path / "no" / "copy.db")
     assert not list(tmp_path.glob("*.part"))
 

@@ -311,7 +311,7 @@ def test_the_trace_has_copies_of_the_log_by_its_thread_and_logs_deleted_and_made
     assert synced[f"{NAME}-wal"] > 100
     assert any(record.data.decode().endswith("-wal") for record in run.trace.of_kind(UNLINK))
     threads = [note.note[2] for note in run.trace.of_kind(NOTE) if note.note[0] == "threads"]
-    assert any("ackflow-log" in names for names in threads)
+    assert any("ackflow-checkpoint" in names for names in threads)
 
 
 def test_a_power_cut_under_several_processes_loses_nothing_that_was_confirmed(run: Run) -> None:

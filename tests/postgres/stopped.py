@@ -13,7 +13,7 @@ from typing import Any
 
 import ackflow
 from ackflow.store.postgres import store
-from ackflow.store.postgres.connection import Channel
+from ackflow.store.postgres.connection import PipelinedConnection
 
 # At which statement of the push, and whether before or after it was sent.
 POINTS = {
@@ -37,15 +37,17 @@ def stop_at(point: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     for name in ("execute", "write"):
-        real = getattr(Channel, name)
+        real = getattr(PipelinedConnection, name)
 
-        def patched(self: Channel, sql: str, args: Sequence[Any] = (), *, real: Any = real) -> Any:
+        def patched(
+            self: PipelinedConnection, sql: str, args: Sequence[Any] = (), *, real: Any = real
+        ) -> Any:
             stop(sql, "before")
             answer = real(self, sql, args)
             stop(sql, "after")
             return answer
 
-        setattr(Channel, name, patched)
+        setattr(PipelinedConnection, name, patched)
 
 
 def main(url: str, point: str) -> None:

@@ -15,8 +15,8 @@ import ackflow
 from ackflow import Session
 from ackflow.errors import LeaseLost, OutcomeUnknown, StorageAway, StorageBusy
 from ackflow.store.postgres import store
-from ackflow.store.postgres.connection import Channel
-from ackflow.store.postgres.notify import LOOK_SECONDS
+from ackflow.store.postgres.connection import PipelinedConnection
+from ackflow.store.postgres.notify import POLL_SECONDS
 
 from . import server as servers
 
@@ -97,11 +97,11 @@ def kill_under_load(mortal: servers.Server, times: int) -> None:
 
 def cut_off(monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
     """The connection is lost at the next commit: after it was done, or before it was sent."""
-    real = Channel.write
+    real = PipelinedConnection.write
 
-    def write(self: Channel, sql: str, args: Sequence[Any] = ()) -> None:
+    def write(self: PipelinedConnection, sql: str, args: Sequence[Any] = ()) -> None:
         if sql == "commit":
-            monkeypatch.setattr(Channel, "write", real)
+            monkeypatch.setattr(PipelinedConnection, "write", real)
             if after:
                 real(self, sql)
                 self.sync()
@@ -109,7 +109,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
             raise psycopg.OperationalError("the connection is lost")
         real(self, sql, args)
 
-    monkeypatch.setattr(Channel, "write", write)
+    monkeypatch.setattr(PipelinedConnection, "write", write)
 
 
 def test_a_commit_whose_answer_is_lost_is_asked_for_and_counts(
@@ -198,7 +198,7 @@ def test_a_push_wakes_a_pop_that_waits_in_another_broker(postgres_url: str) -> N
                 q.push("jobs", 1)
                 assert len(waiting.result(30)) == 1
                 taken.append(time.monotonic() - began)
-        assert min(taken) < LOOK_SECONDS / 2, f"only the look now and then woke it: {taken}"
+        assert min(taken) < POLL_SECONDS / 2, f"only the look now and then woke it: {taken}"
 
 
 def test_a_broker_that_hangs_in_the_middle_makes_others_wait_and_then_say_so(

@@ -13,7 +13,7 @@ import pytest
 
 import ackflow
 from ackflow.store.sqlite import checkpoint
-from ackflow.store.sqlite.checkpoint import LONG_PAGES, NOW_PAGES, Copying
+from ackflow.store.sqlite.checkpoint import LONG_PAGES, NOW_PAGES, Checkpointer
 from ackflow.store.sqlite.disk_reserve import SIZE
 from ackflow.store.sqlite.store import PAGE_SIZE
 
@@ -136,16 +136,16 @@ def left(db: apsw.Connection) -> int:
 
 
 def test_a_long_log_is_copied_with_other_writers_kept_out(db: apsw.Connection) -> None:
-    copies = Copying(lambda: Watched(db.filename))
+    copies = Checkpointer(lambda: Watched(db.filename))
     for pages, expected in ((10, []), (LONG_PAGES + 1, [True])):
         fill(db, pages)
-        assert copies.copy(db)
+        assert copies.checkpoint(db)
         assert kept_out == expected
 
 
 def test_another_that_copies_is_waited_for_with_the_writers_kept_out(db: apsw.Connection) -> None:
     fill(db, LONG_PAGES + 1)
-    assert Copying(lambda: Watched(db.filename, busy=3)).copy(db, alone=True)
+    assert Checkpointer(lambda: Watched(db.filename, busy=3)).checkpoint(db, exclusive=True)
     assert kept_out == [True] * 4
     assert left(db) == 0
 
@@ -153,14 +153,14 @@ def test_another_that_copies_is_waited_for_with_the_writers_kept_out(db: apsw.Co
 def test_another_that_copies_for_ever_is_waited_for_once_and_not_at_every_commit(
     db: apsw.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "ALONE_SECONDS", 0.01)
-    stuck = Copying(lambda: Watched(db.filename, busy=1 << 30))
+    monkeypatch.setattr(checkpoint, "EXCLUSIVE_SECONDS", 0.01)
+    stuck = Checkpointer(lambda: Watched(db.filename, busy=1 << 30))
     fill(db, LONG_PAGES + 1)
-    stuck.look(db)
+    stuck.after_commit(db)
     tried = len(kept_out)
     assert tried > 1
     assert not db.in_transaction
     for _ in range(10):
         fill(db, 1)
-        stuck.look(db)
+        stuck.after_commit(db)
     assert len(kept_out) == tried

@@ -63,7 +63,7 @@ def test_a_backup_is_not_made_over_a_file_that_is_there(q: Session, path: Path) 
     q.push("q", 1)
     with ackflow.connect(path.with_name("b.db"), upkeep=False) as other:
         other.push("other", 1)
-        with pytest.raises(StorageFailed, match="is there already"):
+        with pytest.raises(StorageFailed, match="exists already"):
             q.backup(path.with_name("b.db"))
         assert [queue.name for queue in other.queues()] == ["other"]
 
@@ -92,7 +92,7 @@ def test_of_several_backups_to_one_name_exactly_one_succeeds(
         errors = [copied.exception(30) for copied in [pool.submit(copy) for _ in range(many)]]
     refused = [error for error in errors if error is not None]
     assert len(refused) == many - 1
-    assert all("is there already" in str(error) for error in refused)
+    assert all("exists already" in str(error) for error in refused)
     with ackflow.connect(target, upkeep=False) as copied:
         assert copied.queue_stats("q").messages == 2_000
     assert sorted(file.name for file in path.parent.glob("c.db*.part*")) == []

@@ -333,7 +333,7 @@ def test_nothing_is_confirmed_while_the_log_cannot_be_written_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
-        with pytest.raises(StorageFailed, match="nothing is taken until it does"):
+        with pytest.raises(StorageFailed, match="no more are accepted until it does"):
             q.push("q", "refused")
     q.push("q", "sure")
     assert [m.data for m in q.pop("q", batch=9)] == ["maybe", "sure"]
@@ -348,10 +348,10 @@ def test_a_log_that_the_disk_did_not_take_while_it_was_copied_is_in_doubt(
         def wal_checkpoint(self, mode: int) -> tuple[int, int]:
             raise apsw.IOError("disk I/O error")
 
-    assert not store._copying.copy(Failing())  # type: ignore[arg-type]
-    assert store_of(sessions())._record.doubtful
+    assert not store._checkpointer.checkpoint(Failing())  # type: ignore[arg-type]
+    assert store_of(sessions())._record.in_doubt
     sessions().push("q", 1)
-    assert not store._record.doubtful
+    assert not store._record.in_doubt
 
 
 def test_the_record_of_another_run_of_the_machine_counts_for_nothing(tmp_path: Path) -> None:
@@ -364,10 +364,10 @@ def test_the_record_of_another_run_of_the_machine_counts_for_nothing(tmp_path: P
     now = wal_sync.SyncRecord(path)
     now.begin(1)
     assert now.unsynced(1, 1)
-    assert now.doubtful
+    assert now.in_doubt
     now.begin(2)
     assert not now.unsynced(1, 1)
-    assert not now.doubtful
+    assert not now.in_doubt
     assert not now.unconfirmed
 
 
@@ -379,7 +379,7 @@ def test_a_file_that_was_replaced_while_it_was_open_takes_no_more_pushes(
         q.push("q", 1)
         for name in os.listdir(tmp_path):
             os.rename(tmp_path / name, tmp_path / name.replace("a.db", "moved.db"))
-        store_of(q)._look_again = 0.0
+        store_of(q)._next_space_check = 0.0
         with pytest.raises(StorageFailed, match="moved, removed or replaced"):
             q.push("q", 2)
         assert [m.data for m in q.pop("q", batch=9)] == [1]
@@ -393,7 +393,7 @@ def test_a_process_that_changes_its_directory_goes_on_with_the_same_file(
         q.push("q", 1)
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
-        store_of(q)._look_again = 0.0
+        store_of(q)._next_space_check = 0.0
         q.push("q", 2)
         assert [m.data for m in q.browse("q").items] == [1, 2]
     assert os.listdir(tmp_path / "elsewhere") == []

@@ -130,10 +130,10 @@ def _of_file(path: str, deep: bool) -> Iterator[Finding]:
 
 
 def _schema(path: str, deep: bool) -> Finding:
-    from ..store.sqlite.check import examine
+    from ..store.sqlite.check import check_file
 
     try:
-        found = examine(path, deep)
+        found = check_file(path, deep)
     except AckflowError as error:
         return Finding("bad", "file", error.message, _mend(error, Place(path, None, None, "")))
     if found.broken:

@@ -18,7 +18,7 @@ IN_WINDOW = "in_window"  # the tally of what counts against max_ack_pending
 _encode = msgpack.Encoder().encode
 
 
-class Holds(Cursors):
+class Claims(Cursors):
     """The part of a transaction that is about claims and leases."""
 
     def __init__(self, *args: Any) -> None:

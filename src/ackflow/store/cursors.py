@@ -6,12 +6,12 @@ from ..ids import NO_LEASE, GroupId, LaneId, PartitionId
 from .counters import Tally
 from .mapping import Row, cursor_columns
 from .records import Claim, Cursor, Group
-from .statements import Asking
+from .statements import Statements
 
 _NOTHING = 0, None, None, None, None
 
 
-class Cursors(Asking):
+class Cursors(Statements):
     """The part of a transaction that is about cursors, and about what it counts beside them."""
 
     def __init__(self, *args: Any) -> None:

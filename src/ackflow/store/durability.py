@@ -1,4 +1,4 @@
-"""Durability modes, named for what a power cut may cost. On SQLite the mode belongs to the file."""
+"""Durability modes, named for what a power cut may lose. On SQLite the mode belongs to the file."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeVar, cast, get_args
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def chosen(levels: Mapping[MayLose, T], may_lose: MayLose | None) -> T:
-    """What a mode means to a store; another mode than there is is refused."""
+    """Return the setting of a store for a mode; unknown modes are refused."""
     return levels[checked(may_lose) or DEFAULT]
 
 
@@ -23,7 +23,7 @@ def checked(may_lose: MayLose | None) -> MayLose | None:
 
 
 def agreed(named: MayLose | None, of_file: MayLose | None) -> MayLose:
-    """The mode of a session on a file: at least what the file promises to everyone else."""
+    """Return the mode of a session on a file: at least as durable as the file promises."""
     if named is None or of_file is None or named == of_file:
         return of_file or named or DEFAULT
     if MODES.index(named) > MODES.index(of_file):

@@ -1,8 +1,8 @@
 """Payloads encrypted at rest: AES-256-GCM, with a key from the environment.
 
-What is sealed is a whole body, or the payload of one dead letter: the id of the key (4 bytes), a
-random nonce (12), then ciphertext and tag. Transaction ids and headers stay in clear, for they are
-looked up. Several keys may be given, separated by commas: the first seals, all of them open.
+A whole body, or the payload of one dead letter, is encrypted: the id of the key (4 bytes), a random
+nonce (12), then ciphertext and tag. Transaction ids and headers are not encrypted, because they are
+looked up. Several keys may be given, separated by commas: the first encrypts, all of them decrypt.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ ID, NONCE = 4, 12
 
 
 class Keys(NamedTuple):
-    """The ciphers by the id of their key; `first` seals."""
+    """The ciphers by the id of their key; `first` encrypts."""
 
     first: bytes
     ciphers: dict[bytes, Any]
 
 
 def check_key() -> None:
-    """Refuse when there is nothing to seal with."""
+    """Raise NoEncryptionKey when no key is set."""
     _keys()
 
 
-def seal(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
-    """Payload bytes and what is stored beside them, as they are written."""
+def encrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
+    """Encrypt payload bytes; returns them and their other fields as they are stored."""
     try:
         keys = _keys()
     except NoEncryptionKey as error:
@@ -44,8 +44,8 @@ def seal(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
     return sealed, structs.replace(rest or Rest(), sealed=True)
 
 
-def unseal(data: bytes, rest: Rest | None) -> tuple[bytes, Rest | None]:
-    """Payload bytes and what is stored beside them, as they were before they were written."""
+def decrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest | None]:
+    """Decrypt payload bytes; returns them and their other fields as they were pushed."""
     if rest is None or not rest.sealed:
         return data, rest
     from cryptography.exceptions import InvalidTag

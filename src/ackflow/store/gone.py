@@ -8,10 +8,10 @@ from .. import ranges
 from ..ids import GroupId
 from ..ranges import Ranges
 from .records import Lane
-from .statements import Asking
+from .statements import Statements
 
 
-class GoneRows(Asking):
+class GoneRows(Statements):
     """The part of a transaction that is about messages that are gone."""
 
     def gone(self, lane: Lane, first: int, stop: int) -> Ranges:

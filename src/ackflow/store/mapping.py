@@ -7,7 +7,7 @@ from msgspec import Raw, json, msgpack
 from .. import ranges
 from ..ids import LaneId
 from ..options import QueueOptions
-from .encryption import seal, unseal
+from .encryption import decrypt, encrypt
 from .records import (
     LEASED,
     Body,
@@ -44,12 +44,12 @@ def make_body(ends: bytes, data: bytes, rest: Rest | None) -> Body:
 
 def pack_body(ends: bytes, data: bytes, rest: Rest | None, sealed: bool) -> Packed:
     if sealed:
-        data, rest = seal(data, rest)
+        data, rest = encrypt(data, rest)
     return ends, data, _encode(rest) if rest else None
 
 
 def unpack_body(row: Packed) -> Body:
-    data, rest = unseal(row[1], _rest(row[2]) if row[2] else None)
+    data, rest = decrypt(row[1], _rest(row[2]) if row[2] else None)
     return make_body(row[0], data, rest) if row[0] else Body(_NONE, data, rest, items_of(data))
 
 
@@ -129,11 +129,11 @@ def lease_columns(lease: Lease) -> Row:
 
 def to_dead(row: Row) -> DeadRow:
     *columns, data, rest = row
-    return DeadRow(*[*columns, *unseal(data, _rest(rest) if rest else None)])
+    return DeadRow(*[*columns, *decrypt(data, _rest(rest) if rest else None)])
 
 
 def dead_columns(d: DeadRow, sealed: bool) -> Row:
-    data, rest = seal(d.payload, d.rest) if sealed else (d.payload, d.rest)
+    data, rest = encrypt(d.payload, d.rest) if sealed else (d.payload, d.rest)
     return (
         d.queue, d.group_id, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries, d.failures,
         d.created_at, d.died_at, d.consumer, data, _encode(rest) if rest else None,

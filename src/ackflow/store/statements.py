@@ -1,4 +1,4 @@
-"""Asking a database by the names of statements; a store supplies their words and runs them."""
+"""Running named SQL statements; a store supplies their text and executes them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from .mapping import Row
 Execute = Callable[[str, Sequence[Any]], list[Row]]
 
 
-class Asking:
+class Statements:
     """Runs the named statements of a store."""
 
     now: int
@@ -40,9 +40,9 @@ class Asking:
         return rows[0][0] if rows else None
 
     def insert(self, name: str, *args: Any) -> Any:
-        """Add a row; answers with its id."""
+        """Insert a row and return its id."""
         return self._insert(self._sql[name], args)
 
     def run(self, name: str, *args: Any) -> None:
-        """Run a statement that answers with no rows."""
+        """Run a statement that returns no rows."""
         self._write(self._sql[name], args)

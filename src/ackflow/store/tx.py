@@ -16,7 +16,7 @@ from ..ids import BodyId, GroupId, LaneId, PartitionId, QueueId
 from ..options import GroupOptions, QueueOptions, is_plain, settings
 from ..ranges import Ranges
 from .cache import Cache
-from .claims import Holds
+from .claims import Claims
 from .gone import GoneRows
 from .mapping import Row, dead_columns, to_dead, to_queue, to_segment, unpack_body
 from .protocol import UnsyncedMessages
@@ -32,7 +32,7 @@ _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
 
 
-class Tx(Holds, GoneRows):
+class Tx(Claims, GoneRows):
     """A transaction in progress; `now` decides every expiry in it."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Tx(Holds, GoneRows):
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
-        """Start anew: a store may use one record for all its transactions."""
+        """Reset for the next transaction: a store may use one Tx for all of them."""
         self.now = now
         self.full = full
         self.sync_number = (
@@ -75,14 +75,14 @@ class Tx(Holds, GoneRows):
             tally.clear()
 
     def _went_back(self) -> None:
-        """Leave a mark: what was written since the clock was set ahead has times of the future."""
+        """Leave a mark: rows written while the clock was ahead have times in the future."""
         self.cache.tick = 0
         self.cache.seen.clear()
         self.run("put_meta", CLOCK_BACK, f"{self.now} {self.latest}")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Undo everything done inside it when an error leaves it."""
+        """Roll back everything done inside it when it is left by an error."""
         self.flush()
         mark = self.tally.mark()
         try:
@@ -223,8 +223,11 @@ class Tx(Holds, GoneRows):
         self.cache.keep_segment(segment, new=True)
 
     def show(self, lane: LaneId, stop: int) -> None:
-        """Messages of a lane before `stop` are handed out or shown. An id that was seen must never
-        be given to another message, so the answer waits until they are on disk."""
+        """Note that messages of a lane before `stop` are handed out or shown.
+
+        An id that was seen must never be given to another message, so the answer waits until they are
+        on disk.
+        """
         record = self._record
         if record is not None and record.unsynced(lane, stop):
             self.sync_number = record.begun

@@ -13,7 +13,7 @@ from msgspec import msgpack
 from ...clock import SECOND
 from ...errors import InvalidArgument, StageMissing, StorageFull
 from ...options import STAGE_SECONDS
-from ...store.encryption import unseal
+from ...store.encryption import decrypt
 from ...store.mapping import pack_body
 from ...store.records import Rest, Segment, Stage
 from ...store.tx import Tx
@@ -117,7 +117,7 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     if beside is not None and msgpack.decode(beside, type=Rest).txids:
         row = tx.all("staged_rest", piece.body)[0]
         ends = row[0]
-        data, rest = unseal(row[1], msgpack.decode(row[2], type=Rest))
+        data, rest = decrypt(row[1], msgpack.decode(row[2], type=Rest))
         tx.run("drop_body", piece.body)
         chunk = Chunk(
             piece.queue, piece.partition, piece.priority, delay, array("i", ends), data, rest

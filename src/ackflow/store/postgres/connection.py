@@ -133,7 +133,7 @@ class Place:
             RawCursor(db).execute(HUNG, (lock,))
 
 
-class Channel:
+class PipelinedConnection:
     """A connection whose statements are pipelined. Used by one thread at a time.
 
     Each answer that is waited for ends with a Sync: only then does the server see a broker that

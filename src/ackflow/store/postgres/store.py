@@ -34,8 +34,8 @@ from .. import migrate
 from ..cache import Cache
 from ..durability import MayLose, chosen
 from ..tx import CLOCK_BACK, Tx
-from .connection import Channel, Connection, Place, statements
-from .notify import Bell
+from .connection import Connection, PipelinedConnection, Place, statements
+from .notify import Notifier
 
 T = TypeVar("T")
 
@@ -111,11 +111,11 @@ class PostgresStore:
         self._version = -1
         self._latest = 0
         self._alone = threading.RLock()
-        self._readers: list[Channel] = []
-        self._writer: Channel | None = None
+        self._readers: list[PipelinedConnection] = []
+        self._writer: PipelinedConnection | None = None
         self._tx: Tx | None = None
         self._closed = False
-        self._bell = Bell(self._place.open, self._place.schema)
+        self._notifier = Notifier(self._place.open, self._place.schema)
         with self._translated():
             seconds = min(AWAY_SECONDS, self._place.connect_seconds)
             self._schema, self.id = self._patiently(self._set_up, seconds)
@@ -130,7 +130,7 @@ class PostgresStore:
         with self._alone, self._translated():
             tx = self._patiently(lambda: self._transact(body, level))
         if tx.touched:
-            self._bell.ring()
+            self._notifier.notify()
         return tx
 
     def read(self, body: Callable[[Tx], T]) -> T:
@@ -140,7 +140,7 @@ class PostgresStore:
 
     def changed(self) -> int:
         """A number that changes when another broker may have committed."""
-        return self._bell.listen()
+        return self._notifier.listen()
 
     def backup(self, target: str) -> None:
         raise InvalidArgument(
@@ -154,7 +154,7 @@ class PostgresStore:
 
     def close(self) -> None:
         self._closed = True
-        self._bell.close()
+        self._notifier.close()
         for channel in [*self._readers, self._writer]:
             if channel is not None:
                 channel.close()
@@ -222,7 +222,7 @@ class PostgresStore:
         self._latest = tx.latest = tx.now
         return tx
 
-    def _begin(self, channel: Channel, level: str) -> Tx:
+    def _begin(self, channel: PipelinedConnection, level: str) -> Tx:
         """Hold the writer's lock, and know what time it is."""
         channel.begin("begin")
         channel.write(BEGIN, (level, self._lock_key))
@@ -240,16 +240,16 @@ class PostgresStore:
         self._tx.begin(now, False)
         return self._tx
 
-    def _writing(self) -> Channel:
+    def _writing(self) -> PipelinedConnection:
         if self._closed:
             raise SessionClosed()
         if self._writer is None:
-            self._writer = Channel(self._place.open())
+            self._writer = PipelinedConnection(self._place.open())
             self._tx = self._new_tx(self._writer, self._cache)
             self._tx.latest = self._latest
         return self._writer
 
-    def _undo(self, channel: Channel, error: BaseException) -> None:
+    def _undo(self, channel: PipelinedConnection, error: BaseException) -> None:
         self._cache.clear()
         self._version = -1
         if not channel.rollback(error):
@@ -270,7 +270,7 @@ class PostgresStore:
         return None if row is None else row[0]
 
     def _read(self, body: Callable[[Tx], T]) -> T:
-        channel = self._readers.pop() if self._readers else Channel(self._place.open())
+        channel = self._readers.pop() if self._readers else PipelinedConnection(self._place.open())
         try:
             channel.begin("begin isolation level repeatable read read only")
             answer = body(self._new_tx(channel, Cache()))
@@ -282,7 +282,7 @@ class PostgresStore:
         self._readers.append(channel)
         return answer
 
-    def _new_tx(self, channel: Channel, cache: Cache) -> Tx:
+    def _new_tx(self, channel: PipelinedConnection, cache: Cache) -> Tx:
         return Tx(
             channel.execute,
             channel.write,
@@ -295,7 +295,7 @@ class PostgresStore:
         )
 
     @contextlib.contextmanager
-    def _savepoint(self, channel: Channel) -> Iterator[None]:
+    def _savepoint(self, channel: PipelinedConnection) -> Iterator[None]:
         channel.write("savepoint verb")
         try:
             yield

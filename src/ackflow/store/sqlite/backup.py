@@ -1,4 +1,4 @@
-"""A backup: a copy of the database in a new file, which appears under its name once it is on disk."""
+"""Backup: a copy of the database in a new file, which appears under its name once it is on disk."""
 
 import contextlib
 import os
@@ -12,8 +12,8 @@ COPY_OF = "copy_of"  # in a copy that was not opened yet, the same as its store 
 
 
 def backup(source: apsw.Connection, target: str, put_meta: str) -> None:
-    """Copy a database to a file that must not be there; of several at once, one succeeds."""
-    taken = f"{target} is there already; a backup is a new file"
+    """Copy a database to a file that must not exist; of several at once, one succeeds."""
+    taken = f"{target} exists already; a backup needs a new file"
     if os.path.lexists(target):
         raise StorageFailed(taken)
     part = f"{target}.{secrets.token_hex(4)}.part"
@@ -21,7 +21,7 @@ def backup(source: apsw.Connection, target: str, put_meta: str) -> None:
         with contextlib.closing(apsw.Connection(part)) as copy:
             with copy.backup("main", source, "main") as steps:
                 steps.step()
-            # Without a log the copy is one file; a session that opens it gives it one again.
+            # Without a WAL the copy is one file; opening it switches it back to WAL mode.
             copy.pragma("journal_mode", "delete")
             copy.execute(put_meta, (COPY_OF, copy.execute(STORE_ID).get))
         sync_path(part, os.O_RDWR)
@@ -37,7 +37,7 @@ STORE_ID = "select value from meta where key = 'store'"
 
 
 def _rename(part: str, target: str, taken: str) -> None:
-    """Give the copy its name, which it does not take from another file."""
+    """Give the copy its name, without replacing another file."""
     try:
         os.link(part, target)
     except FileExistsError:

@@ -1,6 +1,7 @@
-"""Copying SQLite's log into the file, most of it beside the writer.
+"""Checkpointing: copying SQLite's write-ahead log (WAL) into the database file.
 
-A checkpoint is two syncs and as many pages as the log has; a verb need not wait for all of them.
+A checkpoint takes two fsyncs and as many page writes as the WAL has pages. Most of it runs in a thread
+of its own, so that verbs do not wait for all of it.
 """
 
 import contextlib
@@ -10,76 +11,78 @@ from collections.abc import Callable
 
 import apsw
 
-# A log that starts again from its beginning is faster to sync than one that grows, and small enough
-# to be copied out of the reserve when the disk is full.
-SOON_PAGES = 800
-NOW_PAGES = 1_000
-LONG_PAGES = 2_000
-STUCK_PAGES = 2_500
-ALONE_SECONDS = 1.0
+# A WAL that restarts from its beginning is faster to fsync than one that grows, and small enough to be
+# checkpointed out of the disk reserve when the disk is full.
+SOON_PAGES = 800  # the thread starts a checkpoint
+NOW_PAGES = 1_000  # the writer checkpoints the rest
+LONG_PAGES = 2_000  # other writers are kept out meanwhile
+STUCK_PAGES = 2_500  # readers are waited for
+EXCLUSIVE_SECONDS = 1.0
 READERS_SECONDS = 0.25
 
 _WRITTEN = apsw.SQLITE_DBSTATUS_CACHE_WRITE
 
 
-class Copying:
-    """Copies the log of one file in a thread of its own, which the first long log starts.
+class Checkpointer:
+    """Checkpoints the WAL of one file, in a thread that is started when it is first needed.
 
-    It does so once for each log, as its syncs slow the writer down. At `NOW_PAGES` the writer
-    copies what is left: only a log copied whole starts again from its beginning.
+    The thread runs once for each WAL, as its fsyncs slow the writer down. At `NOW_PAGES` the writer
+    checkpoints what is left: only a WAL that is checkpointed completely restarts from its beginning.
     """
 
     def __init__(
-        self, open: Callable[[], apsw.Connection], failed: Callable[[], None] = lambda: None
+        self, open: Callable[[], apsw.Connection], on_failure: Callable[[], None] = lambda: None
     ) -> None:
-        """`failed` is called when the disk has not taken a copy, or not synced the log before it."""
+        """`on_failure` is called when the disk failed to write pages, or to fsync the WAL first."""
         self._open = open
-        self._failed = failed
-        self._called = threading.Event()
-        self._lock = threading.Lock()
-        self._copied = 0
+        self._on_failure = on_failure
+        self._requested = threading.Event()
+        self._mutex = threading.Lock()
+        self._checkpointed = 0  # pages written before the present WAL began
         self._asked = False
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def look(self, db: apsw.Connection) -> None:
-        """Called after each commit; what other processes have written, SQLite itself looks after.
+    def after_commit(self, db: apsw.Connection) -> None:
+        """Checkpoint if the WAL is long; SQLite itself handles what other processes have written.
 
-        Its hook would tell the length of the log, but takes the interpreter's lock inside a commit.
+        SQLite's WAL hook would give the length, but takes the interpreter lock inside a commit.
         """
-        pages = db.status(_WRITTEN)[0] - self._copied
+        pages = db.status(_WRITTEN)[0] - self._checkpointed
         if pages < SOON_PAGES:
             return
         if pages >= NOW_PAGES:
-            alone = pages >= LONG_PAGES
-            if self.copy(db, alone=alone) or alone:  # whoever is in the way is not waited for again
-                self._copied += pages
+            exclusive = pages >= LONG_PAGES
+            if self.checkpoint(db, exclusive=exclusive) or exclusive:  # do not wait a second time
+                self._checkpointed += pages
                 self._asked = False
         elif not self._asked:
             self._asked = True
-            self._call()
+            self._request()
 
-    def copy(self, db: apsw.Connection, *, alone: bool = False, empty: bool = False) -> bool:
-        """Copy as much of the log as nobody reads and there is room for, after the thread has.
+    def checkpoint(
+        self, db: apsw.Connection, *, exclusive: bool = False, truncate: bool = False
+    ) -> bool:
+        """Checkpoint as much of the WAL as readers and free space allow, after the thread has.
 
-        `alone`: keep all who write out meanwhile, as for a log that is long. `empty`: wait for
-        those who read, and give the room of the log back to the disk. False: another process is
-        at it, or it failed.
+        `exclusive`: keep all writers out meanwhile, as for a long WAL. `truncate`: wait for readers,
+        and return the space of the WAL to the disk. False: another process is checkpointing, or it
+        failed.
         """
-        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if empty else apsw.SQLITE_CHECKPOINT_PASSIVE
-        with self._lock, contextlib.suppress(apsw.Error):
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
+        with self._mutex, contextlib.suppress(apsw.Error):
             try:
-                if alone or db.wal_checkpoint(mode=mode)[0] > LONG_PAGES:
-                    self._copy_alone(db)
+                if exclusive or db.wal_checkpoint(mode=mode)[0] > LONG_PAGES:
+                    self._checkpoint_exclusively(db)
             except apsw.IOError:
-                self._failed()
+                self._on_failure()
                 raise
             return True
         return False
 
-    def _copy_alone(self, db: apsw.Connection) -> None:
-        """Others write faster than the log is copied: keep them out until it is."""
-        until = time.monotonic() + ALONE_SECONDS
+    def _checkpoint_exclusively(self, db: apsw.Connection) -> None:
+        """Checkpoint under the write lock: others write faster than the WAL is checkpointed."""
+        until = time.monotonic() + EXCLUSIVE_SECONDS
         with contextlib.closing(self._open()) as other:
             db.execute("begin immediate")
             try:
@@ -87,7 +90,7 @@ class Copying:
                     try:
                         pages, _ = other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                         break
-                    except apsw.BusyError:  # another copies, and has not much left to do now
+                    except apsw.BusyError:  # another process checkpoints, and has little left to do
                         if time.monotonic() > until:
                             raise
                         time.sleep(0.001)
@@ -97,31 +100,33 @@ class Copying:
                 self._restart(other)
 
     def _restart(self, other: apsw.Connection) -> None:
-        """Readers that follow each other without a pause keep the log from starting again although it
-        is copied: wait for those there are now, with writers kept out, as the next ones read the
-        file alone. One that reads for longer is not waited for."""
+        """Wait for the present readers, with writers kept out, so that the WAL can restart.
+
+        Readers that follow each other without a pause keep a WAL from restarting although it is
+        checkpointed; the next ones read the file alone. A reader that takes longer is not waited for.
+        """
         other.set_busy_timeout(round(READERS_SECONDS * 1000))
         with contextlib.suppress(apsw.BusyError):
             other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
 
     def close(self) -> None:
         self._closing = True
-        self._called.set()
+        self._requested.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _call(self) -> None:
+    def _request(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="ackflow-log", daemon=True)
+            thread = threading.Thread(target=self._run, name="ackflow-checkpoint", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads, or the interpreter ends: the writer copies
+            except RuntimeError:  # no more threads, or the interpreter ends: the writer does it
                 return
             self._thread = thread
-        self._called.set()
+        self._requested.set()
 
     def _run(self) -> None:
         with contextlib.suppress(apsw.Error), contextlib.closing(self._open()) as db:
-            while self._called.wait() and not self._closing:
-                self._called.clear()
-                self.copy(db)
+            while self._requested.wait() and not self._closing:
+                self._requested.clear()
+                self.checkpoint(db)

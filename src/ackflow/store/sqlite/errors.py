@@ -1,4 +1,4 @@
-"""The errors of SQLite as ours."""
+"""Translating SQLite's errors."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from ...errors import NotADatabase, SessionClosed, StorageBusy, StorageFailed, S
 
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn the errors of SQLite into ours, with a sentence that says what to do."""
+    """Translate errors of SQLite, with a message that says what to do."""
     try:
         yield
     except (apsw.ConnectionClosedError, apsw.CursorClosedError):
-        raise SessionClosed() from None  # it waited for its turn while another thread closed
+        raise SessionClosed() from None  # another thread closed the store while this one waited
     except apsw.FullError:
         raise StorageFull() from None
     except (apsw.BusyError, apsw.LockedError):

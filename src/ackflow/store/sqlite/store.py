@@ -1,8 +1,8 @@
-"""The embedded store: one SQLite file in WAL mode, any number of threads and processes.
+"""The embedded store: one SQLite file in WAL mode, used by any number of threads and processes.
 
-Known weaknesses: one writer at a time for the whole file; other processes notice a push by polling
-(every 5 ms while they wait); the file must be on a local disk, as SQLite's shared memory does not
-work over a network file system.
+Limits: one writer at a time for the whole file; other processes notice a push by polling (every 5 ms
+while they wait); the file must be on a local disk, because SQLite's shared memory does not work over
+a network file system.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from ..mapping import Row
 from ..statements import Execute
 from ..tx import CLOCK_BACK, Tx
 from .backup import COPY_OF, backup
-from .checkpoint import NOW_PAGES, Copying
+from .checkpoint import NOW_PAGES, Checkpointer
 from .create import create_file, fill_memory
 from .disk_reserve import DiskReserve
 from .errors import translated
-from .wal_sync import Log, SyncRecord, boot_id
+from .wal_sync import SyncRecord, WalFile, boot_id
 
 T = TypeVar("T")
 
-# What `synchronous` is, and whether the log is synced by hand for verbs that must be on disk when
-# they are answered.
+# The value of `pragma synchronous`, and whether this store fsyncs the WAL itself after the commits of
+# verbs that must be on disk when they are answered.
 LEVELS: dict[MayLose, tuple[str, bool]] = {
     "nothing": ("full", False),
     "acks": ("normal", True),
@@ -54,7 +54,7 @@ LEVELS: dict[MayLose, tuple[str, bool]] = {
     "everything": ("off", False),
 }
 PAGE_SIZE = 4096
-CACHE_KIB = 8_192  # more would be memory touched for the first time by each large push
+CACHE_KIB = 8_192  # a larger cache costs page faults in each large push
 BUSY_SECONDS = 30.0
 CLOSING_SECONDS = 1.0
 LOOK_SECONDS = 0.1
@@ -66,7 +66,7 @@ LOSSY = ("recent", "everything")
 
 
 class SqliteStore:
-    """A database file, or a private one in memory for the path `:memory:`."""
+    """A database file, or a private database in memory for the path `:memory:`."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class SqliteStore:
         vfs: str | None = None,
         sync: Callable[[], None] | None = None,
     ) -> None:
-        """Without `may_lose` the file's own mode holds, and for a new file the default.
+        """Without `may_lose` the mode of the file applies, and for a new file the default.
 
-        `vfs` and `sync` are for tests: another disk, and how its log is synced.
+        `vfs` and `sync` are for tests: another VFS, and a function that fsyncs its WAL.
         """
         checked(may_lose)
         self.path = path
-        # A custom VFS has no shared memory, and a database in memory no second connection.
+        # A custom VFS has no shared memory, and a database in memory has no second connection.
         self._single = path == ":memory:" or vfs is not None
         self.clock: Clock = clock or (SystemClock() if self._single else FileClock())
         self._shared_clock = self.clock if isinstance(self.clock, FileClock) else None
@@ -93,8 +93,8 @@ class SqliteStore:
         self._version = -1
         self.interrupted: BaseException | None = None
         self._full = False
-        self._bare = False  # without the reserve: only room inside the file keeps pushes going
-        self._look_again = 0.0
+        self._bare = False  # without the reserve: pushes need free pages in the file
+        self._next_space_check = 0.0
         self._alone = threading.RLock()
         self._closed = False
         self._readers: list[apsw.Connection] = []
@@ -102,9 +102,9 @@ class SqliteStore:
         # A process may change its working directory.
         self._place = path if self._single else os.path.abspath(path)
         self._reserve = DiskReserve(None if self._single else self._place)
-        self._copying = Copying(self._open, lambda: self._record.fail())
+        self._checkpointer = Checkpointer(self._open, lambda: self._record.fail())
         self._syncing = threading.Lock()
-        self._committed = 0  # the number in the record up to which this store knows of commits
+        self._committed = 0  # the highest number in the sync record that this store has committed
         self._pid = os.getpid()
         if not self._single:
             _refuse_inherited(path)
@@ -116,7 +116,7 @@ class SqliteStore:
                 self.id, level, by_hand = self._identity(may_lose)
                 self._db.pragma("synchronous", level)
                 shares = (by_hand or level == "full") and not self._single
-                self._log = Log(self._db.filename_wal) if shares else None
+                self._log = WalFile(self._db.filename_wal) if shares else None
             except BaseException:
                 self._db.close()
                 raise
@@ -130,10 +130,9 @@ class SqliteStore:
             _opened.add(self)
 
     def _sync(self, number: int) -> None:
-        """Bring the log to the disk up to a number of the record, and all that is committed here.
+        """Fsync the WAL up to a number of the sync record, and everything this store has committed.
 
-        Another thread or process may have done it meanwhile: what is synced later brings all
-        before it along.
+        Another thread or process may have done it meanwhile: an fsync covers all earlier writes.
         """
         record = self._record
         if number:
@@ -153,7 +152,7 @@ class SqliteStore:
                     raise OutcomeUnknown(str(error)) from error
 
     def _await_other(self, number: int) -> None:
-        """Another process may be syncing up to a number: a second sync would slow down the first."""
+        """Wait for another process that is syncing: a second fsync would slow down the first."""
         until = time.monotonic() + OTHER_SYNC_SECONDS
         while self._record.unconfirmed >= number and not self._syncing.locked():
             if time.monotonic() > until:
@@ -161,12 +160,12 @@ class SqliteStore:
             time.sleep(0.0001)
 
     def _sync_shown(self) -> None:
-        """Sync the whole log for a reader, which does not hold the write lock."""
+        """Fsync the whole WAL for a reader, which does not hold the write lock."""
         with self._syncing:
             if self._closed:
                 raise SessionClosed()
             self._sync_whole()
-            if self._record.doubtful:
+            if self._record.in_doubt:
                 self._clear_doubt()
 
     def _sync_whole(self) -> None:
@@ -178,9 +177,12 @@ class SqliteStore:
             raise
 
     def _doubt_dead_syncs(self) -> None:
-        """A process may have died in a sync that failed, before it could say so. Those that had the
-        log open are told of the failure by the system, but not those that open it later."""
-        asked = 0 if self._record.doubtful else self._record.unconfirmed
+        """Treat an fsync whose process died as failed.
+
+        The system reports a failed fsync to processes that had the WAL open, but not to those that
+        open it later.
+        """
+        asked = 0 if self._record.in_doubt else self._record.unconfirmed
         until = time.monotonic() + DEAD_SYNC_SECONDS
         while asked and self._record.synced < asked:
             if time.monotonic() > until:
@@ -189,9 +191,11 @@ class SqliteStore:
             time.sleep(0.001)
 
     def _clear_doubt(self) -> None:
-        """After a sync that failed another may succeed, though something is missing on the disk: what
-        comes behind it in the log would be lost with it. So all of the log is written once more
-        before anything is confirmed, by whichever process comes first."""
+        """Rewrite the whole WAL after a failed fsync, before anything is confirmed.
+
+        A later fsync may succeed although pages are missing on disk, and everything behind them in
+        the WAL would be lost with them. The first process that needs an fsync does it for all.
+        """
         failures = self._record.failures
         try:
             with self._alone, translated(self.path):
@@ -200,27 +204,27 @@ class SqliteStore:
                 else:
                     if self._db.in_transaction:
                         self._undo()
-                    self._execute("begin immediate", ())  # no other may write to the log meanwhile
+                    self._execute("begin immediate", ())  # keeps other writers out of the WAL
                     try:
-                        self._log.write_again()
+                        self._log.rewrite()
                     finally:
                         self._execute("rollback", ())
         except AckflowError as error:
             raise StorageFailed(
-                f"the disk of {self.path} did not confirm what was written before, and nothing is "
-                f"taken until it does ({error}); see to the disk, and open the file again"
+                f"the disk of {self.path} did not confirm earlier writes, and no more are accepted until "
+                f"it does ({error}); check the disk, and open the file again"
             ) from error
         self._record.clear(failures)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
-        """Run a body in one transaction; on return it is committed, on error it never was.
+        """Run a body in one transaction; on return it is committed, on error it is rolled back.
 
-        `synced`: it is to be on disk before it is answered, and takes room that must be there.
+        `synced`: it must be on disk before it is answered, and needs free space.
         """
-        if synced and self._record.doubtful:
+        if synced and self._record.in_doubt:
             self._clear_doubt()
-        if synced and (self._full or time.monotonic() > self._look_again):
-            self._look_again = time.monotonic() + LOOK_SECONDS
+        if synced and (self._full or time.monotonic() > self._next_space_check):
+            self._next_space_check = time.monotonic() + LOOK_SECONDS
             self.look_for_space()
         elif synced and self._bare:
             self._full = not self._roomy()
@@ -230,7 +234,7 @@ class SqliteStore:
             except apsw.FullError:
                 self._full = True
                 self._reserve.release()
-                self._copying.copy(self._db, empty=True)
+                self._checkpointer.checkpoint(self._db, truncate=True)
                 with translated(self.path):
                     return self._transact(body, synced)
             except apsw.Error as error:
@@ -238,7 +242,7 @@ class SqliteStore:
                     raise error
 
     def read(self, body: Callable[[Tx], T]) -> T:
-        """Run a body on a snapshot of what is committed, beside the writer."""
+        """Run a body in a read-only transaction, concurrently with the writer."""
         if self._single:
             with self._alone, translated(self.path):
                 tx = self._tx(self._execute, self._cache)
@@ -267,7 +271,7 @@ class SqliteStore:
                     self._readers.append(db)
 
     def changed(self) -> int:
-        """A number that changes when any other connection has committed."""
+        """Return a number that changes when any other connection has committed."""
         if self._single:
             return 0
         with translated(self.path):
@@ -276,37 +280,37 @@ class SqliteStore:
             return cast(int, self._watch.execute("pragma data_version").get)
 
     def look_for_space(self) -> None:
-        """Take pushes only while the reserve is there, or can be made again.
+        """Accept pushes only while the disk reserve is allocated, or can be allocated again.
 
-        Another process may have given it up, or have put another file in the place of this one.
+        Another process may have released it, or may have replaced the file.
         """
         if not self._single and _file(self._place) != self._file:
             raise StorageFailed(
-                f"{self.path} was moved, removed or replaced while it was open, and nothing more is "
-                "taken for the file that was there; open it again"
+                f"{self.path} was moved, removed or replaced while it was open, and takes no more "
+                "writes; open it again"
             )
         self._bare = not self._reserve.allocated() and not self._reserve.allocate()
         self._full = self._bare and not self._roomy()
 
     def _roomy(self) -> bool:
-        """Whether trimmed messages left enough room inside the file to go without the reserve."""
+        """Whether trimmed messages left enough free pages in the file to do without the reserve."""
         with translated(self.path):
             pages = self._execute("pragma freelist_count", ())[0][0]
         return bool(pages * PAGE_SIZE >= ROOM_INSIDE)
 
     def backup(self, target: str) -> None:
-        """Copy the database, as it is at one moment, to a new file, which is there when it is whole."""
+        """Copy a snapshot of the database to a new file, which appears when it is complete."""
         with translated(target), self._open_source() as source:
             backup(source, target, self._statements["put_meta"])
 
     def hurry(self) -> None:
-        """Wait no longer than a moment for others, as this is about to be closed."""
+        """Shorten the busy timeout, as the store is about to be closed."""
         self._hurried.set()
 
     def close(self) -> None:
         self._closed = True
         _opened.discard(self)
-        self._copying.close()
+        self._checkpointer.close()
         with self._syncing, self._alone:
             if self._log is not None:
                 self._log.close()
@@ -340,10 +344,10 @@ class SqliteStore:
             tx.latest = tx.now
             self._version = db.data_version()
             if not self._single:
-                self._copying.look(db)
+                self._checkpointer.after_commit(db)
         except BaseException as error:
             if committing and not isinstance(error, apsw.Error) and not db.in_transaction:
-                # A signal was handled while the commit returned: it is done all the same.
+                # A signal handler raised while the commit returned: the commit is done.
                 self.interrupted = error
                 self._committed = number
                 return tx
@@ -351,22 +355,22 @@ class SqliteStore:
             with contextlib.suppress(apsw.Error):
                 self._execute("rollback", ())
             if committing and isinstance(error, apsw.IOError):
-                # It is undone here, and may yet be found in the log when the file is next opened.
+                # It is rolled back here, and may still be found in the WAL at the next open.
                 record.fail()
                 raise OutcomeUnknown(
-                    f"the disk of {self.path} did not take or confirm a commit ({error}): it may be "
-                    "there once the file is opened again"
+                    f"the disk of {self.path} did not write or confirm a commit ({error}): it may be "
+                    "found when the file is opened again"
                 ) from error
             raise
         return tx
 
     def _undo(self) -> None:
-        """A signal was handled where nothing could be cleaned up: do it now."""
+        """Roll back a transaction that an interrupt has left open."""
         self._cache.clear()
         self._execute("rollback", ())
 
     def _now(self, execute: Execute, *, writes: bool) -> int:
-        """What time it is; once in a second, as agreed upon with other processes."""
+        """Return the time; once a second it is agreed with the other processes."""
         now, clock = self.clock.now(), self._shared_clock
         if clock is not None and clock.due:
             found = execute(self._statements["get_meta"], ("clock",))
@@ -377,7 +381,7 @@ class SqliteStore:
         return now
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
-        """A newer Ackflow may have migrated the file while it was open here."""
+        """Refuse a file that a newer Ackflow has migrated while it was open here."""
         migrate.refuse_newer(int(db.pragma("user_version")), self._schema)
 
     def _tx(self, execute: Execute, cache: Cache, *, writes: bool = False) -> Tx:
@@ -413,7 +417,7 @@ class SqliteStore:
         self._execute("release verb", ())
 
     def _first_open(self) -> apsw.Connection:
-        """Open the file and bring it to the newest schema, beside others that do the same."""
+        """Open the file and migrate it, concurrently with other processes that do the same."""
         migrations = migrate.shipped("sqlite")
         self._schema = migrations[-1][0]
         again = _patience(self._hurried)
@@ -422,7 +426,7 @@ class SqliteStore:
             try:
                 return self._open_migrated(migrations)
             except (apsw.BusyError, apsw.LockedError):
-                # SQLite asks no busy handler while a file is switched to its log.
+                # SQLite calls no busy handler while it switches a file to WAL mode.
                 if not again(tries):
                     raise
                 tries += 1
@@ -461,7 +465,7 @@ class SqliteStore:
 
     def _set_up(self, db: apsw.Connection) -> None:
         db.set_busy_handler(_patience(self._hurried))
-        # Without this, SQLite compiles many statements anew whenever a value bound to them changes.
+        # Without this, SQLite recompiles many statements whenever a bound value changes.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         db.pragma("cache_size", -CACHE_KIB)
         db.pragma("temp_store", "memory")
@@ -473,10 +477,10 @@ class SqliteStore:
         return contextlib.closing(self._open())
 
     def _identity(self, named: MayLose | None) -> tuple[int, str, bool]:
-        """The store id, and what the mode of this session means; both belong to the file.
+        """Return the store id, and the fsync settings of the durability mode.
 
-        The store id is part of every message id. A copy, and a file that may have lost messages in
-        a power cut, get a new one: they would give ids again that were given before.
+        The store id is part of every message id. A copy, and a file that may have lost messages in a
+        power cut, get a new one, or they would assign ids a second time.
         """
         get, put = self._statements["get_meta"], self._statements["put_meta"]
         self._execute("begin immediate", ())
@@ -501,7 +505,7 @@ class SqliteStore:
         return (int(new.get("store") or known["store"]), *LEVELS[mode])
 
     def _note_clock(self) -> None:
-        """Agree on the time, and note when the clock was further ahead before."""
+        """Agree on the time, and leave a mark when the clock was further ahead before."""
         if self._shared_clock is None:
             return
         row = self._execute(self._statements["get_meta"], ("clock",))
@@ -511,7 +515,7 @@ class SqliteStore:
             self._execute(self._statements["put_meta"], (CLOCK_BACK, f"{now} {last}"))
 
     def _open_record(self, may_lose: MayLose, boot: str) -> SyncRecord:
-        """What all processes know of syncs; where nothing is promised there is nothing to know."""
+        """Open the shared sync record; modes that guarantee nothing need none."""
         if self._single or may_lose in LOSSY:
             return SyncRecord(None)
         mode = os.stat(self._place).st_mode & 0o777
@@ -532,20 +536,22 @@ class SqliteStore:
 def set_may_lose(path: str, may_lose: MayLose) -> None:
     """Change the durability mode of a file that no session has open."""
     if checked(may_lose) is None or not os.path.isfile(path):
-        raise InvalidArgument(f"a mode is set for a file, and {path} is none")
-    SqliteStore(path, None).close()  # whatever has to be done under the mode before
+        raise InvalidArgument(f"a durability mode belongs to a file, and {path} is not one")
+    SqliteStore(path, None).close()  # recovery under the mode it had
     with translated(path), contextlib.closing(apsw.Connection(path)) as db:
         try:
-            db.pragma("journal_mode", "delete")  # all of the log is copied, which takes no others
+            db.pragma(
+                "journal_mode", "delete"
+            )  # checkpoints everything, and needs exclusive access
         except (apsw.BusyError, apsw.LockedError):
             raise StorageBusy(
-                f"{path} is open in another session; its mode is changed while none has it open"
+                f"{path} is open in another session; its mode can be changed only while none has it open"
             ) from None
         db.execute(migrate.statements("sqlite")["put_meta"], (MODE, may_lose))
 
 
 def _refuse(*_: object) -> NoReturn:
-    raise AssertionError("who looks writes nothing")
+    raise AssertionError("a write in a read-only transaction")
 
 
 def _executor(db: apsw.Connection) -> Execute:
@@ -571,12 +577,12 @@ def _patience(hurried: threading.Event) -> Callable[[int], bool]:
     return again
 
 
-# What this process has open, and what it inherited when it was forked.
+# The stores that this process has open, and those it inherited when it was forked.
 _opened: WeakSet[SqliteStore] = WeakSet()
 
 
 def _file(path: str) -> tuple[int, int]:
-    """Which file lies at a path; (0, 0) for none."""
+    """Return device and inode of the file at a path; (0, 0) for none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -585,10 +591,10 @@ def _file(path: str) -> tuple[int, int]:
 
 
 def _refuse_inherited(path: str) -> None:
-    """Refuse a file that the parent had open when it forked.
+    """Refuse a file that the parent process had open when it forked.
 
-    SQLite in the child counts the parent's locks as its own and takes none: the parent, or anyone,
-    could then remove the log while the child writes to it, and what was confirmed would be lost.
+    SQLite in the child would count the parent's locks as its own and take none. Another process could
+    then remove the WAL while the child writes to it, and confirmed messages would be lost.
     """
     inherited = [store._file for store in list(_opened) if store._pid != os.getpid()]
     if inherited and os.path.exists(path) and _file(path) in inherited:

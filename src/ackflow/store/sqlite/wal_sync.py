@@ -1,7 +1,6 @@
-"""Syncing SQLite's log by hand, after the commits that must be on disk when they are answered.
+"""Fsyncing SQLite's write-ahead log (WAL) after the commits that must be on disk when answered.
 
-SQLite does so for all commits or for none: to choose, it would have to be told before each of them.
-What is synced later brings all before it along.
+SQLite fsyncs all commits or none. An fsync of the WAL covers everything written to it before.
 """
 
 import contextlib
@@ -22,8 +21,8 @@ BEGUN, SYNCED, ASKED, FAILED, CLEARED, BOOT = range(6)  # cells of the record
 RING = 16
 
 
-class Log:
-    """The log of a database that is open: as long as it is, the file stays the same one."""
+class WalFile:
+    """The WAL of an open database; it stays the same file as long as the database is open."""
 
     def __init__(self, path: str) -> None:
         self._handle = os.open(path, os.O_RDWR)
@@ -33,19 +32,24 @@ class Log:
             _sync(self._handle)
         except OSError as error:
             raise OutcomeUnknown(
-                f"the disk did not confirm a commit ({error.strerror}): what was done is seen by "
-                "all, and may be gone after a power cut"
+                f"the disk did not confirm a commit ({error.strerror}): it is visible, and may be lost "
+                "in a power cut"
             ) from error
 
-    def write_again(self) -> None:
-        """Write and sync what can be read of the log, though the system counts it as written: after
-        a sync that failed it no longer tries. Whoever reads meanwhile finds the same."""
+    def rewrite(self) -> None:
+        """Write the WAL again with what can be read of it, and fsync it.
+
+        After a failed fsync the operating system counts the pages as written and does not try again.
+        Concurrent readers find the same bytes.
+        """
         at = 0
         try:
             while some := os.pread(self._handle, PIECE, at):
                 at += os.pwrite(self._handle, some, at)
         except OSError as error:
-            raise OutcomeUnknown(f"the log could not be written again: {error.strerror}") from error
+            raise OutcomeUnknown(
+                f"the write-ahead log could not be rewritten: {error.strerror}"
+            ) from error
         self.sync()
 
     def close(self) -> None:
@@ -55,24 +59,24 @@ class Log:
 
 
 class SyncRecord:
-    """What is known of the log's syncs to every process that has the database open.
+    """The state of WAL fsyncs, shared by every process that has the database open.
 
-    It lies in memory shared through a file beside the database, so it outlives each process, and is
-    needed only while the machine runs: after a power cut all that can be read is on disk.
+    It is a small memory-mapped file beside the database. It outlives each process and is needed only
+    while the machine runs: after a power cut everything that can be read is on disk.
 
     Commits that must be on disk, and the segments in them, are numbered (`begun`) under SQLite's
-    write lock, before they are visible. `synced` is the number up to which the log is on disk. A
-    lost update by another process can only make it lower, which costs a sync and no promise.
+    write lock, before they are visible. `synced` is the number up to which the WAL is on disk. A
+    lost update by another process can only lower it, which costs an fsync and breaks no guarantee.
     """
 
     def __init__(self, path: str | None, mode: int = 0o600) -> None:
-        """Without a path it is of this process alone."""
+        """Without a path the record is private to this process."""
         memory = bytearray(SIZE) if path is None else _shared(path, mode)
         self._cells = memoryview(memory).cast("q")
         self.noted = False  # whether the running transaction has a number
 
     def begin(self, boot: int) -> None:
-        """Start anew on a machine that was started anew; called under SQLite's write lock."""
+        """Reset the record after a reboot. Called under SQLite's write lock."""
         cells = self._cells
         if cells[BOOT] != boot:
             for at in range(len(cells)):
@@ -88,7 +92,7 @@ class SyncRecord:
         return self._cells[SYNCED]
 
     def note(self, lane: int = 0, first: int = 0) -> None:
-        """Number what the running write transaction appends to a lane, before it is committed."""
+        """Give a number to what the running transaction appends to a lane, before it commits."""
         cells = self._cells
         number = cells[BEGUN]
         at = RING + number % ENTRIES * 2
@@ -97,13 +101,13 @@ class SyncRecord:
         self.noted = True
 
     def number(self) -> int:
-        """The number of the running write transaction, before it is committed."""
+        """Return the number of the running transaction, before it commits."""
         if not self.noted:
             self.note()
         return self._cells[BEGUN]
 
     def unsynced(self, lane: LaneId, stop: int) -> bool:
-        """Whether something of a lane before `stop` may not be on disk yet."""
+        """Return whether a message of a lane before `stop` may not be on disk yet."""
         cells = self._cells
         begun, synced = cells[BEGUN], cells[SYNCED]
         if begun == synced:
@@ -118,18 +122,18 @@ class SyncRecord:
         return True
 
     def reached(self, number: int) -> bool:
-        """Whether everything up to a number is on disk, without doubt."""
+        """Return whether everything up to a number is on disk, with no failed fsync pending."""
         cells = self._cells
         return cells[SYNCED] >= number and cells[FAILED] == cells[CLEARED]
 
     def ask(self, number: int) -> bool:
-        """A sync up to a number begins; False when it could not clear a doubt."""
+        """Note that an fsync up to a number begins; False when a failed one has to be repaired first."""
         cells = self._cells
         cells[ASKED] = number
         return cells[FAILED] == cells[CLEARED]
 
     def confirm(self, number: int) -> bool:
-        """A sync up to a number has succeeded; False when that means nothing, because of a doubt."""
+        """Note that an fsync has succeeded; False when an earlier failure makes that meaningless."""
         cells = self._cells
         if cells[FAILED] != cells[CLEARED]:
             return False
@@ -139,7 +143,7 @@ class SyncRecord:
 
     @property
     def unconfirmed(self) -> int:
-        """The number of a sync that has not succeeded: it runs, or its process died; 0 for none."""
+        """The number of an fsync that has not succeeded: it runs, or its process died; 0 for none."""
         cells = self._cells
         return cells[ASKED] if cells[ASKED] > cells[SYNCED] else 0
 
@@ -148,25 +152,25 @@ class SyncRecord:
         return self._cells[FAILED]
 
     @property
-    def doubtful(self) -> bool:
-        """Whether some of the log may be missing on the disk though a later sync succeeds."""
+    def in_doubt(self) -> bool:
+        """Whether a part of the WAL may be missing on disk although a later fsync succeeds."""
         return self._cells[FAILED] != self._cells[CLEARED]
 
     def fail(self) -> None:
-        """A sync of the log has failed; what it was for is in doubt until all is written again."""
+        """Note a failed fsync; the WAL is in doubt until all of it is rewritten."""
         self._cells[FAILED] += 1
 
     def clear(self, failures: int) -> None:
-        """Everything that was in the log after so many failures is on disk."""
+        """Note that the WAL as it was after so many failures is on disk."""
         self._cells[CLEARED] = failures
 
     def close(self) -> None:
-        """Let go of the shared memory, once no thread uses it any more."""
+        """Release the shared memory, once no thread uses it any more."""
         self._cells = memoryview(bytearray(SIZE)).cast("q")
 
 
 def boot_id() -> str:
-    """What tells one run of the machine from the next; empty where the system does not say."""
+    """Return an id that changes at each boot; empty where the system has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -174,13 +178,15 @@ def boot_id() -> str:
 
 
 def _shared(path: str, mode: int) -> mmap.mmap:
-    """Map a small file, which is made if it is not there and stays as long as the database."""
+    """Map a small file, which is created if it is missing and stays as long as the database."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         if os.fstat(handle).st_size < SIZE:
-            os.posix_fallocate(handle, 0, SIZE)  # a page without room would end the process
+            os.posix_fallocate(
+                handle, 0, SIZE
+            )  # writing to an unallocated page would kill the process
             with contextlib.suppress(PermissionError):
-                os.fchmod(handle, mode)  # whoever may write the database, whatever the umask
+                os.fchmod(handle, mode)  # the same permissions as the database, whatever the umask
         return mmap.mmap(handle, SIZE)
     finally:
         os.close(handle)
