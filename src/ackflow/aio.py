@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import validate
-from .broker.aio import OnLoop
+from .broker.aio import LoopBroker
 from .broker.broker import Broker
 from .broker.core.handout import Handout
 from .broker.requests import PopRequest, Verdict
@@ -271,7 +271,7 @@ class Session:
         self.consumer = sync.consumer
         self._closed = False
         self._remote = not isinstance(sync.broker, Broker)
-        self._waits: OnLoop | None = None
+        self._waits: LoopBroker | None = None
         self._releasing: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
 
@@ -530,12 +530,12 @@ class Session:
             return spawn(call)
         return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _onloop(self) -> OnLoop:
+    def _onloop(self) -> LoopBroker:
         """The broker on the running loop."""
         if self._closed:
             raise SessionClosed()
         broker = self.sync.broker  # in another process refused: nobody would answer there
         if self._waits is None:
             assert isinstance(broker, Broker)
-            self._waits = OnLoop(broker)
+            self._waits = LoopBroker(broker)
         return self._waits

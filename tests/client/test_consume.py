@@ -21,7 +21,7 @@ from ackflow.errors import (
     StorageBusy,
     Unavailable,
 )
-from ackflow.session.consumer import Consumer, Counted
+from ackflow.session.consumer import Consumer, ConsumerCounts
 
 from .waiting import until
 
@@ -70,7 +70,7 @@ def test_a_handler_gets_every_message_and_settles_it(q: Session) -> None:
     with q.consume("orders", handle, group="g", **NOW) as consumer:
         until(lambda: len(seen) == 5)
     assert seen == [0, 1, 2, 3, 4]
-    assert consumer.counts == Counted(received=5, succeeded=5)
+    assert consumer.counts == ConsumerCounts(received=5, succeeded=5)
     assert counts(q).done == 5
 
 
@@ -237,7 +237,7 @@ def test_a_stop_returns_what_was_not_started_uncounted_and_finishes_what_was(q: 
         gate.begun.wait(20)
         consumer.stop()
         gate.open.set()
-    assert consumer.counts == Counted(received=5, succeeded=1, returned=4)
+    assert consumer.counts == ConsumerCounts(received=5, succeeded=1, returned=4)
     assert (counts(q).done, counts(q).ready) == (1, 4)
     again = q.pop("orders", group="g", batch=9)
     assert [(m.data, m.deliveries, m.failures) for m in again] == [
@@ -250,7 +250,7 @@ def test_an_event_of_the_caller_stops_the_loop(q: Session) -> None:
     consumer = q.consume("orders", print, group="g", stop=stop, **NOW)
     assert consumer.running
     stop.set()
-    assert consumer.join() == Counted()
+    assert consumer.join() == ConsumerCounts()
     assert not consumer.running
 
 
@@ -281,7 +281,7 @@ def test_closing_the_session_stops_its_loops_first(q: Session) -> None:
     until(consumer._stop.is_set)
     gate.open.set()
     closing.join()
-    assert consumer.counts == Counted(received=2, succeeded=1, returned=1)
+    assert consumer.counts == ConsumerCounts(received=2, succeeded=1, returned=1)
     with pytest.raises(SessionClosed):
         q.pop("orders")
 
@@ -403,7 +403,7 @@ def test_a_lease_that_the_handler_settled_is_not_called_lost(
 
     with q.consume("orders", handle, group="g", renew=1, **NOW) as consumer:
         settled.wait(20)
-        renewal = consumer._lifeline._renewal
+        renewal = consumer._lease_keeper._renewal
         assert renewal is not None
         clock.advance(5)
         until(lambda: not renewal._kept)

@@ -15,7 +15,7 @@ from ackflow.aio import Message
 from ackflow.broker.requests import PopRequest
 from ackflow.errors import InvalidArgument, SessionClosed, Unavailable
 from ackflow.session import consumer_aio
-from ackflow.session.consumer import Counted
+from ackflow.session.consumer import ConsumerCounts
 
 from .waiting import until, until_awaited
 
@@ -55,7 +55,7 @@ def test_a_handler_is_awaited_for_every_message(run: Run) -> None:
         async with q.consume("orders", handle, group="g", **NOW) as consumer:
             await until_awaited(lambda: consumer.counts.succeeded == 3)
         assert seen == [1, 2, 3]
-        assert consumer.counts == Counted(received=3, succeeded=3)
+        assert consumer.counts == ConsumerCounts(received=3, succeeded=3)
         assert (await counts(q)).done == 3
 
     run(test)
@@ -155,7 +155,7 @@ def test_a_stop_returns_what_was_not_started_uncounted(run: Run) -> None:
             await begun.wait()
             consumer.stop()
             go.set()
-        assert consumer.counts == Counted(received=3, succeeded=1, returned=2)
+        assert consumer.counts == ConsumerCounts(received=3, succeeded=1, returned=2)
         again = await q.pop("orders", group="g", batch=9)
         assert [(m.data, m.deliveries) for m in again] == [(2, 1), (3, 1)]
 
@@ -180,7 +180,7 @@ def test_cancelling_the_waiting_task_stops_gracefully(run: Run) -> None:
         go.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert consumer.counts == Counted(received=2, succeeded=1, returned=1)
+        assert consumer.counts == ConsumerCounts(received=2, succeeded=1, returned=1)
 
     run(test)
 
@@ -198,7 +198,7 @@ def test_closing_the_session_stops_its_loops_first(run: Run) -> None:
         consumer = q.consume("orders", handle, group="g", batch=2, each=True, **NOW)
         await begun.wait()
         await q.close()
-        assert consumer.counts == Counted(received=2, succeeded=1, returned=1)
+        assert consumer.counts == ConsumerCounts(received=2, succeeded=1, returned=1)
         with pytest.raises(SessionClosed):
             await q.pop("orders")
 
@@ -261,7 +261,7 @@ def test_a_lease_is_renewed_while_the_handler_blocks_the_loop(
             await message.ack()
 
         consumer = q.consume("orders", handle, group="g", **NOW)
-        lifelines.append(consumer._lifeline)
+        lifelines.append(consumer._lease_keeper)
         async with consumer:
             await until_awaited(lambda: consumer.counts.received == 1)
             await until_awaited(lambda: consumer.counts.succeeded == 1)
@@ -364,7 +364,7 @@ def test_a_handler_that_hangs_is_cancelled_after_the_timeout_and_its_message_nac
             await begun.wait()
             clock.advance(30)
             await until_awaited(lambda: consumer.counts.succeeded == 2)
-        assert consumer.counts == Counted(received=4, succeeded=2, returned=1, timed_out=1)
+        assert consumer.counts == ConsumerCounts(received=4, succeeded=2, returned=1, timed_out=1)
         assert (await counts(q)).done == 2
 
     run(test)

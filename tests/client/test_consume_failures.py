@@ -11,7 +11,7 @@ import ackflow
 from ackflow import Message, Session, VirtualClock
 from ackflow.broker import access_tokens
 from ackflow.errors import QueueNotFound, Unauthenticated
-from ackflow.session.consumer import Counted
+from ackflow.session.consumer import ConsumerCounts
 
 from ..running import Running
 from .test_consume import NOW, Gate, counts
@@ -87,7 +87,7 @@ def test_a_handler_that_hangs_loses_its_message_after_the_timeout(
     assert not gate.given[0].lost
     clock.advance(1)
     until(lambda: counts(q).ready == 3)
-    assert consumer.counts == Counted(received=3, returned=2, timed_out=1)
+    assert consumer.counts == ConsumerCounts(received=3, returned=2, timed_out=1)
     assert gate.given[0].lost
     assert "did not end within 30 s" in caplog.text
     consumer.close()  # does not wait for it

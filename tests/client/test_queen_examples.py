@@ -326,7 +326,7 @@ class Fails:
         self.left = 0
         self.now = 0.0
         self._transport = getattr(session.broker, "_transport", None)
-        if isinstance(self._transport, transport_threads.SyncTransport):
+        if isinstance(self._transport, transport_threads.ThreadTransport):
             self._once = self._transport._once
             monkeypatch.setattr(self._transport, "_once", self._try)
             monkeypatch.setattr(self._transport._closed, "wait", self.paused.append)

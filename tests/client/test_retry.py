@@ -143,13 +143,15 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
     slept: list[float] = []
 
     def plain(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
-        transport = transport_threads.SyncTransport(["http://one", "http://two"], {}, RetryPolicy())
+        transport = transport_threads.ThreadTransport(
+            ["http://one", "http://two"], {}, RetryPolicy()
+        )
         monkeypatch.setattr(transport, "_once", tries)
         monkeypatch.setattr(transport._closed, "wait", lambda pause: slept.append(pause))
         return [caught(lambda: transport.send(what)) for _ in range(times)][-1]
 
     def awaited(tries: Tries, what: protocol.Request, times: int = 1) -> Any:
-        transport = transport_asyncio.GreenTransport(
+        transport = transport_asyncio.AsyncioTransport(
             ["http://one", "http://two"], {}, RetryPolicy()
         )
 

@@ -18,7 +18,7 @@ from tests.client.waiting import until
 
 import ackflow
 from ackflow import Session
-from ackflow.broker.aio import OnLoop
+from ackflow.broker.aio import LoopBroker
 from ackflow.broker.requests import PopRequest
 from ackflow.errors import OutcomeUnknown, StorageFailed
 from ackflow.store.group_commit import Writer
@@ -130,7 +130,7 @@ def test_a_pop_on_a_loop_waits_for_that_sync_and_holds_up_nothing_else(
     q.push("old", [1, 2, 3])
 
     async def work() -> None:
-        on_loop = OnLoop(q._broker)
+        on_loop = LoopBroker(q._broker)
         pops = [asyncio.ensure_future(on_loop.pop(PopRequest("q", "g", "c"))) for _ in range(2)]
         while not waiting.is_set():
             await asyncio.sleep(0)

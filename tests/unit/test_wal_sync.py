@@ -13,7 +13,7 @@ from tests.client.waiting import until
 
 import ackflow
 import ackflow.aio
-from ackflow.broker.aio import OnLoop
+from ackflow.broker.aio import LoopBroker
 from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import OutcomeUnknown
 from ackflow.session import encoding
@@ -226,7 +226,7 @@ def test_a_server_goes_on_while_a_push_is_synced(tmp_path: Path, syncs: Syncs) -
         return encoding.request("q", n, partition="p", priority=0, delay=None, key=None)[0]
 
     async def work(q: ackflow.Session) -> None:
-        on_loop = OnLoop(q._broker)
+        on_loop = LoopBroker(q._broker)
         await on_loop.push(push(0))
         ended = threading.Event()
         syncs.then = lambda: assert_in_time(ended)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 READERS = 4
 
 
-class OnLoop:
+class LoopBroker:
     """Made inside the loop it serves; used only from there."""
 
     def __init__(self, broker: Broker) -> None:
@@ -94,7 +94,7 @@ class OnLoop:
         return answer
 
     async def _try_once(self, request: PopRequest) -> Handout:
-        popping = Popping(self, request)
+        popping = PendingPop(self, request)
         try:
             answer: Handout = await popping.answered
         except asyncio.CancelledError:
@@ -144,11 +144,11 @@ class OnLoop:
                 future.set_result(job.answer)
 
 
-class Popping:
+class PendingPop:
     """A pop on its way through the writer. Given up, it releases what it brings, from whichever
     thread learns of it: the event loop may be closed by then."""
 
-    def __init__(self, onloop: OnLoop, request: PopRequest) -> None:
+    def __init__(self, onloop: LoopBroker, request: PopRequest) -> None:
         self._onloop = onloop
         self._writer = onloop.broker.writer
         self._job: Job | None = None

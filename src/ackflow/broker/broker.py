@@ -35,7 +35,7 @@ TURN_SECONDS = 10.0
 log = logging.getLogger("ackflow")
 
 
-class Identified(Protocol):
+class StoreInfo(Protocol):
     """What a session needs to know of a store."""
 
     @property
@@ -53,7 +53,7 @@ class Verbs(Protocol):
     whole: bool
 
     @property
-    def store(self) -> Identified: ...
+    def store(self) -> StoreInfo: ...
     def do(
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> T: ...

@@ -11,18 +11,18 @@ from typing import Protocol
 log = logging.getLogger("ackflow")
 
 
-class Closes(Protocol):
+class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def close_when_dropped(session: object, broker: Closes, name: str) -> weakref.finalize:  # type: ignore[type-arg]
+def close_when_dropped(session: object, broker: Closable, name: str) -> weakref.finalize:  # type: ignore[type-arg]
     """Close a broker once its session is garbage; a session that is closed detaches this."""
     watching = weakref.finalize(session, _dropped, broker, name, os.getpid())
     watching.atexit = False  # a process that ends releases everything by itself
     return watching
 
 
-def _dropped(broker: Closes, name: str, pid: int) -> None:
+def _dropped(broker: Closable, name: str, pid: int) -> None:
     if os.getpid() != pid:
         return  # in a forked child it is the parent's
     # The garbage collector may run in a thread that holds a lock of this very broker.
@@ -31,7 +31,7 @@ def _dropped(broker: Closes, name: str, pid: int) -> None:
     warnings.warn(f"unclosed session on {name}", ResourceWarning, stacklevel=2)
 
 
-def _close(broker: Closes, name: str) -> None:
+def _close(broker: Closable, name: str) -> None:
     try:
         broker.close()
     except Exception:

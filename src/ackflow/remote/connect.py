@@ -9,8 +9,8 @@ from ..clock import Clock
 from .broker import RemoteBroker
 from .protocol import bases
 from .retry import RetryPolicy
-from .transport_asyncio import GreenTransport
-from .transport_threads import SyncTransport
+from .transport_asyncio import AsyncioTransport
+from .transport_threads import ThreadTransport
 
 
 def remote(
@@ -22,7 +22,7 @@ def remote(
 ) -> RemoteBroker:
     """A broker behind these servers; nothing is sent before the first verb."""
     tls: dict[str, Any] = {} if ca_file is None else {"ca_certs": os.fspath(ca_file)}
-    transport = SyncTransport(bases(url), authorization(token), retry or RetryPolicy(), **tls)
+    transport = ThreadTransport(bases(url), authorization(token), retry or RetryPolicy(), **tls)
     return RemoteBroker(transport, clock)
 
 
@@ -35,7 +35,7 @@ def remote_on_loop(
 ) -> RemoteBroker:
     """The same for asyncio: its methods are called through `green.spawn`."""
     context = True if ca_file is None else ssl.create_default_context(cafile=os.fspath(ca_file))
-    transport = GreenTransport(bases(url), authorization(token), retry or RetryPolicy(), context)
+    transport = AsyncioTransport(bases(url), authorization(token), retry or RetryPolicy(), context)
     return RemoteBroker(transport, clock)
 
 

@@ -18,7 +18,7 @@ MOST_BYTES = 64 * 1024  # of pushes in one request: no server is so small as to 
 Waiting = tuple[Request, "asyncio.Future[Answer]"]
 
 
-class Gathering:
+class PushBatcher:
     """Sends pushes, at most `AT_ONCE` requests at a time; used on one event loop."""
 
     def __init__(self, send: Callable[[Request], Awaitable[Any]]) -> None:

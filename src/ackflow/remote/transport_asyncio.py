@@ -12,14 +12,14 @@ from greenlet import getcurrent, greenlet
 
 from ..errors import AckflowError, InvalidArgument, SessionClosed, Unavailable
 from .protocol import HEADERS, Request, result, small_push
-from .push_batching import Gathering
+from .push_batching import PushBatcher
 from .retry import Breaker, RetryPolicy
 
 R = TypeVar("R")
 
 
 async def spawn(call: Callable[[], R]) -> R:
-    """Run a call in a greenlet; whatever it sends through `GreenTransport` is awaited here."""
+    """Run a call in a greenlet; whatever it sends through `AsyncioTransport` is awaited here."""
     running = greenlet(call)
     step: Any = running.switch()
     while not running.dead:
@@ -32,7 +32,7 @@ async def spawn(call: Callable[[], R]) -> R:
     return step  # type: ignore[no-any-return]
 
 
-class GreenTransport:
+class AsyncioTransport:
     """Sends requests to the first server that answers; a request that is safe to repeat is retried."""
 
     def __init__(
@@ -46,7 +46,7 @@ class GreenTransport:
         self._ssl = ssl
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
-        self._gathering = Gathering(self._send)
+        self._gathering = PushBatcher(self._send)
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def send(self, request: Request) -> Any:

@@ -16,7 +16,7 @@ from .protocol import HEADERS, Request, result
 from .retry import Breaker, RetryPolicy
 
 
-class SyncTransport:
+class ThreadTransport:
     """Sends requests to the first server that answers; a request that is safe to repeat is retried."""
 
     def __init__(

@@ -42,9 +42,9 @@ class AckMeter:
         self._seconds = 0.0
         self._last: deque[float] = deque(maxlen=LAST)
 
-    def measure(self, messages: int) -> "Measured":
+    def measure(self, messages: int) -> "MeasuredCall":
         """Around one call; one that raises settled nothing."""
-        return Measured(self, messages, messages, 0, time.perf_counter())
+        return MeasuredCall(self, messages, messages, 0, time.perf_counter())
 
     def count(self, successful: int, failed: int, took: float) -> None:
         with self._lock:
@@ -69,7 +69,7 @@ class AckMeter:
             )
 
 
-class Measured(Struct):
+class MeasuredCall(Struct):
     """One call that is being measured: it says what became of its messages."""
 
     _meter: AckMeter
@@ -78,7 +78,7 @@ class Measured(Struct):
     refused: int
     _started: float
 
-    def __enter__(self) -> "Measured":
+    def __enter__(self) -> "MeasuredCall":
         return self
 
     def __exit__(

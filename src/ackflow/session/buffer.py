@@ -29,15 +29,15 @@ SECONDS = 1.0
 MOST = 100  # times `size` may wait in memory; then a push or an ack waits
 AGAIN_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
-Settles = list[tuple[Delivery, Verdict]]
+Settlements = list[tuple[Delivery, Verdict]]
 
 
-class Sends(Protocol):
+class BufferSession(Protocol):
     """What a buffer needs of its session."""
 
     @property
     def broker(self) -> Verbs: ...
-    def settle(self, verdicts: Settles) -> Settled: ...
+    def settle(self, verdicts: Settlements) -> Settled: ...
     def leave(self, part: Any) -> None: ...
 
 
@@ -49,7 +49,9 @@ class Buffer:
     when `flush` or `close` has returned, not before.
     """
 
-    def __init__(self, session: Sends, size: int = SIZE, seconds: Duration = SECONDS) -> None:
+    def __init__(
+        self, session: BufferSession, size: int = SIZE, seconds: Duration = SECONDS
+    ) -> None:
         self._session = session
         self._pid = os.getpid()
         self._size = validate.integer(size, "size", 1, 100_000)
@@ -58,8 +60,8 @@ class Buffer:
         self._changed = threading.Condition()
         self._signal = Signal()
         self._chunks: list[Chunk] = []
-        self._settles: Settles = []
-        self._sealed: list[PushRequest | Settles] = []
+        self._settles: Settlements = []
+        self._sealed: list[PushRequest | Settlements] = []
         self._gathered = 0
         self._due: int | None = None
         self._accepted = self._sent = 0
@@ -201,7 +203,7 @@ class Buffer:
         finally:
             self._clock.unwatch(self._signal)
 
-    def _seal(self) -> list[PushRequest | Settles]:
+    def _seal(self) -> list[PushRequest | Settlements]:
         """What was gathered becomes calls that can be repeated: a push gets its key."""
         with self._changed:
             self._begun += 1
@@ -233,7 +235,7 @@ class Buffer:
                 self._due = self._clock.steady() + micros(AGAIN_SECONDS)
             self._changed.notify_all()
 
-    def _make(self, call: PushRequest | Settles) -> None:
+    def _make(self, call: PushRequest | Settlements) -> None:
         if isinstance(call, PushRequest):
             self._session.broker.push(call)
             return
@@ -242,7 +244,7 @@ class Buffer:
             log.warning("%s was settled too late: %s", refusal.message_id, refusal.message)
 
 
-def _count(call: PushRequest | Settles) -> int:
+def _count(call: PushRequest | Settlements) -> int:
     if isinstance(call, PushRequest):
         return sum(chunk.count for chunk in call.chunks)
     return len(call)

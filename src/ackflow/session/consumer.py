@@ -37,7 +37,7 @@ from ..ids import new_token
 from ..model import GroupStats
 from ..options import QUEUE_MODE
 from ..validate import Duration
-from .lease_renewer import Limits, Renewal
+from .lease_renewer import CallTimeouts, LeaseRenewer
 from .messages import Batch, Delivery, Message, Settled, unsettled
 
 log = logging.getLogger("ackflow")
@@ -50,7 +50,7 @@ STOPPING = "the consume loop is stopping: it finishes what is being handled"
 OVERDUE = "the handler did not end in time"
 
 
-class Counted(Struct):
+class ConsumerCounts(Struct):
     """What a consumer did so far, in messages.
 
     `unsettled` are those of `succeeded` that were still leased when their handler had returned,
@@ -114,7 +114,7 @@ class Plan(Struct, Generic[M]):
         return part if self.request.batch > 1 and not self.each else part[0]
 
 
-class Attempt(Struct, eq=False):
+class HandlerCall(Struct, eq=False):
     """One call of the handler with a part of a batch; `rest` is what of the batch was not started.
     `timed_out`: it did not end within its time, and what it does now counts no more."""
 
@@ -123,7 +123,7 @@ class Attempt(Struct, eq=False):
     timed_out: bool = False
 
 
-class Lifeline:
+class LeaseKeeper:
     """Keeps the leases of one consumer alive, and limits the time of its handlers. How long a lease
     is, is asked once."""
 
@@ -137,8 +137,8 @@ class Lifeline:
         self._broker = broker
         self._stats = stats
         self._every: float | None = None
-        self._renewal: Renewal | None = None
-        self._limits: Limits | None = None
+        self._renewal: LeaseRenewer | None = None
+        self._limits: CallTimeouts | None = None
         self._forgot = False
         self._lock = threading.Lock()
 
@@ -160,11 +160,11 @@ class Lifeline:
 
         with self._lock:
             if self._renewal is None:
-                self._renewal = Renewal(self._extend, self._broker().clock)
+                self._renewal = LeaseRenewer(self._extend, self._broker().clock)
         return self._renewal.keep(token, self._interval(), tell)
 
     def limit(
-        self, attempt: Attempt, over: Callable[[Attempt], None]
+        self, attempt: HandlerCall, over: Callable[[HandlerCall], None]
     ) -> AbstractContextManager[None]:
         """Within this a handler has its time. When that is over its lease is renewed no more, and
         `over` is called, in a thread of its own."""
@@ -186,7 +186,7 @@ class Lifeline:
 
         with self._lock:
             if self._limits is None:
-                self._limits = Limits(self._broker().clock)
+                self._limits = CallTimeouts(self._broker().clock)
         return self._limits.within(timeout, attempt, end)
 
     def holds(self, token: int) -> bool:
@@ -230,7 +230,7 @@ class Lifeline:
         return self._every
 
 
-class Asking:
+class RepeatablePop:
     """The requests of one worker. A pop that was not answered is repeated with its token, so that
     what it leased is not left lying until the lease ends."""
 
@@ -257,7 +257,7 @@ class Asking:
         return pause
 
 
-class Consumes(Protocol):
+class ConsumerSession(Protocol):
     """What a consumer needs of its session."""
 
     @property
@@ -278,7 +278,7 @@ class Consumer:
     """
 
     def __init__(
-        self, session: Consumes, plan: Plan[Message], stop: threading.Event | None = None
+        self, session: ConsumerSession, plan: Plan[Message], stop: threading.Event | None = None
     ) -> None:
         self._session = session
         self._plan = plan.check()
@@ -289,14 +289,14 @@ class Consumer:
             raise InvalidArgument(f"stop is a threading.Event, not {stop!r}")
         self._stop = threading.Event() if stop is None else stop
         self._wait = min(plan.wait, LOCAL_WAIT) if isinstance(session.broker, Broker) else plan.wait
-        self._lifeline = Lifeline(plan, lambda: session.broker, session.group_stats)
+        self._lease_keeper = LeaseKeeper(plan, lambda: session.broker, session.group_stats)
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._alive = plan.concurrency
         self._stuck = 0  # threads whose handler did not end within its time: nothing waits for them
         self._abandoned = False
-        self.counts = Counted()
+        self.counts = ConsumerCounts()
         self._threads = [
             threading.Thread(target=self._work, name=f"ackflow-consume-{n}", daemon=True)
             for n in range(plan.concurrency)
@@ -316,7 +316,7 @@ class Consumer:
         """Take nothing new. Returns at once; `join` waits for what is being handled."""
         self._stop.set()
 
-    def join(self, timeout: float | None = None) -> Counted:
+    def join(self, timeout: float | None = None) -> ConsumerCounts:
         """Wait until the loop has ended; raises what ended it, if it was an error.
 
         An interrupt from the keyboard stops it gracefully, and is raised then. One while it is
@@ -333,7 +333,7 @@ class Consumer:
             raise
         if not self.running:
             atexit.unregister(self._end)
-            self._lifeline.close()
+            self._lease_keeper.close()
             self._session.leave(self)
             if self._error is not None:
                 raise self._error
@@ -383,10 +383,10 @@ class Consumer:
     # in the threads
 
     def _work(self) -> None:
-        asking = Asking(self._plan.request)
+        repeatable = RepeatablePop(self._plan.request)
         try:
             while not self._stop.is_set():
-                batch = self._pop(asking)
+                batch = self._pop(repeatable)
                 if batch:
                     self._handle(batch)
                 elif self._wait <= 0:
@@ -400,13 +400,13 @@ class Consumer:
             self._stop.set()
             self._move(alive=-1)
 
-    def _pop(self, asking: Asking) -> Batch[Message] | None:
+    def _pop(self, repeatable: RepeatablePop) -> Batch[Message] | None:
         try:
-            batch = self._session.take(asking.request(), self._wait)
+            batch = self._session.take(repeatable.request(), self._wait)
         except AckflowError as error:
-            self._stop.wait(asking.pause(error))
+            self._stop.wait(repeatable.pause(error))
             return None
-        asking.answered(batch)
+        repeatable.answered(batch)
         batch.origin.pause = self._stop.wait
         batch.origin.settled = set()
         self._count(received=len(batch))
@@ -421,7 +421,7 @@ class Consumer:
                     return self._count(lost=len(part) + len(rest))
                 if self._stop.is_set() and batch.origin.token is not None:
                     return self._give_back([*part, *rest])
-                attempt = Attempt(part, rest)
+                attempt = HandlerCall(part, rest)
                 try:
                     self._handle_part(attempt)
                 finally:
@@ -433,7 +433,7 @@ class Consumer:
     def _keep(self, batch: Batch[Message]) -> AbstractContextManager[None]:
         while True:
             try:
-                return self._lifeline.keep(batch, lambda: None)
+                return self._lease_keeper.keep(batch, lambda: None)
             except AckflowError as error:
                 if error.code not in PASSING:
                     raise
@@ -441,11 +441,11 @@ class Consumer:
                 if self._stop.is_set():
                     return nullcontext()
 
-    def _handle_part(self, attempt: Attempt) -> None:
+    def _handle_part(self, attempt: HandlerCall) -> None:
         plan, part = self._plan, attempt.part
         given = plan.argument(part)
         try:
-            with self._lifeline.limit(attempt, self._time_out):
+            with self._lease_keeper.limit(attempt, self._time_out):
                 _ended(plan.handler(given))
         except BaseException as error:
             if not attempt.timed_out:
@@ -460,11 +460,11 @@ class Consumer:
             self._call_back(plan.on_success, given)
         left = unsettled(part)
         token = part[0]._share.origin.token
-        if left and token is not None and self._lifeline.holds(token):
+        if left and token is not None and self._lease_keeper.holds(token):
             self._count(unsettled=len(left))
-            self._lifeline.warn(left)
+            self._lease_keeper.warn(left)
 
-    def _time_out(self, attempt: Attempt) -> None:
+    def _time_out(self, attempt: HandlerCall) -> None:
         """A handler does not end. Its thread cannot be ended: its messages go to others."""
         part = attempt.part
         self._count(timed_out=len(part))
@@ -523,7 +523,7 @@ def log_end(plan: Plan[Any], error: BaseException) -> None:
         log.error("the consume loop of %s has ended: %s", queue, text_of(error), exc_info=error)
 
 
-def described(plan: Plan[Any], running: bool, counts: Counted) -> str:
+def described(plan: Plan[Any], running: bool, counts: ConsumerCounts) -> str:
     """A consume loop in one line."""
     request = plan.request
     group = "" if request.group == QUEUE_MODE else f" as {request.group}"

@@ -24,11 +24,11 @@ from .consumer import (
     OVERDUE,
     PAUSES,
     STOPPING,
-    Asking,
-    Attempt,
-    Counted,
-    Lifeline,
+    ConsumerCounts,
+    HandlerCall,
+    LeaseKeeper,
     Plan,
+    RepeatablePop,
     described,
     log_end,
 )
@@ -38,7 +38,7 @@ from .session import Session
 log = logging.getLogger("ackflow")
 
 
-class Consumes(Protocol):
+class ConsumerSession(Protocol):
     """What a consumer needs of its session."""
 
     @property
@@ -59,7 +59,7 @@ class Consumer:
     """
 
     def __init__(
-        self, session: Consumes, plan: Plan[Any], stop: asyncio.Event | None = None
+        self, session: ConsumerSession, plan: Plan[Any], stop: asyncio.Event | None = None
     ) -> None:
         self._session = session
         self._plan = plan.check()
@@ -67,7 +67,7 @@ class Consumer:
             raise InvalidArgument(f"stop is an asyncio.Event, not {stop!r}")
         self._stop = asyncio.Event() if stop is None else stop
         self._loop = asyncio.get_running_loop()
-        self._lifeline = Lifeline(
+        self._lease_keeper = LeaseKeeper(
             plan,
             lambda: session.beside().broker,
             lambda queue, group: session.beside().group_stats(queue, group),
@@ -75,7 +75,7 @@ class Consumer:
         self._popping: set[asyncio.Future[Any]] = set()
         self._handlers: set[asyncio.Future[Any]] = set()
         self._error: BaseException | None = None
-        self.counts = Counted()
+        self.counts = ConsumerCounts()
         self._running = self._loop.create_task(self._run())
 
     # Callbacks may follow in the same expression: no task runs before the next await.
@@ -102,7 +102,7 @@ class Consumer:
         self._stop.set()
         self._end_pops()
 
-    async def join(self) -> Counted:
+    async def join(self) -> ConsumerCounts:
         """Wait until the loop has ended; raises what ended it.
 
         Cancelled, as Ctrl-C does, it stops it gracefully; cancelled again while it is stopping, it
@@ -138,7 +138,7 @@ class Consumer:
         if asyncio.current_task() not in {*self._handlers, *self._workers}:
             await self.join()
 
-    def __await__(self) -> Generator[Any, None, Counted]:
+    def __await__(self) -> Generator[Any, None, ConsumerCounts]:
         return self.join().__await__()
 
     async def __aenter__(self) -> Self:
@@ -169,7 +169,7 @@ class Consumer:
                 task.cancel()
             await asyncio.wait(self._workers)
             self._session.leave(self)
-            await asyncio.to_thread(self._lifeline.close)
+            await asyncio.to_thread(self._lease_keeper.close)
 
     async def _watch(self) -> None:
         """End the pops also when the stop comes from the caller's event."""
@@ -182,10 +182,10 @@ class Consumer:
                 popping.cancel()
 
     async def _work(self) -> None:
-        asking = Asking(self._plan.request)
+        repeatable = RepeatablePop(self._plan.request)
         try:
             while not self._stop.is_set():
-                batch = await self._pop(asking)
+                batch = await self._pop(repeatable)
                 if batch:
                     await self._handle(batch)
                 elif self._plan.wait <= 0:
@@ -197,8 +197,8 @@ class Consumer:
             log_end(self._plan, error)
             self.stop()
 
-    async def _pop(self, asking: Asking) -> Batch[Any] | None:
-        popping = asyncio.ensure_future(self._session.take(asking.request(), self._plan.wait))
+    async def _pop(self, repeatable: RepeatablePop) -> Batch[Any] | None:
+        popping = asyncio.ensure_future(self._session.take(repeatable.request(), self._plan.wait))
         self._popping.add(popping)
         try:
             batch = await popping
@@ -210,11 +210,11 @@ class Consumer:
                 await self._settle(lambda: self._session.release(found))
             raise
         except AckflowError as error:
-            await self._pause(asking.pause(error))
+            await self._pause(repeatable.pause(error))
             return None
         finally:
             self._popping.discard(popping)
-        asking.answered(batch)
+        repeatable.answered(batch)
         batch.origin.pause = self._pause
         batch.origin.settled = set()
         self.counts.received += len(batch)
@@ -250,7 +250,7 @@ class Consumer:
                 if self._stop.is_set() and batch.origin.token is not None:
                     await self._give_back([*part, *rest])
                     return
-                attempt = Attempt(part, rest)
+                attempt = HandlerCall(part, rest)
                 await self._handle_part(attempt, handling)
                 if attempt.timed_out:
                     await self._timed_out(attempt)
@@ -259,24 +259,24 @@ class Consumer:
     async def _keep(
         self, batch: Batch[Any], lost: Callable[[], None]
     ) -> AbstractContextManager[None]:
-        if self._lifeline.ready:
-            return self._lifeline.keep(batch, lost)
+        if self._lease_keeper.ready:
+            return self._lease_keeper.keep(batch, lost)
         while True:
             try:
-                return await asyncio.to_thread(self._lifeline.keep, batch, lost)
+                return await asyncio.to_thread(self._lease_keeper.keep, batch, lost)
             except AckflowError as error:
                 if error.code not in PASSING:
                     raise
                 if await self._pause(PAUSES[-1]):
                     return nullcontext()
 
-    async def _handle_part(self, attempt: Attempt, handling: list[asyncio.Future[Any]]) -> None:
+    async def _handle_part(self, attempt: HandlerCall, handling: list[asyncio.Future[Any]]) -> None:
         part, given = attempt.part, self._plan.argument(attempt.part)
         task = asyncio.ensure_future(_handled(self._plan.handler, given))
         handling[:] = [task]
         self._handlers.add(task)
         try:
-            with self._lifeline.limit(attempt, partial(self._cancel, task)):
+            with self._lease_keeper.limit(attempt, partial(self._cancel, task)):
                 await task
         except asyncio.CancelledError:
             if attempt.timed_out:
@@ -290,9 +290,9 @@ class Consumer:
         except Exception as error:
             if attempt.timed_out:
                 return
-            cause = error.exit if isinstance(error, Exits) else error
+            cause = error.exit if isinstance(error, HandlerExited) else error
             await self._failed(part, given, cause)
-            if isinstance(error, Exits):
+            if isinstance(error, HandlerExited):
                 raise error.exit from None
         else:
             if not attempt.timed_out:
@@ -301,12 +301,12 @@ class Consumer:
             handling.clear()
             self._handlers.discard(task)
 
-    def _cancel(self, task: "asyncio.Future[Any]", _: Attempt) -> None:
+    def _cancel(self, task: "asyncio.Future[Any]", _: HandlerCall) -> None:
         """A handler does not end: cancel it, from the thread of the limits."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(task.cancel)
 
-    async def _timed_out(self, attempt: Attempt) -> None:
+    async def _timed_out(self, attempt: HandlerCall) -> None:
         part = attempt.part
         self.counts.timed_out += len(part)
         await self._settle_failed(part, self._plan.argument(part), TimeoutError(OVERDUE))
@@ -319,9 +319,9 @@ class Consumer:
             await self._call_back(self._plan.on_success, given)
         left = unsettled(part)
         token = part[0]._share.origin.token
-        if left and token is not None and await asyncio.to_thread(self._lifeline.holds, token):
+        if left and token is not None and await asyncio.to_thread(self._lease_keeper.holds, token):
             self.counts.unsettled += len(left)
-            self._lifeline.warn(left)
+            self._lease_keeper.warn(left)
 
     async def _failed(self, part: Sequence[Any], given: Any, error: BaseException) -> None:
         if isinstance(error, LeaseLost) and not isinstance(error, AlreadySettled):
@@ -371,7 +371,7 @@ def interrupted(kind: type[BaseException] | None) -> bool:
     return kind is not None and issubclass(kind, KeyboardInterrupt)
 
 
-class Exits(Exception):
+class HandlerExited(Exception):
     """A handler called `sys.exit`. In a task that would end the event loop at once."""
 
     def __init__(self, exit: SystemExit) -> None:
@@ -382,7 +382,7 @@ async def _handled(handler: Callable[..., Any], given: Any) -> Any:
     try:
         return await _awaited(handler, given)
     except SystemExit as exit:
-        raise Exits(exit) from None
+        raise HandlerExited(exit) from None
 
 
 async def _awaited(call: Callable[..., Any], *given: Any) -> Any:

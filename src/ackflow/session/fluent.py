@@ -15,7 +15,7 @@ Consumer = TypeVar("Consumer")
 Options = TypeVar("Options")
 
 
-class Choices:
+class QueueBuilder:
     """What was chosen for a queue so far. Every choice answers with a new one."""
 
     def __init__(self, session: Any, queue: str, chosen: dict[str, Any] | None = None) -> None:
@@ -100,7 +100,7 @@ _POP = ("group", "partition", "batch", "auto_ack", "lease_seconds", "wait")
 _LOOP = ("each", "renew", "concurrency", "on_success", "on_error")
 
 
-class FluentQueue(Choices, Generic[Receipt, Batch, Consumer, Options]):
+class FluentQueue(QueueBuilder, Generic[Receipt, Batch, Consumer, Options]):
     """Ends a chain, on a session of either kind; the answers of an awaitable one are awaited."""
 
     def push(self, data: Any, *, key: str | None = None) -> Receipt:

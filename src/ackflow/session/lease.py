@@ -14,7 +14,7 @@ from ..validate import Duration, Reason
 from .messages import Batch, Message, Refusal, Settled, to_verdict
 
 
-class Holder(Protocol):
+class LeaseSession(Protocol):
     """What a lease asks of its session."""
 
     @property
@@ -28,7 +28,7 @@ class Holder(Protocol):
 class Lease:
     """A lease known by its token alone. Without ids a verb means every message of it still held."""
 
-    def __init__(self, session: Holder, token: int) -> None:
+    def __init__(self, session: LeaseSession, token: int) -> None:
         self._session = session
         self._token = token
 

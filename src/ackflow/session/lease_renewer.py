@@ -21,7 +21,7 @@ AGAIN_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
 
 
-class Kept(Struct):
+class RenewedLease(Struct):
     """A lease in use: when it is renewed next, and what to call when it is found lost."""
 
     due: int
@@ -30,20 +30,20 @@ class Kept(Struct):
     lost: Callable[[], None]
 
 
-class Limit(Struct):
+class TimedCall(Struct):
     """A call that may take until `due`, and what to call when it takes longer."""
 
     due: int
     over: Callable[[], None]
 
 
-class Timed(Protocol):
+class Timeable(Protocol):
     """A call that may take too long."""
 
     timed_out: bool
 
 
-E = TypeVar("E", Kept, Limit)
+E = TypeVar("E", RenewedLease, TimedCall)
 
 
 class Schedule(Generic[E]):
@@ -105,7 +105,7 @@ class Schedule(Generic[E]):
         return IDLE_SECONDS if due is None else self._clock.seconds_left(due)
 
 
-class Renewal(Schedule[Kept]):
+class LeaseRenewer(Schedule[RenewedLease]):
     """Renews the leases in use with `extend`, each in its own interval."""
 
     def __init__(self, extend: Callable[[int], object], clock: Clock) -> None:
@@ -117,13 +117,13 @@ class Renewal(Schedule[Kept]):
         """Within this a lease is renewed every so many seconds. `lost` is called, in the thread of
         the renewals, when it turns out that somebody else may have its messages."""
         step = micros(every)
-        self._begin(token, Kept(self._clock.steady() + step, token, step, lost))
+        self._begin(token, RenewedLease(self._clock.steady() + step, token, step, lost))
         try:
             yield
         finally:
             self.drop(token)
 
-    def _act(self, key: Hashable, entry: Kept) -> None:
+    def _act(self, key: Hashable, entry: RenewedLease) -> None:
         asked = self._clock.steady()  # the lease begins anew at some time after this
         try:
             self._extend(entry.token)
@@ -139,24 +139,24 @@ class Renewal(Schedule[Kept]):
             entry.due = self._clock.steady() + min(entry.every, micros(AGAIN_SECONDS))
 
 
-class Limits(Schedule[Limit]):
+class CallTimeouts(Schedule[TimedCall]):
     """Calls that must end within their time."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__("ackflow-timeout", clock)
 
     @contextlib.contextmanager
-    def within(self, seconds: float, call: Timed, over: Callable[[], None]) -> Iterator[None]:
+    def within(self, seconds: float, call: Timeable, over: Callable[[], None]) -> Iterator[None]:
         """What is done within this must end in time; else `call.timed_out` is set and `over` is
         called, once, in the thread of the limits. After the end it is not called any more."""
         key = object()
-        self._begin(key, Limit(self._clock.steady() + micros(seconds), over))
+        self._begin(key, TimedCall(self._clock.steady() + micros(seconds), over))
         try:
             yield
         finally:
             if not self.drop(key):
                 call.timed_out = True  # `over` may be about to say so
 
-    def _act(self, key: Hashable, entry: Limit) -> None:
+    def _act(self, key: Hashable, entry: TimedCall) -> None:
         if self.drop(key):
             entry.over()

@@ -22,7 +22,7 @@ from ..validate import Duration, Reason
 _decode = msgspec.json.Decoder().decode
 
 
-class Origin(Struct, gc=False):
+class HandoutInfo(Struct, gc=False):
     """The hand-out a message came with.
 
     `lost`: the lease is known to be lost. `pause` is of a consume loop: it waits for some seconds
@@ -41,17 +41,17 @@ class Origin(Struct, gc=False):
     settled: set[tuple[int, int]] | None = None
 
 
-class Share(Struct, gc=False):
+class RunInfo(Struct, gc=False):
     """The run a message lies in, and its hand-out."""
 
-    origin: Origin
+    origin: HandoutInfo
     run: MessageRun
 
 
 class Delivery(Struct, gc=False, eq=False):
     """One delivery of one message; subclasses add the verbs that end it."""
 
-    _share: Share
+    _share: RunInfo
     _index: int
 
     @property
@@ -173,7 +173,7 @@ class Delivery(Struct, gc=False, eq=False):
         return f"<Message {self.id} {self.queue}/{self.partition} delivery {self.deliveries}>"
 
 
-class Settles(Protocol):
+class MessageSession(Protocol):
     """What a message needs of its session."""
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None: ...
@@ -184,7 +184,7 @@ class Message(Delivery, gc=False, eq=False):
     """One delivery. Each verb below ends it, except extend; a lost lease raises LeaseLost."""
 
     @property
-    def _session(self) -> Settles:
+    def _session(self) -> MessageSession:
         return self._share.origin.session  # type: ignore[no-any-return]
 
     def ack(self, *, confirm: bool = False, up_to: bool = False) -> None:
@@ -236,7 +236,7 @@ class Batch(tuple[M, ...]):
     """What one pop brought, under one lease. Empty when there was nothing; then `why` tells if
     something held it back: paused, locked or window."""
 
-    origin: Origin
+    origin: HandoutInfo
     runs: list[MessageRun]
     why: str | None = None
     retry_at: datetime | None = None
@@ -244,12 +244,12 @@ class Batch(tuple[M, ...]):
     @classmethod
     def of(cls, session: Any, handout: Handout, message: type[M]) -> "Batch[M]":
         """The messages of a hand-out."""
-        origin = Origin(
+        origin = HandoutInfo(
             session, handout.queue, handout.group, handout.store, handout.token, handout.expires_at
         )
         found: list[M] = []
         for run in handout.runs:
-            share = Share(origin, run)
+            share = RunInfo(origin, run)
             found += [message(share, i) for i in range(run.lo - run.first, run.hi - run.first)]
         batch = cls(found)
         batch.origin = origin
@@ -465,7 +465,7 @@ def record(messages: Sequence[Delivery], verdict: Verdict) -> None:
         _record(message._share, verdict, [message._index])
 
 
-def _record(share: Share, verdict: Verdict, indexes: list[int]) -> None:
+def _record(share: RunInfo, verdict: Verdict, indexes: list[int]) -> None:
     origin, run = share.origin, share.run
     if origin.settled is None:
         return
@@ -484,7 +484,7 @@ def unsettled(part: Sequence[Delivery]) -> list[Delivery]:
 
 
 def _close(
-    marks: dict[int, list[Mark]], share: Share | None, verdict: Verdict | None, indexes: list[int]
+    marks: dict[int, list[Mark]], share: RunInfo | None, verdict: Verdict | None, indexes: list[int]
 ) -> None:
     if share is None or verdict is None or share.origin.token is None:
         return

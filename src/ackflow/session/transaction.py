@@ -97,10 +97,10 @@ class Operations:
         self.places[len(self._operations) - 1] = places
         return self
 
-    def queue(self, name: str) -> "PushTo[Self]":
+    def queue(self, name: str) -> "TransactionPush[Self]":
         """The fluent style: `.queue("next").partition("p").push([...])` goes on with the
         transaction."""
-        return PushTo(self, name)
+        return TransactionPush(self, name)
 
     def put(self, key: str, value: Any, *, expect: int | None = None) -> Self:
         """Set a small value; `expect` is the version it must have now, 0 for not there yet."""
@@ -141,7 +141,7 @@ class Operations:
 T = TypeVar("T", bound=Operations)
 
 
-class PushTo(Generic[T]):
+class TransactionPush(Generic[T]):
     """A queue chosen within a transaction, to push to."""
 
     def __init__(self, transaction: T, queue: str) -> None:
@@ -169,7 +169,7 @@ class PushTo(Generic[T]):
         return self._transaction.push(self._queue, data, **self._chosen)
 
 
-class Commits(Protocol):
+class TransactionSession(Protocol):
     """What a transaction needs of its session."""
 
     def commit(self, operations: Operations) -> Committed: ...
@@ -178,7 +178,7 @@ class Commits(Protocol):
 class Transaction(Operations):
     """`with q.transaction() as t:` commits at the end of the block, unless it raises."""
 
-    def __init__(self, session: Commits, key: str | None) -> None:
+    def __init__(self, session: TransactionSession, key: str | None) -> None:
         super().__init__(key)
         self._session = session
 
