@@ -50,7 +50,7 @@ def test_closing_the_session_sends_what_is_left(open_session: Any) -> None:
     gathering = q.buffer(seconds=1e6)
     gathering.push("orders", [Item(data=b"raw", headers={"h": "v"}), {"a": 1}])
     if q.broker.store.id != other.broker.store.id:
-        q._background.close()  # a private database: nobody else sees it
+        q._background.close()  # a private database: no other session sees it
         other = q
     else:
         q.close()

@@ -20,7 +20,7 @@ from ackflow.dialects.queen.verbs.settle_by_name import NamedSettles as ByName
 from ackflow.errors import AlreadySettled, LeaseExpired, LeaseLost, NotFound, TransactionFailed
 from ackflow.options import QUEUE_MODE
 
-# These verbs are for servers: nobody calls them from afar.
+# Only servers call these verbs; the HTTP client has none of them.
 pytestmark = pytest.mark.parametrize("open_session", ["memory", "file"], indirect=True)
 
 ACK, NACK, RELEASE = Verdict("ack"), Verdict("nack", "broken"), Verdict("release")

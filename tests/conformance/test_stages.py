@@ -258,7 +258,7 @@ def test_a_repeated_publishing_does_not_ack_again(q: Session) -> None:
     assert stored(q) == ["result"]
 
 
-# stages nobody publishes
+# unpublished stages
 
 
 @pytest.mark.parametrize(("seconds", "dropped"), [(0, 0), (DAY - 1, 0), (DAY, 2), (5 * DAY, 2)])

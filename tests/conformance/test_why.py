@@ -30,7 +30,7 @@ def why(q: Session, id: str) -> Why:
     return answer
 
 
-# nobody can have it
+# messages that no group can have
 
 
 def test_a_queue_that_is_not_there_is_an_answer(q: Session) -> None:

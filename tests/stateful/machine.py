@@ -517,7 +517,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(pick=SOME)
     def upkeep(self, pick: int) -> None:
-        """Nothing that anybody needs is trimmed, and on `jobs` everything else is."""
+        """Nothing that a group needs is trimmed, and on `jobs` everything else is."""
         try:
             self.q(pick).upkeep()
         except errors.NotMyTurn:
@@ -586,7 +586,9 @@ class BrokerMachine(RuleBasedStateMachine):
         assert len(told) == len(found)
         letters = {which: self.model.letters[which] for which in self.letters(queue, None, late)}
         for which in [which for which in told if which[1] in late[which[0]]]:
-            letters.pop(which, None)  # it died once before, and again, which nobody noticed yet
+            letters.pop(
+                which, None
+            )  # it died before, and again in a lease that is not yet expired by the broker
             del told[which]
         assert told == {
             which: (x.kind, x.deliveries, x.failures, x.died, x.data)

@@ -299,7 +299,7 @@ class Model:
         return out
 
     def settle_whole(self, token: str, verb: str) -> Outcome:
-        """All that a lease still holds; what another verb ended is told only if nothing is left."""
+        """All that a lease still holds; messages ended by another verb are reported only if nothing is left."""
         out = self.settle(token, verb, self.leases[token].places)
         if out.settled or out.noop:
             out.refused = {p: c for p, c in out.refused.items() if c != "already_settled"}

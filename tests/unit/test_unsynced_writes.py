@@ -70,7 +70,7 @@ def sessions(tmp_path: Path) -> Iterator[Callable[[], Session]]:
 
 
 class SlowPush:
-    """A push that is committed, and whose sync goes on until it is told to end."""
+    """A committed push whose sync blocks until the test lets it end."""
 
     def __init__(self, disk: Disk, session: Session, queue: str, data: object) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -167,7 +167,7 @@ def test_a_pop_in_the_transaction_of_its_push_waits_for_its_sync(
             until(lambda: len(writer._queue) == 1)
             popped = pool.submit(q.pop, "q")
             until(lambda: len(writer._queue) == 2)
-        # Whoever syncs first fails; the other copies the log before anything is confirmed.
+        # The first sync fails; the other session checkpoints the WAL before anything is confirmed.
         outcomes = [type(pushed.exception(10)), type(popped.exception(10))]
     assert outcomes.count(OutcomeUnknown) >= 1
     assert disk.of(q) >= 1
