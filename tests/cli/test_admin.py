@@ -11,7 +11,7 @@ from .conftest import Cli
 
 def test_options_of_a_queue_are_set_and_shown(cli: Cli) -> None:
     result = cli.run("configure", "orders", "retry_limit=5", "backoff=[1, 5]", "keep_seconds=none")
-    assert "the queue orders is made" in result.stderr
+    assert "queue orders created" in result.stderr
     options = cli.q.queue_stats("orders").options
     assert (options.retry_limit, options.backoff, options.keep_seconds) == (5, (1.0, 5.0), None)
     (told,) = cli.json("configure", "orders")
@@ -63,7 +63,7 @@ def test_durations_of_options_have_units(on_file: Cli, setting: str, value: obje
         ("lease_seconds=10x", "lease_seconds: '10x' is not a duration"),
         ("backoff=1,soon", "backoff: 'soon' is not a duration"),
         ("retrylimit=5", "there is no option 'retrylimit'; there are"),
-        ("retry_limit", "an option is NAME=VALUE"),
+        ("retry_limit", "an option must be NAME=VALUE"),
         ("retry_limit=many", "retry_limit must be an integer"),
         ("keep_seconds=-1", "keep_seconds: '-1' is not a duration"),
     ],
@@ -106,7 +106,7 @@ def test_seek_tells_what_is_wrong(cli: Cli) -> None:
     cli.q.push("orders", 1)
     cli.q.pop("orders", group="g")
     assert "--yes" in cli.fails(1, "seek", "orders", "g", "end")
-    assert "say where to" in cli.fails(2, "seek", "orders", "g")
+    assert "give a position" in cli.fails(2, "seek", "orders", "g")
     assert "is not a time" in cli.fails(2, "seek", "orders", "g", "beginning", "-y")
     assert "no group" in cli.fails(3, "seek", "orders", "nobody", "end", "-y")
     assert cli.q.group_stats("orders", "g").counts.leased == 1
@@ -126,7 +126,7 @@ def test_delete_removes_a_queue_a_group_or_messages(cli: Cli) -> None:
     cli.q.pop("orders", group="g")
     assert "Delete the queue orders with 2 messages" in cli.fails(1, "delete", "orders")
     assert "1 message of orders deleted" in cli("delete", "orders", ids[0], "--yes")
-    assert "does not store" in cli.fails(3, "delete", "orders", ids[0], "-y")
+    assert "not found in queue" in cli.fails(3, "delete", "orders", ids[0], "-y")
     assert "group g of orders is deleted" in cli("delete", "orders", "-g", "g", "-y")
     assert "no group" in cli.fails(3, "delete", "orders", "-g", "g", "-y")
     assert "not both" in cli.fails(2, "delete", "orders", ids[1], "-g", "g", "-y")

@@ -9,7 +9,7 @@ from .conftest import Cli
 
 def test_dead_letters_are_listed_newest_first(dead: Cli) -> None:
     rows = dead("dlq", "list").splitlines()
-    assert rows[0].split() == ["number", "queue", "group", "died", "of", "reason", "data"]
+    assert rows[0].split() == ["number", "queue", "group", "died", "cause", "reason", "data"]
     assert len(rows) == 5
     assert "not an order" in rows[1]
     assert "rejected" in rows[1]
@@ -47,7 +47,7 @@ def test_a_dead_letter_is_shown_whole_by_number_or_id(dead: Cli) -> None:
     letter = dead.q.dead_letters("orders", group="billing").items[0]
     output = dead("dlq", "show", "orders", letter.id)
     assert "reason      timeout" in output
-    assert "tries       handed out 1, failed 1, last by tester" in output
+    assert "attempts    1 delivered, 1 failed, last by tester" in output
     assert '{\n  "id": 3\n}\n' in output
     assert "reason      timeout" in dead("dlq", "show", "orders", letter.message_id)
     (told,) = dead.json("dlq", "show", "orders", letter.id)
@@ -57,8 +57,8 @@ def test_a_dead_letter_is_shown_whole_by_number_or_id(dead: Cli) -> None:
 def test_a_dead_letter_that_is_not_there_is_told(dead: Cli) -> None:
     assert "no dead letter 999" in dead.fails(3, "dlq", "show", "orders", 999)
     (alive,) = dead.q.push("orders", 1)
-    assert "is no dead letter" in dead.fails(3, "dlq", "show", "orders", alive)
-    assert "say which" in dead.fails(2, "dlq", "show", "orders")
+    assert "is not a dead letter" in dead.fails(3, "dlq", "show", "orders", alive)
+    assert "give numbers" in dead.fails(2, "dlq", "show", "orders")
 
 
 # redrive
@@ -66,7 +66,7 @@ def test_a_dead_letter_that_is_not_there_is_told(dead: Cli) -> None:
 
 def test_some_are_sent_back_by_number_or_id(dead: Cli) -> None:
     last, first = dead.q.dead_letters("orders", group="billing").items[::2]
-    assert "2 dead letters sent back" in dead(
+    assert "2 dead letters redriven to orders" in dead(
         "dlq", "redrive", "orders", last.id, first.message_id, "-g", "billing"
     )
     again = dead.q.pop("orders", group="billing", batch=9)
@@ -79,7 +79,7 @@ def test_those_that_match_are_sent_back(dead: Cli) -> None:
 
 
 def test_all_are_sent_back_or_to_another_queue(dead: Cli) -> None:
-    assert "4 dead letters sent to repair" in dead(
+    assert "4 dead letters redriven to repair" in dead(
         "dlq", "redrive", "orders", "--all", "--to", "repair"
     )
     assert dead.q.queue_stats("repair").messages == 4
@@ -87,7 +87,7 @@ def test_all_are_sent_back_or_to_another_queue(dead: Cli) -> None:
 
 def test_a_dry_run_changes_nothing(dead: Cli) -> None:
     output = dead("dlq", "redrive", "orders", "--group", "billing", "--dry-run")
-    assert output == "3 dead letters would be sent back to orders\n"
+    assert output == "3 dead letters would be redriven to orders\n"
     assert dead.json("dlq", "redrive", "orders", "--all", "-n", 2, "--dry-run") == [
         {"would_redrive": 2}
     ]
@@ -96,7 +96,9 @@ def test_a_dry_run_changes_nothing(dead: Cli) -> None:
 
 def test_a_rate_is_kept(dead: Cli) -> None:
     started = time.monotonic()
-    assert "4 dead letters sent back" in dead("dlq", "redrive", "orders", "--all", "--rate", 10)
+    assert "4 dead letters redriven to orders" in dead(
+        "dlq", "redrive", "orders", "--all", "--rate", 10
+    )
     assert 0.25 < time.monotonic() - started < 5
 
 
@@ -111,7 +113,7 @@ def test_what_dies_again_meanwhile_is_left_alone(dead: Cli) -> None:
 
 
 def test_redrive_without_a_choice_is_refused(dead: Cli) -> None:
-    assert "say which" in dead.fails(2, "dlq", "redrive", "orders")
+    assert "give numbers" in dead.fails(2, "dlq", "redrive", "orders")
     assert "not both" in dead.fails(2, "dlq", "redrive", "orders", "1", "--error", "x")
     assert dead.q.dead_letters("orders").total == 4
 
@@ -126,13 +128,13 @@ def test_nothing_to_send_back_exits_with_3(dead: Cli) -> None:
 
 def test_purge_throws_away_what_is_chosen(dead: Cli) -> None:
     output = dead("dlq", "purge", "orders", "--kind", "rejected", "--yes")
-    assert output == "1 dead letter thrown away\n"
+    assert output == "1 dead letter deleted\n"
     assert dead.json("dlq", "purge", "orders", "--all", "-y") == [{"purged": 3}]
 
 
 def test_purge_asks_and_refuses_where_nobody_can_answer(dead: Cli) -> None:
     told = dead.fails(1, "dlq", "purge", "orders", "--all")
-    assert "Throw 4 dead letters of orders away for good?" in told
+    assert "Delete 4 dead letters of orders permanently?" in told
     assert "--yes" in told
     assert dead.q.dead_letters("orders").total == 4
 

@@ -13,7 +13,7 @@ import pytest
 import ackflow
 
 from .conftest import command, shell
-from .test_live import on_terminal
+from .test_watch import on_terminal
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_server_goes_on_when_its_output_is_closed(tmp_path: Path) -> None:
 def test_a_token_that_could_not_be_shown_is_told(db: str) -> None:
     code, told = unread("--url", db, "token", "create", "mine")
     assert code == 1
-    assert "could not be shown" in told
+    assert "not printed" in told
     assert "token revoke mine" in told
 
 
@@ -128,7 +128,7 @@ def test_output_that_cannot_be_written_is_told(db: str, tmp_path: Path) -> None:
     told = "ackflow: the output could not be written: No space left on device"
     assert full("queues") == (1, f"{told}\n")
     assert full("push", "big", "1", "2", "3") == (1, f"{told}\n")
-    assert full("pop", "big", "-n", "3") == (1, f"{told}; the messages were given back\n")
+    assert full("pop", "big", "-n", "3") == (1, f"{told}; the messages were released\n")
     with ackflow.connect(db, upkeep=False) as q:
         assert q.group_stats("big").counts.ready == 3
 
@@ -137,7 +137,7 @@ def test_messages_popped_into_a_closed_pipe_are_given_back(db: str) -> None:
     code, told = unread("--url", db, "pop", "orders", "-n", "5000", "--ack", "--json")
     assert code == 1
     assert '"code":"output_failed"' in told
-    assert "given back" in told
+    assert "were released" in told
     with ackflow.connect(db, upkeep=False) as q:
         counts = q.group_stats("orders").counts
     assert (counts.ready, counts.leased, counts.done) == (5000, 0, 0)
@@ -256,7 +256,7 @@ def ask(db: str, answer: bytes) -> int:
 def test_nothing_to_push_from_a_terminal_is_told(db: str) -> None:
     output, code = on_terminal(db, "push", "orders", until=b"never")
     assert code == 2
-    assert b"nothing to push" in output
+    assert b"no messages to push" in output
 
 
 def test_a_long_input_has_a_progress_bar_on_a_terminal(db: str, tmp_path: Path) -> None:

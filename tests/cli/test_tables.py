@@ -15,7 +15,7 @@ import ackflow
 from ackflow.cli import output
 from ackflow.cli.main import app
 
-from .test_live import on_terminal
+from .test_watch import on_terminal
 
 # each command, and the columns without which its rows could not be told apart
 TABLES = {

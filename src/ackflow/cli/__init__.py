@@ -1,1 +1,1 @@
-"""The command line: it translates between a terminal and a session, and decides nothing."""
+"""The command line: commands call a session and print the result."""

@@ -1,4 +1,4 @@
-"""A short measurement against a database or server, in a queue of its own that is removed again."""
+"""`ackflow bench`: a short benchmark in a temporary queue."""
 
 import secrets
 import statistics
@@ -12,8 +12,8 @@ from msgspec import Struct
 from ..errors import AckflowError, InvalidArgument
 from ..options import MAX_BATCH
 from ..session.session import Session
-from .command import Link, command
-from .output import Columns, many
+from .command import Target, command
+from .output import Columns, plural
 
 PANEL = "Operation"
 MEASURED = Columns(
@@ -22,7 +22,7 @@ MEASURED = Columns(
 
 
 class Measured(Struct):
-    """What was done, how often, and how long it took."""
+    """The result of one measurement."""
 
     what: str
     messages: int
@@ -33,40 +33,40 @@ class Measured(Struct):
 
 
 def register(app: typer.Typer) -> None:
-    command(app, panel=PANEL, makes=True, keeps=True)(bench)
+    command(app, panel=PANEL, creates=True, long_running=True)(bench)
 
 
 def bench(
-    link: Link,
+    target: Target,
     messages: Annotated[
-        int, typer.Option("--messages", "-n", min=1, help="How many to push and pop.")
+        int, typer.Option("--messages", "-n", min=1, help="Number of messages to push and pop.")
     ] = 20_000,
-    batch: Annotated[
-        int, typer.Option(min=1, max=MAX_BATCH, help="How many in one request.")
-    ] = 1_000,
-    size: Annotated[int, typer.Option(min=2, max=1 << 20, help="Bytes of a message.")] = 200,
-    singles: Annotated[int, typer.Option(min=1, help="How many to send one by one.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Messages per request.")] = 1_000,
+    size: Annotated[int, typer.Option(min=2, max=1 << 20, help="Bytes per message.")] = 200,
+    singles: Annotated[
+        int, typer.Option(min=1, help="Number of messages to send one by one.")
+    ] = 100,
 ) -> None:
-    """Measure this database or server for a moment, and say what was done."""
+    """Run a short benchmark against a database or server."""
     if messages < batch:
         batch = messages
     if batch * size > 256 << 20:
-        raise InvalidArgument("a request of more than 256 MiB is too large; take a smaller --batch")
+        raise InvalidArgument("a request must have at most 256 MiB; give a smaller --batch")
     queue = f"ackflow-bench-{secrets.token_hex(4)}"
-    session = link.session
+    session = target.session
     try:
         found = _measure(session, queue, messages, batch, size, singles)
     finally:
-        _remove(link, session, queue)
-    kind = "a server" if link.place.remote else "opened in this process"
-    link.out.say(
-        f"{link.place.shown} ({kind}): {many(messages, 'message')} of {size} bytes, {batch:,} in a "
-        f"request, then {many(singles, 'message')} one by one, by one thread.\n"
-        "A push is on disk when it is answered; payloads are encoded and decoded. "
-        f"The queue {queue} was made for it and removed.\n"
+        _remove(target, session, queue)
+    kind = "server" if target.location.remote else "opened in this process"
+    target.out.say(
+        f"{target.location.shown} ({kind}): {plural(messages, 'message')} of {size} bytes, {batch:,} per "
+        f"request, then {plural(singles, 'message')} one by one, from one thread.\n"
+        "A push is on disk when it returns; payloads are encoded and decoded. "
+        f"The temporary queue {queue} was removed.\n"
     )
     rows = ([m.what, f"{m.per_second:,.0f}", f"{m.p50_ms:,.2f}", f"{m.p99_ms:,.2f}"] for m in found)
-    link.out.table(MEASURED, rows, found)
+    target.out.table(MEASURED, rows, found)
 
 
 def _measure(
@@ -90,7 +90,7 @@ def _take(session: Session, queue: str, want: int) -> None:
     while want > 0:
         found = session.pop(queue, batch=want, wait=5.0)
         if not found:
-            raise AckflowError(f"the messages of {queue} did not come; somebody else took them")
+            raise AckflowError(f"no messages in {queue}: another consumer has taken them")
         for message in found:
             _ = message.data
         session.ack(found)
@@ -110,8 +110,8 @@ def _timed(what: str, rounds: list[int], act: Callable[[int], object]) -> Measur
     )
 
 
-def _remove(link: Link, session: Session, queue: str) -> None:
+def _remove(target: Target, session: Session, queue: str) -> None:
     try:
         session.delete_queue(queue)
     except AckflowError as error:
-        link.out.note(f"the queue {queue} could not be removed: {error.message}")
+        target.out.note(f"queue {queue} could not be removed: {error.message}")

@@ -1,4 +1,4 @@
-"""What all commands share: where they work, how they fail, and how they end."""
+"""What all commands share: the target they work on, shared options, errors and exit codes."""
 
 import difflib
 import logging
@@ -17,22 +17,31 @@ import typer
 from typer.core import TyperGroup
 
 from .. import errors, validate
-from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound, StorageAway
+from ..errors import AckflowError, InvalidArgument, QueueNotFound
 from ..session.connect import connect
 from ..session.session import Session
-from . import places
+from . import contexts
+from .contexts import Location
+from .errors import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    CommandRefused,
+    ExtraMissing,
+    NoDatabase,
+    OutputFailed,
+    exit_code,
+    is_unreachable,
+)
 from .output import Output, safe
-from .places import NoDatabase, Place
-from .streams import OutputFailed, discard, failed, persistent
+from .params import SHARED_PANEL, AsJson
+from .streams import discard, output_error, persistent
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
 
-FAILED, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])  # Typer does not export it
-_UNREACHABLE = {"unavailable", "circuit_open", StorageAway.code, NoDatabase.code}
-_PANEL = "Where and how"
-# Which extra brings the packages that commands import when they need them.
+# The extra that installs each package that commands import on demand.
 _EXTRAS = {
     **dict.fromkeys(("aiohttp", "greenlet", "urllib3"), "client"),
     **dict.fromkeys(("cryptography", "httptools", "prometheus_client", "uvicorn"), "server"),
@@ -40,42 +49,39 @@ _EXTRAS = {
     **dict.fromkeys(("pyspark", "pyarrow", "py4j"), "spark"),
     "pika": "rabbitmq",
 }
-PANELS = ("Messages", "Looking", "Dead letters", "Administration", "Operation")
+PANELS = ("Messages", "Inspection", "Dead letters", "Administration", "Operation")
 
 Url = Annotated[
     str | None,
     typer.Option(
         help="Database file, or URL of PostgreSQL or a server (env: ACKFLOW_URL; default: the "
-        "current context, else the file that `serve` uses).",
-        rich_help_panel=_PANEL,
+        "context in use, else the default file of `serve`).",
+        rich_help_panel=SHARED_PANEL,
     ),
 ]
-Named = Annotated[
+ContextName = Annotated[
     str | None,
-    typer.Option("--context", help="A saved context, by name.", rich_help_panel=_PANEL),
+    typer.Option("--context", help="Name of a saved context.", rich_help_panel=SHARED_PANEL),
 ]
-Bearer = Annotated[
+TokenOption = Annotated[
     str | None,
     typer.Option(
         "--token",
-        help="What the server asks for; see `ackflow token` (env: ACKFLOW_TOKEN).",
-        rich_help_panel=_PANEL,
+        help="Access token of the server; see `ackflow token` (env: ACKFLOW_TOKEN).",
+        rich_help_panel=SHARED_PANEL,
     ),
 ]
 CaFile = Annotated[
     str | None,
-    typer.Option(help="Certificates to trust, PEM (env: ACKFLOW_CA_FILE).", rich_help_panel=_PANEL),
-]
-AsJson = Annotated[
-    bool,
     typer.Option(
-        "--json", help="JSON for programs: a document, or one per line.", rich_help_panel=_PANEL
+        help="CA certificates to trust, PEM file (env: ACKFLOW_CA_FILE).",
+        rich_help_panel=SHARED_PANEL,
     ),
 ]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "url": (Url, None),
-    "context": (Named, None),
-    "bearer": (Bearer, None),
+    "context": (ContextName, None),
+    "bearer": (TokenOption, None),
     "ca_file": (CaFile, None),
     "as_json": (AsJson, False),
 }
@@ -83,79 +89,75 @@ _FILE: dict[str, tuple[Any, Any]] = {
     "db": (
         Annotated[
             str | None,
-            typer.Option(help="Database file; the same as --url.", rich_help_panel=_PANEL),
+            typer.Option(help="Database file; the same as --url.", rich_help_panel=SHARED_PANEL),
         ],
         None,
     )
 }
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-class ExtraMissing(AckflowError):
-    """A package that the command needs is not installed."""
+class Target:
+    """The database or server of a command, opened on first use, and the command's output."""
 
-    code = "extra_missing"
-
-
-class Refused(AckflowError):
-    """The command was not carried out."""
-
-    code = "refused"
-
-
-class Link:
-    """The place a command works on, opened when it is first needed, and its output."""
-
-    def __init__(self, place: Callable[[], Place], out: Output, **how: bool) -> None:
-        self._place = place
-        self._how = how
-        self._opened: Session | None = None
-        self._known: Place | None = None
+    def __init__(
+        self,
+        locate: Callable[[], Location],
+        out: Output,
+        *,
+        creates: bool = False,
+        long_running: bool = False,
+    ) -> None:
+        self._locate = locate
+        self._creates = creates
+        self._long_running = long_running
+        self._session: Session | None = None
+        self._location: Location | None = None
         self.out = out
 
     @property
-    def place(self) -> Place:
-        if self._known is None:
-            self._known = self._place()
-        return self._known
+    def location(self) -> Location:
+        if self._location is None:
+            self._location = self._locate()
+        return self._location
 
     @property
     def session(self) -> Session:
-        if self._opened is None:
-            self._opened = self._open()
-        return self._opened
+        if self._session is None:
+            self._session = self._open()
+        return self._session
 
     def _open(self) -> Session:
-        # What the broker logs is for those who run it; the command tells what it did.
+        # The broker's log is for programs that run it; a command prints its own result.
         logging.getLogger("ackflow").addHandler(logging.NullHandler())
-        place = self.place
-        if not place.remote:
-            if not self._how["makes"] and place.url != ":memory:":
-                there(place)
-            return connect(place.url, upkeep=self._how["keeps"])
+        location = self.location
+        if not location.remote:
+            if not self._creates and location.url != ":memory:":
+                require_file(location)
+            return connect(location.url, upkeep=self._long_running)
         return connect(
-            place.url,
-            token=place.token,
-            ca_file=place.ca_file,
-            retry=None if self._how["keeps"] else _hasty(),
+            location.url,
+            token=location.token,
+            ca_file=location.ca_file,
+            retry=None if self._long_running else _interactive_retry(),
         )
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        if self._session is not None:
+            self._session.close()
 
 
-def there(place: Place) -> None:
-    """Refuse a file that is not there: only what brings messages makes one."""
-    if not validate.is_url(place.url) and not os.path.exists(place.url):
+def require_file(location: Location) -> None:
+    """Raise NoDatabase if the file does not exist: only commands that add data create it."""
+    if not validate.is_url(location.url) and not os.path.exists(location.url):
         raise NoDatabase(
-            f"there is no database {place.url} (from {place.said_by}); "
-            "`ackflow push` or `ackflow serve` makes one"
+            f"database {location.url} does not exist (from {location.source}); "
+            "`ackflow push` or `ackflow serve` creates it"
         )
 
 
-def _hasty() -> Any:
-    """A person waits: tell soon when nobody answers."""
+def _interactive_retry() -> Any:
+    """A retry policy that gives up soon, because a person is waiting."""
     from ..remote.retry import RetryPolicy
 
     return RetryPolicy(pauses=(0.3,), connect_seconds=3.0)
@@ -166,52 +168,59 @@ def command(
     name: str | None = None,
     *,
     panel: str | None = None,
-    makes: bool = False,
-    keeps: bool = False,
+    creates: bool = False,
+    long_running: bool = False,
     local: bool = False,
     needs_reader: bool = False,
     epilog: str | None = None,
-) -> Callable[[Callable[Concatenate[Link, P], None]], Callable[Concatenate[Link, P], None]]:
-    """Register a function of a link as a command, with the options that say where and how.
+) -> Callable[[Callable[Concatenate[Target, P], None]], Callable[Concatenate[Target, P], None]]:
+    """Register a function of a target as a command, with the shared options.
 
-    `makes`: a file that is not there is made. `keeps`: it may run for long, so it does upkeep on
-    a file and has patience with a server. `local`: it is about a file, so --db names it as well.
-    `needs_reader`: it ends when its output is closed; the others finish their work.
+    - `creates`: a database file that does not exist is created.
+    - `long_running`: it runs upkeep on a file and retries a server with the default policy.
+    - `local`: it works on a file, which --db can also name.
+    - `needs_reader`: it ends when its output is closed; other commands finish their work.
     """
     options = {**_FILE, **_SHARED} if local else _SHARED
 
     def register(
-        function: Callable[Concatenate[Link, P], None],
-    ) -> Callable[Concatenate[Link, P], None]:
+        function: Callable[Concatenate[Target, P], None],
+    ) -> Callable[Concatenate[Target, P], None]:
         def run(ctx: typer.Context, **given: Any) -> None:
-            shared = _shared(ctx, {name: given.pop(name) for name in options})
-            link = Link(lambda: _find(shared), Output(shared["as_json"]), makes=makes, keeps=keeps)
+            shared = _merge_shared(ctx, {name: given.pop(name) for name in options})
+            target = Target(
+                lambda: _locate(shared),
+                Output(shared["as_json"]),
+                creates=creates,
+                long_running=long_running,
+            )
             try:
                 with nullcontext() if needs_reader else persistent():
-                    function(link, **given)  # type: ignore[call-arg]
+                    function(target, **given)  # type: ignore[call-arg]
             except QueueNotFound as error:
-                _suggest(link, error)
+                _suggest(target, error)
                 raise
             except AckflowError as error:
-                if unreachable(error) and link.place.remote and link.place.said_by != "--url":
-                    error.message += f" (from {link.place.said_by})"
+                location = target.location
+                if is_unreachable(error) and location.remote and location.source != "--url":
+                    error.message += f" (from {location.source})"
                 raise
             finally:
-                link.close()
+                target.close()
 
         run.__doc__ = function.__doc__
         run.__name__ = getattr(function, "__name__", "run")
-        _wear(run, function, options)
+        _set_signature(run, function, options)
         app.command(name, rich_help_panel=panel, epilog=epilog)(run)
         return function
 
     return register
 
 
-def _wear(
+def _set_signature(
     run: Callable[..., None], function: Callable[..., None], options: dict[str, tuple[Any, Any]]
 ) -> None:
-    """Give a wrapper the parameters of its function, but the link, and those commands share."""
+    """Give a wrapper the parameters of its function, except the target, and the shared options."""
     hints = get_type_hints(function, include_extras=True)
     own = list(signature(function).parameters.values())[1:]
     context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -225,8 +234,8 @@ def _wear(
     run.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
-def _shared(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
-    """The shared options: what a command was given goes before what stood in front of it."""
+def _merge_shared(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """The shared options; those after the command take precedence over those before it."""
     before: dict[str, Any] = ctx.find_root().obj or {}
     merged = {name: given[name] or before.get(name) or given[name] for name in given}
     if given["url"] or given["context"]:
@@ -235,62 +244,61 @@ def _shared(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _find(shared: dict[str, Any]) -> Place:
+def _locate(shared: dict[str, Any]) -> Location:
     token = shared["bearer"] or os.environ.get("ACKFLOW_TOKEN")
     ca_file = shared["ca_file"] or os.environ.get("ACKFLOW_CA_FILE")
-    return places.find(shared["url"], shared["context"], token, ca_file, shared.get("db"))
+    return contexts.find(shared["url"], shared["context"], token, ca_file, shared.get("db"))
 
 
-def _suggest(link: Link, error: QueueNotFound) -> None:
-    """A name that is nearly right is told."""
+def _suggest(target: Target, error: QueueNotFound) -> None:
+    """Add the name of a similar queue to the error."""
     try:
-        names = [queue.name for queue in link.session.queues()]
+        names = [queue.name for queue in target.session.queues()]
     except AckflowError:
         return
-    wrong = error.message.split("'")
-    close = difflib.get_close_matches(wrong[1] if len(wrong) > 1 else "", names, 1)
+    close = difflib.get_close_matches(error.details.get("queue", ""), names, 1)
     if close:
         error.message += f"; did you mean {close[0]!r}?"
     elif not names:
         error.message += "; there are no queues yet"
 
 
-def complete(ctx: typer.Context) -> list[str]:
-    """The queues there are, for the completion of a shell; it must not fail."""
+def queue_names(ctx: typer.Context) -> list[str]:
+    """The names of all queues, for shell completion; empty if they cannot be read."""
     root = ctx.find_root()
-    root.obj = root.params  # while completing, no callback has run
+    root.obj = root.params  # no callback has run during completion
     shared = {name: ctx.params.get(name) for name in _SHARED}
-    link = Link(lambda: _find(_shared(ctx, shared)), Output(False), makes=False, keeps=False)
+    target = Target(lambda: _locate(_merge_shared(ctx, shared)), Output(False))
     try:
-        return [queue.name for queue in link.session.queues()]
+        return [queue.name for queue in target.session.queues()]
     except AckflowError:
         return []
     finally:
-        link.close()
+        target.close()
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is lost. Without a terminal nobody can answer: then --yes must be given."""
+    """Ask for confirmation; without a terminal, --yes is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refused(f"{question} Nobody can be asked here: give --yes to do it")
+        raise CommandRefused(f"{question} There is no terminal to ask: give --yes to confirm")
     answer = ""
     while answer not in ("y", "yes"):
         typer.echo(f"{question} [y/N]: ", nl=False, err=True)
-        _await_line()
+        _wait_for_line()
         line = sys.stdin.readline()
         if not line:
-            raise KeyboardInterrupt  # the end of input is no answer
+            raise KeyboardInterrupt  # end of input is not an answer
         answer = line.strip().lower()
         if answer in ("", "n", "no"):
-            raise Refused("nothing was done")
+            raise CommandRefused("nothing was changed")
 
 
-def _await_line() -> None:
-    """Wait for a line of the terminal; an interrupt ends it, also one that comes just before it.
+def _wait_for_line() -> None:
+    """Wait until the terminal has a line or a signal arrives.
 
-    A plain read does not hear a signal that arrives between the last instruction and the read.
+    A plain read would miss a signal that arrives between the last instruction and the read.
     """
     wakes, woken = socket.socketpair()
     with wakes, woken:
@@ -302,68 +310,48 @@ def _await_line() -> None:
             signal.set_wakeup_fd(before)
 
 
-def file_of(ctx: typer.Context, db: str | None) -> str | None:
-    """The file a server shall serve: --db, or what stood in front of the command; None if neither.
+def database_to_serve(ctx: typer.Context, db: str | None) -> str | None:
+    """The database that `serve` uses: --db, or --url or --context before the command, or None.
 
-    The environment and the context in use say where clients go, which is not what is served.
+    ACKFLOW_URL and the context in use are ignored: they name what clients connect to.
     """
     before: dict[str, Any] = ctx.find_root().obj or {}
     url, context = before.get("url"), before.get("context")
     if db is None and url is None and context is None:
         return None
-    place = places.find(url, context, db=db)
-    if place.remote:
+    location = contexts.find(url, context, db=db)
+    if location.remote:
         raise InvalidArgument(
-            f"a server serves a database, not another server: name its file, not {place.shown} "
-            f"(from {place.said_by})"
+            f"a server needs a database, not another server: {location.shown} "
+            f"(from {location.source})"
         )
-    return place.url
-
-
-def remember(ctx: typer.Context, as_json: bool) -> bool:
-    """Whether JSON is wanted, here or in front of the command; errors are told likewise."""
-    shared: dict[str, Any] = ctx.find_root().obj or {}
-    shared["as_json"] = as_json or bool(shared.get("as_json"))
-    ctx.find_root().obj = shared
-    return bool(shared["as_json"])
-
-
-def unreachable(error: AckflowError) -> bool:
-    return error.code in _UNREACHABLE
-
-
-def exit_code(error: AckflowError) -> int:
-    if unreachable(error):
-        return UNREACHABLE
-    if isinstance(error, NotFound):
-        return NOTHING
-    return USAGE if isinstance(error, InvalidArgument) else FAILED
+    return location.url
 
 
 class Commands(TyperGroup):
-    """The group of all commands: it turns what went wrong into a sentence and an exit code."""
+    """The group of all commands: it turns exceptions into messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of their panels, so that the help tells first what is done most."""
+        """Sort the commands by panel, so that help lists the most used first."""
 
-        def place(name: str) -> int:
+        def panel_index(name: str) -> int:
             panel = getattr(self.commands[name], "rich_help_panel", None)
             return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
-        return sorted(super().list_commands(ctx), key=place)
+        return sorted(super().list_commands(ctx), key=panel_index)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
         self._json = "--json" in args[: args.index("--") if "--" in args else None]
         try:
             return super().make_context(info_name, args, *more, **extra)
         except _UsageError as error:
-            raise self._wrong(error) from None
+            raise self._usage_error(error) from None
 
-    def _wrong(self, error: Exception) -> Exception:
-        """Wrong usage: told here as JSON, else left for Typer to tell."""
+    def _usage_error(self, error: Exception) -> Exception:
+        """Print a usage error as JSON if requested; otherwise Typer prints it."""
         if not self._json:
             return error
-        _as_json("usage_error", error.format_message())  # type: ignore[attr-defined]
+        _print_json_error("usage_error", error.format_message())  # type: ignore[attr-defined]
         return typer.Exit(USAGE)
 
     def invoke(self, ctx: Any) -> Any:
@@ -372,55 +360,57 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return result
         except _UsageError as error:
-            raise self._wrong(error) from None
+            raise self._usage_error(error) from None
         except AckflowError as error:
             if isinstance(error, OutputFailed):
                 discard()
-            _tell(error, self._json)
+            _print_error(error, self._json)
             raise typer.Exit(exit_code(error)) from None
         except ModuleNotFoundError as missing:
             package = (missing.name or "").partition(".")[0]
             if package not in _EXTRAS:
                 raise
-            needs = f"pip install 'ackflow[{_EXTRAS[package]}]' ({package} is missing)"
-            _tell(
-                ExtraMissing(f"`{self.name} {ctx.invoked_subcommand}` needs more: {needs}"),
-                self._json,
-            )
+            install = f"pip install 'ackflow[{_EXTRAS[package]}]' ({package} is missing)"
+            command = f"`{self.name} {ctx.invoked_subcommand}`"
+            _print_error(ExtraMissing(f"{command} needs an extra: {install}"), self._json)
             raise typer.Exit(FAILED) from None
         except BrokenPipeError:
-            discard()  # its reader has what it wanted
+            discard()  # the reader has what it wanted
             raise typer.Exit(0) from None
         except OSError as error:
             discard()
-            _tell(failed(error), self._json)
+            _print_error(output_error(error), self._json)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
 
-def _tell(error: AckflowError, as_json: bool) -> None:
+def _print_error(error: AckflowError, as_json: bool) -> None:
     message = error.message
     if isinstance(error, errors.Unauthenticated):
-        why = error.details.get("hint", "") if error.details.get("error") else ""
-        message = f"the server asks for a token{why and f' ({why})'}: give --token, set ACKFLOW_TOKEN, or save it in a context"
+        hint = error.details.get("hint", "") if error.details.get("error") else ""
+        message = (
+            f"the server requires an access token{hint and f' ({hint})'}: give --token, set "
+            "ACKFLOW_TOKEN, or save it in a context"
+        )
     elif isinstance(error, errors.Forbidden):
-        message = f"the token does not allow this{_lacks(error)}"
+        message = f"the token does not allow this{_missing_grant(error)}"
     if as_json:
-        _as_json(error.code, message)
+        _print_json_error(error.code, message)
     else:
         print(f"ackflow: {safe(message)}", file=sys.stderr)
 
 
-def _as_json(code: str, message: str) -> None:
-    told = {"error": {"code": code, "message": message}}
-    print(msgspec.json.encode(told).decode(), file=sys.stderr)
+def _print_json_error(code: str, message: str) -> None:
+    record = {"error": {"code": code, "message": message}}
+    print(msgspec.json.encode(record).decode(), file=sys.stderr)
 
 
-def _lacks(error: errors.Forbidden) -> str:
+def _missing_grant(error: errors.Forbidden) -> str:
     role, queue = error.details.get("role"), error.details.get("queue")
     if not role:
         return ""
     if not queue:
         return f": it needs the role {role}"
-    return f": it needs the role {role} for {'every queue' if queue == '*' else f'the queue {queue!r}'}"
+    queues = "every queue" if queue == "*" else f"the queue {queue!r}"
+    return f": it needs the role {role} for {queues}"

@@ -1,4 +1,4 @@
-"""`ackflow dlq`: find dead letters, see why they died, send them back, throw them away."""
+"""`ackflow dlq`: list, show, redrive and purge dead letters."""
 
 import sys
 import time
@@ -12,40 +12,41 @@ import typer
 from ..errors import InvalidArgument, NotFound
 from ..model import DeadLetter
 from . import output
-from .command import NOTHING, Link, Yes, command, confirm
-from .output import Cell, Columns, ago, group_name, many, short
-from .params import Group, Limit, MaybeQueue, Partition, Queue, Since, Until
+from .command import Target, Yes, command, confirm
+from .errors import NOTHING
+from .output import Cell, Columns, ago, group_name, plural, short
+from .params import Group, Limit, OptionalQueue, Partition, Queue, Since, Until
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Dead letters: find them, see why they died, send them back, throw them away.",
+    help="List, show, redrive and purge dead letters.",
 )
-MOST = 10_000
+MAX_LETTERS = 10_000
 NONE = "no dead letters"
 LETTERS = Columns(
-    (">number", "queue", "group", "died", "of", "reason", "data"),
-    ("of", "data", "group", "died", "reason"),
+    (">number", "queue", "group", "died", "cause", "reason", "data"),
+    ("cause", "data", "group", "died", "reason"),
 )
 SUMMARY = Columns(
-    (">count", "queue", "group", "of", "error", "first", "last"),
-    ("first", "of", "last", "group", "error"),
+    (">count", "queue", "group", "cause", "error", "first", "last"),
+    ("first", "cause", "last", "group", "error"),
 )
 
-Kind = Annotated[
+KindFilter = Annotated[
     str | None,
-    typer.Option(help="Only those that died of this: failed, max_deliver, rejected, max_wait."),
+    typer.Option("--kind", help="Filter by kind: failed, max_deliver, rejected or max_wait."),
 ]
-Error = Annotated[
-    str | None, typer.Option("--error", "-e", help="Only those whose reason contains this.")
+ErrorFilter = Annotated[
+    str | None, typer.Option("--error", "-e", help="Filter by text in the reason.")
 ]
 Numbers = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Their numbers, as `list` shows them, or ids of messages."),
+    typer.Argument(metavar="ID", help="Numbers as shown by `list`, or message ids."),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of the queue.")]
+All = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
 _CAUSES = {
     "failed": "failed",
-    "max_deliver": "handed out too often",
+    "max_deliver": "delivered too often",
     "rejected": "rejected",
     "max_wait": "waited too long",
     "expired": "expired",
@@ -58,38 +59,38 @@ def register(main: typer.Typer) -> None:
 
 @command(app, "list", needs_reader=True)
 def entries(
-    link: Link,
-    queue: MaybeQueue = None,
+    target: Target,
+    queue: OptionalQueue = None,
     group: Group = None,
     partition: Partition = None,
-    kind: Kind = None,
-    error: Error = None,
+    kind: KindFilter = None,
+    error: ErrorFilter = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
 ) -> None:
     """List dead letters, newest first."""
-    which = Which(group, partition, kind, error, since, until)
+    which = Selection(group, partition, kind, error, since, until)
     shown, total = 0, 0
     found: list[DeadLetter] = []
-    for name in _queues(link, queue):
-        page = link.session.dead_letters(name, limit=limit, **which.given())
+    for name in _queues(target, queue):
+        page = target.session.dead_letters(name, limit=limit, **which.given())
         found += page.items
         total += page.total or 0
     found = sorted(found, key=lambda letter: letter.died_at, reverse=True)[:limit]
     if not found:
-        link.out.say(NONE)
+        target.out.say(NONE)
         return
-    link.out.table(
+    target.out.table(
         LETTERS,
         map(_row, found),
-        map(output.stored, found),
+        map(output.message_record, found),
     )
     shown = len(found)
     if shown < total:
-        link.out.note(f"the newest {shown:,} of {total:,}; see more with --limit")
+        target.out.note(f"the newest {shown:,} of {total:,}; give --limit to see more")
     one = f"{found[0].queue} {found[0].id}"
-    link.out.hint(f"more of one: ackflow dlq show {one}; send it back: ackflow dlq redrive {one}")
+    target.out.hint(f"details: ackflow dlq show {one}; deliver again: ackflow dlq redrive {one}")
 
 
 def _row(letter: DeadLetter) -> list[Cell]:
@@ -100,18 +101,18 @@ def _row(letter: DeadLetter) -> list[Cell]:
 
 
 @command(app, needs_reader=True)
-def summary(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
-    """Show how many died of what, most first."""
+def summary(target: Target, queue: OptionalQueue = None, group: Group = None) -> None:
+    """Count dead letters by cause, most frequent first."""
     found = [
         (name, line)
-        for name in _queues(link, queue)
-        for line in link.session.dead_summary(name, group)
+        for name in _queues(target, queue)
+        for line in target.session.dead_summary(name, group)
     ]
     if not found:
-        link.out.say(NONE)
+        target.out.say(NONE)
         return
     found.sort(key=lambda one: -one[1].count)
-    link.out.table(
+    target.out.table(
         SUMMARY,
         (
             [
@@ -128,21 +129,21 @@ def summary(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
 
 
 @command(app, needs_reader=True)
-def show(link: Link, queue: Queue, ids: Numbers = None, group: Group = None) -> None:
-    """Show dead letters whole: why and when they died, how often they were tried, what they are."""
+def show(target: Target, queue: Queue, ids: Numbers = None, group: Group = None) -> None:
+    """Show dead letters in full: cause, time, deliveries, payload."""
     if not ids:
-        raise InvalidArgument("say which: numbers as `ackflow dlq list` shows them, or ids")
-    for letter in _letters(link, queue, numbers(link, queue, ids, group)):
-        link.out.record(output.stored(letter), *_story(letter))
+        raise InvalidArgument("give numbers as shown by `ackflow dlq list`, or message ids")
+    for letter in _letters(target, queue, dead_letter_numbers(target, queue, ids, group)):
+        target.out.record(output.message_record(letter), *_details(letter))
 
 
-def _story(letter: DeadLetter) -> Iterator[str]:
+def _details(letter: DeadLetter) -> Iterator[str]:
     cause = _CAUSES.get(letter.kind, letter.kind)
     yield f"dead letter {letter.id} of {letter.queue}, group {group_name(letter.group)}"
     yield f"died        {output.when(letter.died_at)} ({ago(letter.died_at)}): {cause}"
     yield f"reason      {letter.reason or 'none given'}"
     last = f", last by {letter.consumer}" if letter.consumer else ""
-    yield f"tries       handed out {letter.deliveries}, failed {letter.failures}{last}"
+    yield f"attempts    {letter.deliveries} delivered, {letter.failures} failed{last}"
     yield f"message     {letter.message_id}, partition {letter.partition}, priority {letter.priority}"
     yield f"pushed      {output.when(letter.created_at)}"
     for name, value in letter.headers.items():
@@ -152,49 +153,51 @@ def _story(letter: DeadLetter) -> Iterator[str]:
 
 @command(app)
 def redrive(
-    link: Link,
+    target: Target,
     queue: Queue,
     ids: Numbers = None,
     everything: All = False,
     to: Annotated[
-        str | None, typer.Option(help="Push them to this queue, for all its groups.")
+        str | None, typer.Option(help="Push them to this queue instead, for all its groups.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="At most so many a second.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Maximum per second.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what would be sent.")
+        bool, typer.Option("--dry-run", help="Only show how many would be redriven.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many, oldest first.")
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number, oldest first.")
     ] = None,
     group: Group = None,
     partition: Partition = None,
-    kind: Kind = None,
-    error: Error = None,
+    kind: KindFilter = None,
+    error: ErrorFilter = None,
     since: Since = None,
     until: Until = None,
 ) -> None:
-    """Send dead letters back to the group they died in, with new tries: some, those that match, or all."""
-    which = Which(group, partition, kind, error, since, until).chosen(link, queue, ids, everything)
-    total = _count(link, queue, which, limit)
-    where = f"to {to}" if to else f"back to {queue}"
+    """Redrive dead letters to the group they died in, with counters reset: by id, by filter, or all."""
+    which = Selection(group, partition, kind, error, since, until).chosen(
+        target, queue, ids, everything
+    )
+    total = _count(target, queue, which, limit)
+    where = f"to {to or queue}"
     if dry_run:
-        link.out.record(
-            {"would_redrive": total}, f"{many(total, 'dead letter')} would be sent {where}"
+        target.out.record(
+            {"would_redrive": total}, f"{plural(total, 'dead letter')} would be redriven {where}"
         )
         return
     sent = 0
     with _progress(total if rate else 0) as advance:
         for part in _paced(total, rate):
-            done = link.session.redrive(queue, to=to, limit=part, **which)
+            done = target.session.redrive(queue, to=to, limit=part, **which)
             sent += done
             advance(done)
             if done < part:
                 break
-    link.out.record({"redriven": sent}, f"{many(sent, 'dead letter')} sent {where}")
+    target.out.record({"redriven": sent}, f"{plural(sent, 'dead letter')} redriven {where}")
 
 
 def _paced(total: int, rate: float | None) -> Iterator[int]:
-    """How many to send at a time: all at once, or about ten times a second a part of the rate."""
+    """Batch sizes: all at once, or about ten batches per second at the given rate."""
     if rate is None:
         yield total
         return
@@ -231,28 +234,30 @@ def _progress(total: int) -> Iterator[Advance]:
 
 @command(app)
 def purge(
-    link: Link,
+    target: Target,
     queue: Queue,
     ids: Numbers = None,
     everything: All = False,
     group: Group = None,
     partition: Partition = None,
-    kind: Kind = None,
-    error: Error = None,
+    kind: KindFilter = None,
+    error: ErrorFilter = None,
     since: Since = None,
     until: Until = None,
     yes: Yes = False,
 ) -> None:
-    """Throw dead letters away: some, those that match, or all. Asks first."""
-    which = Which(group, partition, kind, error, since, until).chosen(link, queue, ids, everything)
-    total = _count(link, queue, which, None)
-    confirm(f"Throw {many(total, 'dead letter')} of {queue} away for good?", yes)
-    gone = link.session.purge_dead(queue, **which)
-    link.out.record({"purged": gone}, f"{many(gone, 'dead letter')} thrown away")
+    """Delete dead letters: by id, by filter, or all. Asks for confirmation."""
+    which = Selection(group, partition, kind, error, since, until).chosen(
+        target, queue, ids, everything
+    )
+    total = _count(target, queue, which, None)
+    confirm(f"Delete {plural(total, 'dead letter')} of {queue} permanently?", yes)
+    gone = target.session.purge_dead(queue, **which)
+    target.out.record({"purged": gone}, f"{plural(gone, 'dead letter')} deleted")
 
 
-class Which:
-    """Which dead letters are meant: by what they have in common, or one by one."""
+class Selection:
+    """The dead letters that a command applies to, by filter or by id."""
 
     def __init__(
         self, group: str | None, partition: str | None, kind: str | None, error: str | None,
@@ -268,40 +273,41 @@ class Which:
         return {name: value for name, value in all.items() if value is not None}
 
     def chosen(
-        self, link: Link, queue: str, ids: list[str] | None, everything: bool
+        self, target: Target, queue: str, ids: list[str] | None, everything: bool
     ) -> dict[str, Any]:
-        """For commands that act: nothing chosen is not the same as all."""
+        """The arguments for a command that changes data; it needs ids, a filter or --all."""
         filtered = any(value is not None for value in self._filters.values())
         if ids:
             if filtered or everything:
-                raise InvalidArgument("choose by number or by what they have in common, not both")
-            return {"ids": numbers(link, queue, ids, self._group)}
+                raise InvalidArgument("give numbers or filters, not both")
+            return {"ids": dead_letter_numbers(target, queue, ids, self._group)}
         if not (filtered or everything or self._group):
             raise InvalidArgument(
-                "say which: numbers as `ackflow dlq list` shows them, a filter such as --error, "
-                "or --all"
+                "give numbers as shown by `ackflow dlq list`, a filter such as --error, or --all"
             )
         return self.given()
 
 
-def numbers(link: Link, queue: str, ids: Iterable[str], group: str | None) -> list[int]:
-    """The numbers of dead letters; the id of a message means those it has in its groups."""
+def dead_letter_numbers(
+    target: Target, queue: str, ids: Iterable[str], group: str | None
+) -> list[int]:
+    """Dead letter numbers; a message id stands for its dead letters in all groups."""
     found: list[int] = []
     for id in ids:
         if id.isascii() and id.isdigit():
             found.append(int(id))
             continue
-        names = [group] if group else [g.name for g in link.session.queue_stats(queue).groups]
-        answers = [link.session.why(queue, id, group=name).dead_letter for name in names]
+        names = [group] if group else [g.name for g in target.session.queue_stats(queue).groups]
+        answers = [target.session.why(queue, id, group=name).dead_letter for name in names]
         mine = [number for number in answers if number is not None]
         if not mine:
-            raise NotFound(f"message {id} is no dead letter of {queue!r}")
+            raise NotFound(f"message {id} is not a dead letter of {queue!r}")
         found += mine
     return found
 
 
-def _letters(link: Link, queue: str, ids: list[int]) -> list[DeadLetter]:
-    letters = link.session.dead_letters(queue, ids=ids, limit=MOST).items
+def _letters(target: Target, queue: str, ids: list[int]) -> list[DeadLetter]:
+    letters = target.session.dead_letters(queue, ids=ids, limit=MAX_LETTERS).items
     missing = set(ids) - {letter.id for letter in letters}
     if missing:
         some = ", ".join(map(str, sorted(missing)))
@@ -309,21 +315,21 @@ def _letters(link: Link, queue: str, ids: list[int]) -> list[DeadLetter]:
     return letters
 
 
-def _count(link: Link, queue: str, which: dict[str, Any], limit: int | None) -> int:
-    """How many there are now; what dies later is left alone."""
+def _count(target: Target, queue: str, which: dict[str, Any], limit: int | None) -> int:
+    """The number at this moment; later dead letters are not affected."""
     if "ids" in which:
-        total = len(_letters(link, queue, which["ids"]))
+        total = len(_letters(target, queue, which["ids"]))
     else:
-        total = link.session.dead_letters(queue, limit=1, **which).total or 0
+        total = target.session.dead_letters(queue, limit=1, **which).total or 0
     if not total:
-        _none(link)
+        _none(target)
     return total if limit is None else min(total, limit)
 
 
-def _queues(link: Link, queue: str | None) -> list[str]:
-    return [queue] if queue is not None else [one.name for one in link.session.queues()]
+def _queues(target: Target, queue: str | None) -> list[str]:
+    return [queue] if queue is not None else [one.name for one in target.session.queues()]
 
 
-def _none(link: Link) -> None:
-    link.out.say(NONE)
+def _none(target: Target) -> None:
+    target.out.say(NONE)
     raise typer.Exit(NOTHING)

@@ -1,4 +1,4 @@
-"""Messages to push: from arguments, a file or a pipe, as JSON, lines of text, or one whole."""
+"""Input of `ackflow push`: arguments, a file or stdin, as JSON or text."""
 
 import io
 import os
@@ -14,12 +14,12 @@ from ..errors import AckflowError, InvalidArgument
 from ..options import MAX_PAYLOAD
 from ..session.encoding import Item
 
-AT_ONCE = 1 << 20  # bytes gathered before they are pushed
-MOST = 10_000  # messages in one push
+BATCH_BYTES = 1 << 20  # size of one push
+BATCH_MESSAGES = 10_000
 
 
-class Feed(msgspec.Struct):
-    """How each message is made of what was read."""
+class MessageFormat(msgspec.Struct):
+    """How input becomes messages."""
 
     raw: bool = False
     headers: dict[str, str] = {}
@@ -36,20 +36,20 @@ def _json(given: bytes, where: str) -> msgspec.Raw:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         shown = given[:40].decode(errors="replace")
         raise InvalidArgument(
-            f"{where} is not JSON: {shown!r} ({error}); give --raw to push text as it is"
+            f"{where} is not valid JSON: {shown!r} ({error}); give --raw to push plain text"
         ) from None
     return msgspec.Raw(given)
 
 
-def arguments(texts: list[str], feed: Feed) -> list[Item]:
+def from_arguments(texts: list[str], format: MessageFormat) -> list[Item]:
     return [
-        feed.item(os.fsencode(text), f"message {number}") for number, text in enumerate(texts, 1)
+        format.item(os.fsencode(text), f"message {number}") for number, text in enumerate(texts, 1)
     ]
 
 
 @contextmanager
-def opened(path: str | None) -> Iterator[tuple[BinaryIO, int | None, str]]:
-    """A file, or stdin for None and `-`; with its size, when it has one, and its name."""
+def open_input(path: str | None) -> Iterator[tuple[BinaryIO, int | None, str]]:
+    """Open a file, or stdin for None and `-`; yields it with its size, if known, and its name."""
     if path in (None, "-"):
         yield sys.stdin.buffer, None, "stdin"
         return
@@ -64,41 +64,42 @@ def opened(path: str | None) -> Iterator[tuple[BinaryIO, int | None, str]]:
 
 
 class BadLine(AckflowError):
-    """A line is not what was expected; what came before it is fine."""
+    """A line of the input is invalid; the lines before it are valid."""
 
     code = "bad_line"
     status = 400
 
 
-def lines(file: BinaryIO, feed: Feed, name: str, steady: bool) -> Iterator[tuple[list[Item], int]]:
-    """Messages line by line, many at once, with the number of bytes they took.
+def read_lines(
+    file: BinaryIO, format: MessageFormat, name: str, fixed: bool
+) -> Iterator[tuple[list[Item], int]]:
+    """Read one message per line; yields batches with the number of bytes read for them.
 
-    What trickles in is passed on as it comes, unless `steady` asks for the same parts whenever the
-    same input is read. Empty lines are left out. At a line that is not JSON the messages before it
-    are given first.
+    Slow input is passed on as it arrives, unless `fixed` asks for the same batches whenever the same
+    input is read. Empty lines are skipped. The messages before an invalid line are yielded first.
     """
     number, rest = 0, b""
     pending: list[bytes] = []
     while piece := _read(file):
         *whole, rest = (rest + piece).split(b"\n")
         pending += whole
-        while some := _part(pending, steady):
-            yield from _items(some, number, feed, name)
+        while some := _take_batch(pending, fixed):
+            yield from _items(some, number, format, name)
             number += len(some)
         if len(rest) > MAX_PAYLOAD:
-            raise BadLine(f"line {number + 1} of {name} is too long for a message")
+            raise BadLine(f"line {number + 1} of {name} exceeds the size of a message")
     pending += [rest] if rest else []
-    while some := _part(pending, False):
-        yield from _items(some, number, feed, name)
+    while some := _take_batch(pending, False):
+        yield from _items(some, number, format, name)
         number += len(some)
 
 
-def _part(pending: list[bytes], full: bool) -> list[bytes]:
-    """Take as many lines as one push should have; none when it would not be `full`."""
+def _take_batch(pending: list[bytes], full: bool) -> list[bytes]:
+    """Remove the lines of one push from `pending`; with `full`, none if they are too few."""
     size = 0
     for count, line in enumerate(pending, 1):
         size += len(line)
-        if size >= AT_ONCE or count == MOST:
+        if size >= BATCH_BYTES or count == BATCH_MESSAGES:
             break
     else:
         if full:
@@ -110,7 +111,7 @@ def _part(pending: list[bytes], full: bool) -> list[bytes]:
 
 
 def _items(
-    some: list[bytes], before: int, feed: Feed, name: str
+    some: list[bytes], before: int, format: MessageFormat, name: str
 ) -> Iterator[tuple[list[Item], int]]:
     items: list[Item] = []
     taken = 0
@@ -120,27 +121,27 @@ def _items(
         if not text.strip():
             continue
         try:
-            items.append(feed.item(text, f"line {number} of {name}"))
+            items.append(format.item(text, f"line {number} of {name}"))
         except InvalidArgument as error:
             yield items, taken
-            hint = ", or --whole when it is one message" if number == 1 else ""
+            hint = ", or --whole if the input is one message" if number == 1 else ""
             raise BadLine(error.message + hint) from None
     yield items, taken
 
 
 def _read(file: BinaryIO) -> bytes:
-    """What is there, once there is something: up to `AT_ONCE`, without waiting for more."""
+    """Wait for input, then read what is available, up to `BATCH_BYTES`."""
     read = getattr(file, "read1", file.read)
-    piece: bytes = read(AT_ONCE)
+    piece: bytes = read(BATCH_BYTES)
     parts, size = [piece], len(piece)
-    while piece and size < AT_ONCE and _waiting(file):
-        piece = read(AT_ONCE - size)
+    while piece and size < BATCH_BYTES and _has_input(file):
+        piece = read(BATCH_BYTES - size)
         parts.append(piece)
         size += len(piece)
     return b"".join(parts)
 
 
-def _waiting(file: BinaryIO) -> bool:
+def _has_input(file: BinaryIO) -> bool:
     try:
         return bool(select.select([file], [], [], 0)[0])
     except (io.UnsupportedOperation, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Looking without touching: queues, groups, leases, messages, and why."""
+"""Read-only commands: queues, groups, leases, messages, why."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated
@@ -10,12 +10,13 @@ from ..errors import NotFound
 from ..model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, Why
 from ..options import QUEUE_MODE
 from . import output
-from .command import NOTHING, Link, command
-from .output import Cell, Columns, ago, counted, group_name, many, short, size, span, times
-from .params import Group, Limit, MaybeQueue, Partition, Queue, Since, StateFor, Until, duration
+from .command import Target, command
+from .errors import NOTHING
+from .output import Cell, Columns, ago, colored, group_name, plural, short, size, span, times
+from .params import Group, Limit, OptionalQueue, Partition, Queue, Since, StateFor, Until, duration
 from .params import group as group_of
 
-PANEL = "Looking"
+PANEL = "Inspection"
 QUEUES = Columns(
     (
         "queue", ">stored", ">size", ">partitions", ">groups", ">lag", ">leased", ">dead", ">oldest",
@@ -24,9 +25,9 @@ QUEUES = Columns(
     ("partitions", "size", "groups", "stored", "oldest", "leased", "dead", "state", "lag"),
 )  # fmt: skip
 _OF_GROUP = ("group", ">ready", ">leased", ">waiting", ">dead", ">done", ">oldest", "state")
-_SPARE = ("done", "oldest", "waiting", "leased", "dead", "state", "ready")
-GROUPS = Columns(_OF_GROUP, _SPARE)
-ALL_GROUPS = Columns(("queue", *_OF_GROUP), _SPARE)
+_OPTIONAL = ("done", "oldest", "waiting", "leased", "dead", "state", "ready")
+GROUPS = Columns(_OF_GROUP, _OPTIONAL)
+ALL_GROUPS = Columns(("queue", *_OF_GROUP), _OPTIONAL)
 PROGRESS = Columns(
     ("partition", ">ready", ">leased", ">waiting", ">dead", ">done", "last settled"),
     ("last settled", "done", "waiting", "leased", "dead", "ready"),
@@ -42,17 +43,17 @@ def register(app: typer.Typer) -> None:
         command(app, panel=PANEL, needs_reader=True)(function)
 
 
-def queues(link: Link, queue: MaybeQueue = None) -> None:
-    """Show the queues and what is in them; with a name, all about that one."""
+def queues(target: Target, queue: OptionalQueue = None) -> None:
+    """List queues with their counts; with a name, show that queue in detail."""
     if queue is not None:
-        _one_queue(link, link.session.queue_stats(queue))
+        _one_queue(target, target.session.queue_stats(queue))
         return
-    found = link.session.queues()
+    found = target.session.queues()
     if not found:
-        link.out.say("there are no queues yet")
-        link.out.hint("""ackflow push orders '{"id": 1}'""")
+        target.out.say("no queues")
+        target.out.hint("""ackflow push orders '{"id": 1}'""")
         return
-    link.out.table(QUEUES, map(_queue_row, found), map(output.queue_record, found))
+    target.out.table(QUEUES, map(_queue_row, found), map(output.queue_record, found))
 
 
 def _queue_row(queue: QueueStats) -> list[Cell]:
@@ -61,7 +62,7 @@ def _queue_row(queue: QueueStats) -> list[Cell]:
     return [
         queue.name, f"{queue.messages:,}", size(queue.bytes), f"{queue.partitions:,}",
         f"{len(queue.groups):,}", f"{lag:,}", f"{sum(g.counts.leased for g in queue.groups):,}",
-        counted(queue.dead_letters, "red"), span(max(oldest, default=None)), _state(queue),
+        colored(queue.dead_letters, "red"), span(max(oldest, default=None)), _state(queue),
     ]  # fmt: skip
 
 
@@ -69,75 +70,75 @@ def _state(what: QueueStats | GroupStats) -> Cell:
     return ("paused", "yellow") if what.paused else ""
 
 
-def _one_queue(link: Link, queue: QueueStats) -> None:
-    if link.out.as_json:
+def _one_queue(target: Target, queue: QueueStats) -> None:
+    if target.out.as_json:
         output.line(output.queue_record(queue))
         return
     paused = ", paused" if queue.paused else ""
-    link.out.say(
-        f"{queue.name}: {many(queue.messages, 'message')} stored ({size(queue.bytes)}) in "
-        f"{many(queue.partitions, 'partition')}, {many(queue.dead_letters, 'dead letter')}{paused}"
+    target.out.say(
+        f"{queue.name}: {plural(queue.messages, 'message')} stored ({size(queue.bytes)}) in "
+        f"{plural(queue.partitions, 'partition')}, {plural(queue.dead_letters, 'dead letter')}{paused}"
     )
     changed = msgspec.to_builtins(queue.options)
     if changed:
-        link.out.say("options: " + ", ".join(f"{k}={v}" for k, v in changed.items()))
+        target.out.say("options: " + ", ".join(f"{k}={v}" for k, v in changed.items()))
     if queue.groups:
-        link.out.say()
+        target.out.say()
         output.tabulate(GROUPS, map(_group_row, queue.groups))
 
 
 def groups(
-    link: Link,
-    queue: MaybeQueue = None,
+    target: Target,
+    queue: OptionalQueue = None,
     group: Annotated[
         str | None,
         typer.Argument(
-            parser=group_of, metavar="GROUP", help="Name of the group, to see its partitions."
+            parser=group_of, metavar="GROUP", help="Name of the group, to show its partitions."
         ),
     ] = None,
 ) -> None:
-    """Show the groups that read a queue; with a group, how far it is in each partition."""
+    """List the groups of a queue; with a group, show its progress in each partition."""
     if queue is not None and group is not None:
-        _progress(link, queue, group)
+        _progress(target, queue, group)
         return
-    of = link.session.queues() if queue is None else [link.session.queue_stats(queue)]
+    of = target.session.queues() if queue is None else [target.session.queue_stats(queue)]
     found = [one for some in of for one in some.groups]
     if not found:
-        link.out.say("there are no groups yet; the first pop of a group makes it")
+        target.out.say("no groups; the first pop creates one")
         return
     rows = ([one.queue, *_group_row(one)] for one in found)
-    link.out.table(ALL_GROUPS, rows, map(output.group_record, found))
+    target.out.table(ALL_GROUPS, rows, map(output.group_record, found))
 
 
 def _group_row(group: GroupStats) -> list[Cell]:
     c = group.counts
     return [
         group_name(group.name), f"{c.ready:,}", f"{c.leased:,}", f"{c.waiting:,}",
-        counted(group.dead_letters, "red"), f"{c.done:,}", span(group.oldest_seconds),
+        colored(group.dead_letters, "red"), f"{c.done:,}", span(group.oldest_seconds),
         _state(group),
     ]  # fmt: skip
 
 
-def _progress(link: Link, queue: str, group: str) -> None:
-    found = link.session.progress(queue, group)
+def _progress(target: Target, queue: str, group: str) -> None:
+    found = target.session.progress(queue, group)
     rows: Iterable[list[Cell]] = (
         [
             p.partition, f"{p.counts.ready:,}", f"{p.counts.leased:,}", f"{p.counts.waiting:,}",
-            counted(p.counts.dead, "red"), f"{p.counts.done:,}", ago(p.last_at),
+            colored(p.counts.dead, "red"), f"{p.counts.done:,}", ago(p.last_at),
         ]
         for p in found
     )  # fmt: skip
-    link.out.table(PROGRESS, rows, map(output.progress_record, found))
+    target.out.table(PROGRESS, rows, map(output.progress_record, found))
 
 
-def leases(link: Link, queue: MaybeQueue = None, group: Group = None) -> None:
-    """Show who holds which messages until when."""
-    names = [queue] if queue is not None else [one.name for one in link.session.queues()]
-    found = [lease for name in names for lease in link.session.leases(name, group)]
+def leases(target: Target, queue: OptionalQueue = None, group: Group = None) -> None:
+    """List live leases: consumer, number of messages, expiry."""
+    names = [queue] if queue is not None else [one.name for one in target.session.queues()]
+    found = [lease for name in names for lease in target.session.leases(name, group)]
     if not found:
-        link.out.say("nothing is leased")
+        target.out.say("no leases")
         return
-    link.out.table(LEASES, map(_lease_row, found), found)
+    target.out.table(LEASES, map(_lease_row, found), found)
 
 
 def _lease_row(lease: LeaseStats) -> list[Cell]:
@@ -148,14 +149,14 @@ def _lease_row(lease: LeaseStats) -> list[Cell]:
 
 
 def why(
-    link: Link,
+    target: Target,
     queue: Queue,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Message id.")],
     group: Group = None,
 ) -> None:
-    """Tell what became of a message, and why it is or is not delivered now."""
-    names = [group] if group is not None else _groups_of(link, queue)
-    answers = [link.session.why(queue, id, group=name) for name in names]
+    """Explain the state of a message, and why it is or is not delivered now."""
+    names = [group] if group is not None else _groups_of(target, queue)
+    answers = [target.session.why(queue, id, group=name) for name in names]
     known = [answer for answer in answers if answer.state != "hidden"] or answers
     for answer in known:
         who = (
@@ -163,17 +164,17 @@ def why(
             if answer.group == QUEUE_MODE and len(known) == 1
             else f"{group_name(answer.group)}: "
         )
-        link.out.record(answer, who + answer.sentence, *_counters(answer))
+        target.out.record(answer, who + answer.sentence, *_counters(answer))
         if answer.dead_letter is not None:
-            link.out.say(f"To send it back: ackflow dlq redrive {queue} {answer.dead_letter}")
+            target.out.say(f"To deliver it again: ackflow dlq redrive {queue} {answer.dead_letter}")
     if all(answer.state == "unknown" for answer in known):
         raise typer.Exit(NOTHING)
 
 
-def _groups_of(link: Link, queue: str) -> list[str]:
-    """Whoever reads the queue; a queue that is not there is told by `why` itself."""
+def _groups_of(target: Target, queue: str) -> list[str]:
+    """The groups of the queue; `why` itself reports a queue that does not exist."""
     try:
-        return [one.name for one in link.session.queue_stats(queue).groups] or [QUEUE_MODE]
+        return [one.name for one in target.session.queue_stats(queue).groups] or [QUEUE_MODE]
     except NotFound:
         return [QUEUE_MODE]
 
@@ -182,40 +183,40 @@ def _counters(answer: Why) -> Iterator[str]:
     if answer.deliveries:
         last = f", last by {answer.consumer}" if answer.consumer else ""
         failed = f", failed {times(answer.failures)}" if answer.failures else ""
-        yield f"Handed out {times(answer.deliveries)}{failed}{last}."
+        yield f"Delivered {times(answer.deliveries)}{failed}{last}."
 
 
 def peek(
-    link: Link,
+    target: Target,
     queue: Queue,
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="Messages to show whole.")
+        list[str] | None, typer.Argument(metavar="ID", help="Messages to show in full.")
     ] = None,
     group: Group = None,
     limit: Limit = 10,
 ) -> None:
-    """Show what a group would be given next, or messages by id, without taking them."""
+    """Show the next messages for a group, or messages by id, without leasing them."""
     if ids:
         for id in ids:
-            show_whole(link, link.session.message(queue, id, group=group))
+            show_whole(target, target.session.message(queue, id, group=group))
         return
-    _list(link, link.session.peek(queue, group=group or QUEUE_MODE, limit=limit))
+    _list(target, target.session.peek(queue, group=group or QUEUE_MODE, limit=limit))
 
 
 def browse(
-    link: Link,
+    target: Target,
     queue: Queue,
     partition: Partition = None,
     group: StateFor = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
-    after: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.")] = None,
+    after: Annotated[str | None, typer.Option(help="Continue after an earlier page.")] = None,
 ) -> None:
-    """List stored messages, settled ones too, without taking them."""
+    """List stored messages, including settled ones, without leasing them."""
     _page(
-        link,
-        link.session.browse(
+        target,
+        target.session.browse(
             queue, partition=partition, group=group, since=since, until=until, limit=limit,
             after=after,
         ),
@@ -223,32 +224,32 @@ def browse(
 
 
 def search(
-    link: Link,
+    target: Target,
     queue: Queue,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the payload contains.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to find in the payload.")],
     partition: Partition = None,
     group: StateFor = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
-    seconds: Annotated[float, duration("Look for so long.", "--for")] = 10.0,
-    after: Annotated[str | None, typer.Option(help="Go on where an earlier page ended.")] = None,
+    seconds: Annotated[float, duration("Maximum search time.", "--for")] = 10.0,
+    after: Annotated[str | None, typer.Option(help="Continue after an earlier page.")] = None,
 ) -> None:
     """Find stored messages whose payload contains a text."""
-    page = link.session.search(
+    page = target.session.search(
         queue, text, partition=partition, group=group, since=since, until=until, limit=limit,
         seconds=seconds, after=after,
     )  # fmt: skip
-    _page(link, page)
+    _page(target, page)
 
 
-def _page(link: Link, page: Page[StoredMessage]) -> None:
-    _list(link, page.items, more=page.next)
+def _page(target: Target, page: Page[StoredMessage]) -> None:
+    _list(target, page.items, more=page.next)
 
 
-def _list(link: Link, messages: list[StoredMessage], more: str | None = None) -> None:
+def _list(target: Target, messages: list[StoredMessage], more: str | None = None) -> None:
     if not messages and more is None:
-        link.out.say("no messages")
+        target.out.say("no messages")
         raise typer.Exit(NOTHING)
     states = any(message.state is not None for message in messages)
     columns = Columns(
@@ -259,18 +260,18 @@ def _list(link: Link, messages: list[StoredMessage], more: str | None = None) ->
         [m.id, m.partition, ago(m.created_at), *([m.state or ""] if states else []), short(m.raw)]
         for m in messages
     )
-    link.out.table(columns, rows, map(output.stored, messages))
+    target.out.table(columns, rows, map(output.message_record, messages))
     if more is not None:
-        if link.out.as_json:
+        if target.out.as_json:
             output.line({"next": more})
-        link.out.note(f"there may be more: --after {more}")
+        target.out.note(f"for the next page: --after {more}")
 
 
-def show_whole(link: Link, message: StoredMessage) -> None:
+def show_whole(target: Target, message: StoredMessage) -> None:
     state = f", {message.state}" if message.state else ""
     place = f"{message.queue}/{message.partition}, priority {message.priority}"
-    link.out.record(
-        output.stored(message),
+    target.out.record(
+        output.message_record(message),
         f"{message.id}  {place}, pushed {output.when(message.created_at)}{state}",
         *(f"{name}: {value}" for name, value in message.headers.items()),
         output.pretty(message.raw),

@@ -1,4 +1,4 @@
-"""`ackflow`: all commands."""
+"""`ackflow`: the command line application."""
 
 import os
 import sys
@@ -10,16 +10,17 @@ from .. import __version__, validate
 from ..errors import InvalidArgument
 from ..options import MAX_BATCH, Counting
 from . import admin, bench, contexts, dead, doctor, inspect, messages, pipeline, tokens, watch
-from .command import INTERRUPTED, AsJson, Bearer, CaFile, Commands, Named, Url, file_of, remember
+from .command import CaFile, Commands, ContextName, TokenOption, Url, database_to_serve
+from .errors import INTERRUPTED
 from .output import Output
-from .params import duration
+from .params import AsJson, duration, wants_json
 from .streams import persistent
 
 OPERATION = "Operation"
 SHELLS = ("bash", "zsh", "fish", "powershell")
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 nothing there, such as an empty pop; "
-    "4 the server or file cannot be reached; 130 ended with Ctrl-C."
+    "Exit codes: 0 success; 1 failure; 2 usage error; 3 nothing found, such as an empty pop; "
+    "4 server or file unreachable; 130 interrupted by Ctrl-C."
 )
 
 app = typer.Typer(
@@ -38,34 +39,34 @@ def _version(wanted: bool) -> None:
 def _options(
     ctx: typer.Context,
     url: Url = None,
-    context: Named = None,
-    bearer: Bearer = None,
+    context: ContextName = None,
+    bearer: TokenOption = None,
     ca_file: CaFile = None,
     as_json: AsJson = False,
     _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """A message queue that knows what became of every message.
+    """A message queue that records the outcome of every message.
 
-    Where and how may stand before or after a command.
+    Shared options may come before or after a command.
     """
     ctx.obj = {
         "url": url, "context": context, "bearer": bearer, "ca_file": ca_file, "as_json": as_json,
     }  # fmt: skip
 
 
-# The order of the families is the order of their panels in the help.
-for family in (messages, inspect, watch, dead, admin, doctor, bench, contexts):
-    family.register(app)
+# The order of the modules is the order of their panels in the help.
+for module in (messages, inspect, watch, dead, admin, doctor, bench, contexts):
+    module.register(app)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=OPERATION)
 
 
 @app.command(rich_help_panel=OPERATION)
 def version(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show the version of Ackflow and of what it stands on."""
-    show_version(Output(remember(ctx, as_json)))
+    """Show the versions of Ackflow, Python and SQLite."""
+    show_version(Output(wants_json(ctx, as_json)))
 
 
 def show_version(out: Output) -> None:
@@ -82,16 +83,16 @@ def show_version(out: Output) -> None:
 def completion(
     shell: Annotated[
         str | None,
-        typer.Argument(help=f"{', '.join(SHELLS)} (default: the one SHELL names)."),
+        typer.Argument(help=f"{', '.join(SHELLS)} (default: from SHELL)."),
     ] = None,
 ) -> None:
-    """Print what makes a shell complete commands, options and queues: eval "$(ackflow completion bash)"."""
+    """Print a shell completion script; to use it: eval "$(ackflow completion bash)"."""
     from typer._completion_shared import get_completion_script
 
-    meant = shell or os.path.basename(os.environ.get("SHELL", ""))
-    validate.one_of(meant, "shell", SHELLS)
+    chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
+    validate.one_of(chosen, "shell", SHELLS)
     script = get_completion_script(
-        prog_name="ackflow", complete_var="_ACKFLOW_COMPLETE", shell=meant
+        prog_name="ackflow", complete_var="_ACKFLOW_COMPLETE", shell=chosen
     )
     print(script)
 
@@ -106,39 +107,43 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         list[int] | None,
-        typer.Option(min=0, max=65535, help="Port; may be given several times (default: 8000)."),
+        typer.Option(min=0, max=65535, help="Port; may be repeated (default: 8000)."),
     ] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Private key, PEM.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM file.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Private key, PEM file.")] = None,
     require_token: Annotated[
-        bool, typer.Option("--require-token", help="Ask for a token even if none was made yet.")
+        bool, typer.Option("--require-token", help="Require a token even if none exists yet.")
     ] = False,
     allow_open: Annotated[
-        bool, typer.Option("--allow-open", help="Let other machines in without a token.")
+        bool, typer.Option("--allow-open", help="Serve other machines without authentication.")
     ] = False,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Origin whose pages may call, or *; may be given several times."),
+        typer.Option(help="Allowed CORS origin, or *; may be repeated."),
     ] = None,
     max_body: Annotated[
-        str, typer.Option(help="Largest request body, in bytes or with K, M or G.")
+        str, typer.Option(help="Maximum request body, in bytes or with K, M or G.")
     ] = "64M",
     max_batch: Annotated[
-        int, typer.Option(min=1, max=MAX_BATCH, help="Most messages in one push or pop.")
+        int, typer.Option(min=1, max=MAX_BATCH, help="Maximum messages in one push or pop.")
     ] = MAX_BATCH,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Most long polls at once.")] = 10_000,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Maximum number of waiting pops.")
+    ] = 10_000,
     read_timeout: Annotated[
-        float, duration("Time in which a request must be whole.", least=0.1)
+        float, duration("Maximum time to receive a request.", least=0.1)
     ] = 60.0,
-    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text",
     queen_retry_limit: Annotated[
         str, typer.Option(help="What Queen's retryLimit counts: failures or redeliveries.")
     ] = "failures",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(help="Log level: debug, info, warning or error.")
+    ] = "info",
     access_log: Annotated[
-        bool, typer.Option("--access-log", help="Log every request, not only what went wrong.")
+        bool, typer.Option("--access-log", help="Log every request, not only errors.")
     ] = False,
-    slow: Annotated[float, duration("Log requests that take so long.")] = 1.0,
+    slow: Annotated[float, duration("Log requests that take at least this long.")] = 1.0,
 ) -> None:
     """Serve a database over HTTP until stopped."""
     from ..server import run
@@ -147,7 +152,7 @@ def serve(
     from ..server.request_log import LogSettings
 
     config = run.Config(
-        db=file_of(ctx, db),
+        db=database_to_serve(ctx, db),
         host=host,
         ports=port or [run.DEFAULT_PORT],
         tls_cert=tls_cert,
@@ -169,18 +174,20 @@ def serve(
 
 
 def _bytes(text: str) -> int:
-    """A size as people write it: 500, 64K, 16M, 1G."""
+    """Parse a size: 500, 64K, 16M, 1G."""
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 0)
     digits = text[:-1] if unit else text
     if not digits.isdecimal() or int(digits) == 0:
-        raise InvalidArgument(f"a size is a number of bytes, or one with K, M or G, not {text!r}")
+        raise InvalidArgument(
+            f"a size must be a number of bytes, or one with K, M or G, got {text!r}"
+        )
     return int(digits) * (unit or 1)
 
 
 def main() -> Any:
     try:
         if sys.argv[1:] == ["version"]:
-            # Scripts ask for it often, and Typer needs longer to get ready than to answer.
+            # Scripts call this often, and loading Typer takes longer than the answer.
             show_version(Output(False))
         else:
             app()

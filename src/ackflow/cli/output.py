@@ -1,4 +1,4 @@
-"""What is printed: tables for people, JSON for programs, sentences for what went wrong."""
+"""Output: tables and sentences for people, JSON for programs."""
 
 import sys
 import unicodedata
@@ -15,21 +15,21 @@ from ..model import DeadLetter, GroupStats, Progress, QueueStats, StoredMessage
 from ..options import QUEUE_MODE
 from ..session.messages import Delivery
 
-Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
-_MAY_BE_CUT = {"data", "reason", "error"}
+Cell = str | tuple[str, str]  # text, or text and its style on a terminal
+_SHRINKABLE = {"data", "reason", "error"}
 _GAP, _LEAST = 2, 12
-_MOST_DATA = 500  # more than any terminal shows in a line
+_MOST_DATA = 500  # wider than any terminal
 
 
 class Columns(Struct, frozen=True):
-    """The columns of a table; one whose name begins with > is aligned right.
+    """The columns of a table; a name that starts with > is aligned right.
 
-    `spare` names those that a narrow terminal may go without, the least important first. The others
-    tell the rows apart.
+    `optional` lists the columns that a narrow terminal may omit, the least important first. The
+    others identify the rows.
     """
 
     names: tuple[str, ...]
-    spare: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @property
     def heads(self) -> list[str]:
@@ -37,13 +37,13 @@ class Columns(Struct, frozen=True):
 
 
 class Output:
-    """Prints what a command has to say, in the form that was asked for."""
+    """Prints the output of a command, as text or as JSON."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
 
     def record(self, record: Any, *sentences: str) -> None:
-        """One thing: a JSON document, or sentences for people."""
+        """Print one object: a JSON document, or sentences."""
         if self.as_json:
             line(record)
         else:
@@ -53,7 +53,7 @@ class Output:
     def table(
         self, columns: Columns, rows: Iterable[Sequence[Cell]], records: Iterable[Any]
     ) -> None:
-        """Many things: JSON lines, or a table."""
+        """Print a list: JSON lines, or a table."""
         if not self.as_json:
             tabulate(columns, rows)
             return
@@ -61,31 +61,31 @@ class Output:
             line(record)
 
     def say(self, sentence: str = "") -> None:
-        """Something that only people need."""
+        """Print a sentence that JSON output omits."""
         if not self.as_json:
             print(safe(sentence))
 
     def note(self, sentence: str) -> None:
-        """Something about the output; on stderr, so that no pipe gets it."""
+        """Print a remark about the output to stderr, so that a pipe does not receive it."""
         if not self.as_json:
             print(safe(sentence), file=sys.stderr)
 
     def hint(self, sentence: str) -> None:
-        """What could be done next, for people who watch."""
+        """Suggest a next command on a terminal."""
         if not self.as_json and sys.stderr.isatty():
             typer.secho(safe(sentence), err=True, dim=True)
 
 
 def line(record: Any) -> None:
-    """One JSON document on a line, exactly as bytes, whatever the encoding of the terminal."""
+    """Print one JSON document per line, in UTF-8 whatever the encoding of the terminal."""
     sys.stdout.flush()
     out = sys.stdout.buffer
-    out.write(msgspec.json.encode(_nameless(record)) + b"\n")
+    out.write(msgspec.json.encode(_hide_default_group(record)) + b"\n")
     out.flush()
 
 
-def _nameless(record: Any) -> Any:
-    """A record in which the group of consumers who name none is null."""
+def _hide_default_group(record: Any) -> Any:
+    """Replace the name of the default group by null."""
     if isinstance(record, dict):
         return {**record, "group": None} if record.get("group") == QUEUE_MODE else record
     return (
@@ -96,14 +96,14 @@ def _nameless(record: Any) -> Any:
 
 
 def data(raw: bytes) -> None:
-    """A payload byte for byte, with a line end."""
+    """Print a payload byte for byte, followed by a newline."""
     sys.stdout.flush()
     sys.stdout.buffer.write(raw + b"\n")
     sys.stdout.buffer.flush()
 
 
 def tabulate(columns: Columns, rows: Iterable[Sequence[Cell]]) -> None:
-    """On a terminal a table that fits it; into a pipe aligned columns, whole and without colours."""
+    """Print a table that fits the terminal; in a pipe, complete columns without colors."""
     if sys.stdout.isatty():
         _rich(columns, rows)
         return
@@ -123,7 +123,7 @@ def _rich(columns: Columns, rows: Iterable[Sequence[Cell]]) -> None:
 
     console = Console(highlight=False)
     table, width, note = rich_table(columns, rows, console.width)
-    # Names wider than the terminal go on in its next line, so that they can be copied whole.
+    # Names wider than the terminal wrap, so that they can be copied.
     Console(highlight=False, width=max(width, console.width)).print(table)
     if note:
         console.print(note)
@@ -132,9 +132,9 @@ def _rich(columns: Columns, rows: Iterable[Sequence[Cell]]) -> None:
 def rich_table(
     columns: Columns, rows: Iterable[Sequence[Cell]], width: int
 ) -> tuple[Any, int, Any | None]:
-    """The table as it is drawn on a terminal, its width, and a note on the columns left out.
+    """A table for a terminal, its width, and a note about omitted columns.
 
-    Only columns that cannot be left out make it wider than `width`.
+    Only columns that cannot be omitted make it wider than `width`.
     """
     from rich.table import Table
     from rich.text import Text
@@ -151,8 +151,8 @@ def rich_table(
         max([len(head), *(row[at].cell_len for row in cells)]) for at, head in enumerate(heads)
     ]
     empty = {head for at, head in enumerate(heads) if not any(row[at].plain for row in cells)}
-    kept = _fitting(columns, empty, widths, width)
-    needed = _cut([heads[at] for at in kept], widths := [widths[at] for at in kept], width)
+    kept = _columns_that_fit(columns, empty, widths, width)
+    needed = _shrink([heads[at] for at in kept], widths := [widths[at] for at in kept], width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold underline")
     for at in kept:
         right = columns.names[at].startswith(">")
@@ -168,15 +168,17 @@ def rich_table(
     return table, needed, Text(f"not shown, the terminal is too narrow: {left}", "dim") if left else None  # fmt: skip
 
 
-def _fitting(columns: Columns, empty: set[str], widths: list[int], width: int) -> list[int]:
-    """The columns there is room for, by importance, when texts are cut as far as they may be."""
+def _columns_that_fit(
+    columns: Columns, empty: set[str], widths: list[int], width: int
+) -> list[int]:
+    """The columns that fit, by importance, if texts are shrunk as far as possible."""
     heads = columns.heads
     least = [
-        min(most, _LEAST) if head in _MAY_BE_CUT else most
+        min(most, _LEAST) if head in _SHRINKABLE else most
         for head, most in zip(heads, widths, strict=True)
     ]
-    kept = [at for at, head in enumerate(heads) if head not in columns.spare]
-    wanted = [*reversed(columns.spare)]
+    kept = [at for at, head in enumerate(heads) if head not in columns.optional]
+    wanted = [*reversed(columns.optional)]
     for head in sorted(wanted, key=lambda head: head in empty):
         more = [*kept, heads.index(head)]
         if sum(least[at] for at in more) + _GAP * (len(more) - 1) <= width:
@@ -184,9 +186,9 @@ def _fitting(columns: Columns, empty: set[str], widths: list[int], width: int) -
     return sorted(kept)
 
 
-def _cut(heads: list[str], widths: list[int], width: int) -> int:
-    """Lower the widths of texts that may be cut, the longest first, until a row fits; its width."""
-    long = [at for at, head in enumerate(heads) if head in _MAY_BE_CUT]
+def _shrink(heads: list[str], widths: list[int], width: int) -> int:
+    """Shrink text columns, the widest first, until a row fits; returns the width of a row."""
+    long = [at for at, head in enumerate(heads) if head in _SHRINKABLE]
     needed = sum(widths) + _GAP * (len(widths) - 1)
     while needed > width and long:
         at = max(long, key=lambda at: widths[at])
@@ -198,13 +200,13 @@ def _cut(heads: list[str], widths: list[int], width: int) -> int:
 
 
 def safe(text: str) -> str:
-    """A text without characters that could command the terminal; line ends stay."""
+    """Escape control characters except newline and tab, so that text cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in text)  # fmt: skip
 
 
-# How things are written in a cell
+# Values as text
 
 
 def when(time: datetime | None) -> str:
@@ -212,7 +214,7 @@ def when(time: datetime | None) -> str:
 
 
 def ago(time: datetime | None) -> str:
-    """How long ago, or in how long."""
+    """A time relative to now, such as `2.5m ago` or `in 30s`."""
     if time is None:
         return ""
     seconds = (datetime.now(UTC) - time).total_seconds()
@@ -240,8 +242,8 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def many(count: int, what: str) -> str:
-    """1 message, 2,000 messages."""
+def plural(count: int, what: str) -> str:
+    """A count with its noun: 1 message, 2,000 messages."""
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
@@ -250,12 +252,12 @@ def times(count: int) -> str:
 
 
 def group_name(name: str) -> str:
-    """The group of consumers who name none is written as it is typed: -."""
+    """The name of a group; - for the default group, as it is typed."""
     return "-" if name == QUEUE_MODE else name
 
 
 def payload(raw: bytes, most: int | None = None) -> str:
-    """A payload in one line of text; bytes that are no text are shown as hex."""
+    """A payload as one line of text; binary data as hex."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -265,7 +267,7 @@ def payload(raw: bytes, most: int | None = None) -> str:
 
 
 def pretty(raw: bytes) -> str:
-    """A payload whole; JSON is laid out for people."""
+    """A complete payload; JSON is indented."""
     try:
         return msgspec.json.format(raw, indent=2).decode()
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -273,20 +275,20 @@ def pretty(raw: bytes) -> str:
 
 
 def short(raw: bytes) -> str:
-    """A payload as a cell: cut on a terminal, whole in a pipe."""
+    """A payload in a table: truncated on a terminal, complete in a pipe."""
     return payload(raw, _MOST_DATA if sys.stdout.isatty() else None)
 
 
-def counted(number: int, style: str) -> Cell:
-    """A number that is drawn in a style unless it is 0."""
+def colored(number: int, style: str) -> Cell:
+    """A number with a style unless it is 0."""
     return (f"{number:,}", style) if number else "0"
 
 
-# How things are written as JSON
+# Values as JSON
 
 
 def body(raw: bytes, is_json: bool) -> dict[str, Any]:
-    """A payload: `data` as JSON byte for byte, bytes as `text`, or as `base64` when they are none."""
+    """A payload: JSON unchanged as `data`, bytes as `text`, or as `base64` if they are not UTF-8."""
     if is_json:
         return {"data": msgspec.Raw(raw)}
     try:
@@ -295,12 +297,12 @@ def body(raw: bytes, is_json: bool) -> dict[str, Any]:
         return {"base64": b64encode(raw).decode()}
 
 
-def stored(message: StoredMessage | DeadLetter) -> dict[str, Any]:
+def message_record(message: StoredMessage | DeadLetter) -> dict[str, Any]:
     record = structs.asdict(message)
     return record | body(record.pop("raw"), record.pop("is_json"))
 
 
-def delivered(message: Delivery) -> dict[str, Any]:
+def delivery_record(message: Delivery) -> dict[str, Any]:
     m = message
     is_json = not isinstance(m.data, bytes)
     return {
@@ -319,7 +321,9 @@ def group_record(group: GroupStats) -> dict[str, Any]:
 
 
 def progress_record(progress: Progress) -> Progress:
-    return structs.replace(progress, leases=[_nameless(lease) for lease in progress.leases])
+    return structs.replace(
+        progress, leases=[_hide_default_group(lease) for lease in progress.leases]
+    )
 
 
 def queue_record(queue: QueueStats) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What people type: durations, times, and names of queues."""
+"""Parameters that several commands share: queues, groups, durations, times."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?")
 
 
 def seconds(text: str | float) -> float:
-    """A duration: 30, 30s, 500ms, 5m, 2h or 1d."""
+    """Parse a duration: 30, 30s, 500ms, 5m, 2h or 1d."""
     if isinstance(text, int | float):
         return float(text)
     found = _DURATION.fullmatch(text.strip())
@@ -23,7 +23,7 @@ def seconds(text: str | float) -> float:
 
 
 def time(text: str | datetime) -> datetime:
-    """A time: 2h (ago), 2026-11-15, 2026-11-15T21:24Z, or seconds since 1970."""
+    """Parse a time: 2h (ago), 2026-11-15, 2026-11-15T21:24Z, or seconds since 1970."""
     if isinstance(text, datetime):
         return text
     given = text.strip()
@@ -42,16 +42,35 @@ def time(text: str | datetime) -> datetime:
 
 
 def _queues(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of queues for the completion of a shell; silent when nobody can tell them."""
-    from .command import complete
+    """Complete the name of a queue."""
+    from .command import queue_names
 
-    return [name for name in complete(ctx) if name.startswith(incomplete)]
+    return [name for name in queue_names(ctx) if name.startswith(incomplete)]
+
+
+SHARED_PANEL = "Connection and output"
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print JSON: one document, or one per line for lists.",
+        rich_help_panel=SHARED_PANEL,
+    ),
+]
+
+
+def wants_json(ctx: typer.Context, as_json: bool) -> bool:
+    """Whether --json was given before or after the command; errors use the same format."""
+    shared: dict[str, Any] = ctx.find_root().obj or {}
+    shared["as_json"] = as_json or bool(shared.get("as_json"))
+    ctx.find_root().obj = shared
+    return bool(shared["as_json"])
 
 
 Queue = Annotated[
     str, typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=_queues)
 ]
-MaybeQueue = Annotated[
+OptionalQueue = Annotated[
     str | None,
     typer.Argument(
         metavar="QUEUE", help="Name of the queue (default: all).", autocompletion=_queues
@@ -60,7 +79,7 @@ MaybeQueue = Annotated[
 
 
 def group(text: str) -> str:
-    """A group by its name; - is the one of those who name none."""
+    """The name of a group; - is the default group."""
     return QUEUE_MODE if text == "-" else text
 
 
@@ -68,40 +87,40 @@ def group_option(help: str) -> Any:
     return typer.Option("--group", "-g", parser=group, metavar="GROUP", help=help)
 
 
-Group = Annotated[
-    str | None, group_option("Name of the group; - is that of consumers who name none.")
-]
-StateFor = Annotated[str | None, group_option("Show the state of each for this group.")]
+Group = Annotated[str | None, group_option("Name of the group; - is the default group.")]
+StateFor = Annotated[str | None, group_option("Show the state of each message for this group.")]
 GroupName = Annotated[
-    str, typer.Argument(parser=group, metavar="GROUP", help="Name of the group; - is the nameless.")
+    str, typer.Argument(parser=group, metavar="GROUP", help="Name of the group; - is the default.")
 ]
 Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Name of the partition.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")]
-_WHEN = "such as 2h (ago), 2026-11-15, 2026-11-15T21:24Z"
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of results.")
+]
+_WHEN = "such as 2h (ago), 2026-11-15 or 2026-11-15T21:24Z"
 Since = Annotated[
     datetime | None,
-    typer.Option(parser=time, metavar="TIME", help=f"From this time on, {_WHEN}."),
+    typer.Option(parser=time, metavar="TIME", help=f"Start time, {_WHEN}."),
 ]
 Until = Annotated[
     datetime | None,
-    typer.Option(parser=time, metavar="TIME", help=f"Before this time, {_WHEN}."),
+    typer.Option(parser=time, metavar="TIME", help=f"End time, {_WHEN}."),
 ]
 
 
 def duration(help: str, *names: str, least: float = 0.0) -> Any:
-    """An option that takes a duration of at least so many seconds."""
+    """An option for a duration of at least `least` seconds."""
 
     def parse(text: str | float) -> float:
         found = seconds(text)
         if found < least:
-            raise typer.BadParameter(f"Duration of at least {least:g}s expected, got {text!r}")
+            raise typer.BadParameter(f"must be a duration of at least {least:g}s, got {text!r}")
         return found
 
     return typer.Option(*names, parser=parse, metavar="DURATION", help=help)
 
 
 def days(text: str | float) -> float:
-    """Days: 30, or a duration with a unit such as 12h."""
+    """Parse days: 30, or a duration with a unit such as 12h."""
     try:
         return float(text)
     except ValueError:

@@ -15,10 +15,9 @@ from ..pipeline.loader import clients
 from ..pipeline.stages import DEFAULT_DECLARATION, STAGES, Settings
 from ..pipeline.state import pipeline_names
 from ..session.session import Session
-from .command import NOTHING
+from .errors import NOTHING, NoDatabase
 from .output import Columns, Output
 from .params import duration
-from .places import NoDatabase
 from .streams import persistent
 
 app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and queries on Spark.")

@@ -1,4 +1,4 @@
-"""Standard output and standard error of commands that must outlive whoever reads them."""
+"""Standard output and error of commands that continue after their reader closes the pipe."""
 
 import io
 import os
@@ -8,28 +8,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import AckflowError
+from .errors import OutputFailed
 
 
-class OutputFailed(AckflowError):
-    """The output could not be written."""
-
-    code = "output_failed"
-
-
-def failed(error: OSError, consequence: str = "") -> AckflowError:
+def output_error(error: OSError, consequence: str = "") -> AckflowError:
+    """The error to raise for a failed write, with what the command did about it."""
     if error.filename is not None:
         return AckflowError(f"{error.filename}: {error.strerror}{consequence}")
-    why = "its reader closed it" if isinstance(error, BrokenPipeError) else error.strerror or error
+    closed = isinstance(error, BrokenPipeError)
+    why = "the reader closed the pipe" if closed else error.strerror or error
     return OutputFailed(f"the output could not be written: {why}{consequence}")
 
 
 def discard() -> None:
-    """Send the rest of standard output nowhere, so that it does not fail again at the exit."""
+    """Redirect standard output to /dev/null, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Persistent(io.RawIOBase):
-    """A file descriptor; once a write has failed, further ones are dropped."""
+    """A file descriptor that drops all writes after the first failed one."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -55,14 +52,14 @@ class _Persistent(io.RawIOBase):
 
 @contextmanager
 def persistent() -> Iterator[None]:
-    """While this lasts, no failed write to standard output or error ends the command.
+    """Let the command finish even if a write to standard output or error fails.
 
-    A reader that closes its pipe has what it wanted. Any other failure is raised at the end.
+    A closed pipe is ignored; any other failure is raised at the end.
     """
     before = sys.stdout, sys.stderr
     try:
         raw, beside = (_Persistent(stream.fileno()) for stream in before)
-    except (OSError, ValueError):  # captured in this process: nothing to outlive
+    except (OSError, ValueError):  # captured in this process, as in tests
         yield
         return
     sys.stdout, sys.stderr = _text(raw, before[0]), _text(beside, before[1])
@@ -73,7 +70,7 @@ def persistent() -> Iterator[None]:
         sys.stderr.flush()
         sys.stdout, sys.stderr = before
     if raw.error is not None and not isinstance(raw.error, BrokenPipeError):
-        raise failed(raw.error)
+        raise output_error(raw.error)
 
 
 def _text(raw: _Persistent, like: Any) -> io.TextIOWrapper:

@@ -1,4 +1,4 @@
-"""`ackflow token`: who may use a server, and for what."""
+"""`ackflow token`: create, list and revoke access tokens."""
 
 import sys
 from collections.abc import Iterable
@@ -13,70 +13,72 @@ from ..broker.broker import Broker
 from ..errors import InvalidArgument
 from ..model import when
 from . import params
-from .command import Link, Yes, command, confirm
-from .output import Columns, many
-from .streams import failed
+from .command import Target, Yes, command, confirm
+from .output import Columns, plural
+from .streams import output_error
 
-app = typer.Typer(no_args_is_help=True, help="Who may use a server, and for what.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke access tokens of a server.")
 
-Name = Annotated[str, typer.Argument(help="What the token is called in lists and logs.")]
-DAY, MOST_DAYS = 86_400.0, 100_000
+Name = Annotated[str, typer.Argument(help="Name of the token, in lists and logs.")]
+DAY, MAX_DAYS = 86_400.0, 100_000
 
 
-def _broker(link: Link) -> Broker:
-    if link.place.remote:
-        raise InvalidArgument("tokens are made where the database is: give its file with --db")
-    broker = link.session.broker
+def _broker(target: Target) -> Broker:
+    if target.location.remote:
+        raise InvalidArgument("tokens are managed in the database itself: give its file with --db")
+    broker = target.session.broker
     assert isinstance(broker, Broker)
     return broker
 
 
-@command(app, makes=True, local=True, needs_reader=True)
+@command(app, creates=True, local=True, needs_reader=True)
 def create(
-    link: Link,
+    target: Target,
     name: Name,
     grant: Annotated[
         list[str] | None,
         typer.Option(
-            help="ROLE or ROLE:PATTERN, such as read-write:orders.*; may be given several times. "
+            help="ROLE or ROLE:PATTERN, such as read-write:orders.*; may be repeated. "
             "Roles: read-only, read-write, admin (default: read-write)."
         ),
     ] = None,
     days: Annotated[
         float | None,
         typer.Option(
-            parser=params.days, metavar="DAYS", help="It ends after so many days, or 12h."
+            parser=params.days, metavar="DAYS", help="Lifetime in days, or with a unit such as 12h."
         ),
     ] = None,
 ) -> None:
-    """Make a token and show it; it cannot be shown again."""
+    """Create a token and print it; it cannot be shown again."""
     grants = [access_tokens.grant(text) for text in grant or ["read-write"]]
     seconds = None if days is None else _seconds(days)
-    secret = _broker(link).do(access_tokens.create, True, name, grants, seconds)
+    secret = _broker(target).do(access_tokens.create, True, name, grants, seconds)
     try:
-        link.out.record({"name": name, "token": secret}, secret)
+        target.out.record({"name": name, "token": secret}, secret)
         sys.stdout.flush()
     except OSError as error:
-        unseen = f"; the token {name} was made and could not be shown: `ackflow token revoke {name}` ends it"
-        raise failed(error, unseen) from None
+        advice = (
+            f"; token {name} was created but not printed; revoke it: ackflow token revoke {name}"
+        )
+        raise output_error(error, advice) from None
 
 
 def _seconds(days: float) -> float:
-    if not 0 < days <= MOST_DAYS:
-        raise InvalidArgument(f"--days is more than 0 and at most {MOST_DAYS:,}, not {days:g}")
+    if not 0 < days <= MAX_DAYS:
+        raise InvalidArgument(f"--days must be more than 0 and at most {MAX_DAYS:,}, got {days:g}")
     return days * DAY
 
 
 @command(app, "list", local=True, needs_reader=True)
-def show(link: Link) -> None:
-    """Show the tokens there are, never what they are."""
-    broker = _broker(link)
+def show(target: Target) -> None:
+    """List tokens by name, without the secrets."""
+    broker = _broker(target)
     known, now = broker.look(access_tokens.tokens), broker.clock.now()
     if not known:
-        link.out.say("there are no tokens yet")
+        target.out.say("no tokens")
         return
-    link.out.table(
-        Columns(("name", "grants", "made", "state"), ("made", "state", "grants")),
+    target.out.table(
+        Columns(("name", "grants", "created", "state"), ("created", "state", "grants")),
         _rows(known, now),
         map(_record, known),
     )
@@ -107,26 +109,26 @@ def _state(token: Token, now: int) -> str:
     if token.revoked_at is not None:
         return f"revoked {when(token.revoked_at):%Y-%m-%d}"
     if token.expires_at is None:
-        return "good"
-    verb = "ended" if token.expires_at <= now else "good until"
+        return "valid"
+    verb = "expired" if token.expires_at <= now else "valid until"
     return f"{verb} {when(token.expires_at):%Y-%m-%d %H:%M}"
 
 
 @command(app, local=True)
-def revoke(link: Link, name: Name, yes: Yes = False) -> None:
-    """End a token for good; a running server refuses it within a second. Asks first."""
-    broker = _broker(link)
+def revoke(target: Target, name: Name, yes: Yes = False) -> None:
+    """Revoke a token permanently; running servers reject it within a second. Asks for confirmation."""
+    broker = _broker(target)
     broker.look(access_tokens.find, name)
-    confirm(f"Revoke the token {name} for good?", yes)
+    confirm(f"Revoke token {name} permanently?", yes)
     broker.do(access_tokens.revoke, True, name)
-    link.out.record({"revoked": name}, f"the token {name} is revoked")
+    target.out.record({"revoked": name}, f"token {name} is revoked")
 
 
 @command(app, local=True)
-def disable(link: Link, yes: Yes = False) -> None:
-    """Remove all tokens, so that a server on this machine asks for none. Asks first."""
-    broker = _broker(link)
+def disable(target: Target, yes: Yes = False) -> None:
+    """Remove all tokens, so that a local server requires none. Asks for confirmation."""
+    broker = _broker(target)
     there = len(broker.look(access_tokens.tokens))
-    confirm(f"Remove {many(there, 'token')}, so that a server asks for none?", yes)
+    confirm(f"Remove {plural(there, 'token')}, so that a server requires none?", yes)
     removed = broker.do(access_tokens.forget_all, True)
-    link.out.record({"removed": removed}, f"{many(removed, 'token')} removed")
+    target.out.record({"removed": removed}, f"{plural(removed, 'token')} removed")

@@ -1,4 +1,4 @@
-"""Watching: what is pushed as it comes, and a view of all queues that renews itself."""
+"""Live commands: `tail` follows new messages, `top` refreshes a table of all queues."""
 
 import os
 import select
@@ -14,11 +14,12 @@ import typer
 from ..errors import AckflowError
 from ..model import GroupStats, QueueStats, StoredMessage
 from . import output
-from .command import Link, command, unreachable
-from .output import Cell, Columns, counted, group_name, safe, span
+from .command import Target, command
+from .errors import is_unreachable
+from .output import Cell, Columns, colored, group_name, safe, span
 from .params import Partition, Queue, duration
 
-PANEL = "Looking"
+PANEL = "Inspection"
 POLL = 0.2
 COLUMNS = Columns(
     (
@@ -31,31 +32,38 @@ COLUMNS = Columns(
 
 def register(app: typer.Typer) -> None:
     for function in (tail, top):
-        command(app, panel=PANEL, keeps=True, needs_reader=True)(function)
+        command(app, panel=PANEL, long_running=True, needs_reader=True)(function)
 
 
 def tail(
-    link: Link,
+    target: Target,
     queue: Queue,
     last: Annotated[
-        int, typer.Option("--last", "-n", min=0, max=10_000, help="Begin with the last few.")
+        int,
+        typer.Option(
+            "--last", "-n", min=0, max=10_000, help="Number of earlier messages to show first."
+        ),
     ] = 10,
     partition: Partition = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages.")
+    ] = None,
     data: Annotated[
-        bool, typer.Option("--data", help="Print the payloads alone, byte for byte.")
+        bool, typer.Option("--data", help="Print only the payloads, byte for byte.")
     ] = False,
 ) -> None:
-    """Show messages as they are pushed, without taking them, until Ctrl-C."""
-    for shown, message in enumerate(_followed(link, queue, partition, last), 1):
-        _print(link, message, data)
+    """Follow messages as they are pushed, without leasing them, until Ctrl-C."""
+    for shown, message in enumerate(_follow(target, queue, partition, last), 1):
+        _print(target, message, data)
         if shown == count:
             return
 
 
-def _followed(link: Link, queue: str, partition: str | None, last: int) -> Iterator[StoredMessage]:
-    """What is pushed, for ever; a server that goes away is waited for."""
-    news = link.session.follow(queue, partition=partition, last=last)
+def _follow(
+    target: Target, queue: str, partition: str | None, last: int
+) -> Iterator[StoredMessage]:
+    """Yield new messages forever; retries while the server is unreachable."""
+    news = target.session.follow(queue, partition=partition, last=last)
     away = False
     while True:
         yield from news.items
@@ -63,22 +71,22 @@ def _followed(link: Link, queue: str, partition: str | None, last: int) -> Itera
             time.sleep(POLL)
         news.items.clear()
         try:
-            news = link.session.follow(queue, news.after, partition=partition)
+            news = target.session.follow(queue, news.after, partition=partition)
             away = False
         except AckflowError as error:
-            if not unreachable(error):
+            if not is_unreachable(error):
                 raise
             if not away:
-                link.out.note(f"{error.message}; waiting for it")
+                target.out.note(f"{error.message}; retrying")
             away = True
             time.sleep(1.0)
 
 
-def _print(link: Link, message: StoredMessage, data: bool) -> None:
+def _print(target: Target, message: StoredMessage, data: bool) -> None:
     if data:
         output.data(message.raw)
-    elif link.out.as_json:
-        output.line(output.stored(message))
+    elif target.out.as_json:
+        output.line(output.message_record(message))
     else:
         at = f"{message.created_at:%H:%M:%S.%f}"[:-3]
         text = f"{at}  {message.id}  {message.partition}  {output.payload(message.raw)}"
@@ -86,29 +94,32 @@ def _print(link: Link, message: StoredMessage, data: bool) -> None:
 
 
 def top(
-    link: Link,
-    interval: Annotated[float, duration("Look again after this time.", "--interval", "-i")] = 2.0,
+    target: Target,
+    interval: Annotated[float, duration("Time between refreshes.", "--interval", "-i")] = 2.0,
     count: Annotated[
         int | None,
-        typer.Option(min=1, help="End after so many looks (default: never on a terminal, else 1)."),
+        typer.Option(
+            min=1,
+            help="Stop after this number of refreshes (default: never on a terminal, else 1).",
+        ),
     ] = None,
 ) -> None:
-    """Watch all queues: what is ready, leased and dead, how old the oldest is, how fast it goes."""
-    shown = sys.stdout.isatty() and not link.out.as_json
+    """Show all queues continuously: ready, leased and dead messages, oldest age, rates."""
+    shown = sys.stdout.isatty() and not target.out.as_json
     if count is None and not shown:
         count = 1
     interval = max(interval, 0.1)
     if shown:
         with _keys() as pause:
-            _draw(link, _frames(link, interval, count, pause))
+            _draw(target, _frames(target, interval, count, pause))
         return
-    for rows in _frames(link, interval, count, _sleep):
-        link.out.table(COLUMNS, map(_row, rows), (_record(row) for row in rows))
+    for rows in _frames(target, interval, count, _sleep):
+        target.out.table(COLUMNS, map(_row, rows), (_record(row) for row in rows))
         sys.stdout.flush()
 
 
 class Row:
-    """A group of a queue, or a queue that no group reads, and how fast it goes."""
+    """A group of a queue, or a queue without groups, with its rates."""
 
     def __init__(self, queue: QueueStats, group: GroupStats | None) -> None:
         self.queue, self.group = queue, group
@@ -137,7 +148,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """A pause that ends early, and answers True, when q is pressed. Other keys do nothing."""
+    """A sleep that ends early and returns True when q is pressed."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -151,7 +162,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         while (left := end - time.monotonic()) > 0:
             if select.select([keyboard], [], [], left)[0]:
                 pressed = os.read(keyboard, 64)
-                if not pressed or b"q" in pressed.lower():  # nothing: the terminal is gone
+                if not pressed or b"q" in pressed.lower():  # nothing: the terminal was closed
                     return True
         return False
 
@@ -164,16 +175,16 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _frames(
-    link: Link, interval: float, count: int | None, pause: Callable[[float], bool]
+    target: Target, interval: float, count: int | None, pause: Callable[[float], bool]
 ) -> Iterator[list[Row]]:
-    """Look again and again until a pause says to end; rates are counted from the first look."""
-    before, at = _rows(link), time.monotonic()
+    """Yield all rows after each interval, with rates since the one before, until a pause ends it."""
+    before, at = _rows(target), time.monotonic()
     shown = 0
     while count is None or shown < count:
         if pause(interval if shown else min(interval, 1.0)):
             return
         now = time.monotonic()
-        rows = _rows(link)
+        rows = _rows(target)
         known = {row.key: row for row in before}
         for row in rows:
             row.since(known.get(row.key), now - at)
@@ -182,9 +193,9 @@ def _frames(
         yield rows
 
 
-def _rows(link: Link) -> list[Row]:
+def _rows(target: Target) -> list[Row]:
     rows: list[Row] = []
-    for queue in link.session.queues():
+    for queue in target.session.queues():
         rows += [Row(queue, group) for group in queue.groups] or [Row(queue, None)]
     return rows
 
@@ -199,7 +210,7 @@ def _row(row: Row) -> list[Cell]:
         paused = ("paused", "yellow")
     return [
         row.queue.name, group_name(group.name), f"{c.ready:,}", f"{c.leased:,}", f"{c.waiting:,}",
-        counted(group.dead_letters, "red"), f"{c.lag:,}", span(group.oldest_seconds), *rates, paused,
+        colored(group.dead_letters, "red"), f"{c.lag:,}", span(group.oldest_seconds), *rates, paused,
     ]  # fmt: skip
 
 
@@ -215,21 +226,21 @@ def _record(row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _draw(link: Link, frames: Iterator[list[Row]]) -> None:
+def _draw(target: Target, frames: Iterator[list[Row]]) -> None:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        live.update(Text("looking ..."), refresh=True)
+        live.update(Text("reading ..."), refresh=True)
         for rows in frames:
             rows.sort(
                 key=lambda row: (row.group is None, -(row.group.counts.lag if row.group else 0))
             )
             fit = max(1, console.height - 6)
             of = f"{fit} of {len(rows)}" if fit < len(rows) else f"{len(rows)}"
-            head = f"{datetime.now():%H:%M:%S}  {of} rows, q ends  {link.place.shown}"
+            head = f"{datetime.now():%H:%M:%S}  {of} rows, q to quit  {target.location.shown}"
             table, _, note = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
             parts = [Text(safe(head), "dim"), table, *([note] if note else [])]
             live.update(Group(*parts), refresh=True)

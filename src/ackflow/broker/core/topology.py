@@ -18,7 +18,7 @@ def find_queue(tx: Tx, name: str) -> Queue:
     """Return an existing queue, or raise QueueNotFound."""
     found = tx.queue(validate.name(name, "queue"))
     if found is None:
-        raise QueueNotFound(f"there is no queue {name!r}")
+        raise QueueNotFound(f"there is no queue {name!r}", queue=name)
     return found
 
 

@@ -122,7 +122,7 @@ def test_q_ends_top(on_file: Cli) -> None:
     on_file.q.push("orders", [1, 2, 3])
     output, code = on_terminal(on_file.url, "top", "-i", "60", until=b"orders", press=b"xq")
     assert code == 0
-    assert b"q ends" in output
+    assert b"q to quit" in output
     assert b"\x1b[?1049l" in output, "the screen is given back"
 
 
