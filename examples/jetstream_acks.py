@@ -1,4 +1,4 @@
-"""How do I acknowledge a message as in JetStream, and what does it tell of itself?
+"""Acknowledge messages in the style of JetStream, and read their metadata.
 
 python examples/jetstream_acks.py
 """
@@ -20,15 +20,15 @@ def ack(message: Message) -> None:
 def double_ack(message: Message) -> bool:
     """DoubleAck - Confirmed Success"""
     try:
-        message.ack(confirm=True)  # returns when it is on disk
+        message.ack(confirm=True)  # returns when the ack is on disk
     except AckflowError:
-        return False  # it is not known to be done, and may come again
+        return False  # the ack is not confirmed, and the message may be redelivered
     return True
 
 
 def nak(message: Message, later: Message) -> None:
     """Nak - Retry Now"""
-    message.nack()  # at once, or after the back-off if the consumer has one
+    message.nack()  # redelivered at once, or after the back-off of the consumer
     later.nack(delay=5)
 
 
@@ -40,18 +40,18 @@ def in_progress(message: Message) -> None:
 def term(message: Message, unreadable: Message) -> None:
     """Term - Terminate"""
     message.term()
-    unreadable.term("invalid message format")  # kept with the message in the dead letters
+    unreadable.term("invalid message format")  # the reason is kept with the dead letter
 
 
 def metadata(message: Message) -> dict[str, Any]:
     """Message Metadata"""
-    told = message.metadata
+    metadata = message.metadata
     return {
-        "stream sequence": told.sequence.stream,  # its place in its partition, from 0
-        "consumer sequence": told.sequence.consumer,  # the number of this delivery, from 1
-        "deliveries": told.num_delivered,
-        "still to come": told.num_pending,
-        "published": told.timestamp,
+        "stream sequence": metadata.sequence.stream,  # its position in the partition, from 0
+        "consumer sequence": metadata.sequence.consumer,  # the number of this delivery, from 1
+        "deliveries": metadata.num_delivered,
+        "pending": metadata.num_pending,
+        "published": metadata.timestamp,
     }
 
 
@@ -66,7 +66,7 @@ def main(folder: str) -> None:
         term(fifth, sixth)
         in_progress(seventh)
         counts = q.group_stats("orders", "w").counts
-        print(f"{counts.done} done, {counts.ready} to come again, {counts.waiting} later,")
+        print(f"{counts.done} done, {counts.ready} ready for redelivery, {counts.waiting} delayed,")
         print(f"{counts.dead} dead letters, {counts.leased} in progress")
 
 

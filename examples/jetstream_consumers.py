@@ -1,4 +1,4 @@
-"""How do I configure a consumer as in JetStream?
+"""Configure consumers in the style of JetStream.
 
 python examples/jetstream_consumers.py
 """
@@ -33,8 +33,8 @@ def ack_wait(q: Session) -> Consumer:
 
 def max_deliver(q: Session) -> Consumer:
     """MaxDeliver"""
-    # After five deliveries a message is a dead letter, with the reason of the last failure. With
-    # -1, the default, it is delivered until it is acked.
+    # After five deliveries a message becomes a dead letter, with its last error. With -1, the
+    # default, it is redelivered until it is acked.
     return consumer(q, "orders", "deliver", ConsumerConfig(max_deliver=5))
 
 
@@ -60,9 +60,9 @@ def main(folder: str) -> None:
         for example in (
             ack_explicit, ack_all, ack_none, ack_wait, max_deliver, backoff, max_ack_pending
         ):  # fmt: skip
-            made = example(q)
-            made.fetch(3, wait=0)[-1].ack()
-            counts = q.group_stats(made.queue, made.name).counts
+            orders = example(q)
+            orders.fetch(3, wait=0)[-1].ack()
+            counts = q.group_stats(orders.queue, orders.name).counts
             print(f"{example.__doc__}: one ack of three, {counts.done} done, {counts.leased} held")
 
 

@@ -1,4 +1,4 @@
-"""How do the usual loops of a JetStream consumer look here?
+"""Common processing loops of JetStream consumers.
 
 python examples/jetstream_patterns.py
 """
@@ -30,12 +30,12 @@ def simple(orders: Consumer, process: Process) -> None:
 
 def with_timeout_handling(orders: Consumer, process: Process, every: float = 10) -> None:
     """With Timeout Handling"""
-    # `orders.consume(process, renew=10)` does this by itself, from a thread of its own.
+    # `orders.consume(process, renew=10)` does the same with a background thread.
     with ThreadPoolExecutor(1) as worker:
         for message in orders.fetch(10, wait=1):
             working = worker.submit(process, message)
             while not wait([working], timeout=every).done:
-                message.in_progress()  # for all that was fetched with it: they share a lease
+                message.in_progress()  # also for the messages fetched with it: they share a lease
             error = working.exception()
             if error is None:
                 message.ack()
@@ -48,7 +48,7 @@ def poison(orders: Consumer, process: Process) -> None:
     for message in orders.fetch(10, wait=1):
         if message.metadata.num_delivered > 3:
             log.warning("Poison message detected: %s", message.subject)
-            message.term("poison message")  # this is how it gets into the dead letters
+            message.term("poison message")  # moves it to the dead letters
             continue
         try:
             process(message)
@@ -70,8 +70,8 @@ def batch_ack(orders: Consumer, process: Process) -> None:
 
 def dead_letter_queue(q: Session, message: Message, max_deliveries: int) -> None:
     """Dead Letter Queues"""
-    # `ConsumerConfig(max_deliver=...)` does it without a queue of one's own. With one, the message
-    # moves in a transaction: it is never in both places, and never in none.
+    # `ConsumerConfig(max_deliver=...)` needs no such queue. With a queue of your own, move the
+    # message in a transaction, so that it is always in exactly one of the two queues.
     if message.metadata.num_delivered >= max_deliveries:
         with q.transaction() as t:
             t.push("dlq.orders", message.data)
@@ -94,7 +94,7 @@ def main(folder: str) -> None:
             dead_letter_queue(q, message, max_deliveries=1)
         for group in q.queue_stats("orders").groups:
             counts = group.counts
-            print(f"{group.name}: {counts.done} done, {counts.ready} to come, {counts.dead} dead")
+            print(f"{group.name}: {counts.done} done, {counts.ready} ready, {counts.dead} dead")
 
 
 if __name__ == "__main__":

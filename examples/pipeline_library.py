@@ -1,10 +1,11 @@
-"""A pipeline that has nothing to do with coffee: which books are lent most, and what is owed.
+"""A small pipeline for a library: which books are lent most often, and which fees are due.
 
-ackflow pipeline run --pipeline examples/pipeline_library.py --data DIR --out OUT
-reads DIR/<branch>/books.csv and DIR/<branch>/loans*.csv.
+    ackflow pipeline run --pipeline examples/pipeline_library.py --data DIR --out OUT
+
+Each branch of the library is a client: DIR/<branch>/books.csv and DIR/<branch>/loans*.csv.
 """
 
-from ackflow.pipeline.declaration import Pipeline, Query, Route, Table
+from ackflow.pipeline import Pipeline, Query, Route, Table
 
 pipeline = Pipeline(
     name="library",

@@ -1,4 +1,4 @@
-"""How do I acknowledge messages as in Queen: by hand, automatically, with callbacks, in batches?
+"""Acknowledge messages in the style of Queen: manually, automatically, with callbacks, in batches.
 
 python examples/queen_acks.py
 """
@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import ackflow
-from ackflow import Message, Session, Verdict
+from ackflow import Message, Session, Settled, Verdict
 from ackflow.session.consumer import Consumer
-from ackflow.session.messages import Settled
 
 Process = Callable[[Any], object]
 
@@ -34,7 +33,7 @@ def auto_ack(q: Session, process: Process) -> Consumer:
     """Auto-ACK"""
 
     def handle(message: Message) -> None:
-        process(message.data)  # it is done already, whatever happens here
+        process(message.data)  # the message is already acked; an error here loses it
 
     return q.queue("events").group("processors").auto_ack(True).consume(handle)
 
@@ -53,8 +52,8 @@ def callbacks(q: Session, process: Process) -> Consumer:
 
 def required_parameters(q: Session, message_id: str, lease_id: str) -> Settled:
     """Required Parameters"""
-    # A message id names the partition and the place in it, a lease its group: nothing to mix up,
-    # even when a transaction id is used in two partitions.
+    # A message id contains its partition, and a lease belongs to one group, so that these two are
+    # unambiguous even if a transaction id is used in two partitions.
     return q.lease(lease_id).ack(message_id)
 
 
@@ -62,7 +61,7 @@ def batch_ack(q: Session, first: Message, second: Message, third: Message) -> Se
     """Batch ACK"""
     return q.settle(
         [(first, "ack"), (second, "ack"), (third, Verdict("nack", "Validation error"))],
-        atomic=True,  # all or none; without, each stands for itself
+        atomic=True,  # all or none; otherwise each is settled independently
     )
 
 
@@ -70,7 +69,7 @@ def lease_renewal(q: Session, process: Process) -> Consumer:
     """Lease Renewal"""
 
     def handle(message: Message) -> None:
-        process(message.data)  # may take longer than the lease, which is renewed every 2 seconds
+        process(message.data)  # may outlast the lease, which is renewed every 2 s
         message.ack()
 
     return q.queue("long-tasks").group("workers").renew_lease(True, 2).consume(handle)

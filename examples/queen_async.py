@@ -1,4 +1,4 @@
-"""How do I acknowledge as in Queen, in asyncio?
+"""Acknowledge messages in the style of Queen, with asyncio.
 
 python examples/queen_async.py
 """
@@ -9,10 +9,8 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ackflow import Verdict, aio
-from ackflow.aio import Message, Session
-from ackflow.session.consumer_aio import Consumer
-from ackflow.session.messages import Settled
+from ackflow import Settled, Verdict, aio
+from ackflow.aio import Consumer, Message, Session
 from ackflow.session.transaction import Committed
 
 Process = Callable[[Any], Awaitable[object]]

@@ -1,4 +1,4 @@
-"""When does a message become a dead letter as in Queen, and what do I do about it then?
+"""Dead letters in the style of Queen: limits, monitoring, reprocessing.
 
 python examples/queen_dead_letters.py
 """
@@ -8,14 +8,13 @@ import tempfile
 from collections.abc import Callable
 
 import ackflow
-from ackflow import Session
-from ackflow.options import QueueOptions
+from ackflow import QueueOptions, Session
 from ackflow.session.dead_letters import Alert
 
 
 def max_retries(q: Session) -> QueueOptions:
     """Max retries exceeded"""
-    # The third failure makes a dead letter. That is not to be asked for: no limit drops a message.
+    # The third failure makes it a dead letter. A limit never drops a message.
     return q.queue("orders").config(retry_limit=3).create()
 
 
@@ -27,20 +26,22 @@ def max_wait_time(q: Session) -> QueueOptions:
 def monitor(q: Session, send_alert: Callable[[str], object]) -> Alert:
     """Monitor DLQ regularly"""
 
-    def call(queue: str, depth: int) -> None:
+    def on_alert(queue: str, depth: int) -> None:
         send_alert(f"High DLQ depth for {queue} queue")
 
-    return q.alert_dead("orders", call, above=100)  # it looks once a minute until it is closed
+    return q.alert_dead("orders", on_alert, above=100)  # checks once a minute until closed
 
 
 def investigate(q: Session) -> dict[str, int]:
     """Investigate and fix root causes"""
-    return q.dead_distribution("orders")  # by the text before the first colon, most first
+    return q.dead_distribution("orders")  # by the text before the first colon, most frequent first
 
 
 def reprocess(q: Session) -> int:
     """Reprocess when appropriate"""
-    return q.reprocess("orders")  # as "reprocess-<id>", so that a repeat adds nothing
+    return q.reprocess(
+        "orders"
+    )  # with transaction id "reprocess-<id>", so that repeating adds nothing
 
 
 def main(folder: str) -> None:

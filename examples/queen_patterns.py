@@ -1,4 +1,4 @@
-"""How do I forward, decide, retry later and measure as in Queen?
+"""Patterns of Queen: transactional forwarding, conditional acks, delayed retries, metrics.
 
 python examples/queen_patterns.py
 """
@@ -18,7 +18,7 @@ from ackflow.session.transaction import Committed
 
 @dataclass
 class Result:
-    """What came of a task."""
+    """The result of a task."""
 
     success: bool
     retryable: bool = False
@@ -26,7 +26,7 @@ class Result:
 
 
 class RateLimited(Exception):
-    """The other side asks for a pause."""
+    """The API asks for a pause."""
 
 
 def ack_and_push(q: Session, message: Message) -> Committed:
@@ -51,7 +51,7 @@ def conditional_ack(q: Session, process: Callable[[Any], Result]) -> Consumer:
         elif result.retryable:
             message.nack(result.error)
         else:
-            message.reject(result.error)  # to the dead letters at once, and never again
+            message.reject(result.error)  # to the dead letters, without a retry
 
     return q.queue("tasks").consume(handle)
 
@@ -63,7 +63,9 @@ def delayed_nack(q: Session, call_api: Callable[[Any], object]) -> Consumer:
         try:
             call_api(message.data)
         except RateLimited:
-            message.requeue(delay=60)  # in a minute, at the end, and not as a failure
+            message.requeue(
+                delay=60
+            )  # in a minute, at the end of the partition, not counted as failure
         except Exception as error:
             message.nack(str(error))
         else:
@@ -74,7 +76,7 @@ def delayed_nack(q: Session, call_api: Callable[[Any], object]) -> Consumer:
 
 def ack_metrics(q: Session) -> AckStats:
     """ACK Metrics"""
-    return q.ack_stats()  # every settle of the session is counted and timed
+    return q.ack_stats()  # counts and times every settle of the session
 
 
 def main(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""How do I acknowledge fast as in Queen, and what do I do when an acknowledgement fails?
+"""Fast acknowledgements in the style of Queen, and the handling of failed ones.
 
 python examples/queen_speed_and_errors.py
 """
@@ -9,11 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import ackflow
-from ackflow import Message, Session
-from ackflow.errors import LeaseLost
-from ackflow.remote.retry import RetryPolicy
+from ackflow import LeaseLost, Message, RetryPolicy, Session, Settled
 from ackflow.session.consumer import Consumer
-from ackflow.session.messages import Settled
 
 Process = Callable[[Any], object]
 
@@ -32,7 +29,7 @@ def buffered_acks(q: Session, process: Process) -> Consumer:
 
 def with_lease(message: Message) -> None:
     """Include lease ID to skip validation query"""
-    message.ack()  # a message knows its lease, and no ack goes without
+    message.ack()  # every ack of a message includes its lease
 
 
 def without_acks(q: Session, process: Process) -> Consumer:
@@ -44,8 +41,8 @@ def invalid_lease(message: Message) -> bool:
     """Invalid Lease"""
     try:
         message.ack()
-    except LeaseLost as lost:  # its code is invalid_lease, or tells more
-        print(f"not to be repeated, somebody else gets it: {lost}")
+    except LeaseLost as lost:  # code invalid_lease, or a more specific one
+        print(f"do not retry, the message is redelivered: {lost}")
         return False
     return True
 
@@ -53,26 +50,26 @@ def invalid_lease(message: Message) -> bool:
 def missing_partition(q: Session, message: Message) -> Settled:
     """Missing partitionId"""
     assert message.token is not None
-    # The id has the partition in it; a transaction id alone is refused.
+    # The message id contains the partition; a transaction id alone is refused.
     return q.lease(message.token).ack(message.id)
 
 
 def not_found(message: Message) -> None:
     """Message Not Found"""
     message.ack()
-    message.ack()  # again is no error, so there is nothing to catch
+    message.ack()  # repeating an ack is not an error
 
 
 def patient_session(url: str) -> Session:
     """Exponential Backoff"""
-    # What a session on a server does by itself; these are the defaults. Only what can be repeated
-    # without harm is, and every settle can.
+    # Sessions on a server retry by themselves; these are the defaults. Only idempotent calls are
+    # repeated, which includes every settle.
     return ackflow.connect(url, retry=RetryPolicy(pauses=(1, 2, 4)))
 
 
 def guarded_session(url: str) -> Session:
     """Circuit Breaker"""
-    # After 5 failed calls in a row none is made for a minute: CircuitOpen. Also the default.
+    # After 5 failed calls in a row, calls raise CircuitOpen for a minute. This is the default, too.
     return ackflow.connect(url, retry=RetryPolicy(failures=5, open_seconds=60))
 
 

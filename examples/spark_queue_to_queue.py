@@ -1,9 +1,9 @@
-"""How do I turn one queue into another with Spark, so that nothing is lost or counted twice?
+"""Transform one queue into another with Spark, exactly once.
 
     python examples/spark_queue_to_queue.py
 
-Mode `commit`: what a batch publishes and the acknowledgement of what it read are one transaction.
-Kill it at any moment and start it again: the output is the same.
+In mode `commit`, the default, the output of a batch and the acks of its input are one transaction.
+You can kill this program at any moment and start it again: the output is the same.
 """
 
 import sys
@@ -41,7 +41,7 @@ def main(folder: str) -> None:
         .option("url", url)
         .option("queue", "invoices")
         .option("checkpointLocation", f"{folder}/checkpoint")
-        .trigger(availableNow=True)  # leave this out to go on for ever
+        .trigger(availableNow=True)  # omit this to keep the query running
         .start()
     )
     query.awaitTermination()

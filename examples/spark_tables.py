@@ -1,4 +1,4 @@
-"""How do I fill a queue from a table, and look at a queue as one?
+"""Write a table to a queue with Spark, and query a queue with SQL.
 
 python examples/spark_tables.py
 """
@@ -21,16 +21,14 @@ def main(folder: str) -> None:
     jobs.write.format("ackflow").mode("append").option("url", url).option("queue", "jobs").save()
 
     with ackflow.connect(url) as q:
-        some = q.pop("jobs", group="workers", batch=100)
-        q.ack(some[:90])
-        q.reject(some[90:], "too old")
+        batch = q.pop("jobs", group="workers", batch=100)
+        q.ack(batch[:90])
+        q.reject(batch[90:], "too old")
 
-    def table(name: str) -> None:
+    for table in ("messages", "dead_letters", "groups"):
         reader = spark.read.format("ackflow").option("url", url).option("queue", "jobs")
-        reader.option("table", name).option("group", "workers").load().createOrReplaceTempView(name)
-
-    for name in ("messages", "dead_letters", "groups"):
-        table(name)
+        frame = reader.option("table", table).option("group", "workers").load()
+        frame.createOrReplaceTempView(table)
     spark.sql("SELECT partition, state, count(*) FROM messages GROUP BY ALL ORDER BY ALL").show()
     spark.sql("SELECT reason, count(*) FROM dead_letters GROUP BY reason").show()
     spark.sql("SELECT name, ready, leased, done, dead FROM groups").show()

@@ -1,9 +1,9 @@
-"""How do I settle each message of a Spark batch its own way?
+"""Ack, reject or hold each message of a Spark batch.
 
     python examples/spark_verdicts.py
 
-Mode `manual`: the query says what becomes of every message, in one transaction with its output.
-What it neither settles nor holds has failed, and comes again until its retry limit.
+In mode `manual` the query decides about every message, in one transaction with its output. A message
+without a verdict counts as failed and is redelivered, up to the retry limit of its group.
 """
 
 import sys
@@ -33,19 +33,21 @@ def main(folder: str) -> None:
     )
 
     def book(batch: DataFrame, batch_id: int) -> None:
-        judged = batch.withColumn(
+        with_verdicts = batch.withColumn(
             "verdict",
-            F.when(F.col("payload.cents") < 0, "reject")  # never again, kept with the reason
-            .when(F.col("payload.cents") == 0, "hold")  # stays ours until we settle it
+            F.when(F.col("payload.cents") < 0, "reject")  # to the dead letters, with the reason
+            .when(F.col("payload.cents") == 0, "hold")  # stays leased until it is settled
             .otherwise("ack"),
-        ).withColumn("reason", F.lit("a payment is not negative"))
-        booked = judged.where("verdict = 'ack'").select(F.to_json("payload").alias("payload"))
+        ).withColumn("reason", F.lit("a payment must not be negative"))
+        booked = with_verdicts.where("verdict = 'ack'").select(
+            F.to_json("payload").alias("payload")
+        )
         done = ackflow.spark.commit_batch(
             batch_id,
             url,
             output=booked,
             queue="bookings",
-            verdicts=judged.select("id", "lease", "verdict", "reason"),
+            verdicts=with_verdicts.select("id", "lease", "verdict", "reason"),
         )
         print("batch", batch_id, "published", done.published)
 

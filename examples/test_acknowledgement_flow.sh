@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Walks through acknowledgement with curl: a lock, who it keeps out, how it expires, a plain pop.
-# Start `ackflow serve` first. ACKFLOW_URL says where it is, TTL how long the short lock lasts.
+# Acknowledgement with curl: lock a queue, see other pops refused, let a lock expire, pop without one.
+# Start `ackflow serve` first. ACKFLOW_URL: the server; TTL: seconds of the short lock.
 set -euo pipefail
 
 URL="${ACKFLOW_URL:-http://localhost:8000}"
@@ -8,7 +8,7 @@ TTL="${TTL:-5}"
 MAIN="$URL/queue/flow-my-queue"
 TEST="$URL/queue/flow-test"
 
-# post STATUS URL [BODY]: post it, show the answer, leave it in $answer; end if the status is another.
+# post STATUS URL [BODY]: POST, print the response and store it in $answer; exit if the status differs.
 post() {
     local expected="$1" url="$2" body="${3:-}" got
     got=$(curl -sS -X POST "$url" -d "$body" -w '\n%{http_code}')
@@ -21,15 +21,15 @@ post() {
     fi
 }
 
-# shows TEXT: end unless the answer has this in it.
+# shows TEXT: exit unless the response contains the text.
 shows() {
     if ! grep -qF -- "$1" <<<"$answer"; then
-        echo "expected $1 in the answer" >&2
+        echo "expected $1 in the response" >&2
         exit 1
     fi
 }
 
-# field NAME: print a field of the answer.
+# field NAME: print a field of the response.
 field() {
     python3 -c 'import json, sys; print(json.loads(sys.argv[1])[sys.argv[2]])' "$answer" "$1"
 }
@@ -43,7 +43,7 @@ post 200 "$MAIN/acknowledge" "{\"lock_id\": \"$(field lock_id)\"}"
 shows '"success":true'
 shows '"items_acknowledged":1'
 
-echo "Example 2: a lock keeps others out"
+echo "Example 2: other pops are refused while the queue is locked"
 post 200 "$TEST/push" '{"item": "original"}'
 post 200 "$TEST/push" '{"item": "second"}'
 post 200 "$TEST/pop?require_ack=true"
@@ -55,11 +55,11 @@ shows '"lock_expires_at":'
 post 400 "$TEST/acknowledge" '{"lock_id": "not-the-lock"}'
 post 200 "$TEST/release" "{\"lock_id\": \"$lock_id\"}"
 
-echo "Example 3: a lock expires by itself"
+echo "Example 3: a lock expires"
 post 200 "$TEST/pop?require_ack=true&ttl_seconds=$TTL"
 shows '"items":["original"]'
 lock_id=$(field lock_id)
-echo "  waiting until the lock is over"
+echo "  waiting until the lock expires"
 sleep "$TTL.2"
 post 410 "$TEST/acknowledge" "{\"lock_id\": \"$lock_id\"}"
 shows '"error_code":"LOCK_EXPIRED"'
@@ -73,4 +73,4 @@ shows '"items":["second"]'
 post 200 "$TEST/pop"
 shows '"count":0'
 
-echo "All examples answered as expected"
+echo "All examples passed"

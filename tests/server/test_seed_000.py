@@ -142,7 +142,7 @@ def test_the_script_of_the_examples_walks_through(start_process: Start) -> None:
     for _ in range(2):  # it leaves nothing behind that stops it the next time
         done = flow(server.url)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "All examples answered as expected" in done.stdout
+        assert "All examples passed" in done.stdout
 
 
 def test_the_script_fails_when_nobody_answers() -> None:

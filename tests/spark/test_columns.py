@@ -10,17 +10,17 @@ from ackflow import Item, Session
 from ackflow.errors import InvalidArgument, NotFound
 from ackflow.ids import message_id
 from ackflow.spark import sessions
-from ackflow.spark.columns import Rows, _id_texts
+from ackflow.spark.columns import RowBuilder, _id_texts
 from ackflow.spark.encode import Chunker, check_columns
 from ackflow.spark.options import SinkOptions, sink_options, source_options
-from ackflow.spark.parse import Parser, not_text
+from ackflow.spark.parse import Parser, invalid_utf8_rows
 
 
-def rows_of(q: Session, batch: int = 1000) -> tuple[Rows, list[object]]:
+def rows_of(q: Session, batch: int = 1000) -> tuple[RowBuilder, list[object]]:
     messages = q.pop("orders", group="g", batch=batch)
     assert messages.token is not None
     handout = q.read_again(messages.token)
-    rows = Rows()
+    rows = RowBuilder()
     for run in handout.runs:
         rows.add(handout, run)
     return rows, list(messages)
@@ -56,7 +56,7 @@ def test_a_part_of_a_segment_has_only_its_own_rows(q: Session) -> None:
     columns = rows.columns()
     assert columns["transaction_id"].to_pylist() == ["t3", "t4", "t5", "t6"]
     assert [dict(h)["n"] for h in columns["headers"].to_pylist()] == ["3", "4", "5", "6"]
-    assert [rows.place(row)[1] for row in range(4)] == [3, 4, 5, 6]
+    assert [rows.locate(row)[1] for row in range(4)] == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("lo", [0, 65_530, 65_536, (1 << 32) - 5, (1 << 47) + 1])
@@ -102,8 +102,11 @@ def test_what_does_not_fit_is_told_by_its_row(raw: bytes) -> None:
 
 
 def test_what_is_no_text_is_told_by_its_row() -> None:
-    assert not_text(pa.array([b"a", b"\xff", "ö".encode(), b"\x80"], pa.binary())) == [1, 3]
-    assert not_text(pa.array([b"a"], pa.binary())) == []
+    assert invalid_utf8_rows(pa.array([b"a", b"\xff", "ö".encode(), b"\x80"], pa.binary())) == [
+        1,
+        3,
+    ]
+    assert invalid_utf8_rows(pa.array([b"a"], pa.binary())) == []
 
 
 def test_a_type_that_json_has_not_is_refused() -> None:
@@ -140,7 +143,7 @@ def test_rows_are_sorted_into_lanes_and_keep_their_order() -> None:
     }  # fmt: skip
 
 
-def test_a_delay_makes_a_lot_of_its_own() -> None:
+def test_a_delay_makes_a_chunk_of_its_own() -> None:
     delay = pa.array([None, 5.0, None, 5.0])
     found = chunks({"payload": pa.array(["0", "1", "2", "3"]), "delay": delay})
     assert {(late, data) for _, _, late, _, data in found} == {(None, b"02"), (5.0, b"13")}
@@ -164,7 +167,7 @@ def test_json_is_kept_byte_for_byte() -> None:
 
 def test_columns_are_checked_by_name() -> None:
     options = sink_options({"url": "x.db", "queue": "q"})
-    with pytest.raises(InvalidArgument, match="by its key or"):
+    with pytest.raises(InvalidArgument, match="key and partition cannot be used together"):
         check_columns(["payload", "key", "partition"], options)
 
 
@@ -176,12 +179,12 @@ def test_names_of_options_are_read_in_any_case_and_with_underscores() -> None:
 
 @pytest.mark.parametrize("url", ["", " ", ":memory:"])
 def test_a_database_that_processes_cannot_share_is_refused(url: str) -> None:
-    with pytest.raises(InvalidArgument, match="url is a database file"):
+    with pytest.raises(InvalidArgument, match="url must be a database file"):
         source_options({"url": url, "queue": "orders", "group": "g"})
 
 
 def test_what_reads_does_not_make_a_database(tmp_path: Path) -> None:
     options = source_options({"url": str(tmp_path / "typo.db"), "queue": "orders", "group": "g"})
-    with pytest.raises(NotFound, match="there is no database"):
-        sessions.reading(options)
+    with pytest.raises(NotFound, match="database not found"):
+        sessions.existing_session(options)
     assert list(tmp_path.iterdir()) == []

@@ -124,7 +124,7 @@ def test_wrong_verdicts_are_named(lab: Lab) -> None:
         ackflow.spark.settle(frame, lab.url)
     id = ackflow.ids.message_id(1, 1, 1)
     frame = lab.spark.sql(f"select '{id}' as id, 'AAAAAAAAAAA' as lease, 'maybe' as verdict")
-    with pytest.raises(PySparkException, match=r"a verdict is one of ack, .*hold, not 'maybe'"):
+    with pytest.raises(PySparkException, match=r"verdict must be one of ack, .*hold, got 'maybe'"):
         ackflow.spark.settle(frame, lab.url)
 
 

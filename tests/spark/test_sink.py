@@ -84,7 +84,7 @@ def test_more_rows_than_a_segment_holds_are_split(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("sql", "options", "sentence"),
     [
-        ("select 1 as id, 'x' as payload", {"queue": "o"}, "no use for the column 'id'"),
+        ("select 1 as id, 'x' as payload", {"queue": "o"}, "unknown column 'id'"),
         ("select 'x' as queue", {}, "needs a column 'payload'"),
         ("select '1' as payload", {}, "needs the option 'queue' or a column 'queue'"),
         ("select 'x' as payload", {"queue": "o"}, "is not JSON"),

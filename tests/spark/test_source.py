@@ -161,7 +161,7 @@ def test_what_does_not_parse_fails_the_query_if_nothing_else_was_said(lab: Lab) 
     [
         ({"maxRows": 5}, "no option 'maxrows'; it has group, .*maxRowsPerTrigger"),
         ({"mode": "auto"}, "mode is one of commit, manual, not 'auto'"),
-        ({"maxRowsPerTrigger": "many"}, "maxRowsPerTrigger is a whole number, not 'many'"),
+        ({"maxRowsPerTrigger": "many"}, "maxRowsPerTrigger must be an integer, got 'many'"),
         ({"leaseSeconds": 0}, "leaseSeconds is a number of seconds from 1"),
         ({"onCorrupt": "column"}, "onCorrupt needs"),
         ({"table": "letters"}, "table is one of messages, dead_letters, groups"),
@@ -184,7 +184,7 @@ def test_a_database_that_is_not_there_fails_the_query_with_a_sentence(
 ) -> None:
     nowhere = tmp_path / "none" / "queue.db"
     frame = lab.spark.readStream.format("ackflow").option("url", str(nowhere)).option("queue", "in")
-    with pytest.raises(StreamingQueryException, match=r"there is no database .*none"):
+    with pytest.raises(StreamingQueryException, match=r"database not found: .*none"):
         lab.collect(frame.load())
 
 

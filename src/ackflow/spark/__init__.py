@@ -1,4 +1,4 @@
-"""Ackflow in Spark: a source that acknowledges nothing it has not finished, and a sink.
+"""The Spark connector: a source that acks a batch only after Spark has finished it, and a sink.
 
 spark = ackflow.spark.session()
 spark.readStream.format("ackflow").option("url", "orders.db").option("queue", "orders").load()

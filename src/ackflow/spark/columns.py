@@ -1,7 +1,7 @@
-"""Handed-out messages as Arrow, without a Python object per message.
+"""Converts handed-out messages to Arrow columns without a Python object per message.
 
-A run of messages shares all but its payloads and its sequences, so its columns are one value each,
-repeated by Arrow. The text of an id differs only in its last twelve digits within a lane.
+The messages of a run differ only in payload and sequence; every other column is one value, repeated
+by Arrow. Within a lane, message ids differ only in their last twelve digits.
 """
 
 from array import array
@@ -27,7 +27,7 @@ HEADERS = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=True))
 
 
 def ddl(payload: str, corrupt: bool) -> str:
-    """The schema of a stream of messages, as Spark reads it."""
+    """Return the schema of a stream of messages in Spark's DDL."""
     return (
         "id STRING, queue STRING, partition STRING, priority INT, sequence BIGINT, "
         f"payload {payload}, headers MAP<STRING, STRING>, transaction_id STRING, "
@@ -36,8 +36,8 @@ def ddl(payload: str, corrupt: bool) -> str:
     )
 
 
-class Rows:
-    """Runs on their way to one record batch."""
+class RowBuilder:
+    """Collects runs of messages for one record batch."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,8 +65,8 @@ class Rows:
         self._runs.append((handout, run))
         self.count += n
 
-    def takes(self, run: MessageRun) -> bool:
-        """Whether a run fits; a large one begins a batch of its own, so that nothing is shifted."""
+    def fits(self, run: MessageRun) -> bool:
+        """Return whether a run fits; a large run starts a new batch, so that its offsets stay valid."""
         n = run.hi - run.lo
         return not self.count or (
             n < _LARGE and self.count + n <= ROWS and self.size + len(run.body.data) <= BYTES
@@ -78,7 +78,7 @@ class Rows:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Every column but the payload."""
+        """Return every column except the payload."""
         which = _numbers(pa.int32(), self._which)
         runs = [run for _, run in self._runs]
 
@@ -103,15 +103,15 @@ class Rows:
             "lease": each(tokens, pa.string()),
         }
 
-    def places(self) -> Iterator[tuple[int, MessageRun]]:
-        """The first row of each run."""
+    def run_starts(self) -> Iterator[tuple[int, MessageRun]]:
+        """Yield the index of the first row of each run."""
         row = 0
         for _, run in self._runs:
             yield row, run
             row += run.hi - run.lo
 
-    def place(self, row: int) -> tuple[MessageRun, int]:
-        """The run and the sequence of one row."""
+    def locate(self, row: int) -> tuple[MessageRun, int]:
+        """Return the run and the sequence of a row."""
         return self._runs[self._which[row]][1], self._sequences[row]
 
     def _ids(self) -> pa.Array:
@@ -127,7 +127,7 @@ class Rows:
             nothing = pa.array([], pa.string())
             return pa.MapArray.from_arrays(offsets, nothing, nothing)
         rows: list[list[tuple[str, str]]] = [[] for _ in range(self.count)]
-        for row, run in self.places():
+        for row, run in self.run_starts():
             found = run.body.rest.headers if run.body.rest else {}
             for index, headers in found.items():
                 if run.lo <= run.first + index < run.hi:
@@ -138,7 +138,7 @@ class Rows:
         if not any(run.body.rest and run.body.rest.txids for _, run in self._runs):
             return messages
         texts = messages.to_pylist()
-        for row, run in self.places():
+        for row, run in self.run_starts():
             found = run.body.rest.txids if run.body.rest else {}
             for index, txid in found.items():
                 if run.lo <= run.first + index < run.hi:
@@ -156,7 +156,7 @@ def _id_offsets(count: int) -> pa.Buffer:
 
 
 def _id_texts(store: int, lane: int, lo: int, hi: int) -> Iterator[bytes]:
-    """The ids of [lo, hi) as one text: equal but for the last four digits within a block."""
+    """Yield the ids of [lo, hi); within a block they differ only in the last four digits."""
     if not _TAILS:
         _TAILS.extend(b"%04x" % n for n in range(_BLOCK))
     while lo < hi:

@@ -1,4 +1,4 @@
-"""The data source `ackflow` as Spark knows it; what it does is in the modules it hands out."""
+"""The data source `ackflow`: creates readers and writers from options."""
 
 from collections.abc import MutableMapping
 
@@ -14,7 +14,7 @@ from .tables import SCHEMAS, TableReader
 
 
 class AckflowDataSource(DataSource):
-    """Queues of Ackflow in Spark: `spark.readStream.format("ackflow")` and the like."""
+    """The format `ackflow` of `spark.read`, `readStream`, `write` and `writeStream`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -25,7 +25,7 @@ class AckflowDataSource(DataSource):
         return "ackflow"
 
     def schema(self) -> str:
-        # Spark asks for the schema before it makes a reader, and shows what is raised here whole.
+        # Spark calls this before it creates a reader, and shows errors raised here in full.
         if any(key.lower() == "table" for key in self.given):
             return SCHEMAS[table_options(self.given).table]
         return ddl(*_payload(source_options(self.given)))
@@ -46,12 +46,12 @@ class AckflowDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         if overwrite:
-            raise InvalidArgument("a queue is not overwritten; use mode('append')")
+            raise InvalidArgument("a queue cannot be overwritten; use mode('append')")
         return BatchSink(sink_options(self.given), schema)
 
 
 def _payload(options: SourceOptions) -> tuple[str, bool]:
-    """The type of the payload column, and whether there is one for what does not fit it."""
+    """Return the type of the payload column, and whether there is a column for corrupt payloads."""
     kind = options.payload.upper()
     if options.payload_schema is not None:
         kind = f"STRUCT<{options.payload_schema}>"

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as messages to stage: Arrow's buffers become the bytes of a segment."""
+"""Encodes rows of a DataFrame as chunks to stage: Arrow buffers become segment bytes."""
 
 import zlib
 from array import array
@@ -31,26 +31,26 @@ _decode_all = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def check_columns(names: Iterable[str], options: SinkOptions) -> None:
-    """Refuse a column that says nothing to a queue, and rows that do not say where they go."""
+    """Check that all columns are known, and that payload and destination are given."""
     given = list(names)
     for name in given:
         if name not in COLUMNS:
             raise InvalidArgument(
-                f"a queue has no use for the column {name!r}; it takes {', '.join(COLUMNS)}. "
-                "to_json(struct(...)) AS payload makes a payload of any columns"
+                f"unknown column {name!r}; the sink accepts {', '.join(COLUMNS)}. Use "
+                "to_json(struct(...)) AS payload to encode other columns"
             )
     if "payload" not in given:
         raise InvalidArgument(
-            "what is written needs a column 'payload'; to_json(struct(*)) AS payload makes one"
+            "the sink needs a column 'payload'; create one with to_json(struct(*)) AS payload"
         )
     if options.queue is None and "queue" not in given:
-        raise InvalidArgument("what is written needs the option 'queue' or a column 'queue'")
+        raise InvalidArgument("the sink needs the option 'queue' or a column 'queue'")
     if "key" in given and ("partition" in given or options.partition is not None):
-        raise InvalidArgument("a row goes by its key or to a partition, not both")
+        raise InvalidArgument("key and partition cannot be used together")
 
 
 class Chunker:
-    """Turns record batches into chunks of one lane each, in the order of the rows."""
+    """Splits record batches into chunks of one lane each, in row order."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -65,7 +65,7 @@ class Chunker:
     def _lanes(
         self, columns: dict[str, pa.Array], n: int
     ) -> Iterator[tuple[tuple[Any, ...], pa.Array | None]]:
-        """The rows of each (queue, partition, priority, delay); None means all of them."""
+        """Yield each (queue, partition, priority, delay) with its rows; None means all rows."""
         parts = [
             self._given("queue", columns, self._options.queue),
             self._partition(columns),
@@ -91,7 +91,7 @@ class Chunker:
             start = end
 
     def _given(self, name: str, columns: dict[str, pa.Array], *constants: Any) -> Any:
-        """What holds for every row if an option says so, else the column, else the default."""
+        """Return the option if it is set, else the column, else the default."""
         if constants[0] is not None:
             return constants[0]
         if name not in columns:
@@ -113,7 +113,7 @@ class Chunker:
         return names.take(keys.indices)
 
     def _by_key(self, key: bytes | None) -> str:
-        """The partition of a key: the same key always goes to the same one."""
+        """Return the partition of a key; equal keys get equal partitions."""
         if key is None:
             return DEFAULT_PARTITION
         if key not in self._named:
@@ -121,7 +121,7 @@ class Chunker:
         return self._named[key]
 
     def _split(self, lane: tuple[Any, ...], columns: dict[str, pa.Array]) -> Iterator[Chunk]:
-        """Chunks that fit a segment."""
+        """Yield chunks that fit into a segment."""
         queue, partition, priority, delay = lane
         validate.name(queue, "queue")
         validate.name(partition, "partition")
@@ -142,11 +142,11 @@ class Chunker:
 
     def _payload(self, column: pa.Array) -> tuple[pa.Array, bool]:
         if column.null_count:
-            raise InvalidArgument("the column 'payload' is null in some rows; leave them out")
+            raise InvalidArgument("the column 'payload' is null in some rows; filter them out")
         kind = column.type
         if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
             raise InvalidArgument(
-                f"the column 'payload' is string or binary, not {kind}; use to_json(...)"
+                f"the column 'payload' must be string or binary, got {kind}; use to_json(...)"
             )
         wanted = self._options.payload_format
         is_json = pa.types.is_string(kind) if wanted is None else wanted == "json"
@@ -154,7 +154,7 @@ class Chunker:
 
 
 def _fitting(payload: pa.Array, start: int) -> int:
-    """How many payloads from a row on fit a segment, at least one."""
+    """Return how many payloads, beginning at a row, fit into a segment; at least one."""
     n = min(MAX_SEGMENT_COUNT, len(payload) - start)
     ends, _ = _offsets(payload.slice(start, n))
     base = ends[0]
@@ -175,7 +175,7 @@ def _offsets(payload: pa.Array) -> tuple[memoryview, memoryview]:
 
 
 def _body(payload: pa.Array) -> tuple["array[int]", bytes]:
-    """End offsets and joined bytes of binary payloads."""
+    """Return the end offsets and the joined bytes of binary payloads."""
     view, data = _offsets(payload)
     base = view[0]
     ends = array("i")
@@ -187,7 +187,7 @@ def _body(payload: pa.Array) -> tuple["array[int]", bytes]:
 
 
 def _check_json(payload: pa.Array) -> None:
-    """Refuse payloads that are not JSON: all are read as one list, whose items must be as long."""
+    """Check that payloads are JSON: decode all as one list and compare the item lengths."""
     together = pa.ListArray.from_arrays(pa.array([0, len(payload)], pa.int32()), payload)
     try:
         found = _decode_all(b"[" + pc.binary_join(together, b",")[0].as_py() + b"]")

@@ -1,7 +1,7 @@
-"""The options of the Spark source and sink: the wrong one is named, the right ones are listed.
+"""The options of the Spark source and sink. Errors name the wrong option and list the valid ones.
 
-Spark hands over texts under lower-case names; underscores make no difference, so that both
-`maxRowsPerTrigger` and `max_rows_per_trigger` are read.
+Spark passes strings under lower-case names. Underscores are ignored, so that both
+`maxRowsPerTrigger` and `max_rows_per_trigger` are accepted.
 """
 
 import os
@@ -17,7 +17,7 @@ from ..options import MAX_PRIORITY
 T = TypeVar("T")
 Mode = Literal["commit", "manual"]
 OnCorrupt = Literal["fail", "column", "dead_letter"]
-Table = Literal["messages", "dead_letters", "groups"]
+TableName = Literal["messages", "dead_letters", "groups"]
 
 MODES = ("commit", "manual")
 PAYLOADS = ("binary", "string")
@@ -25,12 +25,12 @@ FORMATS = ("json", "bytes")
 ON_CORRUPT = ("fail", "column", "dead_letter")
 TABLES = ("messages", "dead_letters", "groups")
 
-# What Spark itself puts beside the options of a sink.
-_SPARKS_OWN = {"checkpointlocation", "path", "queryname"}
+# Options that Spark itself adds.
+_SPARK_OPTIONS = {"checkpointlocation", "path", "queryname"}
 
 
 class SourceOptions(Struct, frozen=True):
-    """What a stream reads, how much at a time, and what becomes of what it cannot parse."""
+    """The queue a stream reads, its batch limits, and the handling of corrupt payloads."""
 
     url: str
     queue: str
@@ -48,11 +48,11 @@ class SourceOptions(Struct, frozen=True):
 
 
 class TableOptions(Struct, frozen=True):
-    """What a batch read looks at."""
+    """The queue and the table of a batch read."""
 
     url: str
     queue: str
-    table: Table
+    table: TableName
     group: str | None = None
     parallelism: int = 0
     token: str | None = None
@@ -60,7 +60,7 @@ class TableOptions(Struct, frozen=True):
 
 
 class SinkOptions(Struct, frozen=True):
-    """Where messages go whose rows do not say so, and what their payload is."""
+    """The destination of rows without columns for it, and the payload format."""
 
     url: str
     queue: str | None = None
@@ -75,12 +75,12 @@ class SinkOptions(Struct, frozen=True):
     retry_seconds: float = 60.0
 
 
-def _whole(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
+def _integer(least: int, most: int = 1 << 60) -> Callable[[str, str], int]:
     def read(text: str, name: str) -> int:
         try:
             return validate.integer(int(text), name, least, most)
         except ValueError:
-            raise InvalidArgument(f"{name} is a whole number, not {text!r}") from None
+            raise InvalidArgument(f"{name} must be an integer, got {text!r}") from None
 
     return read
 
@@ -90,7 +90,7 @@ def _seconds(least: float) -> Callable[[str, str], float]:
         try:
             return validate.seconds(float(text), name, least)
         except ValueError:
-            raise InvalidArgument(f"{name} is a number of seconds, not {text!r}") from None
+            raise InvalidArgument(f"{name} must be a number of seconds, got {text!r}") from None
 
     return read
 
@@ -100,11 +100,9 @@ def _one_of(*allowed: str) -> Callable[[str, str], str]:
 
 
 def _url(text: str, _: str) -> str:
-    """A server by its URL; a file by a path that holds on every executor."""
+    """Return a URL unchanged, and a file as an absolute path, which executors need."""
     if not text.strip() or text == ":memory:":
-        raise InvalidArgument(
-            f"url is a database file or a server that processes share, not {text!r}"
-        )
+        raise InvalidArgument(f"url must be a database file or a server URL, got {text!r}")
     if "://" in text and not text.startswith("file://"):
         return text
     return os.path.abspath(text.removeprefix("file://"))
@@ -114,44 +112,44 @@ def _text(text: str, _: str) -> str:
     return text
 
 
-Read = dict[str, tuple[str, Callable[[str, str], Any]]]
+OptionParsers = dict[str, tuple[str, Callable[[str, str], Any]]]
 
-# The name of an option as users write it, the field it sets, how its text is read.
-_COMMON: Read = {
+# Name of an option as users write it: the field that it sets, and its parser.
+_COMMON: OptionParsers = {
     "url": ("url", _url),
     "token": ("token", _text),
     "retrySeconds": ("retry_seconds", _seconds(0)),
 }
-_SOURCE: Read = {
+_SOURCE: OptionParsers = {
     **_COMMON,
     "queue": ("queue", validate.name),
     "group": ("group", validate.name),
     "mode": ("mode", _one_of(*MODES)),
-    "maxRowsPerTrigger": ("max_rows", _whole(1)),
-    "maxBytesPerTrigger": ("max_bytes", _whole(1)),
+    "maxRowsPerTrigger": ("max_rows", _integer(1)),
+    "maxBytesPerTrigger": ("max_bytes", _integer(1)),
     "leaseSeconds": ("lease_seconds", _seconds(1)),
-    "parallelism": ("parallelism", _whole(1, 10_000)),
+    "parallelism": ("parallelism", _integer(1, 10_000)),
     "payload": ("payload", _one_of(*PAYLOADS)),
     "payloadSchema": ("payload_schema", _text),
     "onCorrupt": ("on_corrupt", _one_of(*ON_CORRUPT)),
 }
-_TABLE: Read = {
+_TABLE: OptionParsers = {
     **_COMMON,
     "queue": ("queue", validate.name),
     "table": ("table", _one_of(*TABLES)),
     "group": ("group", validate.name),
-    "parallelism": ("parallelism", _whole(1, 10_000)),
+    "parallelism": ("parallelism", _integer(1, 10_000)),
 }
-_SINK: Read = {
+_SINK: OptionParsers = {
     **_COMMON,
     "queue": ("queue", validate.name),
     "partition": ("partition", validate.name),
-    "priority": ("priority", _whole(0, MAX_PRIORITY)),
+    "priority": ("priority", _integer(0, MAX_PRIORITY)),
     "delay": ("delay", _seconds(0)),
-    "keyPartitions": ("key_partitions", _whole(1, 10_000)),
+    "keyPartitions": ("key_partitions", _integer(1, 10_000)),
     "payloadFormat": ("payload_format", _one_of(*FORMATS)),
     "producer": ("producer", validate.name),
-    "batch": ("batch", _whole(0)),
+    "batch": ("batch", _integer(0)),
 }
 
 
@@ -159,14 +157,13 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     found = _read(SourceOptions, _SOURCE, given, "a stream of messages", ("url", "queue"))
     if found.payload_schema is None and found.on_corrupt != "fail" and found.payload == "binary":
         raise InvalidArgument(
-            "onCorrupt needs something that can fail to parse: payloadSchema, or payload = string"
+            "onCorrupt needs payloadSchema or payload = string: binary payloads are never corrupt"
         )
     return found
 
 
 def table_options(given: Mapping[str, str]) -> TableOptions:
-    found = _read(TableOptions, _TABLE, given, "a table", ("url", "queue", "table"))
-    return found
+    return _read(TableOptions, _TABLE, given, "a table", ("url", "queue", "table"))
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -174,13 +171,17 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def _read(
-    kind: type[T], known: Read, given: Mapping[str, str], what: str, needed: tuple[str, ...]
+    kind: type[T],
+    known: OptionParsers,
+    given: Mapping[str, str],
+    what: str,
+    needed: tuple[str, ...],
 ) -> T:
     by_key = {name.lower(): name for name in known}
     values: dict[str, Any] = {}
     for raw, text in given.items():
         key = raw.lower().replace("_", "")
-        if key in _SPARKS_OWN:
+        if key in _SPARK_OPTIONS:
             continue
         if key not in by_key:
             raise UnknownOption(

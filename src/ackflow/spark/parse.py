@@ -1,4 +1,4 @@
-"""Payloads as the columns of a schema; what does not fit it is told row by row."""
+"""Parses JSON payloads into Arrow structs and reports the rows that do not fit the schema."""
 
 import datetime
 import decimal
@@ -14,14 +14,14 @@ _WIDTHS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
 
 class Parser:
-    """Decodes JSON payloads into one Arrow struct; made once per task."""
+    """Decodes JSON payloads into one Arrow struct; created once per task."""
 
     def __init__(self, kind: pa.StructType) -> None:
         self._kind = kind
         self._decode = msgspec.json.Decoder(_type_of(kind)).decode
 
     def parse(self, payloads: pa.Array) -> tuple[pa.Array, list[int]]:
-        """The payloads as structs, null where one does not fit, and the rows where."""
+        """Return the payloads as structs, null where one does not fit, and the rows of those."""
         found: list[Any] = []
         bad: list[int] = []
         for row, raw in enumerate(payloads.to_pylist()):
@@ -33,8 +33,8 @@ class Parser:
         return _array(found, self._kind), bad
 
 
-def not_text(payloads: pa.Array) -> list[int]:
-    """The rows whose payload is no UTF-8."""
+def invalid_utf8_rows(payloads: pa.Array) -> list[int]:
+    """Return the rows whose payload is not valid UTF-8."""
     text = pa.Array.from_buffers(pa.string(), len(payloads), payloads.buffers())
     try:
         text.validate(full=True)
@@ -52,7 +52,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _type_of(kind: pa.DataType) -> Any:
-    """The type msgspec decodes for an Arrow type; every field may be absent or null."""
+    """Return the Python type that msgspec decodes for an Arrow type; fields may be absent or null."""
     simple: dict[pa.DataType, Any] = {
         pa.bool_(): bool, pa.float32(): float, pa.float64(): float, pa.string(): str,
         pa.date32(): datetime.date, pa.binary(): bytes,
@@ -74,7 +74,7 @@ def _type_of(kind: pa.DataType) -> Any:
         fields = [(field.name, _type_of(field.type) | None, None) for field in kind]
         return msgspec.defstruct("Payload", fields, rename={f[0]: f[0] for f in fields})
     raise InvalidArgument(
-        f"payloadSchema cannot have the type {kind}; read payload = string and use from_json"
+        f"payloadSchema does not support the type {kind}; use payload = string and from_json"
     )
 
 
@@ -94,7 +94,7 @@ def _deep(kind: pa.DataType) -> bool:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A nested value in the form Arrow takes."""
+    """Convert a nested value to the form that Arrow accepts."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

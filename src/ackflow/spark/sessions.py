@@ -1,4 +1,4 @@
-"""One session per process and database: Spark reuses its Python workers for many tasks."""
+"""One Ackflow session per process and database: Spark reuses its Python workers for many tasks."""
 
 import atexit
 import os
@@ -18,8 +18,8 @@ _FIRST_PAUSES = (0.1, 0.2, 0.5, 1.0)
 _PAUSE = 2.0
 
 
-class Place(Protocol):
-    """Where to connect to; the options of sources and sinks say so."""
+class ConnectionOptions(Protocol):
+    """Where to connect; part of the options of sources and sinks."""
 
     @property
     def url(self) -> str: ...
@@ -29,36 +29,36 @@ class Place(Protocol):
     def retry_seconds(self) -> float: ...
 
 
-def session(place: Place, *, upkeep: bool = False) -> Session:
-    """The session of this process on a database. Workers leave upkeep to the planner."""
-    key = (os.getpid(), place.url, place.token)
+def session(options: ConnectionOptions, *, upkeep: bool = False) -> Session:
+    """Return this process's session on a database. Only the planner runs upkeep."""
+    key = (os.getpid(), options.url, options.token)
     with _lock:
         found = _sessions.get(key)
         if found is None:
-            found = _sessions[key] = _connect(place, upkeep)
+            found = _sessions[key] = _connect(options, upkeep)
         return found
 
 
-def reading(place: Place, *, upkeep: bool = False) -> Session:
-    """The session of what reads: a file that is not there is a mistake, and is not made."""
-    if not validate.is_url(place.url) and not os.path.exists(place.url):
+def existing_session(options: ConnectionOptions, *, upkeep: bool = False) -> Session:
+    """Return the session of a reader: a database file must exist and is not created."""
+    if not validate.is_url(options.url) and not os.path.exists(options.url):
         raise NotFound(
-            f"there is no database {place.url}; push something first, or correct the url"
+            f"database not found: {options.url}; push a message first, or correct the url"
         )
-    return session(place, upkeep=upkeep)
+    return session(options, upkeep=upkeep)
 
 
-def _connect(place: Place, upkeep: bool) -> Session:
-    if place.url.startswith(("http://", "https://")):
+def _connect(options: ConnectionOptions, upkeep: bool) -> Session:
+    if options.url.startswith(("http://", "https://")):
         from ..remote.retry import RetryPolicy
 
-        patience = RetryPolicy(pauses=_pauses(place.retry_seconds), failures=1 << 30)
-        return ackflow.connect(place.url, token=place.token, retry=patience)
-    return ackflow.connect(place.url, upkeep=upkeep)
+        patience = RetryPolicy(pauses=_pauses(options.retry_seconds), failures=1 << 30)
+        return ackflow.connect(options.url, token=options.token, retry=patience)
+    return ackflow.connect(options.url, upkeep=upkeep)
 
 
 def _pauses(seconds: float) -> tuple[float, ...]:
-    """A server that restarts is ridden out so long; every verb used here may be repeated."""
+    """Return the pauses between retries, for `seconds` in total. All verbs used here are idempotent."""
     pauses: list[float] = []
     while sum(pauses) < seconds:
         pauses.append(_FIRST_PAUSES[len(pauses)] if len(pauses) < len(_FIRST_PAUSES) else _PAUSE)

@@ -1,4 +1,4 @@
-"""The sinks: every task stages what it writes, the driver's commit publishes all of it at once."""
+"""The sinks: every task stages its rows, and the driver's commit publishes all stages at once."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ STAGE_BYTES = 16 * 1024 * 1024
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one task attempt wrote, for whom."""
+    """The stages that one task attempt wrote."""
 
     query: str
     run: str
@@ -36,7 +36,7 @@ class Staged(WriterCommitMessage):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Publishes each batch of a query once, together with the end of what it was made from."""
+    """Publishes each batch of a query once, in one transaction with the acks of its input."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema.fieldNames(), options)
@@ -45,7 +45,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         if context is None:
-            raise InvalidArgument("a sink is written by Spark's tasks only")
+            raise InvalidArgument("the sink can be written only by a Spark task")
         query, batch, run = batch_of(context)
         return Staged(query, run, stage_all(self._options, query, batch, iterator))
 
@@ -64,12 +64,12 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Publishes everything one job writes at once, or nothing."""
+    """Publishes everything that one job writes, or nothing."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema.fieldNames(), options)
         if (options.producer is None) != (options.batch is None):
-            raise InvalidArgument("producer and batch are given together: they name this write")
+            raise InvalidArgument("the options producer and batch must be given together")
         self._options = options
         self._producer = options.producer or f"write-{token_hex(8)}"
         self._batch = options.batch or 0
@@ -92,7 +92,7 @@ class BatchSink(DataSourceArrowWriter):
 def stage_all(
     options: SinkOptions, producer: str, batch: int, rows: Iterable[pa.RecordBatch]
 ) -> list[str]:
-    """Stage what a task brings, a few segments at a time; answers with the names of the stages."""
+    """Stage the rows of a task, a few segments at a time; return the names of the stages."""
     session = sessions.session(options)
     chunker = Chunker(options)
     named: list[str] = []
@@ -115,7 +115,7 @@ def _stage(session: Session, producer: str, batch: int, chunks: list[Chunk]) -> 
 
 
 def drop_all(options: SinkOptions, messages: list[WriterCommitMessage | None]) -> None:
-    """Drop what was staged; what a lost task staged goes with the next publish, or after a day."""
+    """Drop stages. Those of a lost task are dropped by the next publish, or after a day."""
     session = sessions.session(options)
     for message in messages:
         for name in message.stages if isinstance(message, Staged) else ():

@@ -1,6 +1,11 @@
-"""The stream source: offsets are the numbers of a reader's hand-outs.
+"""The stream source: Spark's offsets are the numbers of a reader's hand-outs.
 
-The planner process asks for numbers and keeps the leases alive; executors read what a number is.
+The planner process leases messages under a number and renews the leases; executors read the
+messages of a number.
+
+    latestOffset ──► leased under number n ──► partitions, read ──► batch n runs
+         ▲                                                              │
+         └── start = n: the batch is in Spark's commit log, settle it ◄─┘
 """
 
 import logging
@@ -32,42 +37,42 @@ from ..errors import AckflowError, InvalidArgument, LeaseLost
 from ..ranges import Ranges
 from ..session.session import Session
 from . import sessions
-from .columns import Rows
+from .columns import RowBuilder
 from .options import SourceOptions
-from .parse import Parser, not_text
+from .parse import Parser, invalid_utf8_rows
 
 Offset = dict[str, Any]
 FETCH_BYTES = 8 * 1024 * 1024
-LEAST_ROWS = 5_000
+MIN_TASK_ROWS = 5_000
 NO_LIMIT = 1 << 50
 
 log = logging.getLogger("ackflow.spark")
 
 
-class Slice(InputPartition):
-    """What one task reads of the numbers above `start` up to `end`."""
+class StreamPartition(InputPartition):
+    """The messages that one task reads of the hand-outs (start, end]."""
 
     def __init__(
-        self, reader: str, epoch: int, start: int, end: int, lots: list[PlannedPart]
+        self, reader: str, epoch: int, start: int, end: int, parts: list[PlannedPart]
     ) -> None:
         self.reader, self.epoch = reader, epoch
         self.start, self.end = start, end
-        self.lots = lots
+        self.parts = parts
 
 
 class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a queue for a group. Nothing is acknowledged before Spark has finished with it."""
+    """Reads a queue for a group. A batch is acknowledged only after Spark has committed it."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._initial: Offset | None = None
         self._planner: Planner | None = None
-        self._bounded = False  # with availableNow: only what is there now
+        self._bounded = False  # trigger availableNow: only the messages that exist now
         self._left: int | None = None
 
     def initialOffset(self) -> Offset:
-        # Spark asks twice on a first start; both must be the same reader.
+        # Spark calls this twice on a first start; both calls must return the same reader.
         if self._initial is None:
             self._initial = _offset(secrets.token_hex(8), 0)
         return self._initial
@@ -76,7 +81,7 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        # Counted with the first question: starting a reader may give back what was held.
+        # Messages are counted by latestOffset: starting a reader may release held ones.
         self._bounded = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
@@ -96,15 +101,15 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:
             return []
-        # Before the first batch is in Spark's commit log, a new run begins with a new reader in
-        # `start`; what is to be read again belongs to the one in `end`.
+        # Until the first batch is in Spark's commit log, a new run has a new reader in `start`;
+        # the batch to replay belongs to the reader in `end`.
         first = start["number"] if start["reader"] == end["reader"] else 0
         last = end["number"]
         planner = self._planner_of(end["reader"], first)
         parallelism = self._options.parallelism or os.cpu_count() or 1
         return [
-            Slice(planner.reader, planner.epoch, first, last, lots)
-            for lots in _shared_out(planner.hand_over(first, last), parallelism)
+            StreamPartition(planner.reader, planner.epoch, first, last, parts)
+            for parts in _distribute(planner.hand_over(first, last), parallelism)
         ]
 
     def commit(self, end: Offset) -> None:
@@ -115,8 +120,8 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Exactly the messages of a slice, or a failure. Runs on an executor."""
-        assert isinstance(partition, Slice)
+        """Yield exactly the messages of a partition, or fail. Runs on an executor."""
+        assert isinstance(partition, StreamPartition)
         session = sessions.session(self._options)
         context = TaskContext.get()
         if context is not None:
@@ -125,19 +130,19 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 batches.bind, False, partition.reader, partition.epoch, partition.start,
                 partition.end, query, batch, run,
             )  # fmt: skip
-        shaping = Shaping(session, self._options, self._schema, partition)
-        rows = Rows()
-        for lot in partition.lots:
-            for handout in pages(session, partition, lot):
+        converter = BatchConverter(session, self._options, self._schema, partition)
+        rows = RowBuilder()
+        for part in partition.parts:
+            for handout in pages(session, partition, part):
                 for run_ in handout.runs:
-                    if not rows.takes(run_):
-                        yield shaping.batch(rows, lot)
-                        rows = Rows()
+                    if not rows.fits(run_):
+                        yield converter.convert(rows, part)
+                        rows = RowBuilder()
                     rows.add(handout, run_)
-            # A batch does not go over the end of a lot, as what is bad is told by lot.
+            # A record batch ends with its part, because corrupt messages are reported per part.
             if rows.count:
-                yield shaping.batch(rows, lot)
-                rows = Rows()
+                yield converter.convert(rows, part)
+                rows = RowBuilder()
 
     def _planner_of(self, reader: str, number: int) -> "Planner":
         if self._planner is None or self._planner.reader != reader:
@@ -147,12 +152,12 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Planner:
-    """The reader's side of one run: an epoch of its own, and a heartbeat for what it leased."""
+    """The planner of one run: a reader epoch, and a heartbeat that renews its leases."""
 
     def __init__(self, options: SourceOptions, reader: str, number: int) -> None:
         self.reader = reader
         self._options = options
-        self._session = sessions.reading(options, upkeep=True)
+        self._session = sessions.existing_session(options, upkeep=True)
         self.epoch = self._session.broker.do(
             readers.start_reader, True, self.reader, options.queue, options.group,
             options.mode == "manual", number,
@@ -170,7 +175,7 @@ class Planner:
         return broker.do(readers.lease_next, True, asked)
 
     def ready(self) -> int:
-        """How many messages there are to hand out now."""
+        """Return how many messages are ready."""
         return self._session.group_stats(self._options.queue, self._options.group).counts.ready
 
     def settle(self, number: int) -> None:
@@ -188,35 +193,39 @@ class Planner:
         self._over.set()
 
     def _beat(self) -> None:
-        """Keep alive what this run leased; ends when the process does, or another run took over."""
+        """Renew the leases of this run until it stops or another run takes over."""
         while not self._over.wait(self._options.lease_seconds / 4):
             try:
                 broken = self._session.broker.do(
                     readers.keep, False, self.reader, self.epoch, self._options.lease_seconds
                 )
             except LeaseLost as lost:
-                log.warning("the heartbeat of %s ends: %s", self.reader, lost)
+                log.warning("heartbeat of reader %s stopped: %s", self.reader, lost)
                 return
             except AckflowError as error:
-                log.warning("a heartbeat of %s failed and is tried again: %s", self.reader, error)
+                log.warning("heartbeat of reader %s failed, retrying: %s", self.reader, error)
                 continue
             if broken:
-                log.warning("some messages of a running batch were lost to a lease that ran out")
+                log.warning("a lease expired: some messages of the running batch were lost")
 
 
-class Shaping:
-    """Makes record batches of the schema Spark was told, and deals with what does not parse."""
+class BatchConverter:
+    """Converts messages to record batches of Spark's schema, and handles corrupt payloads."""
 
     def __init__(
-        self, session: Session, options: SourceOptions, schema: StructType, part: Slice
+        self,
+        session: Session,
+        options: SourceOptions,
+        schema: StructType,
+        partition: StreamPartition,
     ) -> None:
-        self._session, self._options, self._part = session, options, part
+        self._session, self._options, self._partition = session, options, partition
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         kind = self._arrow.field("payload").type
         self._kind = kind
         self._parser = Parser(kind) if pa.types.is_struct(kind) else None
 
-    def batch(self, rows: Rows, lot: PlannedPart) -> pa.RecordBatch:
+    def convert(self, rows: RowBuilder, part: PlannedPart) -> pa.RecordBatch:
         raw = rows.payloads()
         payload, bad = self._payload(raw)
         columns = {**rows.columns(), "payload": payload}
@@ -232,14 +241,14 @@ class Shaping:
             [columns[name] for name in self._arrow.names], schema=self._arrow
         )
         if bad and self._options.on_corrupt != "column":
-            return self._without(found, rows, lot, bad)
+            return self._without(found, rows, part, bad)
         return found
 
     def _payload(self, raw: pa.Array) -> tuple[pa.Array, list[int]]:
         if self._parser is not None:
             return self._parser.parse(raw)
         if self._kind == pa.string():
-            bad = not_text(raw)
+            bad = invalid_utf8_rows(raw)
             if bad:
                 wrong = set(bad)
                 texts = [None if i in wrong else r for i, r in enumerate(raw.to_pylist())]
@@ -248,30 +257,30 @@ class Shaping:
         return raw, []
 
     def _without(
-        self, found: pa.RecordBatch, rows: Rows, lot: PlannedPart, bad: list[int]
+        self, found: pa.RecordBatch, rows: RowBuilder, part: PlannedPart, bad: list[int]
     ) -> pa.RecordBatch:
-        places = [rows.place(row) for row in bad]
+        places = [rows.locate(row) for row in bad]
         if self._options.on_corrupt == "fail":
             run, sequence = places[0]
             raise InvalidArgument(
-                f"the payload of sequence {sequence} in partition {run.partition!r} does not fit; "
-                "option onCorrupt = column or dead_letter goes on without it"
+                f"the payload of sequence {sequence} in partition {run.partition!r} is corrupt; "
+                "set the option onCorrupt to column or dead_letter to continue without it"
             )
         which: Ranges = ranges.of(sequence for _, sequence in places)
         self._session.broker.do(
-            readers.mark_bad, False, self._part.reader, self._part.epoch, lot.number, lot.lane,
-            lot.token, which,
+            readers.mark_bad, False, self._partition.reader, self._partition.epoch, part.number, part.lane,
+            part.token, which,
         )  # fmt: skip
         wrong = set(bad)
         return found.take(pa.array([row for row in range(rows.count) if row not in wrong]))
 
 
-def pages(session: Session, part: Slice, lot: PlannedPart) -> Iterator[Handout]:
-    """What a lot holds, a few segments at a time."""
-    left = lot.ranges
+def pages(session: Session, partition: StreamPartition, part: PlannedPart) -> Iterator[Handout]:
+    """Yield the messages of a part, a few segments at a time."""
+    left = part.ranges
     while left:
         handout = session.broker.look(
-            readers.fetch, part.reader, part.epoch, lot.number, lot.lane, lot.token, left,
+            readers.fetch, partition.reader, partition.epoch, part.number, part.lane, part.token, left,
             FETCH_BYTES,
         )  # fmt: skip
         yield handout
@@ -279,11 +288,11 @@ def pages(session: Session, part: Slice, lot: PlannedPart) -> Iterator[Handout]:
 
 
 def batch_of(context: TaskContext) -> tuple[str, int, str]:
-    """The query, batch and run that a task works for; the run is Spark's job group."""
+    """Return the query, batch and run of a task; the run is Spark's job group."""
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     if query is None or batch is None:
-        raise InvalidArgument("a stream of messages is read by a streaming query only")
+        raise InvalidArgument("a stream of messages can be read only by a streaming query")
     return query, int(batch), context.getLocalProperty("spark.jobGroup.id") or ""
 
 
@@ -291,20 +300,20 @@ def _offset(reader: str, number: int) -> Offset:
     return {"reader": reader, "number": number}
 
 
-def _shared_out(lots: list[PlannedPart], parallelism: int) -> list[list[PlannedPart]]:
-    """Lots for at most `parallelism` tasks of about equal size, in order; lanes may be cut."""
-    total = sum(ranges.count(lot.ranges) for lot in lots)
-    share = max(LEAST_ROWS, -(-total // parallelism))
+def _distribute(parts: list[PlannedPart], parallelism: int) -> list[list[PlannedPart]]:
+    """Distribute parts over at most `parallelism` tasks of similar size, in order; lanes may be split."""
+    total = sum(ranges.count(part.ranges) for part in parts)
+    share = max(MIN_TASK_ROWS, -(-total // parallelism))
     tasks: list[list[PlannedPart]] = []
     room = 0
-    for lot in lots:
-        left = lot.ranges
+    for part in parts:
+        left = part.ranges
         while left:
             if room <= 0:
                 tasks.append([])
                 room = share
             some = ranges.lowest(left, room)
-            tasks[-1].append(PlannedPart(lot.number, lot.lane, lot.token, some, 0))
+            tasks[-1].append(PlannedPart(part.number, part.lane, part.token, some, 0))
             room -= ranges.count(some)
             left = ranges.clip(left, some[-1], left[-1])
     return tasks

@@ -1,4 +1,4 @@
-"""A Spark session for a notebook or a script, with what it needs set."""
+"""Creates a Spark session for a notebook or a script, and finds Java."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from ..errors import AckflowError
 from .datasource import AckflowDataSource
 
-LEAST_JAVA = 17
+MIN_JAVA = 17
 
 
 class JavaMissing(AckflowError):
@@ -23,17 +23,17 @@ class JavaMissing(AckflowError):
 
 
 def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> SparkSession:
-    """A Spark session that knows the format `ackflow`; one that runs already is used.
+    """Return a Spark session with the format `ackflow` registered; an active one is reused.
 
-    `conf` are Spark's settings with underscores for dots: `spark_sql_shuffle_partitions="2"`.
+    `conf`: Spark's settings, with underscores for dots: `spark_sql_shuffle_partitions="2"`.
     """
     os.environ["JAVA_HOME"] = str(find_java())
-    # Workers must be the Python that has Ackflow, not the first one on the path.
+    # Python workers must use the interpreter that has Ackflow, not the first one on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app).master(master)
     if master.startswith("local"):
-        # A machine without a name of its own in the network is one all the same.
+        # A host name that does not resolve must not matter.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.ui.enabled", "false")
     for name, value in conf.items():
@@ -42,15 +42,15 @@ def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> Spar
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Tell a session of your own about the format `ackflow`."""
+    """Register the format `ackflow` in an existing session."""
     spark.dataSource.register(AckflowDataSource)
     return spark
 
 
 def find_java() -> Path:
-    """The home of a Java that Spark runs on."""
+    """Return the home of an installed Java that Spark can use."""
     for home in _homes():
-        if _version(home) >= LEAST_JAVA:
+        if _version(home) >= MIN_JAVA:
             return home
     raise JavaMissing()
 
@@ -67,12 +67,12 @@ def _homes() -> Iterator[Path]:
 
 def _version(home: Path) -> int:
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [str(home / "bin" / "java"), "-version"], capture_output=True, text=True, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', result.stderr)
     if found is None:
         return 0
     major = int(found[1])

@@ -1,4 +1,4 @@
-"""A queue as tables: its messages with their state, its dead letters, its groups."""
+"""Batch reads of a queue as tables: messages with their state, dead letters, groups."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,15 +34,15 @@ SCHEMAS: dict[str, str] = {
 }
 
 
-class Share(InputPartition):
-    """The partitions of the queue that one task reads; without any, all of it."""
+class TablePartition(InputPartition):
+    """The partitions of the queue that one task reads; none for the table of groups."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
 
 
 class TableReader(DataSourceReader):
-    """Looks without touching. Each page is a snapshot; the queue may move between pages."""
+    """Reads without leasing. Each page is a snapshot; the queue may change between pages."""
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self._options = options
@@ -50,15 +50,15 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         if self._options.table == "groups":
-            return [Share([])]
-        session = sessions.reading(self._options)
+            return [TablePartition([])]
+        session = sessions.existing_session(self._options)
         names = [stats.name for stats in session.partitions(self._options.queue)]
         tasks = self._options.parallelism or 8
         shares = [names[i::tasks] for i in range(min(tasks, len(names)))]
-        return [Share(share) for share in shares] or [Share([])]
+        return [TablePartition(share) for share in shares] or [TablePartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Share)
+        assert isinstance(partition, TablePartition)
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for rows in self._rows(partition):
             columns = [
@@ -67,8 +67,8 @@ class TableReader(DataSourceReader):
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _rows(self, share: Share) -> Iterator[list[dict[str, Any]]]:
-        session, queue = sessions.reading(self._options), self._options.queue
+    def _rows(self, share: TablePartition) -> Iterator[list[dict[str, Any]]]:
+        session, queue = sessions.existing_session(self._options), self._options.queue
         if self._options.table == "groups":
             stats = session.queue_stats(queue)
             yield [_group(group) for group in stats.groups]

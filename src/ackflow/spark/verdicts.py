@@ -1,6 +1,6 @@
-"""For `foreachBatch`: settle by a DataFrame of verdicts, alone or in one commit with an output.
+"""For `foreachBatch`: settle messages by a DataFrame of verdicts, alone or together with an output.
 
-Each task folds its rows into one, so that the driver collects a row per task, not per message.
+Each task folds its rows into range sets, so that the driver collects a row per task, not per message.
 """
 
 import base64
@@ -34,11 +34,11 @@ VERDICTS = (*SETTLE_VERBS, "hold")
 _NEEDED = ("id", "lease", "verdict")
 _OPTIONAL = ("reason", "delay")
 
-Shape = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Transform = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class Fold(Struct, array_like=True):
-    """Messages of one lane and lease with one verdict."""
+class VerdictRanges(Struct, array_like=True):
+    """Messages of one lane and lease with the same verdict."""
 
     token: int
     lane: LaneId
@@ -48,15 +48,15 @@ class Fold(Struct, array_like=True):
     ranges: Ranges
 
 
-_folds = msgpack.Decoder(list[Fold]).decode
+_decode_verdicts = msgpack.Decoder(list[VerdictRanges]).decode
 
 
 def settle(verdicts: DataFrame | pa.Table, url: str, *, token: str | None = None) -> int:
-    """Settle messages by rows of (id, lease, verdict, and reason and delay if there are any).
+    """Settle messages by rows of (id, lease, verdict) with optional reason and delay.
 
-    A verdict is ack, nack, release, requeue, reject, dead_letter or hold. Each stands for itself,
-    and a repeat is a success; answers with how many were refused, as their lease was lost. What the
-    driver knows already may be given as an Arrow table, which costs no job.
+    A verdict is ack, nack, release, requeue, reject, dead_letter or hold. Rows are settled
+    independently, and repeating a verdict succeeds. Returns how many were refused because their
+    lease was lost. Verdicts that the driver has may be given as an Arrow table, without a Spark job.
     """
     settles, holds = _marks(_collected(verdicts))
     options = sink_options({"url": url, **({"token": token} if token else {})})
@@ -70,23 +70,23 @@ def commit_batch(
     *,
     output: DataFrame | None = None,
     verdicts: DataFrame | pa.Table | None = None,
-    shape: Shape | None = None,
+    shape: Transform | None = None,
     queue: str | None = None,
     token: str | None = None,
     also: Operations | None = None,
 ) -> BatchDone:
-    """Publish an output and settle what it was made from, all or nothing, once per batch.
+    """Publish an output and settle its input in one transaction, once per batch.
 
-    `output` has the columns of the sink; or `shape` makes them, a function that each task runs on
-    its record batches. `verdicts` are as in `settle`; in mode commit everything the batch read that
-    has no verdict is acked. `also` is a transaction not committed yet, done in the same commit. A
-    batch that was committed before does nothing.
+    `output` has the columns of the sink, or those that `shape` creates: a function that each task
+    applies to its record batches. `verdicts`: as in `settle`; in mode commit, messages of the batch
+    without a verdict are acked. `also`: operations for the same transaction. Repeating a committed
+    batch changes nothing.
     """
     spark = SparkSession.getActiveSession()
     query = spark.sparkContext.getLocalProperty("sql.streaming.queryId") if spark else None
     run = spark.sparkContext.getLocalProperty("spark.jobGroup.id") if spark else None
     if query is None:
-        raise InvalidArgument("commit_batch is called in the function given to foreachBatch")
+        raise InvalidArgument("commit_batch can be called only within foreachBatch")
     given = {
         "url": url,
         **({"queue": queue} if queue else {}),
@@ -104,27 +104,31 @@ def commit_batch(
 
 
 def _staged(
-    output: DataFrame, options: SinkOptions, producer: str, batch: int, shape: Shape | None
+    output: DataFrame, options: SinkOptions, producer: str, batch: int, shape: Transform | None
 ) -> list[str]:
-    """Stage an output on the executors; only the stages of attempts that count are named."""
+    """Stage an output on the executors; return the stages of successful task attempts."""
     if shape is None:
         check_columns(output.columns, options)
     job = StageJob(options, producer, batch, cloudpickle.dumps(shape) if shape else b"")  # type: ignore[no-untyped-call]
-    return [name for told in _run(output, job) for name in msgpack.decode(told, type=list[str])]
+    return [name for result in _run(output, job) for name in msgpack.decode(result, type=list[str])]
 
 
-def _collected(verdicts: DataFrame | pa.Table) -> list[Fold]:
+def _collected(verdicts: DataFrame | pa.Table) -> list[VerdictRanges]:
     columns = verdicts.column_names if isinstance(verdicts, pa.Table) else verdicts.columns
     for name in _NEEDED:
         if name not in columns:
             raise InvalidArgument(
-                f"verdicts need the column {name!r}; they have {', '.join(_NEEDED)}, and "
-                f"{' and '.join(_OPTIONAL)} if you like"
+                f"verdicts need the column {name!r}; required: {', '.join(_NEEDED)}, "
+                f"optional: {', '.join(_OPTIONAL)}"
             )
     wanted = [*_NEEDED, *(name for name in _OPTIONAL if name in columns)]
     if isinstance(verdicts, pa.Table):
         return fold(verdicts.select(wanted).to_batches())
-    return [fold for told in _run(verdicts.select(*wanted), FoldJob()) for fold in _folds(told)]
+    return [
+        fold
+        for result in _run(verdicts.select(*wanted), FoldJob())
+        for fold in _decode_verdicts(result)
+    ]
 
 
 class StageJob(Struct, tag=True):
@@ -139,14 +143,14 @@ class FoldJob(Struct, tag=True):
 
 
 _jobs = msgpack.Decoder(StageJob | FoldJob).decode
-_told = msgpack.Decoder(list[bytes]).decode
+_results = msgpack.Decoder(list[bytes]).decode
 
 
 def _run(frame: DataFrame, job: StageJob | FoldJob) -> list[bytes]:
-    """Run a job on the rows of a frame; answers with what each task made of its own.
+    """Run a job on the rows of a frame; return the result of each task.
 
-    A write is Spark's one way to run Python on Arrow that needs no pandas and counts each task
-    once; its answer comes back through a file, as the commit is made in another process.
+    A write is the only way to run Python on Arrow data that needs no pandas and counts each task
+    once. The result comes back through a file, because the commit runs in another process.
     """
     spark = frame.sparkSession
     spark.dataSource.register(JobDataSource)
@@ -155,18 +159,18 @@ def _run(frame: DataFrame, job: StageJob | FoldJob) -> list[bytes]:
         writer = frame.write.format(JobDataSource.name()).mode("append")
         writer = writer.option("job", base64.b64encode(msgpack.encode(job)).decode())
         writer.option("answer", str(answer)).save()
-        return _told(answer.read_bytes())
+        return _results(answer.read_bytes())
 
 
 @dataclass
-class Told(WriterCommitMessage):
-    """What one task made of its rows."""
+class TaskResult(WriterCommitMessage):
+    """The result of one task."""
 
     data: bytes
 
 
 class JobDataSource(DataSource):
-    """Where frames are written that only want a job done on them."""
+    """The target of writes that run a job on a frame."""
 
     @classmethod
     def name(cls) -> str:
@@ -184,26 +188,26 @@ class JobWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         job = self._job
         if isinstance(job, FoldJob):
-            return Told(msgpack.encode(fold(iterator)))
+            return TaskResult(msgpack.encode(fold(iterator)))
         if job.shape:
-            iterator = _shaped(cloudpickle.loads(job.shape), iterator, job.options)
-        return Told(msgpack.encode(stage_all(job.options, job.producer, job.batch, iterator)))
+            iterator = _transformed(cloudpickle.loads(job.shape), iterator, job.options)
+        return TaskResult(msgpack.encode(stage_all(job.options, job.producer, job.batch, iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        told = [message.data for message in messages if isinstance(message, Told)]
-        Path(self._answer).write_bytes(msgpack.encode(told))
+        result = [message.data for message in messages if isinstance(message, TaskResult)]
+        Path(self._answer).write_bytes(msgpack.encode(result))
 
 
-def _shaped(
-    shape: Shape, rows: Iterator[pa.RecordBatch], options: SinkOptions
+def _transformed(
+    shape: Transform, rows: Iterator[pa.RecordBatch], options: SinkOptions
 ) -> Iterator[pa.RecordBatch]:
     for batch in shape(rows):
         check_columns(batch.schema.names, options)
         yield batch
 
 
-def fold(rows: Iterable[pa.RecordBatch]) -> list[Fold]:
-    """Rows with equal lane, lease and verdict as one range set each."""
+def fold(rows: Iterable[pa.RecordBatch]) -> list[VerdictRanges]:
+    """Merge rows with equal lane, lease and verdict into one range set each."""
     sequences: dict[tuple[str, str, str, str | None, float | None], list[int]] = {}
     for batch in rows:
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
@@ -219,7 +223,7 @@ def fold(rows: Iterable[pa.RecordBatch]) -> list[Fold]:
         for key, tail in zip(keys, tails, strict=True):
             sequences.setdefault(key, []).append(int(tail, 16))
     return [
-        Fold(ids.parse_token(lease), ids.parse_message_id(head + "0" * 12).lane, _known(verdict),
+        VerdictRanges(ids.parse_token(lease), ids.parse_message_id(head + "0" * 12).lane, _known(verdict),
              reason, delay, ranges.of(some))
         for (head, lease, verdict, reason, delay), some in sequences.items()
     ]  # fmt: skip
@@ -228,11 +232,11 @@ def fold(rows: Iterable[pa.RecordBatch]) -> list[Fold]:
 def _known(verdict: str) -> str:
     word = str(verdict).lower()
     if word not in VERDICTS:
-        raise InvalidArgument(f"a verdict is one of {', '.join(VERDICTS)}, not {verdict!r}")
+        raise InvalidArgument(f"verdict must be one of {', '.join(VERDICTS)}, got {verdict!r}")
     return word
 
 
-def _marks(folds: list[Fold]) -> tuple[list[SettleOperation], list[Hold]]:
+def _marks(folds: list[VerdictRanges]) -> tuple[list[SettleOperation], list[Hold]]:
     settles: dict[int, list[Mark]] = {}
     holds: list[Hold] = []
     for f in folds:

@@ -1,4 +1,8 @@
-"""The coffee shop: five tables, four questions."""
+"""The coffee shop pipeline: five tables, four queries. `ackflow pipeline run` uses it by default.
+
+query1: transactions of at least 75; query2: best-selling and most profitable items per month;
+query3: turnover per store and half-year; query4: the three most frequent customers of each store.
+"""
 
 from ackflow.pipeline import Pipeline, Query, Route, Table
 
