@@ -14,7 +14,7 @@ from ..verbs import single_message
 from ..verbs.recent import Recent, RecentRequest, recent
 from ..verbs.single_message import MessageDetails
 from ..verbs.subscriptions import groups_of, names
-from .common import iso, partition_of
+from .common import iso
 from .configure import queen_options
 from .paging import (
     PAGE,
@@ -23,6 +23,7 @@ from .paging import (
     iso_of,
     iso_or_none,
     paging,
+    partition_for,
     payload_json,
     read_current,
     route,
@@ -192,13 +193,7 @@ async def message(call: Call) -> Response:
 
 async def _message_of_path(call: Call) -> tuple[PartitionId, str]:
     """Partition and transaction id of the path; checks the token against the queue."""
-    partition = partition_of(call, call.params["partitionId"])
-    queue = (
-        None if partition is None else await read_current(call, single_message.queue_of, partition)
-    )
-    if partition is None or queue is None:
-        raise NotFound(NOT_FOUND)
-    call.server.allow(call, queue)
+    partition = await partition_for(call, call.params["partitionId"], NOT_FOUND)
     return partition, call.params["transactionId"]
 
 

@@ -9,10 +9,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ....clock import micros
-from ....errors import InvalidArgument
+from ....errors import InvalidArgument, NotFound
+from ....ids import PartitionId
 from ....server.http import Call, Handler, Param, Role, Route
 from ....store.tx import Tx
-from .common import QueenError, error_response, iso, time_of
+from ..verbs.single_message import queue_of
+from .common import QueenError, error_response, iso, partition_of, time_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +60,16 @@ def read_current(
 
     found: Awaitable[T] = call.server.thread(look)
     return found
+
+
+async def partition_for(call: Call, text: str, not_found: str) -> PartitionId:
+    """The partition of a UUID; checks the token against its queue."""
+    partition = partition_of(call, text)
+    queue = None if partition is None else await read_current(call, queue_of, partition)
+    if partition is None or queue is None:
+        raise NotFound(not_found)
+    call.server.allow(call, queue)
+    return partition
 
 
 def paging(call: Call, limit: int) -> Paging:

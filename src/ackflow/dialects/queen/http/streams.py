@@ -1,5 +1,6 @@
 """Streams in the Queen dialect: clients compute; the server keeps state and commits each cycle."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 from msgspec import Raw, Struct, field
@@ -10,10 +11,9 @@ from ....errors import AckflowError, InvalidArgument, NotFound
 from ....ids import PartitionId
 from ....server.http import Call, Response, json
 from ..verbs import streams
-from ..verbs.single_message import queue_of
 from ..verbs.streams import Cycle, CycleAck, Query, QueryChanged, StaleState, Wanted
-from .common import body_of, iso, partition_of
-from .paging import no_value, read_current, route
+from .common import body_of, iso
+from .paging import no_value, partition_for, read_current, route
 from .push import PushItem, PushResult, push_request, push_results
 
 VERDICTS: dict[str, Any] = {
@@ -142,13 +142,8 @@ async def get_state(call: Call) -> Response:
     return json(StateResult(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
 
 
-async def _partition(call: Call, text: str) -> PartitionId:
-    partition = partition_of(call, text)
-    queue = None if partition is None else await read_current(call, queue_of, partition)
-    if partition is None or queue is None:
-        raise NotFound(f"partition {text!r} not found")
-    call.server.allow(call, queue)
-    return partition
+def _partition(call: Call, text: str) -> Awaitable[PartitionId]:
+    return partition_for(call, text, f"partition {text!r} not found")
 
 
 async def cycle(call: Call) -> Response:

@@ -5,16 +5,15 @@ from typing import Any
 from msgspec import Raw, Struct, field
 
 from .... import ids, validate
-from ....errors import InvalidArgument, NotFound
-from ....ids import PartitionId
+from ....errors import InvalidArgument
 from ....server.http import Call, Response, json
 from ..verbs import traces
-from ..verbs.single_message import queue_of
 from ..verbs.traces import NewTrace, Trace
-from .common import body_of, iso, partition_of
-from .paging import PAGE, Paging, no_value, paging, payload_json, read_current, route
+from .common import body_of, iso
+from .paging import PAGE, Paging, no_value, paging, partition_for, payload_json, read_current, route
 
 MAX_NAMES = 100
+NOT_FOUND = "Message not found"
 
 
 class TraceBody(Struct, rename="camel"):
@@ -81,7 +80,7 @@ async def record(call: Call) -> Response:
         raise InvalidArgument("transactionId and partitionId are required")
     if bytes(given.data) == b"null":
         raise InvalidArgument("data is required")
-    partition = await _partition(call, given.partition_id)
+    partition = await partition_for(call, given.partition_id, NOT_FOUND)
     host, port = call.scope.get("client") or ("unknown", 0)
     event = validate.name(given.event_type or "info", "eventType")
     group = None if given.consumer_group is None else validate.text(given.consumer_group, "group")
@@ -101,18 +100,9 @@ def _names(given: TraceBody) -> list[str]:
     return [validate.name(name, "traceNames") for name in found if name]
 
 
-async def _partition(call: Call, text: str) -> PartitionId:
-    partition = partition_of(call, text)
-    queue = None if partition is None else await read_current(call, queue_of, partition)
-    if partition is None or queue is None:
-        raise NotFound("Message not found")
-    call.server.allow(call, queue)
-    return partition
-
-
 async def of_message(call: Call) -> Response:
     """List the traces of one message, oldest first."""
-    partition = await _partition(call, call.params["partitionId"])
+    partition = await partition_for(call, call.params["partitionId"], NOT_FOUND)
     found = await read_current(call, traces.of_message, partition, call.params["transactionId"])
     store = call.server.broker.store.id
     return json(TraceEntries([TraceEntry(**_entry(store, one)) for one in found]))
