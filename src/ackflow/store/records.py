@@ -129,6 +129,10 @@ class Rest(Struct, omit_defaults=True):
     def is_binary(self, index: int) -> bool:
         return bool(self.binary) and ranges.contains(self.binary, index)
 
+    def transaction_id(self, index: int, id: str) -> str:
+        """The transaction id of a message; one without has its id as transaction id."""
+        return self.txids.get(index, id)
+
     def pick(self, index: int) -> "Rest":
         """The optional fields of one message, as a Rest in which it is message 0."""
         one = Rest()
@@ -172,6 +176,9 @@ class Rest(Struct, omit_defaults=True):
                 binary.append(at)
         merged.binary = ranges.of(binary)
         return merged
+
+
+NO_REST = Rest()  # of messages without optional fields; never changed
 
 
 class Body(Struct):

@@ -9,7 +9,7 @@ from ...model import DeadLetter, DeadSummary, Page, when
 from ...options import DeadLetterKind
 from ...ranges import Ranges
 from ...store.counters import Died
-from ...store.records import Carry, Cursor, DeadRow, Group, Lane, Queue, Rest
+from ...store.records import NO_REST, Carry, Cursor, DeadRow, Group, Lane, Queue
 from ...store.tx import Tx
 from ..requests import DeadFilter
 from ..verb import verb
@@ -227,7 +227,7 @@ def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
     assert group
     assert home
     id = ids.message_id(tx.store, row.lane, row.seq)
-    rest = row.rest or Rest()
+    rest = row.rest or NO_REST
     return DeadLetter(
         id=row.id,
         message_id=id,
@@ -245,6 +245,6 @@ def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:
         consumer=row.consumer,
         raw=row.payload,
         is_json=not rest.binary,
-        transaction_id=rest.txids.get(0, id),
+        transaction_id=rest.transaction_id(0, id),
         headers=rest.headers.get(0, {}),
     )

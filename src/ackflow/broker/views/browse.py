@@ -7,7 +7,7 @@ from ... import ids, ranges
 from ...errors import NotFound
 from ...ids import LaneId
 from ...model import Page, StoredMessage, when
-from ...store.records import DUE, LEASED, WAITING, Group, Lane, Queue, Segment
+from ...store.records import DUE, LEASED, NO_REST, WAITING, Group, Lane, Queue, Segment
 from ...store.tx import Tx
 from ..core.handout import is_binary, payload
 from ..core.topology import find_group, find_partition, find_queue
@@ -109,7 +109,7 @@ def view(
     tx.show(lane.id, sequence + 1)
     body, index = tx.body(segment), sequence - segment.first
     id = ids.message_id(tx.store, lane.id, sequence)
-    rest = body.rest
+    rest = body.rest or NO_REST
     return StoredMessage(
         id=id,
         queue=queue.name,
@@ -120,8 +120,8 @@ def view(
         due_at=when(segment.due_at),
         raw=payload(body, index),
         is_json=not is_binary(body, index),
-        transaction_id=rest.txids.get(index, id) if rest else id,
-        headers=rest.headers.get(index, {}) if rest else {},
+        transaction_id=rest.transaction_id(index, id),
+        headers=rest.headers.get(index, {}),
         state=state_of(tx, group, lane, segment, sequence) if group else None,
     )
 

@@ -5,11 +5,11 @@ from msgspec import Struct
 from .... import ids
 from ....broker.core.admin import delete_message
 from ....broker.core.dead_letters import redrive
-from ....broker.core.handout import is_binary, payload, rest_of
+from ....broker.core.handout import payload
 from ....broker.requests import DeadFilter
 from ....errors import NotFound
 from ....ids import PartitionId
-from ....store.records import DeadRow, Queue
+from ....store.records import NO_REST, DeadRow, Queue
 from ....store.tx import Tx
 from .locate import Located, letters, locate
 from .recent import Recent, describe
@@ -38,17 +38,16 @@ def message_details(tx: Tx, partition: PartitionId, txid: str) -> MessageDetails
     groups = [group.name for group in tx.groups(place.queue.id)]
     if place.segment is None:
         row = dead[0]
-        own = row.rest
+        rest = row.rest or NO_REST
         return MessageDetails(
-            place, id, row.created_at, row.payload, not (own and own.binary),
-            own.txids.get(0, id) if own else id, own.headers.get(0, {}) if own else {}, None, dead,
-            groups,
+            place, id, row.created_at, row.payload, not rest.binary, rest.transaction_id(0, id),
+            rest.headers.get(0, {}), None, dead, groups,
         )  # fmt: skip
     body, index = tx.body(place.segment), place.sequence - place.segment.first
-    own = rest_of(body, index)
+    rest = body.rest or NO_REST
     return MessageDetails(
-        place, id, place.segment.created_at, payload(body, index), not is_binary(body, index),
-        own.txids.get(0, id) if own else id, own.headers.get(0, {}) if own else {},
+        place, id, place.segment.created_at, payload(body, index), not rest.is_binary(index),
+        rest.transaction_id(index, id), rest.headers.get(index, {}),
         describe(tx, place.queue, place.lane, place.segment, place.sequence), dead, groups,
     )  # fmt: skip
 
