@@ -34,3 +34,15 @@ def test_the_files_of_a_change_exist(row: str) -> None:
     assert names
     for name in names:
         assert (ROOT / "src" / "ackflow" / name).exists(), name
+
+
+PAGES = [DOCS / "design.md", *sorted((DOCS / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_modules_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|sql))`", page.read_text(encoding="utf-8")):
+        found = [
+            folder / name for folder in (ROOT, ROOT / "src/ackflow", ROOT / "src/ackflow/store")
+        ]
+        assert any(path.exists() for path in found), name
