@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 
 class AckflowError(Exception):
-    """Something went wrong in Ackflow."""
+    """An Ackflow operation failed."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -19,87 +19,87 @@ class AckflowError(Exception):
 
 
 class InvalidArgument(AckflowError):
-    """An argument is not valid; nothing was changed."""
+    """Invalid argument; nothing was changed."""
 
     code = "invalid_argument"
     status = 400
 
 
 class UnknownOption(InvalidArgument):
-    """An option of that name does not exist."""
+    """Unknown option."""
 
     code = "unknown_option"
 
 
 class PayloadTooLarge(InvalidArgument):
-    """A message is larger than the limit; nothing was pushed."""
+    """A message exceeds the size limit; nothing was pushed."""
 
     code = "payload_too_large"
     status = 413
 
 
 class BatchTooLarge(InvalidArgument):
-    """More messages at once than the server takes."""
+    """The batch exceeds the limit of the server."""
 
     code = "batch_too_large"
     status = 413
 
 
 class NotFound(AckflowError):
-    """There is no such thing here."""
+    """Not found."""
 
     code = "not_found"
     status = 404
 
 
 class QueueNotFound(NotFound):
-    """There is no queue of that name."""
+    """Queue not found."""
 
     code = "queue_not_found"
 
 
 class GroupNotFound(NotFound):
-    """The queue has no group of that name."""
+    """Group not found."""
 
     code = "group_not_found"
 
 
 class Unauthenticated(AckflowError):
-    """The server asks for a token that it knows and that is still good."""
+    """The server requires a valid token."""
 
     code = "unauthenticated"
     status = 401
 
 
 class Forbidden(AckflowError):
-    """The token is not good for this."""
+    """The token does not permit this operation."""
 
     code = "forbidden"
     status = 403
 
 
 class LeaseLost(AckflowError):
-    """The lease is no longer held; the message belongs to someone else or is settled."""
+    """The lease is no longer held; the message is settled or leased to another consumer."""
 
     code = "invalid_lease"
     status = 409
 
 
 class LeaseExpired(LeaseLost):
-    """The lease ran out before the message was settled; it is delivered again."""
+    """The lease expired before the message was settled; it is delivered again."""
 
     code = "lease_expired"
     status = 410
 
 
 class AlreadySettled(LeaseLost):
-    """The delivery was already settled by another verb."""
+    """The delivery was already settled by another operation."""
 
     code = "already_settled"
 
 
 class KeyConflict(AckflowError):
-    """The request key was used before with another body; use a new key for a new request."""
+    """The request key was used before with different content; use a new key."""
 
     code = "key_conflict"
     status = 409
@@ -113,28 +113,28 @@ class VersionConflict(AckflowError):
 
 
 class TransactionFailed(AckflowError):
-    """One operation was refused, so nothing of the transaction was done."""
+    """One operation was rejected; the transaction was rolled back."""
 
     code = "transaction_failed"
     status = 409
 
 
 class RolledBack(AckflowError):
-    """Another message of the atomic batch was refused, so this one was not settled."""
+    """Another message of the atomic batch was rejected; nothing was settled."""
 
     code = "rolled_back"
     status = 409
 
 
 class NotMyTurn(AckflowError):
-    """Another process does the upkeep of this database."""
+    """Another process runs the upkeep of this database."""
 
     code = "not_my_turn"
     status = 409
 
 
 class StageMissing(AckflowError):
-    """A stage named for publishing does not exist; nothing was published."""
+    """A stage to be published does not exist; nothing was published."""
 
     code = "stage_missing"
     status = 409
@@ -148,28 +148,28 @@ class Gone(AckflowError):
 
 
 class StorageFull(AckflowError):
-    """The disk is full; pushes are refused until there is room, settling goes on."""
+    """The disk is full; pushes are rejected until there is space, settling continues."""
 
     code = "storage_full"
     status = 507
 
 
 class QueueFull(AckflowError):
-    """The queue holds as many messages as it may; nothing was pushed."""
+    """The queue has reached max_size; nothing was pushed."""
 
     code = "queue_full"
     status = 429
 
 
 class NoEncryptionKey(AckflowError):
-    """There is no key to encrypt with: set ACKFLOW_ENCRYPTION_KEY to 64 hex digits."""
+    """No encryption key: set ACKFLOW_ENCRYPTION_KEY to 64 hexadecimal digits."""
 
     code = "no_encryption_key"
     status = 400
 
 
 class StorageBusy(AckflowError):
-    """Another process kept the database locked for too long; try again."""
+    """Another process holds the database lock; try again."""
 
     code = "storage_busy"
     status = 503
@@ -183,20 +183,20 @@ class StorageFailed(AckflowError):
 
 
 class OutcomeUnknown(StorageFailed):
-    """The database was lost while it committed; whether it did cannot be found out."""
+    """The database failed during a commit; whether it was committed is unknown."""
 
     code = "outcome_unknown"
 
 
 class StorageAway(AckflowError):
-    """The database does not answer; nothing was changed, try again."""
+    """The database is unreachable; nothing was changed, try again."""
 
     code = "storage_away"
     status = 503
 
 
 class PayloadSealed(StorageFailed):
-    """The payload is encrypted with a key that is not given."""
+    """The payload is encrypted with a key that is not available."""
 
     code = "payload_sealed"
     status = 503
@@ -230,7 +230,7 @@ class SessionForked(AckflowError):
 
 
 class Unavailable(AckflowError):
-    """The server cannot be reached or answered nothing of use; try again."""
+    """The server is unreachable or returned an invalid response; try again."""
 
     code = "unavailable"
     status = 503
@@ -244,27 +244,27 @@ class CircuitOpen(AckflowError):
 
 
 class BodyTooLarge(PayloadTooLarge):
-    """The request body is larger than the server takes."""
+    """The request body exceeds the limit of the server."""
 
     code = "body_too_large"
 
 
 class TooManyWaiting(AckflowError):
-    """Too many pops are waiting already; try again later."""
+    """Too many waiting pops; try again later."""
 
     code = "too_many_waiting"
     status = 429
 
 
 class Internal(AckflowError):
-    """The server failed at this request; its log says why."""
+    """Internal server error; see the log of the server."""
 
     code = "internal_error"
     status = 500
 
 
 def by_code(code: str) -> type[AckflowError]:
-    """The class that defines a code; AckflowError for an unknown one, as from a newer server."""
+    """Return the class of a code; AckflowError for an unknown code."""
     if code not in _CLASSES:  # a dialect's errors may have been imported since the last search
         pending: list[type[AckflowError]] = [AckflowError]
         while pending:
@@ -278,7 +278,7 @@ _CLASSES: dict[str, type[AckflowError]] = {}
 
 
 def text_of(error: BaseException) -> str:
-    """An error as one line: its class, then what it says."""
+    """Format an error as one line: its class, then its message."""
     said = str(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 

@@ -75,7 +75,7 @@ def takes_pushes(q: Session, queue: str = "later") -> bool:
 def test_a_push_to_a_full_disk_says_so_and_leaves_the_session_usable(q: Session) -> None:
     count = fill(q)
     assert count > 1_000
-    with pytest.raises(StorageFull, match="The disk is full; pushes are refused") as raised:
+    with pytest.raises(StorageFull, match="The disk is full; pushes are rejected") as raised:
         q.push("jobs", PAYLOAD)
     assert raised.value.code == "storage_full"
     assert raised.value.status == 507
