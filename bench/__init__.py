@@ -1,1 +1,1 @@
-"""Benchmarks: Ackflow beside the table a user would write by hand, in one run. `make bench`."""
+"""Benchmarks: Ackflow against hand-written tables and other queues, in one run. `make bench`."""

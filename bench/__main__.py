@@ -40,7 +40,7 @@ def main() -> None:
     tables = []
     for name, part in PARTS.items():
         if options.only in (None, name):
-            # Fifteen minutes are taken only when they are asked for.
+            # This part takes fifteen minutes, so it must be selected.
             briefly = name == "endurance" and options.only is None
             for table in part(messages, QUICK if briefly else plan):
                 print(table.show(), flush=True)

@@ -1,4 +1,4 @@
-"""The client over HTTP, encoding and decoding included: against redis-py and bare requests."""
+"""The HTTP client, with encoding and decoding, against redis-py and prebuilt requests."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ def _against_redis(messages: Sequence[Json], plan: Plan, path: Path) -> list[Tab
 
 
 def _calls(messages: Sequence[Json], plan: Plan, path: Path) -> Table:
-    """What the client adds to one request, and what sixteen tasks reach against one."""
+    """Measure the client's overhead per request, and the throughput of sixteen tasks against one."""
     own, bare, many, one = [], [], [], []
     n = plan.singles
     home = path / "calls"

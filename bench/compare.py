@@ -1,4 +1,4 @@
-"""Embedded peers, one message at a time as their interfaces offer; none is needed to run this."""
+"""Embedded peers, one message at a time as their interfaces offer. All of them are optional."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .report import Table, rows_of
 
 
 class Peer:
-    """A queue of single messages; what differs is how one is put, taken and acknowledged."""
+    """A queue of single messages; peers differ in how they put, take and acknowledge one."""
 
     def __init__(
         self,

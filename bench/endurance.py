@@ -1,6 +1,6 @@
-"""Single messages for a quarter of an hour: what a cycle costs, and what it leaves, stays the same.
+"""Single messages for fifteen minutes: the cost of a cycle and the file size must stay constant.
 
-The quick form makes the minutes pass by a virtual clock; the full form takes them.
+The quick form uses a virtual clock; the full form takes the time.
 """
 
 import time

@@ -1,6 +1,6 @@
-"""What one call costs when much else is due, delayed, deleted or out: it must not grow with that.
+"""The cost of one call beside many due, delayed, deleted or leased messages: it must not grow.
 
-Times are CPU of this process: the calls are short, and the disk and other processes are not asked.
+Times are CPU times of this process, which exclude the disk and other processes.
 """
 
 import gc
@@ -33,7 +33,7 @@ def run(plan: Plan) -> list[Table]:
 
 @contextmanager
 def opened() -> Iterator[tuple[ackflow.Session, VirtualClock]]:
-    """A queue without upkeep: whatever is left to do is left to the call that is measured."""
+    """A queue without upkeep, so that pending work falls to the measured call."""
     clock = VirtualClock()
     with (
         folder() as path,
@@ -78,7 +78,7 @@ def _acks(n: int) -> list[list[float]]:
 
 
 def pops(size: int) -> Table:
-    """Push and pop one message beside what is there; the pop is measured."""
+    """Push and pop one message beside existing ones; measures the pop."""
     table = Table("Growth: CPU of a pop of one", ("beside it", "beside 1,000 or none"))
     few, many = _delayed(1_000), _delayed(50_000 // size)
     kept_few, kept = _delayed(1_000, kept=True), _delayed(50_000 // size, kept=True)
@@ -144,7 +144,7 @@ def _leased(n: int) -> list[float]:
 
 
 def at_once(size: int) -> Table:
-    """The first pop after much has come back at once, and the longest transaction of it all."""
+    """Measure the first pop after many messages became due at once, and the longest transaction."""
     table = Table(
         "Growth: much comes back at once", ("worst", "allowed"), notes=["until all of it is served"]
     )
@@ -166,7 +166,7 @@ def at_once(size: int) -> Table:
 
 
 def _worst(fill: Fill) -> tuple[float, float]:
-    """The dearest of the first pops, and the median of their dearest transactions."""
+    """Return the slowest of the first pops, and the median of their slowest transactions."""
     with opened() as (q, clock):
         fill(q, clock)
         store = q._broker.store  # type: ignore[attr-defined]

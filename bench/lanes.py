@@ -1,4 +1,4 @@
-"""Bounds that hold however much lies in a lane, and however many lanes there are."""
+"""Bounds that hold for any size of a lane and any number of lanes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def run(_: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def flat() -> Table:
-    """CPU of a call beside much that is deleted, trimmed or waiting, against none."""
+    """Measure the CPU of a call beside many deleted, trimmed or waiting messages, against none."""
     table, noise = Table("Growth: CPU of a call", ("much", "none")), Noise()
     with noise, folder() as path:
         for what, case, n in (
@@ -77,7 +77,7 @@ def _delete_one(path: Path, n: int) -> list[float]:
 
 
 def _delete(q: Session, n: int) -> list[str]:
-    """Delete every other message of a lane; answers with those that are left, behind them."""
+    """Delete every other message of a lane; return ids of messages behind these."""
     ids = list(q.push("q", list(range(2 * n + 40 * ROUNDS))))
     q.group("q", "__QUEUE_MODE__")
     for id in ids[100 : 100 + 2 * n : 2]:

@@ -1,4 +1,4 @@
-"""Loads with prebuilt bytes: what is measured is the server, not a client library."""
+"""Loads with prebuilt requests, so that the server is measured and not a client library."""
 
 import asyncio
 import socket
@@ -65,7 +65,7 @@ _ACK = [Mark(Verdict("ack"))]
 
 
 class OverHttp:
-    """Ackflow's server, asked with prebuilt bytes."""
+    """Ackflow's server with prebuilt requests."""
 
     def __init__(self, port: int, messages: Sequence[Json], batch: int) -> None:
         self._connection = Connection(port)
@@ -93,7 +93,7 @@ class OverHttp:
 
 
 class OverRedis:
-    """Redis Streams, asked with prebuilt bytes; answers are read by redis-py's parser."""
+    """Redis Streams with prebuilt requests; redis-py's parser reads the replies."""
 
     def __init__(self, port: int, messages: Sequence[Json], batch: int) -> None:
         import redis
@@ -145,7 +145,7 @@ async def _answered(reader: asyncio.StreamReader) -> None:
 
 
 def together(port: int, whole: bytes, clients: int, seconds: float) -> float:
-    """Requests answered per second to clients that each send the same bytes again and again."""
+    """Measure responses per second with clients that repeat the same request."""
 
     async def load() -> float:
         answers = [0]
@@ -161,7 +161,7 @@ def together(port: int, whole: bytes, clients: int, seconds: float) -> float:
 
 
 def side_by_side(port: int, lists: Sequence[Sequence[bytes]]) -> float:
-    """Seconds that clients need which send their requests one after the other, all at once."""
+    """Measure the seconds that concurrent clients need, each sending its requests in sequence."""
 
     async def load() -> float:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What every part needs: messages, fresh files, rounds that alternate, and how noisy it was."""
+"""Shared tools: messages, temporary files, alternating rounds, and the noise of the machine."""
 
 import gc
 import json
@@ -22,7 +22,7 @@ MAX_CORES = 0.35  # of other processes, above which a run counts as noisy
 
 
 class Queue(Protocol):
-    """What a case asks of a queue. `take` decodes every payload; `catch_up` ends its upkeep."""
+    """The queue interface of the cases. `take` decodes every payload; `catch_up` finishes upkeep."""
 
     def push(self, messages: Sequence[Json]) -> None: ...
     def take(self, batch: int) -> Any: ...
@@ -37,7 +37,7 @@ Case = Callable[[Queue], dict[str, float]]
 
 
 class Plan(NamedTuple):
-    """How much a run measures."""
+    """The size of a run."""
 
     rounds: int
     messages: int
@@ -134,7 +134,7 @@ def alternate(
 
 
 class Noise:
-    """What else went on while something was measured: CPU of other processes, cost of a sync.
+    """Noise during a measurement: CPU of other processes, and the cost of an fsync.
 
     The sync matters as much as the CPU: the plain table syncs three times in a cycle and Ackflow
     once, so a disk slowed by others makes Ackflow look better than it is.
@@ -160,7 +160,7 @@ class Noise:
 
     @property
     def quiet(self) -> bool:
-        """Whether the numbers may be read as those of an otherwise idle machine."""
+        """Return whether the machine was otherwise idle."""
         steady = not self.syncs or max(self.syncs) < 2 * min(self.syncs)
         return self.cores < MAX_CORES and steady
 

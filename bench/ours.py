@@ -1,4 +1,4 @@
-"""Ackflow as the cases use it: default durability, nothing kept of what is done."""
+"""Ackflow with default durability and without retention of acked messages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ class Ackflow:
             taken[index].ack()
 
     def catch_up(self) -> None:
-        """Trim until nothing that was acked is left to trim."""
+        """Trim all acked messages."""
         while self.session.upkeep().trimmed:
             pass
 

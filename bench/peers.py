@@ -1,4 +1,4 @@
-"""Peers that are programs of their own: started on a private port, stopped by their process id."""
+"""Peers that are server programs: started on a private port, stopped by process id."""
 
 import shutil
 import socket
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: list[str], port: int, cwd: Path) -> Iterator[None]:
-    """A program until the block ends; it is up when its port answers."""
+    """Run a program within the block, which begins when its port accepts connections."""
     with open(cwd / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -45,7 +45,7 @@ def _wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 def redis_missing() -> str | None:
-    """What Redis cannot be measured without, and how to install it; None when it is all there."""
+    """Return what is missing for Redis and how to install it; None if nothing is."""
     if shutil.which("redis-server") is None:
         return "redis-server is not installed (apt-get install redis-server)"
     if find_spec("redis") is None:
@@ -54,7 +54,7 @@ def redis_missing() -> str | None:
 
 
 def spark_missing() -> str | None:
-    """What Spark cannot be measured without, and how to install it; None when it is all there."""
+    """Return what is missing for Spark and how to install it; None if nothing is."""
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
             return f"{package} is not installed (pip install ackflow[spark])"
@@ -69,7 +69,7 @@ def spark_missing() -> str | None:
 
 @contextmanager
 def redis(path: Path) -> Iterator[int]:
-    """Redis that syncs before it answers; gives its port."""
+    """Run Redis with fsync before each reply; yields its port."""
     port, data = free_port(), path / "redis"
     data.mkdir()
     command = ["redis-server", "--bind", HOST, "--port", str(port), "--dir", str(data)]

@@ -1,7 +1,7 @@
-"""The coffee-shop pipeline end to end, beside the same four questions as one plain Spark job.
+"""The coffee-shop pipeline end to end, against the same four queries as one plain Spark job.
 
-The plain job reads the CSV files and keeps no promise at all: it is the limit. Both start their
-processes within the time that is measured.
+The plain job reads the CSV files without any guarantee and is the upper limit. The measured time
+includes the start of the processes.
 """
 
 import subprocess
@@ -73,7 +73,7 @@ def _ours(data: Path, out: Path, peaks: dict[str, float]) -> float:
 
 
 def _watch(found: Any, peaks: dict[str, float], over: threading.Event) -> None:
-    """The most memory each stage was seen to use, with what it started."""
+    """Return the peak memory of each stage, including its child processes."""
     while not over.wait(0.5):
         for name, process in list(found.processes.items()):
             try:
@@ -107,7 +107,7 @@ USER = "regexp_replace(trim(coalesce(user_id, '')), '[.]0+$', '')"
 
 
 def plain(folder: Path) -> int:
-    """The four questions over the files of one client; answers with how many rows they have."""
+    """Run the four queries over the files of one client; return the number of rows."""
     import ackflow.spark
 
     conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}

@@ -49,7 +49,7 @@ class PlainTable:
                 self._db.execute("delete from m where id = ?", (taken[index][0],))
 
     def catch_up(self) -> None:
-        """Deleted rows are gone at once."""
+        """Nothing to do: rows are deleted by the ack."""
 
     def close(self) -> None:
         self._db.close()

@@ -1,4 +1,4 @@
-"""Ackflow on PostgreSQL against the table one would write by hand there: rows, SKIP LOCKED."""
+"""Ackflow on PostgreSQL against a hand-written table with SKIP LOCKED."""
 
 import json
 import secrets
@@ -62,7 +62,7 @@ class SkipLocked:
                 self._db.execute("delete from m where id = %s", (taken[index][0],))
 
     def catch_up(self) -> None:
-        """Deleted rows are for the server to clean up, when it likes."""
+        """Nothing to do: autovacuum removes deleted rows."""
 
     def close(self) -> None:
         self._db.close()

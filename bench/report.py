@@ -1,4 +1,4 @@
-"""Rows of two sides, their ratio, and whether it is what was aimed at."""
+"""Measurements of two sides, their ratio, and whether it meets its target."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ from .measure import Results
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio must be: at least or at most `bound`."""
+    """The target of a ratio: at least or at most `bound`."""
 
     bound: float
     at_least: bool = True
@@ -24,7 +24,7 @@ class Target:
 
 @dataclass
 class Row:
-    """One thing measured on two sides, a value per round on each."""
+    """One measurement on two sides, with a value per round on each."""
 
     what: str
     unit: str
@@ -113,7 +113,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
 def rows_of(
     results: Results, first: str, second: str, units: dict[str, str], targets: dict[str, Target]
 ) -> list[Row]:
-    """A row for everything that both sides measured; what has no unit of its own is a rate."""
+    """Create a row for everything that both sides measured; without a unit, a value is a rate."""
     ours, theirs = results[first], results[second]
     return [
         Row(what, units.get(what, "msg/s"), ours[what], theirs[what], targets.get(what))

@@ -1,4 +1,4 @@
-"""What a message costs when much else is there: a deep queue, and many idle partitions."""
+"""The cost of a message in a deep queue and beside many idle partitions."""
 
 import gc
 import time
@@ -75,7 +75,7 @@ def _filled(path: Path, messages: Sequence[Json], count: int) -> Ackflow:
 
 
 def _settle(queue: Ackflow) -> None:
-    """Let what setting up left behind reach the disk before anything is measured."""
+    """Flush the set-up to disk before the measurement."""
     queue.catch_up()
     time.sleep(2)
 
@@ -146,7 +146,7 @@ def _parted(path: Path, count: int) -> Ackflow:
 
 
 def _pops(queue: Ackflow, messages: Sequence[Json]) -> Step:
-    """Pop what one partition has; what is measured is the pop, µs a call."""
+    """Pop the messages of one partition; measures the pop in µs per call."""
 
     def cost(size: int, times: int) -> float:
         total = 0.0

@@ -1,4 +1,4 @@
-"""The server: against Redis that syncs, against itself without the store, and the seeds' figures."""
+"""The server: against Redis with fsync, against itself without the store, and the seeds' figures."""
 
 import threading
 import time
@@ -64,7 +64,7 @@ def _against_redis(messages: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def _pushers(messages: Sequence[Json], plan: Plan) -> Table:
-    """Many single pushes at once share commits; how much is left of what the server could answer."""
+    """Measure concurrent single pushes, which share commits, against the bare server."""
     body = push_body(messages[:1])
     pushed, bare, merged = [], [], []
     with Noise() as noise, folder() as path, peers.ackflow_server(path) as port:
@@ -85,7 +85,7 @@ def _pushers(messages: Sequence[Json], plan: Plan) -> Table:
 
 
 def _writer(connection: Connection) -> tuple[float, float]:
-    """Commits and verbs so far, from the server's own metrics."""
+    """Return the commits and verbs so far from the server's metrics."""
     whole = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
     values = {}
     for line in connection.ask(whole).decode().splitlines():
@@ -136,7 +136,7 @@ def _against(what: str, times: list[float]) -> Row:
 
 
 def _queen_acks(ask: Callable[[bytes], bytes], n: int, rounds: int) -> list[float]:
-    """How long acks of Queen's dialect take, n in one request."""
+    """Measure acks of the Queen dialect, n per request."""
     times = []
     for round in range(rounds):
         (whole,) = _held(ask, f"acks-{n}-{round}", n, 1)
@@ -145,14 +145,14 @@ def _queen_acks(ask: Callable[[bytes], bytes], n: int, rounds: int) -> list[floa
 
 
 def _ack_rate(port: int, ask: Callable[[bytes], bytes], n: int) -> float:
-    """Messages acked per second by clients that ack n in one request, one after the other."""
+    """Measure acks per second with clients that send n acks per request in sequence."""
     each = 3_200 // CLIENTS
     lists = [_held(ask, f"rate-{n}-{time.perf_counter_ns()}", n, each) for _ in range(CLIENTS)]
     return CLIENTS * each * n / side_by_side(port, lists)
 
 
 def _held(ask: Callable[[bytes], bytes], queue: str, n: int, times: int) -> list[bytes]:
-    """Push and lease some messages; answers with the requests that ack them, n each."""
+    """Push and lease messages; return the requests that ack n of them each."""
     import msgspec
 
     def post(path: str, body: object) -> bytes:
@@ -192,7 +192,7 @@ def _pushpop(ask: Callable[[bytes], bytes], rounds: int) -> tuple[list[float], l
 
 
 def _woken(port: int, messages: Sequence[Json], rounds: int) -> list[float]:
-    """How long after a push began a waiting pop had its answer."""
+    """Measure the time from a push to the response of a waiting pop."""
     waiting, pushing = Connection(port), Connection(port)
     pop, push = (
         request("/v1/pop?wait=10", pop_body(1)),

@@ -85,7 +85,7 @@ class Bench:
             work()
 
     def _source(self) -> Any:
-        """A stream of the queue for a group that has read nothing yet."""
+        """Return a stream of the queue for a new group."""
         self.number += 1
         reader = self.spark.readStream.format("ackflow").option("url", self.url)
         reader = reader.option("maxRowsPerTrigger", self.batch)
@@ -104,12 +104,12 @@ class Bench:
         self.payload.count()
 
     def _finish(self, writer: Any) -> float:
-        """Run a query to its end; answers with its rows per second once it is under way."""
+        """Run a query to its end; return its rows per second without the first batch."""
         self.number += 1
         checkpoint = str(self.path / "checkpoints" / str(self.number))
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination()
-        # The first batch pays for processes and compilation on both sides.
+        # The first batch includes process starts and compilation on both sides.
         later = [p for p in query.recentProgress if p["numInputRows"]][1:]
         took = sum(p["durationMs"]["triggerExecution"] for p in later)
         return float(sum(p["numInputRows"] for p in later) / took * 1000)
