@@ -8,7 +8,7 @@ import pytest
 
 from ackflow import Item, Message, Session, VirtualClock, aio
 from ackflow.errors import InvalidArgument, TransactionFailed, UnknownOption
-from ackflow.session.fluent import Choices
+from ackflow.session.fluent import QueueBuilder
 
 from .conftest import Run
 from .waiting import until, until_awaited
@@ -38,7 +38,7 @@ def test_every_choice_is_an_option_of_the_session() -> None:
     def call(*_: Any) -> None: ...
 
     chosen = (
-        Choices(None, "orders").group("g").partition("p").priority(2).delay(3).batch(4).each()
+        QueueBuilder(None, "orders").group("g").partition("p").priority(2).delay(3).batch(4).each()
         .auto_ack().lease(5).concurrency(6).wait(7).on_success(call).on_error(call)
     )  # fmt: skip
     assert chosen._chosen == {
@@ -55,7 +55,7 @@ def test_every_choice_is_an_option_of_the_session() -> None:
 def test_leases_are_renewed_at_half_time_or_every_so_many_seconds_or_not(
     given: tuple[Any, ...], renew: bool | float
 ) -> None:
-    assert Choices(None, "orders").renew_lease(*given)._chosen == {"renew": renew}
+    assert QueueBuilder(None, "orders").renew_lease(*given)._chosen == {"renew": renew}
 
 
 # producing and popping
