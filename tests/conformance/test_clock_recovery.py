@@ -378,7 +378,7 @@ def test_a_server_whose_clock_was_ahead_while_no_broker_was_left_running(postgre
         q.push("q", "a")
         q.pop("q", group="g", lease_seconds=30)
     with psycopg.connect(postgres_url, autocommit=True) as db:
-        db.execute("update ackflow.brokers set at = now() + interval '3650 days'")
+        db.execute("update ackflow.writes set at = now() + interval '3650 days'")
     for _ in range(2):
         with ackflow.connect(postgres_url, upkeep=False) as q:
             q.push("q", "b")

@@ -31,6 +31,9 @@ class Cache:
         self.segments: dict[LaneId, deque[Segment]] = {}  # by lane, some last read or written
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
         self.next_times: dict[GroupId, int] = {}  # by group, no claim of it has a time before this
+        # By group, no lane with work comes before this (priority, served); those asked for last come
+        # last. A change of a cursor that is not written through `Cursors` must drop it.
+        self.work_from: dict[GroupId, tuple[int, int]] = {}
         self.alone: dict[
             GroupId, LaneId
         ] = {}  # by group, the one lane with work if there is just one
@@ -64,6 +67,7 @@ class Cache:
         self.segments.clear()
         self.leases.clear()
         self.next_times.clear()
+        self.work_from.clear()
         self.alone.clear()
         self.nothing_due.clear()
         self.gone_after.clear()

@@ -145,6 +145,9 @@ class Claims(Cursors):
 
     def move_claims(self, lease: Lease) -> None:
         """Let the claims of a lease end when it does."""
+        times = self.cache.next_times
+        if lease.expires_at < times.get(lease.group_id, 0):
+            times[lease.group_id] = lease.expires_at
         for part in lease.parts:
             moved = part.lane, lease.group_id, lease.id, lease.expires_at
             self.run("move_claims", *moved)
@@ -164,7 +167,7 @@ class Claims(Cursors):
         """Leases that are over, by what is to be served first, with how many messages they hold, and
         whether there may be more. `limit` is one of claims: a lease may have several."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        rows = self.all("expired_leases", group_id, self.now, among, limit)
+        rows = self.all("expired_leases", group_id, self.now, among, limit, self._since(group_id))
         found: dict[LeaseId, int] = {}
         for lease, n in rows:
             found[lease] = found.get(lease, 0) + n
@@ -174,7 +177,8 @@ class Claims(Cursors):
         """Make waiting claims due whose time has come, of those that came back, by what is to be
         served first; answers with a lane for each."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        lanes = [row[0] for row in self.all("wake_due", group_id, self.now, among, limit)]
+        rows = self.all("wake_due", group_id, self.now, among, limit, self._since(group_id))
+        lanes = [row[0] for row in rows]
         for lane in lanes:
             self.cache.nothing_due.discard((lane, group_id))
         return lanes
@@ -182,12 +186,21 @@ class Claims(Cursors):
     def delayed_due(self, group_id: GroupId, limit: int) -> list[Claim]:
         """Claims of delayed messages of which the first is due, by what is to be served first."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        rows = self.all("delayed_due", group_id, self.now, among, limit)
+        rows = self.all("delayed_due", group_id, self.now, among, limit, self._since(group_id))
         return [to_claim(row) for row in rows]
+
+    def over_or_due(self, group_id: GroupId) -> tuple[bool, bool]:
+        """Whether a lease of a group is over, and whether a waiting message of it is due."""
+        over, due = self.all("over_or_due", group_id, self.now, self._since(group_id))[0]
+        return bool(over), bool(due)
+
+    def _since(self, group_id: GroupId) -> int:
+        """No claim of a group has a time before this: a scan by time starts here."""
+        return self.cache.next_times.get(group_id, 0)
 
     def next_time(self, group_id: GroupId) -> int | None:
         """When the next lease of a group ends or its next waiting message is due."""
-        found = self.value("next_time", group_id)
+        found = self.value("next_time", group_id, self._since(group_id))
         self.cache.next_times[group_id] = found if found is not None else 1 << 62
         return None if found is None else int(found)
 

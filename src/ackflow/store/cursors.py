@@ -8,6 +8,8 @@ from .mapping import Row, cursor_columns
 from .records import Claim, Cursor, Group
 from .statements import Statements
 
+# Before and after all lanes with work, in the order in which they are served.
+_START, _END = (-1 << 62, 0), (1 << 62, 0)
 _NOTHING = 0, None, None, None, None
 
 
@@ -53,6 +55,8 @@ class Cursors(Statements):
                  c.skipped, c.hidden, c.copies)  # fmt: skip
         self.cache.keep_cursor(cursor)
         self.cache.alone.pop(c.group_id, None)
+        if c.ready and not c.blocked:
+            self._note_work(c.group_id, c.priority, 0)
 
     def changed(self, cursor: Cursor) -> None:
         """Note a changed cursor; it is written before anything could read it from the table."""
@@ -76,7 +80,15 @@ class Cursors(Statements):
                 self._make_room(c)
                 self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
                 self.cache.alone.pop(c.group_id, None)
+                if c.ready and not c.blocked:
+                    self._note_work(c.group_id, c.priority, c.served)
             self._changed.clear()
+
+    def _note_work(self, group_id: GroupId, priority: int, served: int) -> None:
+        """Keep `work_from` true when a lane has work."""
+        known = self.cache.work_from.get(group_id)
+        if known is not None and (priority, served) < known:
+            self.cache.work_from[group_id] = priority, served
 
     def _make_room(self, cursor: Cursor) -> None:
         """Add what a cursor has settled to the room of a queue of which that is known exactly."""
@@ -104,7 +116,9 @@ class Cursors(Statements):
             return (None if lane is None else self.cursor(lane, group_id)), False
         if only is not None:
             return self.cursor(only, group_id), True
-        found = self.all("next_work", group_id)
+        known = self.cache.work_from.pop(group_id, _START)
+        found = self.all("next_work", group_id, *known)
+        self.cache.work_from[group_id] = found[0][1:] if found else _END
         if not found:
             return None, False
         if len(found) == 1:
@@ -121,10 +135,12 @@ class Cursors(Statements):
         self.flush()
         self.cache.alone.pop(group_id, None)
         self.run("block_partition", group_id, partition, blocked)
-        for (lane,) in self.all("cursors_in", group_id, partition):
+        for lane, priority, served, ready in self.all("cursors_in", group_id, partition):
             cursor = self.cache.cursors.get((lane, group_id))
             if cursor is not None:
                 cursor.blocked = blocked
+            if ready and not blocked:
+                self._note_work(group_id, priority, served)
 
     def reblock(self, group: Group) -> None:
         """Make the blocks and marks of a group agree with its ordering and what it has."""
@@ -135,6 +151,7 @@ class Cursors(Statements):
         self.run("mark_ready", group.id)
         self.cache.cursors.clear()
         self.cache.alone.clear()
+        self.cache.work_from.pop(group.id, None)
 
     # one claim that lies in a cursor
 

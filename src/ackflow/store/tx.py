@@ -402,6 +402,7 @@ class Tx(Claims, GoneRows):
         end = self.one("slice_end", group.queue, *group.made, limit - 1)
         self.save_made(group, None if end is None else (end[0], end[1]))
         self.cache.alone.pop(group.id, None)
+        self.cache.work_from.pop(group.id, None)
 
     def save_made(self, group: Group, made: tuple[int, int] | None) -> None:
         group.made = made

@@ -79,7 +79,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
     """
     if tx.now < tx.cache.next_times.get(group.id, 0):
         return Refreshed()
-    over, due = tx.all("over_or_due", group.id, tx.now)[0]
+    over, due = tx.over_or_due(group.id)
     some = WorkBudget(min(want, MAX_CLAIM), whole)
     ended, more = _end_over(tx, group, some) if over else (0, False)
     if due:

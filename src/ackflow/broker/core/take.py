@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from ... import ranges
-from ...clock import micros
+from ...clock import SECOND, micros
 from ...errors import StorageFailed
 from ...ids import GroupId, LaneId, LeaseId, PartitionId
 from ...ranges import Ranges
@@ -39,7 +39,8 @@ def take(
     """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
 
     `turn`: other lanes wait to be served. The only lane with work keeps the time it was last
-    served, which saves a write; a lane that joins it waits for at most one more delivery.
+    served, which saves a write; a lane that joins it waits for at most one more delivery. After
+    a second it gets a new time, so that a scan can skip the dead entries of its index.
     """
     if queue.options.retention_seconds is not None:
         complete_cursors(tx, queue, lane)
@@ -68,6 +69,7 @@ def take(
     for some in taken:
         if some.redelivered:
             tx.tally.add(group.id, "redelivered", ranges.count(some.ranges))
+    turn = turn or cursor.served < tx.now - SECOND
     served = tx.tick() if n and turn else cursor.served  # a lane without messages keeps its turn
     if n and ready == cursor.ready and served == cursor.served:
         tx.counted(cursor)

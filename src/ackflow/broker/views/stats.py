@@ -268,7 +268,7 @@ def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
 def overdue(tx: Tx) -> int:
     """Return how long the oldest expired lease or due message has waited for upkeep."""
     groups = tx.all("groups_with_expired", tx.now)
-    return max((tx.now - tx.value("next_time", id) for (id,) in groups), default=0)
+    return max((tx.now - tx.value("next_time", id, 0) for (id,) in groups), default=0)
 
 
 def ready(tx: Tx) -> bool:

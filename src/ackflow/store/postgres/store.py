@@ -30,7 +30,7 @@ from ...errors import (
     StorageFailed,
     StorageFull,
 )
-from .. import migrate
+from .. import hints, migrate
 from ..cache import Cache
 from ..durability import MayLose, chosen
 from ..tx import CLOCK_BACK, Tx
@@ -48,15 +48,17 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
 }
 BEGIN = "select set_config('synchronous_commit', $1, true), pg_advisory_xact_lock($2)"
 # Asked when the lock is held, so that the answer is of now and knows every earlier transaction.
+# The newest entry of the index is read first, so dead rows before it cost nothing.
 LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
-    (select value from meta where key = 'schema') from writes"""
-WROTE = """with mine as (insert into brokers values ($2, $1)
-    on conflict (id) do update set n = excluded.n, at = now()) update writes set n = $1"""
-FORGET = "delete from brokers where at < now() - interval '1 day'"
+    (select value from meta where key = 'schema'), hints from writes order by n desc limit 1"""
+WROTE = """with before as (delete from writes where n = $3)
+    insert into writes (n, broker, hints) values ($1, $2, $4)"""
+FORGET = """delete from writes where at < now() - interval '1 day'
+    and n < (select max(n) from writes)"""
 # The server's time, and that of a broker that wrote something when it was ahead.
 CLOCKS = """select (extract(epoch from clock_timestamp()) * 1000000)::bigint,
     (select (extract(epoch from max(at)) * 1000000)::bigint
-        from brokers where at > now() + interval '60 seconds')"""
+        from writes where at > now() + interval '60 seconds')"""
 # How long a server that is away is waited for: a restart, or another that takes over.
 AWAY_SECONDS = 30.0
 # Codes of a connection that was ended: lost, by a shutdown, for hanging in a transaction.
@@ -109,6 +111,7 @@ class PostgresStore:
         self._cache = Cache()
         self._me = secrets.randbits(62)
         self._version = -1
+        self._wrote = -1  # the number of our last row in `writes`
         self._latest = 0
         self._alone = threading.RLock()
         self._readers: list[PipelinedConnection] = []
@@ -208,17 +211,19 @@ class PostgresStore:
         try:
             if channel.wrote:
                 version += 1
-                channel.write(WROTE, (version, self._me))
+                channel.write(WROTE, (version, self._me, self._wrote, hints.pack(self._cache)))
             channel.commit()
         except BaseException as error:
             wrote = version if version != self._version else None
             self._undo(channel, error)
             if wrote is None or not self._was_committed(wrote):
                 raise
+            self._wrote = wrote
             if not isinstance(error, Exception):
                 self.interrupted = error
         else:
-            self._version = version
+            if version != self._version:
+                self._version = self._wrote = version
         self._latest = tx.latest = tx.now
         return tx
 
@@ -226,11 +231,12 @@ class PostgresStore:
         """Hold the writer's lock, and know what time it is."""
         channel.begin("begin")
         channel.write(BEGIN, (level, self._lock_key))
-        version, now, schema = channel.execute(LOOK)[0]
+        version, now, schema, known = channel.execute(LOOK)[0]
         channel.wrote = False
         if version != self._version:
             self._cache.clear()
             self._version = version
+            hints.unpack(known, self._cache)
             migrate.refuse_newer(int(schema), self._schema)
         if self._cache.crowded:
             self._cache.shrink()
@@ -258,16 +264,16 @@ class PostgresStore:
     def _was_committed(self, version: int) -> bool:
         """Whether our transaction of that number was, whose commit was not answered."""
         try:
-            return self._patiently(self._last_written) == version
+            return self._patiently(lambda: self._is_written(version))
         except psycopg.Error as error:
             raise OutcomeUnknown() from error
 
-    def _last_written(self) -> int | None:
+    def _is_written(self, version: int) -> bool:
         with contextlib.closing(self._place.open()) as db, db.begun():
             # The server may still be at it: who has the lock knows that it is not.
             db.execute("select pg_advisory_xact_lock(%s)", (self._lock_key,))
-            row = db.execute("select n from brokers where id = %s", (self._me,)).fetchone()
-        return None if row is None else row[0]
+            mine = "select 1 from writes where n = %s and broker = %s"
+            return db.execute(mine, (version, self._me)).fetchone() is not None
 
     def _read(self, body: Callable[[Tx], T]) -> T:
         channel = self._readers.pop() if self._readers else PipelinedConnection(self._place.open())
@@ -364,7 +370,7 @@ def _look_at_clocks(db: Connection) -> int:
         put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
         mark = f"{now} {last}"
         db.execute(put, (CLOCK_BACK, mark, mark))
-        db.execute("update brokers set at = now() where at > now()")
+        db.execute("update writes set at = now() where at > now()")
     return int(str(now))
 
 

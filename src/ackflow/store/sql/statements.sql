@@ -264,7 +264,7 @@ from (select begun.*, case when odd <= base or start <= base then 0 else
                 order by first limit 1), head) end as start
         from (select * from lanes where queue = ?2 and (priority, id) > (?3, ?4)
             order by priority, id limit ?5) as l) as begun) as made
-where true on conflict (lane, grp) do nothing
+where not exists (select 1 from cursors k where k.lane = made.id and k.grp = ?1)
 -- name: save_group
 update groups set paused = ?2, options = ?3, dialect = ?4 where id = ?1
 -- name: decide_group
@@ -319,7 +319,8 @@ update cursors set ready = 1 where grp = ?1 and ready = 0 and (
     or exists (select 1 from claim_rows c
         where c.lane = cursors.lane and c.grp = cursors.grp and c.lease = 0 and c.state = 2))
 -- name: next_work
-select lane from cursors where grp = ?1 and ready = 1 and blocked = 0
+select lane, priority, served from cursors
+where grp = ?1 and (priority, served) >= (?2, ?3) and ready = 1 and blocked = 0
 order by priority, served, lane limit 2
 -- name: next_work_in
 select lane from cursors where grp = ?1 and partition = ?2 and ready = 1 and blocked = 0
@@ -339,7 +340,7 @@ where l.queue = ?1 and c.next < l.head
 -- name: block_partition
 update cursors set blocked = ?3 where grp = ?1 and partition = ?2
 -- name: cursors_in
-select lane from cursors where grp = ?1 and partition = ?2
+select lane, priority, served, ready from cursors where grp = ?1 and partition = ?2
 -- name: partition_leased
 select 1 from cursors k where k.grp = ?1 and k.partition = ?2 and (k.kept > 0 or exists
     (select 1 from claim_rows c where c.lane = k.lane and c.grp = k.grp and c.lease > 0)) limit 1
@@ -415,29 +416,31 @@ union all select lo, hi, ranges from hand_parts where lane = ?1 and lo < ?3 and 
 -- name: expired_leases
 select c.lease, c.n from (
     select * from (select lane, lease, lo, n from claim_rows
-        where grp = ?1 and state = 0 and at <= ?2 order by at limit ?3) as first_over
+        where grp = ?1 and state = 0 and at <= ?2 and at >= ?5 order by at limit ?3) as first_over
     union all select lane, kept, kept_lo, kept_hi - kept_lo from cursors
     where grp = ?1 and keeps = 1 and kept > 0 and kept_at <= ?2) as c
 join cursors k on k.lane = c.lane and k.grp = ?1 order by k.priority, c.lo limit ?4
 -- name: over_or_due
-select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2),
-    exists (select 1 from claim_rows where grp = ?1 and state = 1 and at <= ?2)
+select exists (select 1 from claims where grp = ?1 and state = 0 and at <= ?2 and at >= ?3),
+    exists (select 1 from claim_rows where grp = ?1 and state = 1 and at <= ?2 and at >= ?3)
 -- name: wake_due
 update claim_rows set state = 2, at = null where (lane, grp, lease, id) in (
     select c.lane, c.grp, c.lease, c.id from (select lane, grp, lease, id, lo from claim_rows
-        where grp = ?1 and state = 1 and at <= ?2 and redelivered = 1 order by at limit ?3) as c
+        where grp = ?1 and state = 1 and at <= ?2 and at >= ?5 and redelivered = 1
+        order by at limit ?3) as c
     join cursors k on k.lane = c.lane and k.grp = ?1 order by k.priority, c.lo limit ?4)
 returning lane
 -- name: delayed_due
 select c.id, c.grp, c.lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered,
     error, lease, acked_at, held
 from (select * from claim_rows
-    where grp = ?1 and state = 1 and at <= ?2 and redelivered <> 1 order by at limit ?3) as c
+    where grp = ?1 and state = 1 and at <= ?2 and at >= ?5 and redelivered <> 1
+    order by at limit ?3) as c
 join cursors k on k.lane = c.lane and k.grp = ?1 order by k.priority, c.lo limit ?4
 -- name: next_time
 select min(at) from (
-    select min(at) as at from claim_rows where grp = ?1 and state = 0
-    union all select min(at) from claim_rows where grp = ?1 and state = 1
+    select min(at) as at from claim_rows where grp = ?1 and state = 0 and at >= ?2
+    union all select min(at) from claim_rows where grp = ?1 and state = 1 and at >= ?2
     union all select kept_at from cursors where grp = ?1 and keeps = 1 and kept > 0) as times
 -- name: leased_count
 select coalesce(sum(n), 0) from claims where grp = ?1 and state = 0 and held = 0
