@@ -51,7 +51,7 @@ def items(http: httpx.Client, queue: str = "q", **query: object) -> list[Any]:
     return answer.json()["items"]  # type: ignore[no-any-return]
 
 
-def tell(
+def settle_lock(
     http: httpx.Client, lock_id: object, verb: str = "acknowledge", **more: object
 ) -> httpx.Response:
     return http.post(f"/queue/q/{verb}", json={"lock_id": lock_id, **more})

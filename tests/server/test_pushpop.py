@@ -8,7 +8,7 @@ import pytest
 from ackflow import VirtualClock
 
 from .conftest import Running
-from .pushpop_calls import START, conforms, items, lock, pop, push, tell
+from .pushpop_calls import START, conforms, items, lock, pop, push, settle_lock
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_an_acknowledged_lock_is_gone_with_its_items(
     http: httpx.Client, clock: VirtualClock
 ) -> None:
     push(http, {"id": 1})
-    answer = tell(http, lock(http)["lock_id"])
+    answer = settle_lock(http, lock(http)["lock_id"])
     assert (answer.status_code, answer.json()) == (
         200,
         {"success": True, "message": "Items acknowledged successfully", "items_acknowledged": 1},
@@ -47,13 +47,13 @@ def test_an_acknowledged_lock_is_gone_with_its_items(
 def test_a_wrong_id_is_refused_and_the_lock_stays(http: httpx.Client) -> None:
     push(http, 1)
     held = lock(http)["lock_id"]
-    answer = tell(http, "AAAAAAAAAAA")
+    answer = settle_lock(http, "AAAAAAAAAAA")
     assert answer.status_code == 400
     assert answer.json() == {
         "success": False, "message": "Invalid lock_id", "error_code": "INVALID_LOCK_ID"
     }  # fmt: skip
     assert pop(http).status_code == 423
-    assert tell(http, held).status_code == 200
+    assert settle_lock(http, held).status_code == 200
 
 
 @pytest.mark.parametrize("body", ["{}", '{"lock_id": ""}', '{"lock_id": null}', "", "[]", "{"])
@@ -63,7 +63,7 @@ def test_an_acknowledge_without_an_id_is_refused(http: httpx.Client, body: str) 
     answer = http.post("/queue/q/acknowledge", content=body)
     assert answer.status_code == 400
     assert answer.json()["success"] is False
-    assert tell(http, held).status_code == 200
+    assert settle_lock(http, held).status_code == 200
 
 
 @pytest.mark.parametrize("require_ack", ["true", "false"])
@@ -96,7 +96,7 @@ def test_a_lock_is_live_until_its_last_moment(http: httpx.Client, clock: Virtual
     held = lock(http, ttl_seconds=5)["lock_id"]
     clock.advance(4.999_999)
     assert pop(http).status_code == 423
-    assert tell(http, held).status_code == 200
+    assert settle_lock(http, held).status_code == 200
 
 
 def test_items_of_an_expired_lock_come_before_what_was_pushed_since(
@@ -142,7 +142,7 @@ def test_one_lock_covers_all_that_was_popped_together(http: httpx.Client) -> Non
         push(http, n)
     held = lock(http, count=3)
     assert (held["items"], held["count"]) == ([0, 1, 2], 3)
-    assert tell(http, held["lock_id"]).json()["items_acknowledged"] == 3
+    assert settle_lock(http, held["lock_id"]).json()["items_acknowledged"] == 3
     assert items(http, count=10) == [3]
 
 
@@ -195,7 +195,7 @@ def test_a_late_acknowledge_loses_nothing_and_is_told_so(
     push(http, {"id": 1})
     held = lock(http, ttl_seconds=5)["lock_id"]
     clock.advance(6)
-    answer = tell(http, held)
+    answer = settle_lock(http, held)
     assert answer.status_code == 410
     assert answer.json() == {
         "success": False, "message": "Lock has expired", "error_code": "LOCK_EXPIRED"
@@ -210,10 +210,10 @@ def test_a_late_acknowledge_is_still_410_once_others_have_the_items(
     late = lock(http, ttl_seconds=5)["lock_id"]
     clock.advance(6)
     held = lock(http)["lock_id"]
-    assert tell(http, late).status_code == 410
+    assert settle_lock(http, late).status_code == 410
     assert pop(http).status_code == 423
-    assert tell(http, held).status_code == 200
-    assert tell(http, late).status_code == 410
+    assert settle_lock(http, held).status_code == 200
+    assert settle_lock(http, late).status_code == 410
 
 
 @pytest.mark.parametrize("verb", ["acknowledge", "release", "deadletter", "extend-lock"])
@@ -222,20 +222,20 @@ def test_an_unknown_id_is_told_of_the_expired_lock_as_long_as_its_items_wait(
 ) -> None:
     push(http, 1)
     lock(http, ttl_seconds=5)
-    assert tell(http, "short123", verb).status_code == 400
+    assert settle_lock(http, "short123", verb).status_code == 400
     clock.advance(6)
-    assert tell(http, "short123", verb).status_code == 410
+    assert settle_lock(http, "short123", verb).status_code == 410
     assert items(http) == [1]
-    assert tell(http, "short123", verb).status_code == 404
+    assert settle_lock(http, "short123", verb).status_code == 404
 
 
 def test_the_id_of_another_queue_is_unknown(http: httpx.Client) -> None:
     push(http, 1, queue="other")
     theirs = lock(http, "other")["lock_id"]
-    assert tell(http, theirs).status_code == 404
+    assert settle_lock(http, theirs).status_code == 404
     push(http, 1)
     lock(http)
-    assert tell(http, theirs).status_code == 400
+    assert settle_lock(http, theirs).status_code == 400
     assert pop(http, "other").status_code == 423
 
 
@@ -243,8 +243,8 @@ def test_an_acknowledge_said_again_answers_the_same(http: httpx.Client) -> None:
     push(http, 1)
     push(http, 2)
     held = lock(http, count=2)["lock_id"]
-    first = tell(http, held)
-    again = tell(http, held)
+    first = settle_lock(http, held)
+    again = settle_lock(http, held)
     assert (again.status_code, again.json()) == (200, first.json())
 
 
@@ -252,7 +252,7 @@ def test_a_pushed_item_does_not_wait_for_the_lock(http: httpx.Client) -> None:
     push(http, 1)
     held = lock(http)["lock_id"]
     push(http, 2)
-    assert tell(http, held).status_code == 200
+    assert settle_lock(http, held).status_code == 200
     assert items(http) == [2]
 
 
@@ -267,7 +267,7 @@ def test_a_lock_outlives_the_server(start_process: Any) -> None:
         answer = pop(http)
         assert answer.status_code == 423
         assert answer.json()["lock_expires_at"] == held["lock_expires_at"]
-        assert tell(http, held["lock_id"]).json()["items_acknowledged"] == 1
+        assert settle_lock(http, held["lock_id"]).json()["items_acknowledged"] == 1
         assert items(http) == []
 
 

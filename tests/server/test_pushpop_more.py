@@ -13,7 +13,7 @@ from ackflow import VirtualClock
 from ackflow.dialects.pushpop.http import ROUTES
 
 from .conftest import Running
-from .pushpop_calls import START, conforms, items, lock, pop, push, tell
+from .pushpop_calls import START, conforms, items, lock, pop, push, settle_lock
 
 
 @pytest.fixture(autouse=True)
@@ -39,20 +39,20 @@ def test_an_extended_lock_lives_on(http: httpx.Client, clock: VirtualClock) -> N
     push(http, 1)
     held = lock(http, ttl_seconds=10)["lock_id"]
     clock.advance(9)
-    answer = tell(http, held, "extend-lock", ttl_seconds=60)
+    answer = settle_lock(http, held, "extend-lock", ttl_seconds=60)
     assert answer.json() == {
         "success": True, "message": "Lock extended successfully",
         "lock_id": held, "lock_expires_at": START + 69,
     }  # fmt: skip
     clock.advance(59)
     assert pop(http).json()["lock_expires_at"] == START + 69
-    assert tell(http, held).status_code == 200
+    assert settle_lock(http, held).status_code == 200
 
 
 def test_an_extension_never_shortens_a_lock(http: httpx.Client) -> None:
     push(http, 1)
     held = lock(http, ttl_seconds=100)["lock_id"]
-    answer = tell(http, held, "extend-lock", ttl_seconds=10)
+    answer = settle_lock(http, held, "extend-lock", ttl_seconds=10)
     assert answer.json()["lock_expires_at"] == START + 100
 
 
@@ -64,7 +64,9 @@ def test_an_extension_is_as_long_as_a_lock_may_be(
 ) -> None:
     push(http, 1)
     held = lock(http, ttl_seconds=1)["lock_id"]
-    assert tell(http, held, "extend-lock", **asked).json()["lock_expires_at"] == START + given
+    assert (
+        settle_lock(http, held, "extend-lock", **asked).json()["lock_expires_at"] == START + given
+    )
 
 
 def test_an_expired_or_settled_lock_is_not_extended(
@@ -73,10 +75,10 @@ def test_an_expired_or_settled_lock_is_not_extended(
     push(http, 1)
     held = lock(http, ttl_seconds=5)["lock_id"]
     clock.advance(5)
-    assert tell(http, held, "extend-lock").status_code == 410
+    assert settle_lock(http, held, "extend-lock").status_code == 410
     held = lock(http)["lock_id"]
-    tell(http, held)
-    answer = tell(http, held, "extend-lock")
+    settle_lock(http, held)
+    answer = settle_lock(http, held, "extend-lock")
     assert (answer.status_code, answer.json()["error_code"]) == (409, "already_settled")
 
 
@@ -88,7 +90,7 @@ def test_released_items_are_back_at_once_in_their_places(http: httpx.Client) -> 
         push(http, item, priority)
     held = lock(http, count=2)
     assert held["items"] == ["a", "b"]
-    answer = tell(http, held["lock_id"], "release")
+    answer = settle_lock(http, held["lock_id"], "release")
     assert answer.json() == {
         "success": True, "message": "Items released successfully", "items_released": 2
     }  # fmt: skip
@@ -98,10 +100,10 @@ def test_released_items_are_back_at_once_in_their_places(http: httpx.Client) -> 
 def test_a_released_lock_is_not_taken_for_an_expired_one(http: httpx.Client) -> None:
     push(http, 1)
     held = lock(http)["lock_id"]
-    assert tell(http, held, "release").status_code == 200
-    assert tell(http, "short123").status_code == 404
-    assert tell(http, held, "release").json()["items_released"] == 1
-    answer = tell(http, held)
+    assert settle_lock(http, held, "release").status_code == 200
+    assert settle_lock(http, "short123").status_code == 404
+    assert settle_lock(http, held, "release").json()["items_released"] == 1
+    answer = settle_lock(http, held)
     assert (answer.status_code, answer.json()["error_code"]) == (409, "already_settled")
     assert items(http) == [1]
 
@@ -115,28 +117,28 @@ def test_dead_items_are_kept_with_the_reason_and_not_popped_again(
     push(http, {"id": 1}, priority=4)
     push(http, {"id": 2}, priority=4)
     held = lock(http)["lock_id"]
-    answer = tell(http, held, "deadletter", reason="no such customer")
+    answer = settle_lock(http, held, "deadletter", reason="no such customer")
     assert answer.json() == {
         "success": True, "message": "Items moved to the dead letters", "items_dead_lettered": 1
     }  # fmt: skip
     assert items(http, count=10) == [{"id": 2}]
     (dead,) = served.session.dead_letters("q").items
     assert (dead.data, dead.priority, dead.reason) == ({"id": 1}, 4, "no such customer")
-    assert tell(http, held, "deadletter").json()["items_dead_lettered"] == 1
+    assert settle_lock(http, held, "deadletter").json()["items_dead_lettered"] == 1
 
 
 @pytest.mark.parametrize("verb", ["extend-lock", "release", "deadletter"])
 def test_every_verb_on_a_lock_refuses_as_acknowledge_does(
     http: httpx.Client, clock: VirtualClock, verb: str
 ) -> None:
-    assert tell(http, "AAAAAAAAAAA", verb).status_code == 404
+    assert settle_lock(http, "AAAAAAAAAAA", verb).status_code == 404
     push(http, 1)
     held = lock(http, ttl_seconds=5)["lock_id"]
-    assert tell(http, "AAAAAAAAAAA", verb).status_code == 400
-    assert tell(http, "", verb).status_code == 400
+    assert settle_lock(http, "AAAAAAAAAAA", verb).status_code == 400
+    assert settle_lock(http, "", verb).status_code == 400
     assert pop(http).status_code == 423
     clock.advance(6)
-    assert tell(http, held, verb).status_code == 410
+    assert settle_lock(http, held, verb).status_code == 410
     assert items(http) == [1]
 
 
@@ -191,7 +193,7 @@ def test_a_queue_shows_what_is_delayed_deleted_and_dead(
     served.session.delete_message("q", ids[2])
     shown = http.get("/queue/q").json()
     assert (shown["priorities"], shown["delayed"], shown["dead_letters"]) == ({"0": 2}, 1, 0)
-    tell(http, lock(http)["lock_id"], "deadletter")
+    settle_lock(http, lock(http)["lock_id"], "deadletter")
     shown = http.get("/queue/q").json()
     assert (shown["priorities"], shown["delayed"], shown["dead_letters"]) == ({"0": 1}, 1, 1)
 
@@ -208,14 +210,14 @@ def test_a_lock_partly_taken_away_is_acknowledged_for_the_rest(
     ids = served.session.push("q", [1, 2])
     held = lock(http, count=2)["lock_id"]
     served.session.delete_message("q", ids[0])
-    assert tell(http, held).json()["items_acknowledged"] == 1
+    assert settle_lock(http, held).json()["items_acknowledged"] == 1
 
 
 def test_a_purge_takes_the_lock_too(served: Running, http: httpx.Client) -> None:
     push(http, 1)
     held = lock(http)["lock_id"]
     served.session.purge("q")
-    answer = tell(http, held)
+    answer = settle_lock(http, held)
     assert (answer.status_code, answer.json()["error_code"]) == (409, "invalid_lease")
     push(http, 2)
     assert items(http) == [2]

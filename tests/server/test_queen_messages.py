@@ -193,7 +193,7 @@ def test_a_dead_letter_is_sent_back_to_its_groups(queen: Queen, http: httpx.Clie
 # traces
 
 
-def tell(http: httpx.Client, message: dict[str, Any], **more: Any) -> httpx.Response:
+def record_trace(http: httpx.Client, message: dict[str, Any], **more: Any) -> httpx.Response:
     body = {
         "transactionId": message["transactionId"],
         "partitionId": message["partitionId"],
@@ -207,10 +207,12 @@ def test_traces_are_told_and_read_by_message(
 ) -> None:
     queen.push("orders", 1, 2, transactionId="tx")
     (message,) = queen.pop("orders", consumerGroup="g")
-    answer = tell(http, message, consumerGroup="g", traceNames=["t", "u"], eventType="start")
+    answer = record_trace(
+        http, message, consumerGroup="g", traceNames=["t", "u"], eventType="start"
+    )
     assert (answer.status_code, answer.json()["success"]) == (201, True)
     clock.advance(1)
-    tell(http, message, data={"text": "half"})
+    record_trace(http, message, data={"text": "half"})
     first, second = get(http, path_of(message).replace("messages", "traces"))["traces"]
     assert first["id"] == answer.json()["traceId"]
     assert (first["event_type"], first["data"]) == ("start", {"step": 1})
@@ -223,7 +225,7 @@ def test_traces_are_read_by_name(queen: Queen, http: httpx.Client) -> None:
     queen.push("orders", {"n": 1})
     queen.push("jobs", {"n": 2}, partition="eu")
     for queue in ("orders", "jobs"):
-        tell(http, queen.pop(queue)[0], traceNames="order 12/eu")
+        record_trace(http, queen.pop(queue)[0], traceNames="order 12/eu")
     path = "/api/v1/traces/by-name/order%2012%2Feu"
     found = http.get(path).json()
     assert (found["total"], found["pagination"]) == (2, {"limit": 100, "offset": 0})
@@ -238,10 +240,10 @@ def test_the_names_of_traces_are_counted(
 ) -> None:
     queen.push("orders", 1, 2)
     one, two = queen.pop("orders", batch=2)
-    tell(http, one, traceNames=["a"])
-    tell(http, one, traceNames=["a"])
+    record_trace(http, one, traceNames=["a"])
+    record_trace(http, one, traceNames=["a"])
     clock.advance(5)
-    tell(http, two, traceNames=["a", "b"])
+    record_trace(http, two, traceNames=["a", "b"])
     found = get(http, "traces/names")
     assert found["total"] == 2
     assert [(n["trace_name"], n["trace_count"], n["message_count"]) for n in found["trace_names"]] == [
@@ -271,9 +273,9 @@ def test_traces_are_forgotten_after_a_week_and_with_their_queue(
 ) -> None:
     queen.push("orders", 1)
     queen.push("jobs", 1)
-    tell(http, queen.pop("orders")[0], traceNames="a")
+    record_trace(http, queen.pop("orders")[0], traceNames="a")
     clock.advance(86_400)
-    tell(http, queen.pop("jobs")[0], traceNames="b")
+    record_trace(http, queen.pop("jobs")[0], traceNames="b")
     clock.advance(6 * 86_400)
     assert served.session.upkeep().pruned > 0
     assert [n["trace_name"] for n in get(http, "traces/names")["trace_names"]] == ["b"]
