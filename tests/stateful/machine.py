@@ -586,9 +586,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert len(told) == len(found)
         letters = {which: self.model.letters[which] for which in self.letters(queue, None, late)}
         for which in [which for which in told if which[1] in late[which[0]]]:
-            letters.pop(
-                which, None
-            )  # it died before, and again in a lease that is not yet expired by the broker
+            letters.pop(which, None)  # it died again, in a lease not yet expired by the broker
             del told[which]
         assert told == {
             which: (x.kind, x.deliveries, x.failures, x.died, x.data)
