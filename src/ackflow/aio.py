@@ -1,7 +1,7 @@
-"""The same session for asyncio: every method of `ackflow.Session`, awaitable.
+"""The session for asyncio: every method of `ackflow.Session`, awaitable.
 
-Verbs run on a few threads beside the event loop, where the writer takes all that wait at that
-moment into one commit. A waiting pop holds no thread.
+On a database, verbs run on a few threads beside the event loop, and the writer commits all that
+wait at once; a waiting pop occupies no thread. Over HTTP they run on the loop.
 """
 
 import asyncio
@@ -81,17 +81,18 @@ class Message(Delivery, gc=False, eq=False):
         return self._share.origin.session  # type: ignore[no-any-return]
 
     async def ack(self, *, confirm: bool = False, up_to: bool = False) -> None:
-        """Done. `confirm`: only when that is on disk. `up_to`: with all before it in its lane."""
+        """Mark it as done. `confirm`: return when that is on disk. `up_to`: with all before it in its
+        lane."""
         await self._session.settle_one(self, Verdict("ack", confirm=confirm, up_to=up_to))
 
     async def nack(
         self, reason: Reason | None = None, *, delay: Duration | None = None, rest: bool = False
     ) -> None:
-        """Failed: comes again after `delay`, else after the back-off, else now."""
+        """Mark it as failed: redeliver after `delay`, else after the back-off, else now."""
         await self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     async def release(self) -> None:
-        """Give it back at once, in its old place, uncounted."""
+        """Return it to its place at once, without counting a failure."""
         await self._session.settle_one(self, Verdict("release"))
 
     async def requeue(self, *, delay: Duration | None = None) -> None:
@@ -99,11 +100,11 @@ class Message(Delivery, gc=False, eq=False):
         await self._session.settle_one(self, to_verdict("requeue", delay=delay))
 
     async def reject(self, reason: Reason | None = None) -> None:
-        """Never again: kept in the dead letters with the reason."""
+        """Never deliver it again: keep it as a dead letter with the reason."""
         await self._session.settle_one(self, to_verdict("reject", reason))
 
     async def dead_letter(self, reason: Reason | None = None) -> None:
-        """To the dead letters now, as a failure."""
+        """Make it a dead letter now, as a failure."""
         await self._session.settle_one(self, to_verdict("dead_letter", reason))
 
     async def extend(self, seconds: Duration | None = None) -> datetime | None:
@@ -111,11 +112,11 @@ class Message(Delivery, gc=False, eq=False):
         return await self._session.extend_one(self, seconds)
 
     async def in_progress(self) -> None:
-        """Still at work: the lease begins anew. JetStream's word for `extend`."""
+        """Restart the lease time. JetStream's name for `extend`."""
         await self.extend()
 
     async def term(self, reason: Reason | None = None) -> None:
-        """Never again, kept in the dead letters. JetStream's word for `reject`."""
+        """JetStream's name for `reject`."""
         await self.reject(reason)
 
 
@@ -187,7 +188,7 @@ class Lease:
         self._lease = lease
 
     async def read(self) -> Batch[Message]:
-        """The messages of the lease again, all of them, settled meanwhile or not."""
+        """Read all messages of the lease again, settled or not."""
         return await self._owner.read(self._lease.token)
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
@@ -351,7 +352,7 @@ class Session:
         return await self.take(request, validate.seconds(wait, "wait"))
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
-        """Pop what a checked request asks for."""
+        """Pop with a validated request."""
         return Batch.of(self, await self.handout(request, wait), Message)
 
     async def handout(self, request: PopRequest, wait: float = 0.0) -> Handout:
@@ -382,7 +383,9 @@ class Session:
             except (LeaseLost, SessionClosed):
                 pass  # it is over already
             except AckflowError as error:
-                log.warning("a cancelled pop could not be released, its lease runs out: %s", error)
+                log.warning(
+                    "the lease of a cancelled pop could not be released and will expire: %s", error
+                )
             finally:
                 released.set_result(None)
 
@@ -473,7 +476,7 @@ class Session:
             self._parts.remove(part)
 
     async def read(self, token: str) -> Batch[Message]:
-        """The messages of a lease again, all of them, settled meanwhile or not."""
+        """Read all messages of a lease again, settled or not."""
         handout = await self._run(partial(self.sync.read_again, token))
         return Batch.of(self, handout, Message)
 
@@ -534,7 +537,7 @@ class Session:
         """The broker on the running loop."""
         if self._closed:
             raise SessionClosed()
-        broker = self.sync.broker  # in another process refused: nobody would answer there
+        broker = self.sync.broker  # refused in a forked process, which has no writer thread
         if self._waits is None:
             assert isinstance(broker, Broker)
             self._waits = LoopBroker(broker)

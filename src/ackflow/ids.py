@@ -106,7 +106,7 @@ def token_uuid(token: int) -> str:
 def parse_token(text: str) -> int:
     """Read a token in either written form."""
     if not isinstance(text, str):
-        raise InvalidArgument(f"a lease token is text, not {type(text).__name__}")
+        raise InvalidArgument(f"a lease token must be text, got {type(text).__name__}")
     if len(text) == 11:
         try:
             raw = urlsafe_b64decode(text + "=")

@@ -1,4 +1,4 @@
-"""Bad input is refused here, with a sentence that names the right values, before anything is done."""
+"""Validation of arguments: raises `InvalidArgument` with the values that are allowed."""
 
 import os
 import re
@@ -41,11 +41,11 @@ def name(value: object, what: str) -> str:
     if type(value) is str and value in _good:
         return value
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
+        raise InvalidArgument(f"{what} must be text, got {type(value).__name__}")
     if not value or len(writable(value, what).encode()) > MAX_NAME:
-        raise InvalidArgument(f"{what} has 1 to {MAX_NAME} bytes")
+        raise InvalidArgument(f"{what} must have 1 to {MAX_NAME} bytes")
     if not value.isprintable():
-        raise InvalidArgument(f"{what} {value!r} has characters that cannot be printed")
+        raise InvalidArgument(f"{what} {value!r} must consist of printable characters")
     if len(_good) >= 10_000:
         _good.clear()
     _good.add(value)
@@ -63,7 +63,7 @@ def reason(value: object) -> str | None:
 
 def some_text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} is text, not {type(value).__name__}")
+        raise InvalidArgument(f"{what} must be text, got {type(value).__name__}")
     return writable(value, what)
 
 
@@ -71,20 +71,20 @@ def writable(value: str, what: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{what} {value!r} cannot be written as UTF-8") from None
+        raise InvalidArgument(f"{what} {value!r} must be valid Unicode (UTF-8)") from None
     return value
 
 
 def numbers(value: object, what: str) -> list[int]:
-    """Whole numbers in any iterable, each once, in order."""
+    """Integers from any iterable, without duplicates, in order."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise InvalidArgument(f"{what} is a list of numbers, not {value!r}")
+        raise InvalidArgument(f"{what} must be a list of integers, got {value!r}")
     return list(dict.fromkeys(integer(number, what, 0, 1 << 62) for number in value))
 
 
 def names(value: object, what: str) -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise InvalidArgument(f"{what} is a list of texts, not {value!r}")
+        raise InvalidArgument(f"{what} must be a list of strings, got {value!r}")
     return [name(item, what) for item in value]
 
 
@@ -96,7 +96,7 @@ def page(value: object, parts: int) -> tuple[int, ...] | None:
     if len(found) != parts or not all(
         part.isascii() and part.isdigit() and len(part) < 19 for part in found
     ):
-        raise InvalidArgument(f"{value!r} is not the `next` of a page")
+        raise InvalidArgument(f"after must be the `next` of a page, got {value!r}")
     return tuple(int(part) for part in found)
 
 
@@ -121,7 +121,7 @@ def seconds(value: object, what: str, least: float = 0.0) -> float:
     if isinstance(value, _NUMBER) and not isinstance(value, bool) and least <= value <= 1e10:
         return float(value)
     raise InvalidArgument(
-        f"{what} is a number of seconds from {least:g} on, or a timedelta, not {value!r}"
+        f"{what} must be a timedelta or a number of seconds, at least {least:g}, got {value!r}"
     )
 
 
@@ -132,7 +132,7 @@ def seconds_or_none(value: object, what: str) -> float | None:
 def positive(value: object, what: str) -> float:
     number = seconds(value, what)
     if number <= 0:
-        raise InvalidArgument(f"{what} is more than 0 seconds")
+        raise InvalidArgument(f"{what} must be more than 0 seconds, got {number:g}")
     return number
 
 
@@ -144,9 +144,7 @@ def time(value: object, what: str) -> int:
     """A time as microseconds: an aware datetime, or seconds since 1970."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise InvalidArgument(
-                f"{what} has no time zone; use datetime.now(timezone.utc) or the like"
-            )
+            raise InvalidArgument(f"{what} must have a time zone; use datetime.now(timezone.utc)")
         return micros(value.timestamp())
     return micros(seconds(value, what))
 
@@ -157,22 +155,24 @@ def time_or_none(value: object, what: str) -> int | None:
 
 def headers(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise InvalidArgument(f"headers is a mapping of text to text, not {type(value).__name__}")
+        raise InvalidArgument(
+            f"headers must be a mapping of text to text, got {type(value).__name__}"
+        )
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, str):
-            raise InvalidArgument(f"header {key!r} and its value must be text")
+            raise InvalidArgument(f"the name and the value of header {key!r} must be text")
         writable(key, "a header")
         writable(item, "a header's value")
     size = sum(len(key) + len(item) for key, item in value.items())
     if size > MAX_HEADERS:
         raise PayloadTooLarge(
-            f"the headers of a message have {size:,} characters, at most {MAX_HEADERS:,} are allowed"
+            f"the headers of a message must have at most {MAX_HEADERS:,} characters, got {size:,}"
         )
     return dict(value)
 
 
 def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The queue options given, checked and in their stored form."""
+    """Validate options of a queue and convert them to their stored form."""
     _known(QueueOptions, given)
     checked: dict[str, Any] = {}
     for key, value in given.items():
@@ -196,7 +196,7 @@ def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The group options given, checked and in their stored form."""
+    """Validate options of a group and convert them to their stored form."""
     _known(GroupOptions, given)
     checked: dict[str, Any] = {}
     for key, value in given.items():
@@ -215,7 +215,7 @@ def group_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def one_of(value: object, what: str, allowed: tuple[str, ...]) -> Any:
     if value not in allowed:
-        raise InvalidArgument(f"{what} is one of {', '.join(allowed)}, not {value!r}")
+        raise InvalidArgument(f"{what} must be one of {', '.join(allowed)}, got {value!r}")
     return value
 
 
@@ -229,7 +229,7 @@ def dialect(value: object) -> Any:
 
 def _start(value: object) -> int:
     if isinstance(value, str):
-        raise InvalidArgument(f"start is 'all', 'new' or a time, not {value!r}")
+        raise InvalidArgument(f"start must be 'all', 'new' or a time, got {value!r}")
     return time(value, "start")
 
 
@@ -242,13 +242,13 @@ def _limit(value: object, what: str) -> int | None:
 
 def flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{what} is True or False, not {value!r}")
+        raise InvalidArgument(f"{what} must be True or False, got {value!r}")
     return value
 
 
 def _backoff(value: object, what: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple):
-        raise InvalidArgument(f"{what} is a list of seconds, not {value!r}")
+        raise InvalidArgument(f"{what} must be a list of seconds, got {value!r}")
     return tuple(seconds(step, what) for step in value)
 
 
@@ -256,7 +256,9 @@ def _known(options: type[S], given: Mapping[str, Any]) -> None:
     names = [field.name for field in msgspec.structs.fields(options)]
     for key in given:
         if key not in names:
-            raise UnknownOption(f"there is no option {key!r}; there are {', '.join(sorted(names))}")
+            raise UnknownOption(
+                f"unknown option {key!r}; the options are {', '.join(sorted(names))}"
+            )
 
 
 _RULES: dict[str, Any] = {
@@ -274,27 +276,27 @@ _ENDLESS = {
 def place(value: object) -> str:
     """The path of a database file, or `:memory:`."""
     if not isinstance(value, str | os.PathLike):
-        raise InvalidArgument(f"a database is the path of a file or a URL, not {value!r}")
+        raise InvalidArgument(f"a database must be a file path or a URL, got {value!r}")
     path = os.fspath(value)
     if not isinstance(path, str) or not path.strip() or "\0" in path:
-        raise InvalidArgument(f"a database is the path of a file or a URL, not {path!r}")
+        raise InvalidArgument(f"a database must be a file path or a URL, got {path!r}")
     writable(path, "the path")
     scheme, colon, _ = path.partition("://")
     if colon and scheme.isalpha():
         raise InvalidArgument(
-            f"{scheme}:// is not known; a database is a file, postgresql://..., http://... or "
+            f"unknown scheme {scheme}://; a database is a file path, postgresql://..., http://... or "
             "https://..."
         )
     return path
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is told by a URL; else it is a file of this machine, or `:memory:`."""
+    """Whether a database is given by a URL; otherwise it is a local file or `:memory:`."""
     return "://" in place
 
 
 def redact_url(place: str) -> str:
-    """A path or URL as it may be printed: without its password."""
+    """A path or URL for display, with the password masked."""
     if not is_url(place):
         return place
     bare = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", place)

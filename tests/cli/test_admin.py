@@ -62,7 +62,7 @@ def test_durations_of_options_have_units(on_file: Cli, setting: str, value: obje
     [
         ("lease_seconds=10x", "lease_seconds: '10x' is not a duration"),
         ("backoff=1,soon", "backoff: 'soon' is not a duration"),
-        ("retrylimit=5", "there is no option 'retrylimit'; there are"),
+        ("retrylimit=5", "unknown option 'retrylimit'; the options are"),
         ("retry_limit", "an option must be NAME=VALUE"),
         ("retry_limit=many", "retry_limit must be an integer"),
         ("keep_seconds=-1", "keep_seconds: '-1' is not a duration"),

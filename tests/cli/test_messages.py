@@ -131,7 +131,7 @@ def test_push_tells_what_is_wrong(on_file: Cli, arguments: list[str], told: str)
 
 
 def test_a_queue_without_a_name_is_refused(on_file: Cli) -> None:
-    assert "queue has 1 to 255 bytes" in on_file.fails(2, "push", "", "1")
+    assert "queue must have 1 to 255 bytes" in on_file.fails(2, "push", "", "1")
 
 
 def test_empty_input_pushes_nothing(cli: Cli) -> None:

@@ -68,11 +68,11 @@ def test_a_push_says_where_the_item_went(run: Run) -> None:
         ),
         ({}, "item is required and must not be null"),
         ({"item": None}, "item is required and must not be null"),
-        ({"item": float("nan")}, "the data of a message is JSON, which has no nan"),
+        ({"item": float("nan")}, "the data of a message must be JSON, which has no nan"),
         (PushRequest("1", -1), "Priority must be non-negative"),
         (PushRequest(" null "), "item is required and must not be null"),
         (PushRequest(""), "item is required and must not be null"),
-        (PushRequest("{bad"), "the data of a message is JSON or bytes: "),
+        (PushRequest("{bad"), "the data of a message must be JSON or bytes: "),
         (PushRequest('"\ud800"'), "the item is not UTF-8: "),
     ],
 )

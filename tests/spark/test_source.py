@@ -160,11 +160,11 @@ def test_what_does_not_parse_fails_the_query_if_nothing_else_was_said(lab: Lab) 
     ("options", "sentence"),
     [
         ({"maxRows": 5}, "no option 'maxrows'; it has group, .*maxRowsPerTrigger"),
-        ({"mode": "auto"}, "mode is one of commit, manual, not 'auto'"),
+        ({"mode": "auto"}, "mode must be one of commit, manual, got 'auto'"),
         ({"maxRowsPerTrigger": "many"}, "maxRowsPerTrigger must be an integer, got 'many'"),
-        ({"leaseSeconds": 0}, "leaseSeconds is a number of seconds from 1"),
+        ({"leaseSeconds": 0}, "leaseSeconds must be a timedelta or a number of seconds"),
         ({"onCorrupt": "column"}, "onCorrupt needs"),
-        ({"table": "letters"}, "table is one of messages, dead_letters, groups"),
+        ({"table": "letters"}, "table must be one of messages, dead_letters, groups"),
     ],
 )
 def test_a_wrong_option_is_named_and_the_right_ones_are_listed(

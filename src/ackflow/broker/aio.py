@@ -1,7 +1,6 @@
-"""A broker for one event loop: verbs are awaited, and no thread is held while they wait.
+"""The broker on an event loop: verbs are awaited, and a waiting verb occupies no thread.
 
-The writer's own thread runs all that wait at that moment in one commit; the loop is woken once for
-all of their answers.
+The writer's thread runs all queued verbs in one commit and wakes the loop once for all answers.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ READERS = 4
 
 
 class LoopBroker:
-    """Made inside the loop it serves; used only from there."""
+    """Runs verbs for one event loop; created and used only on that loop."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -129,7 +128,7 @@ class LoopBroker:
         self._answered.append((future, job))
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
@@ -145,8 +144,8 @@ class LoopBroker:
 
 
 class PendingPop:
-    """A pop on its way through the writer. Given up, it releases what it brings, from whichever
-    thread learns of it: the event loop may be closed by then."""
+    """A pop in the writer's queue. After `give_up` its lease is released from the thread that gets
+    the answer: the event loop may be closed by then."""
 
     def __init__(self, onloop: LoopBroker, request: PopRequest) -> None:
         self._onloop = onloop
@@ -185,7 +184,7 @@ class PendingPop:
 
 
 class LoopSignal(Signal):
-    """A signal that wakes a task; it may be rung from any thread."""
+    """A signal that wakes a task; any thread may set it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -194,7 +193,7 @@ class LoopSignal(Signal):
 
     def ring(self) -> None:
         super().ring()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._woken.set)
 
     def clear(self) -> None:

@@ -1,6 +1,6 @@
-"""The broker: the store, the writer, waiting pops and upkeep, tied together.
+"""The broker: connects the store, the writer, waiting pops and upkeep.
 
-It decides when verbs run and which of them must be on disk; what they do is in their modules.
+It decides when verbs run and which of them are synced; what they do is in their own modules.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ log = logging.getLogger("ackflow")
 
 
 class StoreInfo(Protocol):
-    """What a session needs to know of a store."""
+    """The methods of a store that a session uses."""
 
     @property
     def id(self) -> int: ...
@@ -44,7 +44,7 @@ class StoreInfo(Protocol):
 
 
 class Verbs(Protocol):
-    """What a session needs of a broker, here or at the other end of a wire.
+    """The methods of a broker that a session uses, embedded or over HTTP.
 
     `whole`: it takes many messages as the one JSON array they were encoded to.
     """
@@ -250,7 +250,7 @@ class Broker:
             return False
         except AckflowError as error:
             if not self._closed.is_set():
-                log.warning("upkeep failed and is tried again: %s", error)
+                log.warning("upkeep failed and will be retried: %s", error)
             return False
 
 

@@ -1,1 +1,1 @@
-"""A broker at the other end of HTTP: a session works on it as on a file."""
+"""The HTTP client: a broker behind a server, used by a session like a local one."""

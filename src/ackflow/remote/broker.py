@@ -1,4 +1,4 @@
-"""The broker of a session whose database is behind a server."""
+"""The broker of a session that is connected to a server."""
 
 import secrets
 import threading
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class Transport(Protocol):
-    """Sends a request and answers with its result; repeats what is safe to repeat."""
+    """Sends a request and returns its result; retries what is safe to repeat."""
 
     def send(self, request: Request) -> Any: ...
     def close(self) -> None: ...
 
 
 class RemoteStore:
-    """What a session asks of a store: its id."""
+    """The store of a server, of which a session needs the id."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -46,11 +46,13 @@ class RemoteStore:
         return self._id
 
     def backup(self, target: str) -> None:
-        raise InvalidArgument("a backup is made where the file is; run `ackflow backup` there")
+        raise InvalidArgument(
+            "a server cannot be backed up by a client; run `ackflow backup` where the file is"
+        )
 
 
 class RemoteBroker:
-    """The verbs of a broker, sent to a server. Pushes and pops carry what makes a repeat harmless."""
+    """Sends verbs to a server. Pushes carry a key and pops a token, so that they can be repeated."""
 
     def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
         self.transport = transport
@@ -72,7 +74,7 @@ class RemoteBroker:
     def push(self, request: PushRequest) -> Answer:
         self.check_open()
         if request.key is None:
-            # A key of its own lets the push be repeated when its answer was lost.
+            # With a key the push can be repeated when its answer was lost.
             digest = digest_of(request.chunks)
             request = msgspec.structs.replace(request, key=secrets.token_hex(12), digest=digest)
         whole = protocol.push(request)
@@ -82,8 +84,8 @@ class RemoteBroker:
         return self._push_in_parts(request)
 
     def _push_in_parts(self, request: PushRequest) -> Answer:
-        """Push what is more than a server takes in one request, in several. Each has a key of its
-        own, made of the whole's, so that a repeat adds what is missing and no more."""
+        """Split a push that exceeds the server's limit. Each part has a key derived from the key of
+        the whole, so that a repeat adds only what is missing."""
         answer: Answer = []
         for number, part in enumerate(protocol.parts(request), 1):
             try:
@@ -109,7 +111,7 @@ class RemoteBroker:
         return done
 
     def catch_up(self) -> None:
-        """The server does it before it looks."""
+        """Nothing: the server does it before each query."""
 
     def check_open(self) -> None:
         if self._closed:
@@ -126,8 +128,8 @@ def _count(request: PushRequest) -> int:
 
 
 def _with_key(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A transaction has a key, so that it can be repeated when its answer was lost: without one
-    the repeat would be refused, as its acks are done."""
+    """Give a transaction a key, so that it can be repeated when its answer was lost. Without one
+    the repeat would be refused, because its acks are done."""
     return tuple(
         msgspec.structs.replace(given, key=secrets.token_hex(12))
         if isinstance(given, TransactionRequest) and given.key is None

@@ -1,4 +1,4 @@
-"""Opening a broker at the other end of HTTP."""
+"""Open a broker behind a server."""
 
 import os
 import ssl
@@ -20,7 +20,7 @@ def remote(
     retry: RetryPolicy | None,
     clock: Clock | None,
 ) -> RemoteBroker:
-    """A broker behind these servers; nothing is sent before the first verb."""
+    """Open a broker behind these servers; nothing is sent before the first verb."""
     tls: dict[str, Any] = {} if ca_file is None else {"ca_certs": os.fspath(ca_file)}
     transport = ThreadTransport(bases(url), authorization(token), retry or RetryPolicy(), **tls)
     return RemoteBroker(transport, clock)
@@ -33,7 +33,7 @@ def remote_on_loop(
     retry: RetryPolicy | None,
     clock: Clock | None,
 ) -> RemoteBroker:
-    """The same for asyncio: its methods are called through `green.spawn`."""
+    """The same for asyncio: call its methods through `transport_asyncio.spawn`."""
     context = True if ca_file is None else ssl.create_default_context(cafile=os.fspath(ca_file))
     transport = AsyncioTransport(bases(url), authorization(token), retry or RetryPolicy(), context)
     return RemoteBroker(transport, clock)

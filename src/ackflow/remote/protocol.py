@@ -1,4 +1,4 @@
-"""Requests to a server and what their answers mean, without any I/O."""
+"""Requests to a server and the interpretation of its answers, without I/O."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 
 
 class Request(NamedTuple):
-    """One request. `safe`: a repeat of it does no harm, so it may be sent again after a failure
-    of which nobody knows whether it came through."""
+    """One request. `safe`: it may be repeated after a failure that leaves open whether the server
+    received it."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class About(msgspec.Struct):
-    """What the server tells of itself."""
+    """Facts about the server."""
 
     version: str
     store: int
@@ -62,8 +62,8 @@ def push(request: PushRequest) -> Request:
 
 
 def parts(request: PushRequest) -> Iterator[PushRequest]:
-    """A push in several, none of them more than a server takes, with a key each."""
-    # What the first part has tells another body under the same key from a repeat.
+    """Split a push into several, each within the limits of a server and with its own key."""
+    # The first part keeps the key, so that another body under the same key is refused.
     stem = hashlib.blake2b((request.key or "").encode(), digest_size=16).hexdigest()
     some: list[Chunk] = []
     size = count = number = 0
@@ -81,7 +81,7 @@ def parts(request: PushRequest) -> Iterator[PushRequest]:
 
 
 def small_push(request: Request) -> bool:
-    """Whether a request is a push that may travel with others."""
+    """Whether a request is a push that may be batched with others."""
     return request.path == PUSH and len(request.body) <= SMALL_BYTES and request.safe
 
 
@@ -116,25 +116,29 @@ def result(request: Request, status: int, headers: Mapping[str, str], body: byte
     try:
         told = (_failed_msgpack if packed else _failed)(body).error
     except msgspec.MsgspecError:
-        raise Unavailable(f"the server answered {status}, which Ackflow does not") from None
+        raise Unavailable(
+            f"the server answered with HTTP status {status}, which is not an answer of Ackflow"
+        ) from None
     error = wire.decode_error(told)
     if isinstance(error, SessionClosed):
         raise Unavailable("the server is shutting down")  # its session, not the caller's
     if isinstance(error, Unauthenticated):
         hint = error.details.get("hint") if error.details.get("error") else None
-        why = f"{error.message}: {hint or 'the server asks for a token'}"
-        raise Unauthenticated(f"{why}; give connect one with token=", **error.details)
+        why = f"{error.message}: {hint or 'the server requires a token'}"
+        raise Unauthenticated(f"{why}; pass it to connect() as token=", **error.details)
     raise error
 
 
 def bases(url: str) -> list[str]:
-    """The servers of a URL; several are given with commas: http://one:8000,http://two:8000."""
+    """The base URLs of the servers, separated by commas: http://one:8000,http://two:8000."""
     found = []
     for part in url.split(","):
         pieces = urlsplit(part.strip())
         if pieces.scheme not in ("http", "https") or not pieces.netloc:
-            raise InvalidArgument(f"{part.strip()!r} is not the URL of a server")
+            raise InvalidArgument(f"{part.strip()!r} is not a valid server URL")
         if pieces.query or pieces.fragment:
-            raise InvalidArgument(f"{part.strip()!r} has more than scheme, host, port and path")
+            raise InvalidArgument(
+                f"{part.strip()!r} must consist of scheme, host, port and path only"
+            )
         found.append(f"{pieces.scheme}://{pieces.netloc}{pieces.path.rstrip('/')}")
     return found

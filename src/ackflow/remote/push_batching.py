@@ -1,6 +1,6 @@
-"""Small pushes of many tasks in few requests: what comes while some are on their way goes together.
+"""Batching of small pushes: pushes that arrive while requests are in flight share the next one.
 
-Nobody waits for a timer, and a push that is alone goes at once.
+There is no timer: a push that finds no request in flight is sent at once.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from ..errors import AckflowError, Unavailable
 from .protocol import Request, pushes
 from .wire import PushOutcome, decode_error, encode_error
 
-AT_ONCE = 2  # requests on their way: one is answered while the other is written
-MOST_BYTES = 64 * 1024  # of pushes in one request: no server is so small as to refuse them together
+AT_ONCE = 2  # requests in flight: one is answered while the other is written
+MOST_BYTES = 64 * 1024  # of pushes in one request, well below the limit of any server
 Waiting = tuple[Request, "asyncio.Future[Answer]"]
 
 
@@ -28,7 +28,7 @@ class PushBatcher:
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def send(self, push: Request) -> Answer:
-        """Send one push, alone or with others; it is answered for itself."""
+        """Send one push, alone or with others; each gets its own answer."""
         if self._under_way >= AT_ONCE:
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             self._waiting.append((push, answer))
@@ -40,7 +40,7 @@ class PushBatcher:
             self._next()
 
     def _next(self) -> None:
-        """One request is answered: send what was gathered meanwhile."""
+        """A request was answered: send the pushes that arrived meanwhile."""
         self._under_way -= 1
         some: list[Waiting] = []
         size = 0

@@ -1,4 +1,4 @@
-"""When to try again, how long to wait before, and when to stop asking."""
+"""Retries and the circuit breaker of the HTTP client."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ from .protocol import Request
 class RetryPolicy(Struct, frozen=True):
     """How a client behaves when the server does not answer.
 
-    `pauses` are the seconds before each repeat. The breaker opens after `failures` calls in a row
-    that failed with all their repeats, for `open_seconds`.
+    `pauses` are the seconds before each retry. The circuit breaker opens for `open_seconds` after
+    `failures` consecutive calls that failed including their retries.
     """
 
     pauses: tuple[float, ...] = (1.0, 2.0, 4.0)
@@ -23,9 +23,9 @@ class RetryPolicy(Struct, frozen=True):
     open_seconds: float = 60.0
 
     def pause(self, request: Request, attempt: int, sent: bool) -> float | None:
-        """Seconds to wait before a repeat, None when there is to be none.
+        """Seconds to wait before the next retry; None: do not retry.
 
-        What is not safe is repeated only when it surely was not `sent`.
+        A request that is not safe is retried only if it was certainly not `sent`.
         """
         if attempt >= len(self.pauses) or (sent and not request.safe):
             return None
@@ -33,10 +33,14 @@ class RetryPolicy(Struct, frozen=True):
 
 
 class Breaker:
-    """Lets nothing through for a while after too many failures in a row; then one call tries.
+    """A circuit breaker.
 
-    What fails is a call, not each of its attempts: a server that restarts while many threads use it
-    is not shut out.
+        closed ── `failures` failed calls in a row ──► open ── `open_seconds` ──► one call tries
+           ▲                                                                          │
+           └────────────────────────────── it succeeds ◄──────────────────────────────┘
+
+    It counts calls, not their attempts, so that a server that restarts while many threads use it is
+    not cut off.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:

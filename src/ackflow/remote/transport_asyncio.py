@@ -1,5 +1,5 @@
-"""Requests over aiohttp, for the same session code: it runs in a greenlet that is left while an
-answer is awaited, so that the methods of a session need not be written twice."""
+"""Requests over aiohttp. Session code runs in a greenlet, which is suspended while an answer is
+awaited, so that the methods of a session are written once (docs/decisions/greenlet.md)."""
 
 import asyncio
 import io
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 async def spawn(call: Callable[[], R]) -> R:
-    """Run a call in a greenlet; whatever it sends through `AsyncioTransport` is awaited here."""
+    """Run a call in a greenlet; what it sends through `AsyncioTransport` is awaited here."""
     running = greenlet(call)
     step: Any = running.switch()
     while not running.dead:
@@ -63,7 +63,7 @@ class AsyncioTransport:
         parent = getcurrent().parent
         if parent is None:
             coroutine.close()
-            raise InvalidArgument("an asynchronous session is used through its awaitable methods")
+            raise InvalidArgument("an asyncio session must be used through its awaitable methods")
         return parent.switch(coroutine)
 
     async def _send(self, request: Request) -> Any:

@@ -79,7 +79,7 @@ class ThreadTransport:
 
 
 def _watched(open: "WeakSet[HTTPConnection]") -> dict[str, Any]:
-    """Pools whose connections are known, so that they can be closed from outside."""
+    """Connection pools that record their connections, so that `close` can shut them down."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:

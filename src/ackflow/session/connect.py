@@ -30,7 +30,7 @@ def connect(
     ca_file: str | os.PathLike[str] | None = None,
     retry: "RetryPolicy | None" = None,
 ) -> Session:
-    """Open a database: a file, made if it is not there, PostgreSQL or a server by its URL.
+    """Open a database: a file, created if needed, or PostgreSQL or a server by URL.
 
     `:memory:` is private. In PostgreSQL (`postgresql://user@host/database`) everything lies in the
     schema `ackflow`, or the one that `?schema=` names.
@@ -41,8 +41,8 @@ def connect(
     file: it is chosen when the file is made, a session that may lose more is refused, and without
     `may_lose` the file's mode holds; `set_may_lose` changes it.
 
-    For a server (`http://`, `https://`, several with commas): `token` is its bearer token, `ca_file`
-    the certificates to trust, `retry` how to behave when it does not answer.
+    For a server (`http://`, `https://`, several separated by commas): `token` is the bearer token,
+    `ca_file` the certificates to trust, `retry` the policy when the server does not answer.
     """
     if consumer is not None:
         validate.name(consumer, "consumer")
@@ -64,7 +64,7 @@ def connect(
 
 
 def set_may_lose(path: str | os.PathLike[str], may_lose: MayLose) -> None:
-    """Change what a power cut may cost a file, which no session may have open meanwhile."""
+    """Change the durability mode of a file, which no session may have open."""
     sqlite.set_may_lose(validate.place(path), may_lose)
 
 

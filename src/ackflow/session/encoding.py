@@ -1,4 +1,4 @@
-"""Payloads become bytes here, before the writer is taken, and nowhere else."""
+"""Encode payloads and build push requests, before the writer is taken."""
 
 import json
 import math
@@ -32,10 +32,11 @@ _check = msgspec.json.Decoder(msgspec.Raw).decode  # for a Raw inside a value, w
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """A message to push with something of its own beside its data.
+    """A message to push with settings of its own.
 
-    What is not given follows the push call. `at`: not before this time, instead of a `delay`. A transaction id seen before in the partition adds
-    nothing and answers with the first message's id.
+    Anything not given follows the push call. `at`: not delivered before this time, instead of a
+    `delay`. A transaction id that the partition has seen before adds nothing; the receipt then has
+    the id of the first message.
     """
 
     data: Any
@@ -98,12 +99,12 @@ def _late(delay: Duration | None, at: Time | None) -> Late:
     if delay is None and at is None:
         return NOW
     if delay is not None and at is not None:
-        raise InvalidArgument("a push takes delay or at, not both")
+        raise InvalidArgument("a push takes either delay or at, not both")
     return validate.seconds_or_none(delay, "delay"), validate.time_or_none(at, "at")
 
 
 def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Items in order, in parts that are not too large for one push over HTTP."""
+    """Split items, in order, into parts that are small enough for one push over HTTP."""
     part: list[T] = []
     size = 0
     for item in items:
@@ -128,7 +129,7 @@ def encode(value: object) -> bytes:
     except OverflowError:
         raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"the data of a message is JSON or bytes: {error}") from None
+        raise InvalidArgument(f"the data of a message must be JSON or bytes: {error}") from None
     if b"null" in raw:
         _refuse_nan(value)
     return raw
@@ -142,7 +143,7 @@ def _many(
     late: Late,
     whole: bool,
 ) -> list[Chunk]:
-    """One chunk of many values, encoded in one go; none if they need a closer look."""
+    """Encode many values at once, as one chunk; return none if they need the slow path."""
     try:
         data = _encode(items)
         encoded = mapping.items_of(data)
@@ -164,7 +165,7 @@ def _many(
 def _plain(
     queue: str, items: Sequence[object], partition: str, priority: int, late: Late
 ) -> list[Chunk]:
-    """Chunks of one lane for values without anything of their own."""
+    """Chunks of one lane, for values without settings of their own."""
     try:
         parts = list(map(_encode, items))
         deque(map(_check, parts), 0)
@@ -187,7 +188,7 @@ def _mixed(
     late: Late,
     headers: Mapping[str, str] | None,
 ) -> tuple[list[Chunk], list[list[int]]]:
-    """Chunks of items and plain values; what an item does not say follows the push call."""
+    """Chunks of items and plain values; settings an item lacks follow the push call."""
     full = [item if isinstance(item, Item) else Item(data=item) for item in items]
     if headers:
         full = [
@@ -211,7 +212,7 @@ def push_request_for_items(
 ) -> tuple[PushRequest, list[list[int]]]:
     """A push of items to several queues, and for each chunk the places of its messages in the call.
 
-    Their data is `msgspec.Raw` that a decoder has passed over already: it is not looked at again.
+    Their data is `msgspec.Raw` that a decoder has validated already; it is not validated again.
     """
     targets = [
         (
@@ -287,13 +288,13 @@ def _ends(parts: list[bytes]) -> "array[int]":
 
 
 def _split(parts: list[bytes]) -> list[list[bytes]]:
-    """Payloads in runs that fit a segment."""
+    """Split payloads into runs that fit a segment."""
     if len(parts) <= MAX_SEGMENT_COUNT and sum(map(len, parts)) <= MAX_SEGMENT_BYTES:
         return [parts] if parts else []
     largest = max(map(len, parts))
     if largest > MAX_PAYLOAD:
         raise PayloadTooLarge(
-            f"a message has {largest:,} bytes, at most {MAX_PAYLOAD:,} are allowed; nothing was pushed"
+            f"a message must have at most {MAX_PAYLOAD:,} bytes, got {largest:,}; nothing was pushed"
         )
     runs: list[list[bytes]] = [[]]
     room = MAX_SEGMENT_BYTES
@@ -307,10 +308,10 @@ def _split(parts: list[bytes]) -> list[list[bytes]]:
 
 
 def _refuse_nan(value: object) -> None:
-    """JSON has no NaN or infinity, and the encoder would write null without a word."""
+    """Refuse NaN and infinity: JSON has neither, and the encoder silently writes null."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidArgument(f"the data of a message is JSON, which has no {value}")
+            raise InvalidArgument(f"the data of a message must be JSON, which has no {value}")
     elif isinstance(value, Mapping):
         for item in value.values():
             _refuse_nan(item)

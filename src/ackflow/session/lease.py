@@ -1,4 +1,4 @@
-"""A lease by its token, for who did not pop it: another process, a command, a later day."""
+"""A lease known by its token, for code that did not pop it: another process or a command."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,7 +15,7 @@ from .messages import Batch, Message, Refusal, Settled, to_verdict
 
 
 class LeaseSession(Protocol):
-    """What a lease asks of its session."""
+    """The methods of a session that a lease uses."""
 
     @property
     def broker(self) -> Verbs: ...
@@ -26,7 +26,7 @@ class LeaseSession(Protocol):
 
 
 class Lease:
-    """A lease known by its token alone. Without ids a verb means every message of it still held."""
+    """A lease known by its token alone. Without ids, a verb applies to every message that the lease still holds."""
 
     def __init__(self, session: LeaseSession, token: int) -> None:
         self._session = session
@@ -84,7 +84,9 @@ class Lease:
             if place.store == store:
                 marks.append(Mark(verdict, place.lane, [place.sequence, place.sequence + 1]))
             else:
-                foreign.append(Refusal(id, NotFound.code, "the message is of another database"))
+                foreign.append(
+                    Refusal(id, NotFound.code, "the message belongs to another database")
+                )
         result = Settled()
         if marks:
             settled = {self._token: marks}

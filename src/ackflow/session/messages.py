@@ -23,11 +23,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 class HandoutInfo(Struct, gc=False):
-    """The hand-out a message came with.
+    """The hand-out a message belongs to.
 
-    `lost`: the lease is known to be lost. `pause` is of a consume loop: it waits for some seconds
-    and tells whether the loop is to end. So is `settled`: the messages on which a verb was used, by
-    lane and sequence; None when that is not recorded, or it was a verb on more than its message.
+    `lost`: the lease is known to be lost. A consume loop sets two more: `pause` waits for some
+    seconds and returns whether the loop is to end; `settled` holds the messages that were settled,
+    by lane and sequence, or None when that is not recorded.
     """
 
     session: Any
@@ -42,7 +42,7 @@ class HandoutInfo(Struct, gc=False):
 
 
 class RunInfo(Struct, gc=False):
-    """The run a message lies in, and its hand-out."""
+    """The run a message belongs to, and its hand-out."""
 
     origin: HandoutInfo
     run: MessageRun
@@ -174,7 +174,7 @@ class Delivery(Struct, gc=False, eq=False):
 
 
 class MessageSession(Protocol):
-    """What a message needs of its session."""
+    """The methods of a session that a message uses."""
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None: ...
     def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None: ...
@@ -397,7 +397,7 @@ def deliveries(messages: object) -> Sequence[Delivery]:
         return [messages]
     if not isinstance(messages, Sequence) or not all(isinstance(m, Delivery) for m in messages):
         raise InvalidArgument(
-            "what is settled is a message or a list of messages as pop gives them"
+            "only a message or a list of messages, as returned by pop, can be settled"
         )
     return messages
 
@@ -411,7 +411,7 @@ def judged(verdicts: object) -> list[tuple[Delivery, Verdict]]:
             or len(pair) != 2
             or not isinstance(pair[0], Delivery)
         ):
-            raise InvalidArgument("what is settled are pairs of a message and its verdict")
+            raise InvalidArgument("settle takes pairs of a message and its verdict")
         found.append((pair[0], verdict_of(pair[1])))
     return found
 

@@ -1,4 +1,4 @@
-"""The one interface of Ackflow: a session on a database."""
+"""The session: the Python interface to a database or a server."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ AGAIN_SECONDS = 1.0
 
 
 class Session(Queries):
-    """Push, pop and settle messages, and look at what became of them. Safe to use from threads."""
+    """Push, pop and settle messages, and query their state. Safe to use from several threads."""
 
     def __init__(self, broker: Verbs, consumer: str | None = None, place: str = "") -> None:
         self._broker = broker
@@ -85,8 +85,8 @@ class Session(Queries):
         """Append messages to a queue; they are on disk when this returns.
 
         A list or tuple is many messages, anything else is one; an `Item` brings settings of its
-        own. They are handed out after `delay`, or from the time `at` on (an aware datetime, or
-        seconds since 1970). A repeat with the same `key` adds nothing and answers with the first
+        own. They are delivered after `delay`, or from the time `at` on (an aware datetime, or
+        seconds since 1970). A repeat with the same `key` adds nothing and returns the first
         receipt.
         """
         broker = self.broker
@@ -107,7 +107,7 @@ class Session(Queries):
         priority: int = 0,
         delay: Duration | None = None,
     ) -> str:
-        """Write messages that nobody sees until the stage, named by the answer, is published."""
+        """Write messages that stay invisible until the returned stage is published."""
         request, _ = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
@@ -118,11 +118,11 @@ class Session(Queries):
     ) -> int:
         """Publish these stages and drop all others of the batch, with `also` in one commit.
 
-        Answers with the number of messages published, without those whose transaction id was known;
-        a batch published before is left alone.
+        Returns the number of messages published, without those whose transaction id was known.
+        A batch that was published before is left unchanged.
         """
         if also is not None and not isinstance(also, Operations):
-            raise InvalidArgument("also is a transaction that is not committed yet")
+            raise InvalidArgument("also must be a transaction that is not committed yet")
         request = None if also is None else also.request()
         named = validate.names(stages, "stages")
         answer = self.broker.do(stage.publish, True, producer, batch, named, request)
@@ -148,13 +148,13 @@ class Session(Queries):
         dialect: Dialect = "native",
         create: bool = True,
     ) -> Batch[Message]:
-        """Lease up to `batch` messages (None: as the group says, mostly 1), waiting up to `wait`
+        """Lease up to `batch` messages (None: the group's default, usually 1), waiting up to `wait`
         seconds for the first.
 
-        `auto_ack` hands them out as done. `partition` asks for one partition, `partitions` says how
-        many the batch may come from at most: 64 if it is not given, or one in an ordered group. A
-        `token` of the caller's makes a repeated pop answer with the same messages, also when their
-        lease is over by then. `dialect` decides the defaults of a group that is new. A queue that
+        `auto_ack` acks them on delivery. `partition` restricts the pop to one partition;
+        `partitions` is the largest number of partitions in a batch: 64 by default, one in an
+        ordered group. With a `token` chosen by the caller, a repeated pop returns the same messages,
+        even if their lease has ended. `dialect` decides the defaults of a new group. A queue that
         does not exist is created; with `create=False` it raises `QueueNotFound`.
         """
         request = self.pop_request(
@@ -165,7 +165,7 @@ class Session(Queries):
         return self.take(request, validate.seconds(wait, "wait"))
 
     def take(self, request: PopRequest, wait: float) -> Batch[Message]:
-        """Pop what a checked request asks for."""
+        """Pop with a validated request."""
         return Batch.of(self, self.broker.pop(request, wait), Message)
 
     def pop_request(
@@ -183,7 +183,7 @@ class Session(Queries):
         dialect: Dialect = "native",
         create: bool = True,
     ) -> PopRequest:
-        """The checked form of a pop's arguments."""
+        """Validate the arguments of a pop."""
         if batch is not None:
             validate.batch(batch)
         return PopRequest(
@@ -193,9 +193,9 @@ class Session(Queries):
         ).check()  # fmt: skip
 
     def read(self, token: str) -> Batch[Message]:
-        """The messages of a lease again, all of them, settled meanwhile or not.
+        """Read all messages of a lease again, settled or not.
 
-        The counters of what is settled are forgotten: it comes as delivered once, and redelivered.
+        The counters of settled messages are lost: they show one delivery, as redelivered.
         """
         return Batch.of(self, self.read_again(token), Message)
 
@@ -242,8 +242,8 @@ class Session(Queries):
 
         While the handler runs its lease is renewed: at half of its time, or every `renew` seconds.
         If the lease is lost all the same, that is logged and `message.lost` is True. After `timeout`
-        it is renewed no more and the message is nacked, though the handler cannot be ended. A server
-        that goes away is waited for. `stop`, if set from outside, ends the loop as `stop()` does; a stop
+        it is renewed no more and the message is nacked, though the handler cannot be ended. While
+        the server is unavailable, the loop waits. `stop`, if set from outside, ends the loop as `stop()` does; a stop
         may take as long as a pop waits, which is `wait` seconds at most.
         """
         request = self.pop_request(
@@ -271,38 +271,38 @@ class Session(Queries):
     # settling
 
     def ack(self, messages: Messages, *, confirm: bool = False) -> Settled:
-        """Done. What is no longer held is in `refused` of the answer and comes again to someone; it
-        is not raised, as `message.ack()` would: see `Settled.raise_for_refused`."""
+        """Mark messages as done. Messages whose lease was lost are listed in `refused` and delivered
+        again; unlike `message.ack()` this does not raise, see `Settled.raise_for_refused`."""
         return self._settle_all(messages, Verdict("ack", confirm=confirm))
 
     def nack(
         self, messages: Messages, reason: Reason | None = None, *, delay: Duration | None = None
     ) -> Settled:
-        """Failed: they come again after `delay`, else after the back-off, else now."""
+        """Mark messages as failed: redeliver after `delay`, else after the back-off, else now."""
         return self._settle_all(messages, to_verdict("nack", reason, delay))
 
     def release(self, messages: Messages) -> Settled:
-        """Give them back at once, in their old places, uncounted."""
+        """Return messages to their places at once, without counting a failure."""
         return self._settle_all(messages, Verdict("release"))
 
     def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
-        """Put copies at the end of their lanes for this group; the originals are done."""
+        """Put copies at the end of their lanes, for this group; the originals are done."""
         return self._settle_all(messages, to_verdict("requeue", delay=delay))
 
     def reject(self, messages: Messages, reason: Reason | None = None) -> Settled:
-        """Never again: kept in the dead letters with the reason."""
+        """Never deliver them again: keep them as dead letters with the reason."""
         return self._settle_all(messages, to_verdict("reject", reason))
 
     def dead_letter(self, messages: Messages, reason: Reason | None = None) -> Settled:
-        """To the dead letters now, as failures."""
+        """Make them dead letters now, as failures."""
         return self._settle_all(messages, to_verdict("dead_letter", reason))
 
     def settle(
         self, verdicts: Iterable[tuple[Delivery, Verdict | SettleVerb]], *, atomic: bool = False
     ) -> Settled:
-        """Settle each message its own way, in one transaction.
+        """Settle each message with its own verdict, in one transaction.
 
-        By default each stands for itself. `atomic`: one that is refused undoes all of them.
+        By default they are independent. `atomic`: one that is refused rolls back all.
         """
         given = judged(verdicts)
         synced = any(verdict.synced for _, verdict in given)
@@ -319,7 +319,7 @@ class Session(Queries):
         return when(min(ends)) if ends else None
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None:
-        """Settle one message; raises what an answer would tell."""
+        """Settle one message; raises if it is refused."""
         verdict.check()
         share = message._share
         if share.origin.token is None:
@@ -333,7 +333,7 @@ class Session(Queries):
             self._patiently([message], lambda: self._settle_one(token, mark))
 
     def release_all(self, token: int) -> None:
-        """Give back everything a lease still holds."""
+        """Release everything a lease still holds."""
         self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
 
     def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None:
@@ -358,7 +358,7 @@ class Session(Queries):
         return self._patiently(some, lambda: self.settle_marks(marks, len(some), verdict.synced))
 
     def _patiently(self, messages: Sequence[Delivery], call: Callable[[], R]) -> R:
-        """Settle; what comes from a consume loop waits for a server that is away."""
+        """Settle; in a consume loop, wait while the server is unavailable."""
         pause = waits(self, messages)
         while True:
             try:
@@ -425,7 +425,7 @@ class Session(Queries):
         return self.group_stats(queue, name)
 
     def pause(self, queue: str, group: str | None = None) -> None:
-        """Hand out nothing of a queue, or to a group, until resumed; settling goes on."""
+        """Stop deliveries of a queue, or to a group, until resumed; settling continues."""
         self.broker.do(admin.pause, True, queue, group, True)
 
     def resume(self, queue: str, group: str | None = None) -> None:
@@ -444,7 +444,7 @@ class Session(Queries):
     ) -> int:
         """Move a group: to="start" or "end", or to a time, or to a sequence of each lane.
 
-        Its leases there end. Answers with the number of lanes moved.
+        Its leases there end. Returns the number of lanes moved.
         """
         if [to, time, sequence].count(None) != 2:
             raise InvalidArgument("seek takes exactly one of to, time and sequence")
@@ -458,7 +458,7 @@ class Session(Queries):
         return self.broker.do(admin.seek, True, queue, group, target, time is not None, partition)
 
     def purge(self, queue: str, partition: str | None = None) -> int:
-        """Remove all messages of a queue or partition, leased ones too; answers with how many."""
+        """Remove all messages of a queue or partition, leased ones too; returns their number."""
         return self.broker.do(admin.purge, True, queue, partition)
 
     def delete_queue(self, queue: str) -> bool:
@@ -491,7 +491,7 @@ class Session(Queries):
     ) -> int:
         """Send dead letters back to their lane for their group, or to another queue for all.
 
-        All of the queue's that fit everything given; answers with how many.
+        Selects the dead letters that match every filter given; returns how many were sent.
         """
         if to is not None:
             validate.name(to, "to")
@@ -517,7 +517,7 @@ class Session(Queries):
         since: Time | None = None,
         until: Time | None = None,
     ) -> int:
-        """Throw dead letters away: all of the queue's that fit everything given."""
+        """Delete the dead letters of a queue that match every filter given; returns how many."""
         which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
         return dead_letter_tools.in_slices(
             self.broker,
@@ -546,20 +546,20 @@ class Session(Queries):
     # upkeep and end
 
     def upkeep(self) -> Upkeep:
-        """Do one round of upkeep now; in a session with upkeep it also runs by itself."""
+        """Run one round of upkeep now; in a session with upkeep it also runs by itself."""
         return self.broker.upkeep()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
-        """Copy the database as it is at this moment to a new file, while it is in use."""
+        """Copy the database in its current state to a new file, while it is in use."""
         place = validate.place(target)
         if place == ":memory:":
-            raise InvalidArgument("a backup is a new file, and :memory: is none")
+            raise InvalidArgument("a backup must be a new file; :memory: is not a file")
         self.broker.store.backup(place)
 
     def close(self) -> None:
-        """End the session; what was answered stays. Leases live on until they end.
+        """End the session. Its leases stay until they expire.
 
-        Consume loops are stopped gracefully and buffers sent; when one cannot be, that is raised.
+        Consume loops are stopped gracefully and buffers sent; an error in that is raised at the end.
         """
         if not self.forked:
             try:
@@ -596,5 +596,5 @@ class Session(Queries):
 
 
 def _count(marks: Iterable[list[Mark]]) -> int:
-    """How many messages are named by marks; a mark on a whole lease counts as one."""
+    """The number of messages in marks; a mark on a whole lease counts as one."""
     return sum(ranges.count(m.ranges) if m.ranges else 1 for some in marks for m in some)

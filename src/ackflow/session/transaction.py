@@ -1,4 +1,4 @@
-"""Transactions as a user writes them: operations are gathered, then done all or not at all."""
+"""Transactions: operations are collected, then committed all or not at all."""
 
 import hashlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from . import encoding
 from .encoding import encode
 from .messages import Batch, Delivery, Receipt, deliveries, marks_of, to_verdict, verdict_of
 
-COMMITTED = "the transaction is committed already; begin a new one"
+COMMITTED = "the transaction was already committed; begin a new one"
 
 
 class Committed(msgspec.Struct):
@@ -44,7 +44,7 @@ class Committed(msgspec.Struct):
 
 
 class Operations:
-    """The operations of one transaction, gathered in order. Nothing is done before the commit."""
+    """The operations of one transaction, in order. Nothing is done before the commit."""
 
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else validate.name(key, "key")
@@ -106,7 +106,9 @@ class Operations:
         """Set a small value; `expect` is the version it must have now, 0 for not there yet."""
         raw = encode(value)
         if len(raw) > MAX_VALUE:
-            raise InvalidArgument(f"a value has at most {MAX_VALUE:,} bytes, this one {len(raw):,}")
+            raise InvalidArgument(
+                f"a value must have at most {MAX_VALUE:,} bytes, got {len(raw):,}"
+            )
         return self.add(PutOperation(validate.name(key, "key"), raw, _expected(expect)))
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
@@ -114,13 +116,13 @@ class Operations:
         return self.add(DeleteOperation(validate.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
-        """Add an operation in the broker's own words; refused once it is committed."""
+        """Add an operation given as a request struct; refused after the commit."""
         self.check_open()
         self._operations.append(operation)
         return self
 
     def check_open(self) -> None:
-        """Refuse what comes after the commit: it would be lost, or done twice."""
+        """Refuse an operation after the commit: it would be lost, or done twice."""
         if self.committed is not None:
             raise InvalidArgument(COMMITTED)
 
@@ -170,7 +172,7 @@ class TransactionPush(Generic[T]):
 
 
 class TransactionSession(Protocol):
-    """What a transaction needs of its session."""
+    """The method of a session that a transaction uses."""
 
     def commit(self, operations: Operations) -> Committed: ...
 
@@ -183,7 +185,7 @@ class Transaction(Operations):
         self._session = session
 
     def commit(self) -> Committed:
-        """Do everything gathered, in one database transaction; a second commit is refused."""
+        """Run all operations in one database transaction; a second commit is refused."""
         self.committed = self._session.commit(self)
         return self.committed
 
