@@ -64,7 +64,7 @@ def publish(
     pieces = {name: tx.stage(name) for name in stages}
     for name, found in pieces.items():
         if not found or (found[0].producer, found[0].batch) != (producer, batch):
-            raise StageMissing(f"producer {producer!r} has no stage {name!r} of batch {batch}")
+            raise StageMissing(f"there is no stage {name!r} of {producer!r} batch {batch}")
     with tx.savepoint():
         make_room(tx, _sizes(piece for found in pieces.values() for piece in found))
         answer = [
