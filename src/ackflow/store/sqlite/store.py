@@ -1,8 +1,7 @@
 """The embedded store: one SQLite file in WAL mode, used by any number of threads and processes.
 
 Limits: one writer at a time for the whole file; other processes notice a push by polling (every 5 ms
-while they wait); the file must be on a local disk, because SQLite's shared memory does not work over
-a network file system.
+while they wait); only local disks: SQLite's shared memory does not work on network file systems.
 """
 
 import contextlib
@@ -45,8 +44,7 @@ from .wal_sync import SyncRecord, WalFile, boot_id
 
 T = TypeVar("T")
 
-# The value of `pragma synchronous`, and whether this store fsyncs the WAL itself after the commits of
-# verbs that must be on disk when they are answered.
+# The value of `pragma synchronous`, and whether this store fsyncs the WAL for verbs that need it.
 LEVELS: dict[MayLose, tuple[str, bool]] = {
     "nothing": ("full", False),
     "acks": ("normal", True),
@@ -540,13 +538,11 @@ def set_may_lose(path: str, may_lose: MayLose) -> None:
     SqliteStore(path, None).close()  # recovery under the mode it had
     with translated(path), contextlib.closing(apsw.Connection(path)) as db:
         try:
-            db.pragma(
-                "journal_mode", "delete"
-            )  # checkpoints everything, and needs exclusive access
+            # Checkpoints everything, and needs exclusive access.
+            db.pragma("journal_mode", "delete")
         except (apsw.BusyError, apsw.LockedError):
-            raise StorageBusy(
-                f"{path} is open in another session; its mode can be changed only while none has it open"
-            ) from None
+            reason = "its mode can be changed only while none has it open"
+            raise StorageBusy(f"{path} is open in another session; {reason}") from None
         db.execute(migrate.statements("sqlite")["put_meta"], (MODE, may_lose))
 
 
