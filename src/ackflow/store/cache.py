@@ -1,7 +1,7 @@
-"""What the writer remembers between transactions.
+"""Records that the writer keeps between transactions.
 
-Everything here is dropped when another process has written to the database and when a transaction
-is rolled back; only then may a verb change a cached record before its transaction has committed.
+The cache is dropped when another process has written to the database and when a transaction is rolled
+back. Therefore a verb may change a cached record before its transaction has committed.
 """
 
 from collections import OrderedDict, deque

@@ -1,4 +1,9 @@
-"""What is held: claims and the leases they are under, as primitives over named SQL statements."""
+"""Claims and leases, as primitives over named SQL statements.
+
+`records.Claim` has a diagram of the states of a claim. A settle in part splits a claim. A leased claim
+of new messages without gaps is stored in its cursor and has no id (docs/decisions/claims-in-cursors.md);
+every other one is a row of its own.
+"""
 
 from random import Random
 from typing import Any
@@ -11,7 +16,7 @@ from .cursors import Cursors
 from .mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
 from .records import LEASED, Claim, Cursor, Group, Lease, record_acks
 
-# Of the claims that come back at once, so many that did so first are put in order.
+# How many of the claims that return at the same time are sorted by when they did.
 CLAIMS_COMPARED = 2_000
 IN_WINDOW = "in_window"  # the tally of what counts against max_ack_pending
 
@@ -19,11 +24,11 @@ _encode = msgpack.Encoder().encode
 
 
 class Claims(Cursors):
-    """The part of a transaction that is about claims and leases."""
+    """The operations of a transaction on claims and leases."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._random = Random()  # its own: a program may seed the one of the module
+        self._random = Random()  # not the module's generator, which a program may seed
 
     # claims
 
@@ -54,7 +59,7 @@ class Claims(Cursors):
         self._count(claim, columns[2] if claim.state == LEASED else 0)
 
     def _count(self, claim: Claim, n: int) -> None:
-        """Keep count of what a group with a window has out; whoever has a claim has read its group."""
+        """Update the number of leased messages of a group with `max_ack_pending`."""
         if claim.group_id in self.cache.windowed and n != claim.counted:
             self.tally.add(claim.group_id, IN_WINDOW, n - claim.counted)
             if claim.group_id in self.cache.in_window:
@@ -62,7 +67,7 @@ class Claims(Cursors):
             claim.counted = n
 
     def in_window(self, group_id: GroupId) -> int:
-        """How many messages of a group with a window are leased, but for those that are held."""
+        """Return how many leased messages of a group count against `max_ack_pending`."""
         found = self.cache.in_window.get(group_id)
         if found is None:
             self.flush()
@@ -72,7 +77,7 @@ class Claims(Cursors):
         return found
 
     def note_window(self, group: Group) -> None:
-        """Begin or cease to count what a group has out, once its window was changed."""
+        """Start or stop counting the leased messages of a group whose `max_ack_pending` changed."""
         group_id, had = group.id, group.id in self.cache.windowed
         if group.rules.max_ack_pending is None:
             self.cache.windowed.discard(group_id)
@@ -85,7 +90,7 @@ class Claims(Cursors):
         self.cache.forget_leases()  # their claims were not counted
 
     def _take_out(self, claim: Claim) -> None:
-        """Give a claim that lies in its cursor a row, as it is now."""
+        """Move a claim from its cursor to a row of its own."""
         self.keep(self._keeper(claim), None)
         self._add_row(claim)
 
@@ -108,7 +113,7 @@ class Claims(Cursors):
             self._count(claim, columns[2] if claim.state == LEASED else 0)
 
     def shrink_claim(self, claim: Claim, lost: int) -> None:
-        """Save a claim that has lost some messages and is otherwise as it was."""
+        """Save a claim that has lost some messages and is otherwise unchanged."""
         if not claim.id:
             self._take_out(claim)
             lost = 0
@@ -128,7 +133,7 @@ class Claims(Cursors):
             self.keep(self._keeper(claim), None)
 
     def hold_claim(self, claim: Claim) -> None:
-        """Take a leased claim out of the window of its group."""
+        """Exclude a leased claim from `max_ack_pending` of its group."""
         self.cache.forget_lease(claim.lease)
         if not claim.id:
             self._take_out(claim)
@@ -144,7 +149,7 @@ class Claims(Cursors):
         ]
 
     def move_claims(self, lease: Lease) -> None:
-        """Let the claims of a lease end when it does."""
+        """Set the end of the claims of a lease to that of the lease."""
         times = self.cache.next_times
         if lease.expires_at < times.get(lease.group_id, 0):
             times[lease.group_id] = lease.expires_at
@@ -164,8 +169,11 @@ class Claims(Cursors):
         return found
 
     def expired_leases(self, group_id: GroupId, limit: int) -> tuple[dict[LeaseId, int], bool]:
-        """Leases that are over, by what is to be served first, with how many messages they hold, and
-        whether there may be more. `limit` is one of claims: a lease may have several."""
+        """Return expired leases with how many messages they hold, and whether there may be more.
+
+        They are in the order in which their messages are served. `limit` counts claims, of which a
+        lease may have several.
+        """
         among = -1 if limit < 0 else CLAIMS_COMPARED
         rows = self.all("expired_leases", group_id, self.now, among, limit, self._since(group_id))
         found: dict[LeaseId, int] = {}
@@ -174,8 +182,10 @@ class Claims(Cursors):
         return found, len(rows) == limit
 
     def wake_due(self, group_id: GroupId, limit: int) -> list[LaneId]:
-        """Make waiting claims due whose time has come, of those that came back, by what is to be
-        served first; answers with a lane for each."""
+        """Make returned claims due whose time has come; returns the lane of each.
+
+        They are taken in the order in which they are served.
+        """
         among = -1 if limit < 0 else CLAIMS_COMPARED
         rows = self.all("wake_due", group_id, self.now, among, limit, self._since(group_id))
         lanes = [row[0] for row in rows]
@@ -184,7 +194,7 @@ class Claims(Cursors):
         return lanes
 
     def delayed_due(self, group_id: GroupId, limit: int) -> list[Claim]:
-        """Claims of delayed messages of which the first is due, by what is to be served first."""
+        """Return claims of delayed messages of which the first is due, in the order of service."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
         rows = self.all("delayed_due", group_id, self.now, among, limit, self._since(group_id))
         return [to_claim(row) for row in rows]
@@ -199,13 +209,13 @@ class Claims(Cursors):
         return self.cache.next_times.get(group_id, 0)
 
     def next_time(self, group_id: GroupId) -> int | None:
-        """When the next lease of a group ends or its next waiting message is due."""
+        """Return when the next lease of a group ends or its next waiting message is due."""
         found = self.value("next_time", group_id, self._since(group_id))
         self.cache.next_times[group_id] = found if found is not None else 1 << 62
         return None if found is None else int(found)
 
     def claims_in(self, lane: LaneId, group_id: GroupId, first: int, stop: int) -> list[Claim]:
-        """Claims that may hold a sequence of [first, stop)."""
+        """Return claims that may hold a sequence of [first, stop)."""
         return [to_claim(row) for row in self.all("claims_in", lane, group_id, first, stop)]
 
     def claims_of_lane(self, lane: LaneId) -> list[Claim]:
@@ -214,17 +224,17 @@ class Claims(Cursors):
     # leases
 
     def next_lease(self) -> LeaseId:
-        """The id that the next lease gets."""
+        """Return the id that the next lease gets."""
         if self.cache.last_lease is None:
             self.cache.last_lease = self.value("last_lease") or NO_LEASE
         return LeaseId(self.cache.last_lease + 1)
 
     def new_token(self) -> int:
-        """A token for the next lease."""
+        """Return a token for the next lease."""
         return ids.new_token(self.next_lease())
 
     def lease_row(self, token: int) -> Row | None:
-        """The row of a lease; where it lies is told by a token that was made here."""
+        """Return the row of a lease; tokens made by the broker contain the end of its id."""
         last = self.next_lease() - 1
         nearest = last - (last - token) % ids.TOKEN_SPAN
         first = 1 if nearest <= ids.TOKEN_SPAN else self.value("first_lease") or last
@@ -243,7 +253,7 @@ class Claims(Cursors):
         return lease
 
     def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
-        """A lease and the claims it still has; the caller owns both and may cache them again."""
+        """Return a lease and its remaining claims; the caller owns both and may cache them again."""
         found = self.cache.leases.get(token)
         if found is not None:
             self.cache.forget_lease(found[0].id)
@@ -259,7 +269,7 @@ class Claims(Cursors):
         return self._complete(to_lease(row)) if row else None
 
     def leases_of(self, lane: LaneId, group_id: GroupId, sequence: int) -> list[Lease]:
-        """Leases under which a message was handed out, the last first."""
+        """Return the leases under which a message was handed out, the last first."""
         rows = self.all("leases_of", group_id, lane, sequence)
         return [self._complete(to_lease(row)) for row in rows]
 
@@ -270,7 +280,7 @@ class Claims(Cursors):
         return lease.id
 
     def end_acked(self, lease: Lease, claim: Claim, cursor: Cursor) -> None:
-        """End a lease, as `held` gave it, whose only claim was all of it and was acked just now."""
+        """End a lease whose only claim was acked as a whole; `lease` comes from `held`."""
         self._count(claim, 0)
         if claim.id:
             self.counted(cursor)
@@ -288,7 +298,7 @@ class Claims(Cursors):
 
 
 def _is_plain(claim: Claim) -> bool:
-    """Whether a claim is of new messages without holes, under a lease: the rest of it is known."""
+    """Return whether a claim is of new messages without gaps, under a lease."""
     return (
         claim.state == LEASED
         and claim.deliveries == 1

@@ -1,7 +1,7 @@
-"""What a transaction counts and tells beside its rows.
+"""Counters and events of a transaction.
 
-Counts that no other row keeps are added to the table `tallies` when the transaction ends. The rest
-is told to the process once the transaction is committed, and never if it is rolled back.
+Counters that no other row holds are added to the table `tallies` before the commit. Events are passed
+to the commit observer after the commit, and discarded if the transaction is rolled back.
 """
 
 from collections.abc import Callable

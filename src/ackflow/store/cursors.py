@@ -1,4 +1,4 @@
-"""Cursors, as primitives over named SQL statements; what they changed is written late, and once."""
+"""Cursors, as primitives over named SQL statements; changes are written once, before the commit."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _NOTHING = 0, None, None, None, None
 
 
 class Cursors(Statements):
-    """The part of a transaction that is about cursors, and about what it counts beside them."""
+    """The operations of a transaction on cursors and counters."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -23,7 +23,7 @@ class Cursors(Statements):
         self.tally = Tally()
 
     def forget(self) -> None:
-        """Forget what was noted and is not written."""
+        """Discard changes that are not written yet."""
         self._changed.clear()
         self._counted.clear()
 
@@ -59,11 +59,11 @@ class Cursors(Statements):
             self._note_work(c.group_id, c.priority, 0)
 
     def changed(self, cursor: Cursor) -> None:
-        """Note a changed cursor; it is written before anything could read it from the table."""
+        """Note a changed cursor; it is written before a statement can read it."""
         self._changed[cursor.lane, cursor.group_id] = cursor
 
     def counted(self, cursor: Cursor) -> None:
-        """Note a cursor that has as much work and the same turn as before: no index is touched."""
+        """Note a cursor of which only counters changed: no index is updated."""
         self._counted[cursor.lane, cursor.group_id] = cursor
 
     def flush(self) -> None:
@@ -126,7 +126,7 @@ class Cursors(Statements):
         return self.cursor(found[0][0], group_id), len(found) == 1
 
     def only_lane(self, group_id: GroupId) -> LaneId | None:
-        """The one lane of a group with work, if it is known that there is just one."""
+        """Return the only lane of a group with work, if it is known that there is just one."""
         if self._changed:  # the index knows nothing of what is only counted
             self.flush()
         return self.cache.alone.get(group_id)
@@ -156,7 +156,7 @@ class Cursors(Statements):
     # one claim that lies in a cursor
 
     def may_keep(self, cursor: Cursor) -> bool:
-        """Whether a claim may be laid into a cursor; the only lane with work may become the keeper."""
+        """Return whether a cursor may hold a claim; the only lane with work may become the keeper."""
         if cursor.kept:
             return False
         return cursor.keeps or (
@@ -177,7 +177,7 @@ class Cursors(Statements):
         return True
 
     def keep(self, cursor: Cursor, claim: Claim | None) -> None:
-        """Lay a claim into a cursor, or take it out; what was counted before is written with it."""
+        """Store a claim in a cursor, or clear it; noted counters are written with it."""
         self._counted.pop((cursor.lane, cursor.group_id), None)
         self._make_room(cursor)
         cursor.kept = (claim.lease or NO_LEASE) if claim else NO_LEASE
