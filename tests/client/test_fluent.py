@@ -304,7 +304,7 @@ def test_a_second_commit_of_an_awaitable_transaction_is_refused(run: Run) -> Non
     async def test(q: aio.Session) -> None:
         transaction = q.transaction().queue("next").push(1)
         await transaction.commit()
-        with pytest.raises(InvalidArgument, match="committed already"):
+        with pytest.raises(InvalidArgument, match="already committed"):
             await transaction.commit()
         assert data(await q.pop("next", batch=9)) == [1]
 

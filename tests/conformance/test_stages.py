@@ -211,7 +211,7 @@ def test_what_is_published_with_a_stage_is_not_committed_again(q: Session) -> No
         also.push("log", "once")
         q.publish("job", 1, [q.stage("job", 1, "out", 1)], also)
     assert stored(q, "log") == ["once"]
-    with pytest.raises(InvalidArgument, match="committed already"):
+    with pytest.raises(InvalidArgument, match="already committed"):
         q.publish("job", 2, [q.stage("job", 2, "out", 2)], also)
     assert (stored(q), stored(q, "log")) == ([1], ["once"])
 

@@ -74,7 +74,7 @@ class Operations:
         judged = verdict_of(verdict)
         some = deliveries(messages)
         for token, marks in marks_of((message, judged) for message in some).items():
-            self.add(SettleOperation(token, marks))
+            self._add(SettleOperation(token, marks))
         return self
 
     def push(
@@ -93,7 +93,7 @@ class Operations:
             queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
             headers=headers,
         )  # fmt: skip
-        self.add(PushOperation(request))
+        self._add(PushOperation(request))
         self.places[len(self._operations) - 1] = places
         return self
 
@@ -109,14 +109,19 @@ class Operations:
             raise InvalidArgument(
                 f"a value must have at most {MAX_VALUE:,} bytes, got {len(raw):,}"
             )
-        return self.add(PutOperation(validate.name(key, "key"), raw, _expected(expect)))
+        return self._add(PutOperation(validate.name(key, "key"), raw, _expected(expect)))
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
         """Delete a keyed value; `expect` is the version it must have."""
-        return self.add(DeleteOperation(validate.name(key, "key"), _expected(expect)))
+        return self._add(DeleteOperation(validate.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
         """Add an operation given as a request struct; refused after the commit."""
+        operation.check()
+        return self._add(operation)
+
+    def _add(self, operation: Operation) -> Self:
+        """Add an operation that is valid by construction."""
         self.check_open()
         self._operations.append(operation)
         return self

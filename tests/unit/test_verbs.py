@@ -1,0 +1,73 @@
+"""Verbs of the wire: their arguments are validated in depth, and they state what they touch."""
+
+from array import array
+from typing import Any
+
+import pytest
+
+from ackflow.broker.registry import VERBS
+from ackflow.broker.requests import (
+    BatchCommit,
+    Chunk,
+    DeleteOperation,
+    Hold,
+    Mark,
+    Operation,
+    PushOperation,
+    PushRequest,
+    PutOperation,
+    SettleOperation,
+    TransactionRequest,
+    Verdict,
+)
+from ackflow.errors import InvalidArgument
+
+HUGE = 1 << 64
+CHUNK = Chunk("other", "p", 0, None, array("i", [1]), b"1")
+BAD: list[Operation] = [
+    SettleOperation(HUGE, []),
+    SettleOperation(1, [Mark(Verdict("nack", delay=-1.0))]),
+    SettleOperation(1, [Mark(Verdict("ack"), 1, [3, 2])]),
+    PushOperation(PushRequest([Chunk("", "p", 0, None, array("i", [1]), b"1")])),
+    PutOperation("", b"1"),
+    PutOperation("key", b"no JSON"),
+    DeleteOperation("key", -1),
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_every_operation_of_a_call_is_validated(bad: Operation) -> None:
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        ("transact", (TransactionRequest([bad]),)),
+        ("publish", ("producer", 1, [], TransactionRequest([bad]))),
+        ("commit_batch", (BatchCommit("producer", 1, also=[bad]),)),
+    ]
+    for name, arguments in calls:
+        with pytest.raises(InvalidArgument):
+            VERBS[name].check(arguments)
+
+
+@pytest.mark.parametrize("bad", [Hold(HUGE, 1, [0, 1]), Hold(1, 1, [1, 0]), Hold(1, 1, [0])])
+def test_every_hold_is_validated(bad: Hold) -> None:
+    for name, arguments in (
+        ("commit_batch", (BatchCommit("producer", 1, holds=[bad]),)),
+        ("judge", ([], [bad])),
+    ):
+        with pytest.raises(InvalidArgument):
+            VERBS[name].check(arguments)
+
+
+def test_a_call_states_the_queues_and_leases_it_touches() -> None:
+    also: list[Operation] = [PushOperation(PushRequest([CHUNK])), SettleOperation(7, [])]
+    scope = VERBS["commit_batch"].scope(
+        (BatchCommit("p", 1, holds=[Hold(8, 1, [0, 1])], also=also),)
+    )
+    assert scope == ({"other"}, {7, 8}, False)
+    assert VERBS["settle_many"].scope(({5: [Mark(Verdict("ack"))]}, False)) == (set(), {5}, False)
+    assert VERBS["purge"].scope(("orders", None)).queues == {"orders"}
+    assert VERBS["value"].scope(("key",)).values
+
+
+def test_a_read_only_verb_can_be_repeated_and_is_not_synced() -> None:
+    for verb in VERBS.values():
+        assert not verb.read_only or (verb.repeatable and not verb.synced), verb.name
