@@ -409,7 +409,7 @@ def test_a_commit_that_the_disk_does_not_confirm_is_an_unknown_outcome_when_noth
     session.push("jobs", "before")
     with monkeypatch.context() as patch:
         patch.setattr(DiskFile, "xSync", refuse_sync)
-        with pytest.raises(OutcomeUnknown, match="may be there once the file is opened again"):
+        with pytest.raises(OutcomeUnknown, match="may be found when the file is opened again"):
             session.push("jobs", "maybe")
     for name, platter in vfs.disk.files.items():  # as the next process finds it, without a cut
         (tmp_path / Path(name).name).write_bytes(platter.seen)
