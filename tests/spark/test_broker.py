@@ -49,23 +49,35 @@ def served(lab: Lab) -> Iterator[Served]:
     found.kill()
 
 
-def test_a_broker_that_is_killed_and_restarted_is_ridden_out(lab: Lab, served: Served) -> None:
-    lab.q.push("in", list(range(1500)))
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param([300], id="once"),
+        pytest.param([300, 1500], id="twice", marks=pytest.mark.outer),
+    ],
+)
+def test_a_broker_that_is_killed_and_restarted_is_ridden_out(
+    lab: Lab, served: Served, kills: list[int]
+) -> None:
+    """Each kill comes when so many messages are done."""
+    rows = 1500 * len(kills)
+    lab.q.push("in", list(range(rows)))
     lab.q.group("in", "g")
     file, lab.url = lab.url, served.url
     frame = lab.read(maxRowsPerTrigger=300, payload="string").select("payload")
     writer = frame.writeStream.format("ackflow").option("url", lab.url).option("queue", "out")
     writer = writer.option("checkpointLocation", lab.checkpoint("query"))
     query = writer.trigger(availableNow=True).start()
-    deadline = time.monotonic() + 120
-    while lab.counts().done < 300 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    served.kill()
-    served.start()
+    for done in kills:
+        deadline = time.monotonic() + 120
+        while lab.counts().done < done and time.monotonic() < deadline:
+            time.sleep(0.02)
+        served.kill()
+        served.start()
     query.awaitTermination()
     lab.url = file
-    assert sorted(lab.out()) == list(range(1500))  # type: ignore[type-var]
-    assert lab.counts().done == 1500
+    assert sorted(lab.out()) == list(range(rows))  # type: ignore[type-var]
+    assert lab.counts().done == rows
 
 
 def test_a_broker_that_is_not_there_fails_the_query_with_a_sentence(
