@@ -1,4 +1,4 @@
-"""How settling goes: how many, how many of them in vain, how long it takes."""
+"""Settlement statistics of a session: totals, failures and latencies."""
 
 import threading
 import time
@@ -11,10 +11,10 @@ LAST = 1000
 
 
 class AckStats(Struct, frozen=True):
-    """Settles of a session so far, in messages; latencies are seconds of a call.
+    """Settlements of a session so far, in messages; latencies are in seconds per call.
 
-    The rate is None before the first settle, a latency before the first that worked. The 99th
-    percentile is of the last thousand calls.
+    The success rate is None before the first settlement. Latencies are None before the first
+    successful one. The 99th percentile covers the last thousand calls.
     """
 
     total: int
@@ -34,7 +34,7 @@ class AckStats(Struct, frozen=True):
 
 
 class AckMeter:
-    """Counts every settle of a session, whatever the verb."""
+    """Counts every settlement of a session, for all verbs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class AckMeter:
         self._last: deque[float] = deque(maxlen=LAST)
 
     def measure(self, messages: int) -> "MeasuredCall":
-        """Around one call; one that raises settled nothing."""
+        """Measure one call as a context manager; a call that raises settled no message."""
         return MeasuredCall(self, messages, messages, 0, time.perf_counter())
 
     def count(self, successful: int, failed: int, took: float) -> None:
@@ -70,7 +70,7 @@ class AckMeter:
 
 
 class MeasuredCall(Struct):
-    """One call that is being measured: it says what became of its messages."""
+    """A call that is being measured, and the outcome of its messages."""
 
     _meter: AckMeter
     _messages: int

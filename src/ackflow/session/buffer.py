@@ -1,8 +1,8 @@
-"""Pushes and settles gathered in memory and sent together: by size, by time, and on close.
+"""Buffers pushes and settlements in memory and sends them together: by size, by time, on close.
 
-Nothing is lost as long as the process lives: what could not be sent is kept and sent again, a push
-with the same key, so that it is never there twice. Pushes go before the settles gathered with them,
-so that a consumer that pushes a result and acks its input loses neither.
+Nothing is lost while the process lives: calls that fail are kept and retried. A retried push has
+the same key, so it is never stored twice. Pushes are sent before the settlements buffered with
+them, so a consumer that pushes a result and acks its input loses neither.
 """
 
 import atexit
@@ -26,14 +26,14 @@ from .messages import Delivery, Settled, deliveries, record, to_verdict
 log = logging.getLogger("ackflow")
 SIZE = 100
 SECONDS = 1.0
-MOST = 100  # times `size` may wait in memory; then a push or an ack waits
+MOST = 100  # the buffer holds at most this many times `size`; then push and ack block
 AGAIN_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
 Settlements = list[tuple[Delivery, Verdict]]
 
 
 class BufferSession(Protocol):
-    """What a buffer needs of its session."""
+    """The methods of a session that a buffer uses."""
 
     @property
     def broker(self) -> Verbs: ...
@@ -42,11 +42,11 @@ class BufferSession(Protocol):
 
 
 class Buffer:
-    """Gathers pushes, acks and nacks of any threads; a thread of its own sends them.
+    """Buffers pushes, acks and nacks from any thread; a background thread sends them.
 
-    It sends when `size` are gathered, when the first of them is `seconds` old, or when half of the
-    time is over that was left to a lease to be settled, whichever comes first. A push is on disk
-    when `flush` or `close` has returned, not before.
+    It sends when `size` operations are buffered, when the oldest is `seconds` old, or when half of
+    the remaining time of a lease to be settled has passed, whichever comes first. A push is on
+    disk only after `flush` or `close` has returned.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class Buffer:
         self._gathered = 0
         self._due: int | None = None
         self._accepted = self._sent = 0
-        self._begun = self._ended = 0  # tries to send
+        self._begun = self._ended = 0  # attempts to send
         self._error: AckflowError | None = None
         self._closing = self._closed = False
         self.refused = 0
-        """Settles that came too late: those messages come again."""
+        """The number of settlements that came too late; those messages are delivered again."""
         self._thread = threading.Thread(target=self._run, name="ackflow-buffer", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     @property
     def pending(self) -> int:
-        """How many pushes and settles are not sent yet."""
+        """The number of pushes and settlements that are not sent yet."""
         return self._accepted - self._sent
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that taking more has to wait."""
+        """Whether the buffer is full, so that `push`, `ack` and `nack` block."""
         return self.pending >= MOST * self._size
 
     def push(
@@ -95,7 +95,7 @@ class Buffer:
         at: Time | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Take messages to be pushed; what is not valid is refused here and now."""
+        """Buffer messages to be pushed; invalid arguments raise immediately."""
         request, _ = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
             headers=headers,
@@ -105,7 +105,7 @@ class Buffer:
             self._accept(_count(request), self._clock.steady() + self._seconds)
 
     def ack(self, messages: Delivery | list[Delivery]) -> None:
-        """Take messages to be acked."""
+        """Buffer messages to be acknowledged."""
         self.settle(messages, Verdict("ack"))
 
     def nack(
@@ -115,11 +115,11 @@ class Buffer:
         *,
         delay: Duration | None = None,
     ) -> None:
-        """Take messages to be nacked."""
+        """Buffer messages to be nacked."""
         self.settle(messages, to_verdict("nack", reason, delay))
 
     def settle(self, messages: Delivery | list[Delivery], verdict: Verdict) -> None:
-        """Take messages to be settled in any way."""
+        """Buffer messages to be settled with any verdict."""
         verdict.check()
         some = deliveries(messages)
         record(some, verdict)
@@ -134,14 +134,14 @@ class Buffer:
             self._accept(len(some), due)
 
     def flush(self) -> None:
-        """Send everything now; raises when it could not be sent, and it is kept."""
+        """Send everything now; if that fails, raise, and keep the operations for a retry."""
         self._session.broker  # noqa: B018 - says so when this is another process
         with self._changed:
             wanted, mine = self._accepted, self._begun + 1
             while self._sent < wanted and not self._closed:
                 if self._error is not None and self._ended >= mine:
                     raise self._error
-                if self._begun < mine:  # a try that ran already may have put off the next
+                if self._begun < mine:  # an attempt already under way may postpone the next one
                     self._due = self._clock.steady()
                     self._signal.ring()
                 self._changed.wait(1.0)
@@ -149,9 +149,9 @@ class Buffer:
             raise self._error
 
     def close(self) -> None:
-        """Send what is left and end. When that fails it raises, and `pending` tells of how much."""
+        """Send everything and stop; if that fails, raise. `pending` is the number not sent."""
         if os.getpid() != self._pid:
-            return  # after a fork what is left is the parent's to send, and the lock may be taken
+            return  # in a forked child: the parent sends the rest, and the lock may be held
         with self._changed:
             self._closing = True
         try:
@@ -171,7 +171,7 @@ class Buffer:
         self.close()
 
     def _room(self) -> threading.Condition:
-        """The lock, once there is room for more."""
+        """Wait until the buffer is not full; return its lock."""
         self._session.broker  # noqa: B018 - says so when this is another process
         with self._changed:
             while self.full and not self._closing:
@@ -189,7 +189,7 @@ class Buffer:
             self._due = due
             self._signal.ring()
 
-    # in the thread
+    # The methods below run in the background thread.
 
     def _run(self) -> None:
         self._clock.watch(self._signal)
@@ -204,7 +204,7 @@ class Buffer:
             self._clock.unwatch(self._signal)
 
     def _seal(self) -> list[PushRequest | Settlements]:
-        """What was gathered becomes calls that can be repeated: a push gets its key."""
+        """Turn the buffered operations into repeatable calls; each push gets a key."""
         with self._changed:
             self._begun += 1
             for chunks in encoding.in_parts(self._chunks, lambda chunk: len(chunk.data)):

@@ -1,10 +1,10 @@
-"""The consume loop: pop, call a handler, and see to what the handler leaves open.
+"""The consume loop: pops messages, calls a handler, and settles messages after a failure.
 
-| acknowledgement | who settles | the handler raised |
+| acknowledgement | settled by | if the handler raises |
 |---|---|---|
-| manual (default) | the handler | the loop nacks with the error's text what it left unsettled |
-| `auto_ack=True` | the hand-out itself | logged; the message is done all the same |
-| `on_success`, `on_error` | the callbacks; the loop settles nothing | `on_error(message, error)` |
+| manual (default) | the handler | the loop nacks the unsettled messages with the error text |
+| `auto_ack=True` | the delivery itself | the error is logged; the message stays done |
+| `on_success`, `on_error` | the callbacks; never the loop | calls `on_error(message, error)` |
 """
 
 import atexit
@@ -43,7 +43,7 @@ from .messages import Batch, Delivery, Message, Settled, unsettled
 log = logging.getLogger("ackflow")
 M = TypeVar("M", bound=Delivery)
 PAUSES = (0.1, 0.5, 1.0, 2.0)
-LOCAL_WAIT = 0.25  # a pop of a file is cheap, and a stop need not wait long for it
+LOCAL_WAIT = 0.25  # a local pop is cheap, so short waits let `stop` take effect soon
 IDLE_SECONDS = 0.02
 MOMENT = 0.001
 STOPPING = "the consume loop is stopping: it finishes what is being handled"
@@ -51,10 +51,11 @@ OVERDUE = "the handler did not end in time"
 
 
 class ConsumerCounts(Struct):
-    """What a consumer did so far, in messages.
+    """Counters of a consumer, in messages.
 
-    `unsettled` are those of `succeeded` that were still leased when their handler had returned,
-    `timed_out` those whose handler did not end within its time.
+    `unsettled` counts the messages of `succeeded` that were still leased after their handler
+    returned. `timed_out` counts the messages whose handler exceeded its timeout. `returned`
+    counts the messages that the loop released.
     """
 
     received: int = 0
@@ -67,7 +68,7 @@ class ConsumerCounts(Struct):
 
 
 class Plan(Struct, Generic[M]):
-    """How a consumer works; the arguments of `consume`, checked."""
+    """The settings of a consumer: the validated arguments of `consume`."""
 
     handler: Callable[[Any], Any]
     request: PopRequest
@@ -84,7 +85,7 @@ class Plan(Struct, Generic[M]):
         cls, handler: Any, request: PopRequest, each: bool, concurrency: int, on_success: Any,
         on_error: Any, renew: bool | Duration, wait: Duration, timeout: Duration | None,
     ) -> Self:  # fmt: skip
-        """The arguments of `consume`, with their durations in seconds."""
+        """Build a plan from the arguments of `consume`; durations become seconds."""
         every = renew if isinstance(renew, bool) else validate.positive(renew, "renew")
         return cls(
             handler, request, each, concurrency, on_success, on_error, every,
@@ -106,7 +107,7 @@ class Plan(Struct, Generic[M]):
         return self.on_success is not None or self.on_error is not None
 
     def parts(self, batch: Batch[M]) -> list[Sequence[M]]:
-        """What is handled at once: single messages, or the batch."""
+        """Split a batch into the units of one handler call: single messages, or the batch."""
         single = self.each or self.request.batch == 1
         return [[message] for message in batch] if single else [list(batch)]
 
@@ -115,8 +116,10 @@ class Plan(Struct, Generic[M]):
 
 
 class HandlerCall(Struct, eq=False):
-    """One call of the handler with a part of a batch; `rest` is what of the batch was not started.
-    `timed_out`: it did not end within its time, and what it does now counts no more."""
+    """One call of the handler with a part of a batch; `rest` is the part that is not started.
+
+    `timed_out`: the handler exceeded its timeout, and its result is ignored.
+    """
 
     part: Sequence[Any]
     rest: Sequence[Any]
@@ -124,8 +127,10 @@ class HandlerCall(Struct, eq=False):
 
 
 class LeaseKeeper:
-    """Keeps the leases of one consumer alive, and limits the time of its handlers. How long a lease
-    is, is asked once."""
+    """Renews the leases of one consumer and enforces the timeout of its handlers.
+
+    The lease time of the group is queried once.
+    """
 
     def __init__(
         self,
@@ -148,7 +153,7 @@ class LeaseKeeper:
         return self._plan.renew is False or self._every is not None
 
     def keep(self, batch: Batch[Any], lost: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within this the lease of a batch is renewed. The first time it asks the broker."""
+        """Renew the lease of a batch inside the context. The first call queries the broker."""
         token = batch.origin.token
         if token is None or self._plan.renew is False:
             return nullcontext()
@@ -166,8 +171,10 @@ class LeaseKeeper:
     def limit(
         self, attempt: HandlerCall, over: Callable[[HandlerCall], None]
     ) -> AbstractContextManager[None]:
-        """Within this a handler has its time. When that is over its lease is renewed no more, and
-        `over` is called, in a thread of its own."""
+        """Limit the time of a handler inside the context.
+
+        On timeout the lease is no longer renewed and `over` is called from the timeout thread.
+        """
         timeout = self._plan.timeout
         if timeout is None:
             return nullcontext()
@@ -190,7 +197,7 @@ class LeaseKeeper:
         return self._limits.within(timeout, attempt, end)
 
     def holds(self, token: int) -> bool:
-        """Whether a lease is live and has messages that are not settled. Asks the broker."""
+        """Ask the broker whether a lease is live and has unsettled messages."""
         try:
             self._broker().do(extend, False, token, MOMENT)  # a lease never becomes shorter
         except AckflowError:
@@ -198,7 +205,7 @@ class LeaseKeeper:
         return True
 
     def warn(self, left: Sequence[Any]) -> None:
-        """Say, the first time, that a handler returned without settling its messages."""
+        """Warn once that a handler returned without settling its messages."""
         if not self._forgot:
             self._forgot = True
             log.warning(
@@ -224,15 +231,18 @@ class LeaseKeeper:
             elif lease is not None:
                 self._every = lease / 2
             else:
-                # Not from the times of the batch: the clock of the server may be another.
+                # The times of the batch are no basis: the server may have a different clock.
                 rules = self._stats(plan.request.queue, plan.request.group).settings
                 self._every = rules.lease_seconds / 2
         return self._every
 
 
 class RepeatablePop:
-    """The requests of one worker. A pop that was not answered is repeated with its token, so that
-    what it leased is not left lying until the lease ends."""
+    """The pop requests of one worker.
+
+    A pop without an answer is repeated with the same token. The repeat returns the messages that
+    the first attempt leased, so they do not wait for the lease to expire.
+    """
 
     def __init__(self, request: PopRequest) -> None:
         self._request = request
@@ -247,7 +257,7 @@ class RepeatablePop:
         self._token = new_token()
 
     def pause(self, error: AckflowError) -> float:
-        """Seconds to wait after an error that passes; any other is raised again."""
+        """Return the seconds to wait after a transient error; raise any other error again."""
         if error.code not in PASSING:
             raise error
         if not self._failed:
@@ -258,7 +268,7 @@ class RepeatablePop:
 
 
 class ConsumerSession(Protocol):
-    """What a consumer needs of its session."""
+    """The methods of a session that a consumer uses."""
 
     @property
     def broker(self) -> Verbs: ...
@@ -270,11 +280,12 @@ class ConsumerSession(Protocol):
 
 
 class Consumer:
-    """A running consume loop: some threads that pop and handle.
+    """A running consume loop: one or more threads that pop and handle messages.
 
-    `with q.consume(...) as consumer:` stops it at the end of the block; `consumer.join()` waits
-    until somebody else does. A stop is graceful: what is being handled is finished, what was not
-    started goes back uncounted. The end of the process is such a stop.
+    `with q.consume(...) as consumer:` stops the loop at the end of the block; `consumer.join()`
+    waits until the loop is stopped elsewhere. A stop is graceful: running handlers finish, and
+    messages that were not started are released without counting a delivery. When the process
+    exits, the loop is stopped in the same way.
     """
 
     def __init__(
@@ -294,7 +305,7 @@ class Consumer:
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._alive = plan.concurrency
-        self._stuck = 0  # threads whose handler did not end within its time: nothing waits for them
+        self._stuck = 0  # threads whose handler timed out; `join` does not wait for them
         self._abandoned = False
         self.counts = ConsumerCounts()
         self._threads = [
@@ -303,24 +314,25 @@ class Consumer:
         ]
         for thread in self._threads:
             thread.start()
-        atexit.register(self._end)  # no handler is killed in the middle
+        atexit.register(self._end)  # let running handlers finish before the process exits
 
     @property
     def running(self) -> bool:
-        """Whether it pops or handles. It ends by a stop, or by an error, which `join` raises."""
+        """Whether the loop is running. It ends by `stop` or by an error, which `join` raises."""
         if os.getpid() != self._pid:
-            return False  # after a fork the threads are not here
+            return False  # a forked child does not have the threads
         return self._alive > self._stuck or not self._stop.is_set()
 
     def stop(self) -> None:
-        """Take nothing new. Returns at once; `join` waits for what is being handled."""
+        """Stop popping. Returns immediately; `join` waits for the running handlers."""
         self._stop.set()
 
     def join(self, timeout: float | None = None) -> ConsumerCounts:
-        """Wait until the loop has ended; raises what ended it, if it was an error.
+        """Wait until the loop has ended; if an error ended it, raise that error.
 
-        An interrupt from the keyboard stops it gracefully, and is raised then. One while it is
-        stopping ends the wait at once: what is being handled stays leased until its lease ends.
+        A KeyboardInterrupt stops the loop gracefully and is then raised again. A second one during
+        the stop ends the wait immediately; messages that are being handled stay leased until the
+        lease expires.
         """
         try:
             self._wait_for_end(timeout)
@@ -340,7 +352,7 @@ class Consumer:
         return self.counts
 
     def close(self) -> None:
-        """Stop and wait; a handler may close its own consumer."""
+        """Stop the loop and wait for it to end; a handler may close its own consumer."""
         self.stop()
         if threading.current_thread() not in self._threads:
             self.join()
@@ -355,7 +367,7 @@ class Consumer:
         return described(self._plan, self.running, self.counts)
 
     def _wait_for_end(self, timeout: float | None) -> None:
-        # Not Thread.join: interrupted, it takes the thread for ended on Python 3.11 and 3.12.
+        # Not Thread.join: on Python 3.11 and 3.12 an interrupted join marks a live thread as ended.
         until = None if timeout is None else time.monotonic() + timeout
         if self._abandoned or os.getpid() != self._pid:
             return
@@ -365,7 +377,7 @@ class Consumer:
                 self._changed.wait_for(lambda: not self.running, left)
 
     def _end(self) -> None:
-        """The process ends; a fork of it has nothing to finish."""
+        """Close at exit of the process; a forked child has no handlers to wait for."""
         if os.getpid() == self._pid:
             self.close()
 
@@ -380,7 +392,7 @@ class Consumer:
             self._stuck += stuck
             self._changed.notify_all()
 
-    # in the threads
+    # The methods below run in the consumer's threads.
 
     def _work(self) -> None:
         repeatable = RepeatablePop(self._plan.request)
@@ -465,7 +477,7 @@ class Consumer:
             self._lease_keeper.warn(left)
 
     def _time_out(self, attempt: HandlerCall) -> None:
-        """A handler does not end. Its thread cannot be ended: its messages go to others."""
+        """Nack the messages of a handler that timed out; its thread cannot be killed."""
         part = attempt.part
         self._count(timed_out=len(part))
         self._move(stuck=1)
@@ -501,7 +513,7 @@ class Consumer:
         self._count(returned=len(left))
 
     def _settle(self, call: Callable[[], Settled]) -> None:
-        """Settle as soon as the server can be reached; once stopped it is tried no more."""
+        """Settle, and retry while the server is unreachable; a stop ends the retries."""
         while True:
             try:
                 call()
@@ -517,14 +529,14 @@ class Consumer:
 
 
 def log_end(plan: Plan[Any], error: BaseException) -> None:
-    """Log what ended a loop, which may never be joined."""
+    """Log the error that ended a loop, because `join` may never be called."""
     if not isinstance(error, SessionForked):
         queue = plan.request.queue
         log.error("the consume loop of %s has ended: %s", queue, text_of(error), exc_info=error)
 
 
 def described(plan: Plan[Any], running: bool, counts: ConsumerCounts) -> str:
-    """A consume loop in one line."""
+    """Describe a consume loop in one line."""
     request = plan.request
     group = "" if request.group == QUEUE_MODE else f" as {request.group}"
     done = {name: n for name, n in structs.asdict(counts).items() if n}
@@ -533,7 +545,7 @@ def described(plan: Plan[Any], running: bool, counts: ConsumerCounts) -> str:
 
 
 def _ended(answer: Any) -> None:
-    """Refuse what is still to be awaited: nobody here would do it, and the message would be lost."""
+    """Reject an awaitable result: it would never be awaited, and the message would be lost."""
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()

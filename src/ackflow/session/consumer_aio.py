@@ -1,4 +1,4 @@
-"""The consume loop for asyncio; the rules are those of `consume`."""
+"""The consume loop for asyncio; it follows the rules of the threaded consume loop."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ log = logging.getLogger("ackflow")
 
 
 class ConsumerSession(Protocol):
-    """What a consumer needs of its session."""
+    """The methods of a session that a consumer uses."""
 
     @property
     def cancels(self) -> bool: ...
@@ -51,11 +51,12 @@ class ConsumerSession(Protocol):
 
 
 class Consumer:
-    """A running consume loop: some tasks that pop and handle.
+    """A running consume loop: one or more tasks that pop and handle messages.
 
-    `await q.consume(...)` runs until somebody stops it; `async with q.consume(...) as consumer:`
-    stops it at the end of the block. A stop is graceful: what is being handled is finished, what
-    was not started goes back uncounted. When a lease is lost, its handler is cancelled.
+    `await q.consume(...)` runs until the loop is stopped; `async with q.consume(...) as consumer:`
+    stops it at the end of the block. A stop is graceful: running handlers finish, and messages
+    that were not started are released without counting a delivery. If a lease is lost, its
+    handler is cancelled.
     """
 
     def __init__(
@@ -78,35 +79,35 @@ class Consumer:
         self.counts = ConsumerCounts()
         self._running = self._loop.create_task(self._run())
 
-    # Callbacks may follow in the same expression: no task runs before the next await.
+    # Callbacks may be set in the same expression, because no task runs before the next await.
 
     def on_success(self, call: Callable[[Any], Any]) -> Self:
-        """Call this after the handler; the loop itself settles nothing any more."""
+        """Set a callback for handled messages; the loop then settles no message itself."""
         self._plan.on_success = call
         self._plan.check()
         return self
 
     def on_error(self, call: Callable[[Any, Exception], Any]) -> Self:
-        """Call this when the handler raised; the loop itself settles nothing any more."""
+        """Set a callback for handler errors; the loop then settles no message itself."""
         self._plan.on_error = call
         self._plan.check()
         return self
 
     @property
     def running(self) -> bool:
-        """Whether it pops or handles. It ends by a stop, or by an error, which `join` raises."""
+        """Whether the loop is running. It ends by `stop` or by an error, which `join` raises."""
         return not self._running.done()
 
     def stop(self) -> None:
-        """Take nothing new. Returns at once; `join` waits for what is being handled."""
+        """Stop popping. Returns immediately; `join` waits for the running handlers."""
         self._stop.set()
         self._end_pops()
 
     async def join(self) -> ConsumerCounts:
-        """Wait until the loop has ended; raises what ended it.
+        """Wait until the loop has ended; if an error ended it, raise that error.
 
-        Cancelled, as Ctrl-C does, it stops it gracefully; cancelled again while it is stopping, it
-        cancels the handlers, and what they did not settle goes back.
+        Cancelling this call, as Ctrl-C does, stops the loop gracefully. A second cancellation
+        during the stop cancels the handlers and releases the messages they did not settle.
         """
         try:
             await asyncio.shield(self._running)
@@ -129,11 +130,11 @@ class Consumer:
             raise
 
     def abandon(self) -> None:
-        """End it at once: its handlers are cancelled, and what they did not settle goes back."""
+        """Stop now: cancel the handlers and release the messages they did not settle."""
         self._running.cancel()
 
     async def close(self) -> None:
-        """Stop and wait; a handler may close its own consumer."""
+        """Stop the loop and wait for it to end; a handler may close its own consumer."""
         self.stop()
         if asyncio.current_task() not in {*self._handlers, *self._workers}:
             await self.join()
@@ -152,7 +153,7 @@ class Consumer:
     def __repr__(self) -> str:
         return described(self._plan, self.running, self.counts)
 
-    # the tasks
+    # The methods below run in the consumer's tasks.
 
     _workers: Sequence[asyncio.Task[None]] = ()
 
@@ -172,7 +173,7 @@ class Consumer:
             await asyncio.to_thread(self._lease_keeper.close)
 
     async def _watch(self) -> None:
-        """End the pops also when the stop comes from the caller's event."""
+        """Cancel waiting pops when the caller sets its own stop event."""
         await self._stop.wait()
         self._end_pops()
 
@@ -206,7 +207,7 @@ class Consumer:
             if self._stop.is_set() and popping.cancelled():
                 return None
             if popping.done() and not popping.cancelled() and popping.exception() is None:
-                found = popping.result()  # it came together with the cancellation
+                found = popping.result()  # the pop completed along with the cancellation
                 await self._settle(lambda: self._session.release(found))
             raise
         except AckflowError as error:
@@ -221,7 +222,7 @@ class Consumer:
         return batch
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait; whether the loop is to end."""
+        """Wait; return whether the loop was stopped meanwhile."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
@@ -302,7 +303,7 @@ class Consumer:
             self._handlers.discard(task)
 
     def _cancel(self, task: "asyncio.Future[Any]", _: HandlerCall) -> None:
-        """A handler does not end: cancel it, from the thread of the limits."""
+        """Cancel a handler that timed out; called from the timeout thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(task.cancel)
 
@@ -351,7 +352,7 @@ class Consumer:
         self.counts.returned += len(left)
 
     async def _settle(self, call: Callable[[], Any]) -> None:
-        """Settle as soon as the server can be reached; once stopped it is tried no more."""
+        """Settle, and retry while the server is unreachable; a stop ends the retries."""
         while True:
             try:
                 await call()
@@ -367,12 +368,12 @@ class Consumer:
 
 
 def interrupted(kind: type[BaseException] | None) -> bool:
-    """Whether an error is a second Ctrl-C: under asyncio the first one is a cancellation."""
+    """Return whether an exception is a second Ctrl-C; asyncio turns the first into a cancel."""
     return kind is not None and issubclass(kind, KeyboardInterrupt)
 
 
 class HandlerExited(Exception):
-    """A handler called `sys.exit`. In a task that would end the event loop at once."""
+    """A handler called `sys.exit`; SystemExit in a task would end the event loop immediately."""
 
     def __init__(self, exit: SystemExit) -> None:
         self.exit = exit
@@ -386,6 +387,6 @@ async def _handled(handler: Callable[..., Any], given: Any) -> Any:
 
 
 async def _awaited(call: Callable[..., Any], *given: Any) -> Any:
-    """Call what may or may not be a coroutine function."""
+    """Call a function, and await its result if it is awaitable."""
     answer = call(*given)
     return await answer if inspect.isawaitable(answer) else answer

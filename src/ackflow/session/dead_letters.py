@@ -1,4 +1,4 @@
-"""Work on dead letters: an alert when there are many, and reprocessing once the cause is fixed."""
+"""Dead letters: an alert on their number, and reprocessing after the cause is fixed."""
 
 import logging
 import threading
@@ -27,7 +27,7 @@ REPROCESSED = "reprocess-"
 
 
 class DeadLetterSession(Protocol):
-    """The methods of a session that are used here."""
+    """The methods of a session that this module uses."""
 
     def push(self, queue: str, data: Any) -> Receipt: ...
     def message(self, queue: str, id: str) -> StoredMessage: ...
@@ -43,7 +43,7 @@ class DeadLetterSession(Protocol):
 def in_slices(
     broker: Verbs, act: Callable[[int], int], which: DeadFilter, limit: int | None
 ) -> int:
-    """Act on at most as many as there are now, so that later dead letters are left alone."""
+    """Process in slices at most as many dead letters as exist now, not those that come later."""
     left = broker.look(dead_letters.count, which) if limit is None else limit
     total = 0
     while left > 0 and (n := act(min(left, dead_letters.SLICE))):
@@ -53,16 +53,16 @@ def in_slices(
 
 
 def reprocess(session: DeadLetterSession, queue: str, group: str | None = None) -> int:
-    """Push dead letters again, for every group, oldest first, and remove them; answers with how many.
+    """Push dead letters again, for every group, oldest first, and delete them; return how many.
 
-    The new transaction id is `reprocess-` and the old one, so that a repeat after a crash in
-    between adds nothing; an id that is taken gives way to one made of message and time of death.
-    Only what is dead when this is called is taken.
+    The new transaction id is `reprocess-` and the old id, so a repeat after a crash between the
+    two steps adds nothing. If another message has that id, the message id and the time of death
+    form the new one. Only messages that are dead letters when the call starts are processed.
     """
     newest = session.dead_letters(queue, group=group, limit=1)
     left, done = newest.total or 0, 0
     while left > 0:
-        # What dies meanwhile is newer, so it neither gets in between nor moves the offset.
+        # Dead letters that are added meanwhile are newer: they do not shift the offset.
         upto, size = str(newest.items[0].id + 1), min(PAGE, left)
         left -= size
         page = session.dead_letters(queue, group=group, limit=size, offset=left, after=upto)
@@ -75,15 +75,15 @@ def reprocess(session: DeadLetterSession, queue: str, group: str | None = None) 
 def _push_again(session: DeadLetterSession, queue: str, letters: list[DeadLetter]) -> None:
     receipt = session.push(queue, [_again(letter, letter.transaction_id) for letter in letters])
     known = [(receipt[place], letters[place]) for place in receipt.duplicates]
-    # The id may have been used before: by another message once the producer's id was forgotten, or
-    # by this one before it was replayed. To take that for a repeat would be to lose the letter.
+    # Another message may have used the id after the producer's id was pruned, or this message used
+    # it before it was replayed. Treating that as a repeat would lose the dead letter.
     others = [letter for id, letter in known if not _came_of(session, queue, id, letter)]
     if others:
         session.push(queue, [_again(letter, _death(letter)) for letter in others])
 
 
 def _came_of(session: DeadLetterSession, queue: str, id: str, letter: DeadLetter) -> bool:
-    """Whether a message is this letter pushed again."""
+    """Return whether a message is this dead letter pushed again."""
     try:
         found = session.message(queue, id)
     except NotFound:
@@ -92,7 +92,7 @@ def _came_of(session: DeadLetterSession, queue: str, id: str, letter: DeadLetter
 
 
 def _death(letter: DeadLetter) -> str:
-    """What tells this death from all others, of the same message too."""
+    """Return an id of this dead letter that no other has, even for the same message."""
     return f"{letter.message_id}-{round(letter.died_at.timestamp() * SECOND)}"
 
 
@@ -112,8 +112,8 @@ def _again(letter: DeadLetter, known_as: str) -> Item:
 class Alert:
     """Calls `call(queue, depth)` when a queue has more than `above` dead letters.
 
-    It looks every so many seconds from a thread of its own, and calls once, then again only after
-    the depth was back at or below the mark.
+    A background thread checks every `every` seconds. It calls once, and again only after the depth
+    has been at or below `above`.
     """
 
     def __init__(
@@ -140,16 +140,16 @@ class Alert:
         self._thread.start()
 
     def check(self) -> int:
-        """Look now; answers with the depth."""
+        """Check now; return the number of dead letters."""
         with self._looking:
             try:
                 page = self._session.dead_letters(self._queue, group=self._group, limit=1)
                 depth = page.total or 0
             except NotFound:
-                depth = 0  # the queue is not there yet
+                depth = 0  # the queue does not exist yet
             high = depth > self._above
             if high and not self._raised:
-                self._call(self._queue, depth)  # if it fails, it is called at the next look
+                self._call(self._queue, depth)  # if this raises, the next check calls again
             self._raised = high
         return depth
 

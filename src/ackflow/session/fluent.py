@@ -1,4 +1,4 @@
-"""Queues in the fluent style of Queen: what is chosen is chained, the last word does it.
+"""Queues in the fluent style of Queen: chained calls set options, the last call executes.
 
 q.queue("orders").group("workers").batch(100).each().consume(handler)
 """
@@ -16,7 +16,7 @@ Options = TypeVar("Options")
 
 
 class QueueBuilder:
-    """What was chosen for a queue so far. Every choice answers with a new one."""
+    """The options chosen for a queue. Each method returns a new builder; none changes this one."""
 
     def __init__(self, session: Any, queue: str, chosen: dict[str, Any] | None = None) -> None:
         self._session = session
@@ -24,23 +24,23 @@ class QueueBuilder:
         self._chosen = chosen or {}
 
     def group(self, name: str) -> Self:
-        """Read as this group; without one, everybody shares the queue."""
+        """Read as this group; without a group, all consumers share the messages of the queue."""
         return self._with(group=name)
 
     def partition(self, name: str) -> Self:
-        """Push to this partition, or pop from it alone."""
+        """Push to this partition, or pop only from it."""
         return self._with(partition=name)
 
     def priority(self, level: int) -> Self:
-        """Push with this priority: 0 is served first."""
+        """Push with this priority; 0 is delivered first."""
         return self._with(priority=level)
 
     def delay(self, seconds: Duration) -> Self:
-        """Push what is to be delivered later."""
+        """Deliver pushed messages after this delay."""
         return self._with(delay=seconds)
 
     def at(self, time: Time) -> Self:
-        """Push what is to be delivered from this time on."""
+        """Deliver pushed messages at this time or later."""
         return self._with(at=time)
 
     def headers(self, headers: Mapping[str, str]) -> Self:
@@ -48,51 +48,50 @@ class QueueBuilder:
         return self._with(headers=headers)
 
     def batch(self, size: int) -> Self:
-        """Take so many at once; the handler gets them as a list, unless `each` is said."""
+        """Pop up to `size` messages at once; the handler gets a list, unless `each` is set."""
         return self._with(batch=size)
 
     def each(self) -> Self:
-        """Give the handler one message at a time."""
+        """Call the handler with one message at a time."""
         return self._with(each=True)
 
     def auto_ack(self, on: bool = True) -> Self:
-        """What is handed out is done."""
+        """Acknowledge messages on delivery."""
         return self._with(auto_ack=on)
 
     def renew_lease(self, on: bool = True, seconds: Duration | None = None) -> Self:
-        """Renew leases while their messages are handled: at half of their time, or every so many
-        seconds."""
+        """Renew leases while messages are handled: every `seconds`, or at half the lease time."""
         return self._with(renew=seconds if on and seconds is not None else on)
 
     def lease(self, seconds: Duration) -> Self:
-        """Hold what is taken for so long."""
+        """Lease popped messages for this time."""
         return self._with(lease_seconds=seconds)
 
     def concurrency(self, workers: int) -> Self:
-        """Let so many workers pop and handle at once."""
+        """Pop and handle messages in this many workers at once."""
         return self._with(concurrency=workers)
 
     def wait(self, seconds: Duration) -> Self:
-        """Let a pop wait so long for a first message."""
+        """Wait up to this time for a first message."""
         return self._with(wait=seconds)
 
     def on_success(self, call: Callable[[Any], Any]) -> Self:
-        """Call this after the handler; the loop itself then settles nothing."""
+        """Set a callback for handled messages; the loop then settles no message itself."""
         return self._with(on_success=call)
 
     def on_error(self, call: Callable[[Any, Exception], Any]) -> Self:
-        """Call this when the handler raised; the loop itself then settles nothing."""
+        """Set a callback for handler errors; the loop then settles no message itself."""
         return self._with(on_error=call)
 
     def config(self, **options: Unpack[QueueOptionsDict]) -> Self:
-        """Options of the queue, for `create`."""
+        """Set options of the queue for `create`."""
         return self._with(config={**self._chosen.get("config", {}), **options})
 
     def _with(self, **more: Any) -> Self:
         return type(self)(self._session, self._queue, {**self._chosen, **more})
 
     def _only(self, *names: str) -> dict[str, Any]:
-        """What was chosen of these; what does not fit the last word is left out."""
+        """Return the chosen options with these names; the last call ignores all others."""
         return {name: self._chosen[name] for name in names if name in self._chosen}
 
 
@@ -101,7 +100,7 @@ _LOOP = ("each", "renew", "concurrency", "on_success", "on_error")
 
 
 class FluentQueue(QueueBuilder, Generic[Receipt, Batch, Consumer, Options]):
-    """Ends a chain, on a session of either kind; the answers of an awaitable one are awaited."""
+    """The calls that end a chain, for both kinds of session; with asyncio, await the results."""
 
     def push(self, data: Any, *, key: str | None = None) -> Receipt:
         """Push one message, or a list of them."""
@@ -110,7 +109,7 @@ class FluentQueue(QueueBuilder, Generic[Receipt, Batch, Consumer, Options]):
         return answer
 
     def pop(self) -> Batch:
-        """Pop a batch."""
+        """Pop a batch of messages."""
         answer: Batch = self._session.pop(self._queue, **self._only(*_POP))
         return answer
 
@@ -121,6 +120,6 @@ class FluentQueue(QueueBuilder, Generic[Receipt, Batch, Consumer, Options]):
         return answer
 
     def create(self) -> Options:
-        """Make the queue, or change it, with the options given to `config`."""
+        """Create or change the queue with the options given to `config`."""
         answer: Options = self._session.configure(self._queue, **self._chosen.get("config", {}))
         return answer

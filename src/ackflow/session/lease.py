@@ -26,7 +26,10 @@ class LeaseSession(Protocol):
 
 
 class Lease:
-    """A lease known by its token alone. Without ids, a verb applies to every message that the lease still holds."""
+    """A lease known by its token alone.
+
+    Called without message ids, a verb applies to every message that the lease still holds.
+    """
 
     def __init__(self, session: LeaseSession, token: int) -> None:
         self._session = session
@@ -47,11 +50,11 @@ class Lease:
     def nack(
         self, *message_ids: str, reason: Reason | None = None, delay: Duration | None = None
     ) -> Settled:
-        """Report a failure: delivered again after `delay`, otherwise after the back-off."""
+        """Report a failure: messages are delivered again after `delay`, or after the back-off."""
         return self._settle(message_ids, to_verdict("nack", reason, delay))
 
     def release(self, *message_ids: str) -> Settled:
-        """Return messages immediately, uncounted."""
+        """Return messages to the queue immediately, without counting the delivery."""
         return self._settle(message_ids, Verdict("release"))
 
     def requeue(self, *message_ids: str, delay: Duration | None = None) -> Settled:
@@ -67,7 +70,7 @@ class Lease:
         return self._settle(message_ids, to_verdict("dead_letter", reason))
 
     def extend(self, seconds: Duration | None = None) -> datetime:
-        """Extend the lease by `seconds` from now; return its new end."""
+        """Extend the lease to end no earlier than `seconds` from now; return its new end."""
         given = validate.positive_or_none(seconds, "seconds")
         return when(self._session.broker.do(settle.extend, False, self._token, given))
 

@@ -1,8 +1,6 @@
-"""What is to be done at its time while messages are worked on: leases are renewed, and handlers that
-do not end are found.
+"""Background threads that renew leases and detect handlers that exceed their timeout.
 
-The work may block its thread or its event loop for as long as it likes: this comes from threads of
-their own.
+A handler may block its thread or its event loop for any time, so both run in separate threads.
 """
 
 import contextlib
@@ -22,7 +20,7 @@ IDLE_SECONDS = 3600.0
 
 
 class RenewedLease(Struct):
-    """A lease in use: when it is renewed next, and what to call when it is found lost."""
+    """A lease in use: the time of its next renewal, and a callback for the loss of the lease."""
 
     due: int
     token: int
@@ -31,14 +29,14 @@ class RenewedLease(Struct):
 
 
 class TimedCall(Struct):
-    """A call that may take until `due`, and what to call when it takes longer."""
+    """A call that must end by `due`, and a callback for when it does not."""
 
     due: int
     over: Callable[[], None]
 
 
 class Timeable(Protocol):
-    """A call that may take too long."""
+    """A call that records whether it timed out."""
 
     timed_out: bool
 
@@ -47,7 +45,7 @@ E = TypeVar("E", RenewedLease, TimedCall)
 
 
 class Schedule(Generic[E]):
-    """Entries by key, each acted on when it is due, in a thread of its own."""
+    """Entries by key; a background thread processes each entry when it is due."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name = name
@@ -65,7 +63,7 @@ class Schedule(Generic[E]):
             self._thread.join()
 
     def drop(self, key: Hashable) -> bool:
-        """Forget an entry; whether it was still there."""
+        """Remove an entry; return whether it was present."""
         with self._lock:
             return self._kept.pop(key, None) is not None
 
@@ -80,7 +78,7 @@ class Schedule(Generic[E]):
             self._signal.ring()
 
     def _act(self, key: Hashable, entry: E) -> None:
-        """Do what is due; an entry that is neither dropped nor put off is due again at once."""
+        """Process a due entry. Drop or postpone it, otherwise it is due again immediately."""
         raise NotImplementedError
 
     def _run(self) -> None:
@@ -106,7 +104,7 @@ class Schedule(Generic[E]):
 
 
 class LeaseRenewer(Schedule[RenewedLease]):
-    """Renews the leases in use with `extend`, each in its own interval."""
+    """Renews leases with `extend`, each at its own interval."""
 
     def __init__(self, extend: Callable[[int], object], clock: Clock) -> None:
         super().__init__("ackflow-renew", clock)
@@ -114,8 +112,11 @@ class LeaseRenewer(Schedule[RenewedLease]):
 
     @contextlib.contextmanager
     def keep(self, token: int, every: float, lost: Callable[[], None]) -> Iterator[None]:
-        """Within this a lease is renewed every so many seconds. `lost` is called, in the thread of
-        the renewals, when it turns out that somebody else may have its messages."""
+        """Renew a lease every `every` seconds inside the context.
+
+        If the lease is lost, so that another consumer may hold its messages, `lost` is called from
+        the renewer thread.
+        """
         step = micros(every)
         self._begin(token, RenewedLease(self._clock.steady() + step, token, step, lost))
         try:
@@ -124,38 +125,41 @@ class LeaseRenewer(Schedule[RenewedLease]):
             self.drop(token)
 
     def _act(self, key: Hashable, entry: RenewedLease) -> None:
-        asked = self._clock.steady()  # the lease begins anew at some time after this
+        asked = self._clock.steady()  # the renewed lease starts no earlier than this
         try:
             self._extend(entry.token)
             entry.due = asked + entry.every
         except (AlreadySettled, SessionClosed):
-            self.drop(key)  # nothing is left to be kept
+            self.drop(key)  # nothing is left to renew
         except LeaseLost:
             if self.drop(key):
                 entry.lost()
         except AckflowError as error:
-            # The lease may still be alive when the server is back.
+            # The lease may still be live when the server is reachable again.
             log.warning("a lease could not be renewed and is tried again: %s", error)
             entry.due = self._clock.steady() + min(entry.every, micros(AGAIN_SECONDS))
 
 
 class CallTimeouts(Schedule[TimedCall]):
-    """Calls that must end within their time."""
+    """Detects calls that exceed their timeout."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__("ackflow-timeout", clock)
 
     @contextlib.contextmanager
     def within(self, seconds: float, call: Timeable, over: Callable[[], None]) -> Iterator[None]:
-        """What is done within this must end in time; else `call.timed_out` is set and `over` is
-        called, once, in the thread of the limits. After the end it is not called any more."""
+        """Limit the duration of the context to `seconds`.
+
+        On timeout `call.timed_out` is set and `over` is called once, from the timeout thread. If
+        the context ends in time, `over` is never called.
+        """
         key = object()
         self._begin(key, TimedCall(self._clock.steady() + micros(seconds), over))
         try:
             yield
         finally:
             if not self.drop(key):
-                call.timed_out = True  # `over` may be about to say so
+                call.timed_out = True  # `over` may not have set it yet
 
     def _act(self, key: Hashable, entry: TimedCall) -> None:
         if self.drop(key):

@@ -1,4 +1,4 @@
-"""Messages as a consumer gets them: cheap to hand over, decoded when looked at."""
+"""Messages as a consumer receives them; payloads are decoded on access."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -25,9 +25,9 @@ _decode = msgspec.json.Decoder().decode
 class HandoutInfo(Struct, gc=False):
     """The hand-out a message belongs to.
 
-    `lost`: the lease is known to be lost. A consume loop sets two more: `pause` waits for some
-    seconds and returns whether the loop is to end; `settled` holds the messages that were settled,
-    by lane and sequence, or None when that is not recorded.
+    `lost`: the lease is known to be lost. A consume loop sets two more fields: `pause` waits for a
+    number of seconds and returns whether the loop was stopped; `settled` holds the lane and
+    sequence of each settled message, or None if they are not recorded.
     """
 
     session: Any
@@ -49,14 +49,14 @@ class RunInfo(Struct, gc=False):
 
 
 class Delivery(Struct, gc=False, eq=False):
-    """One delivery of one message; subclasses add the verbs that end it."""
+    """One delivery of one message; subclasses add the verbs that settle it."""
 
     _share: RunInfo
     _index: int
 
     @property
     def data(self) -> Any:
-        """The payload: a JSON value, or bytes when bytes were pushed. Decoded at each look."""
+        """The payload: a JSON value, or bytes if bytes were pushed. Decoded on each access."""
         body = self._share.run.body
         index = self._index
         if (items := body.items) is not None:
@@ -94,12 +94,12 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def priority(self) -> int:
-        """The priority; 0 is served first."""
+        """The priority; 0 is delivered first."""
         return self._share.run.priority
 
     @property
     def sequence(self) -> int:
-        """The place in its lane, from 0."""
+        """The position of the message in its lane, starting at 0."""
         return self._share.run.first + self._index
 
     @property
@@ -109,17 +109,17 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def deliveries(self) -> int:
-        """How often it was handed out, this time included; returns that do not count are left out."""
+        """The number of deliveries, including this one, without those that were released."""
         return self._share.run.deliveries
 
     @property
     def failures(self) -> int:
-        """How often it was nacked."""
+        """The number of times the message was nacked."""
         return self._share.run.failures
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was given out before, and came back; a seek back begins anew."""
+        """Whether the message was delivered before and returned; a seek backwards resets this."""
         return bool(self._share.run.redelivered)
 
     @property
@@ -130,30 +130,30 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def transaction_id(self) -> str:
-        """The id its producer gave it, else its own id."""
+        """The transaction id set by the producer, or the message id."""
         rest = self._share.run.body.rest
         return (rest.txids.get(self._index) if rest else None) or self.id
 
     @property
     def token(self) -> str | None:
-        """The token of its lease; None when it was handed out without one."""
+        """The token of the lease; None if the message was delivered without a lease."""
         token = self._share.origin.token
         return None if token is None else ids.token_text(token)
 
     @property
     def lease_expires_at(self) -> datetime | None:
-        """When the lease ends unless it is extended; as it was when the message was handed out."""
+        """The end of the lease at the time of delivery; later extensions are not included."""
         at = self._share.origin.expires_at
         return None if at is None else when(at)
 
     @property
     def lost(self) -> bool:
-        """Whether a consume loop has learned that the lease is lost: what is done now is in vain."""
+        """Whether a consume loop found the lease lost; another consumer may get the message."""
         return self._share.origin.lost
 
     @property
     def metadata(self) -> Metadata:
-        """What JetStream tells of a delivery."""
+        """The metadata that JetStream reports for a delivery."""
         run, sequence = self._share.run, self.sequence
         later = 0 if run.redelivered else run.hi - sequence - 1
         return Metadata(
@@ -165,7 +165,7 @@ class Delivery(Struct, gc=False, eq=False):
 
     @property
     def subject(self) -> str:
-        """The queue, and after a dot the partition if it is not the default one."""
+        """The queue name, followed by a dot and the partition unless it is the default one."""
         home = self.partition
         return self.queue if home == DEFAULT_PARTITION else f"{self.queue}.{home}"
 
@@ -181,51 +181,64 @@ class MessageSession(Protocol):
 
 
 class Message(Delivery, gc=False, eq=False):
-    """One delivery. Each verb below ends it, except extend; a lost lease raises LeaseLost."""
+    """One delivery of one message, with the verbs that settle it.
+
+    Every verb except `extend` and `in_progress` ends the delivery. A verb raises LeaseLost if the
+    lease is lost.
+    """
 
     @property
     def _session(self) -> MessageSession:
         return self._share.origin.session  # type: ignore[no-any-return]
 
     def ack(self, *, confirm: bool = False, up_to: bool = False) -> None:
-        """Done. `confirm`: return only when that is on disk. `up_to`: with all before it in its
-        lane under the same lease."""
+        """Acknowledge the message: it is done.
+
+        `confirm`: return only after the ack is on disk. `up_to`: also acknowledge all earlier
+        messages of the same lane under the same lease.
+        """
         self._session.settle_one(self, Verdict("ack", confirm=confirm, up_to=up_to))
 
     def nack(
         self, reason: Reason | None = None, *, delay: Duration | None = None, rest: bool = False
     ) -> None:
-        """Failed: comes again after `delay`, else after the back-off, else now; at the limit it
-        becomes a dead letter. The reason is text or an exception. `rest`: release what comes after
-        it in the batch."""
+        """Report a failure: the message is delivered again after `delay` or the back-off.
+
+        Without either it is delivered again immediately. At the retry limit it becomes a dead
+        letter. The reason is text or an exception. `rest`: release the messages that follow it in
+        the batch.
+        """
         self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     def release(self) -> None:
-        """Give it back at once, in its old place, uncounted."""
+        """Return the message to its old position immediately, without counting the delivery."""
         self._session.settle_one(self, Verdict("release"))
 
     def requeue(self, *, delay: Duration | None = None) -> None:
-        """Put a copy at the end of its lane for this group, with its counters; this one is done."""
+        """Append a copy, with its counters, to the lane for this group; the original is done."""
         self._session.settle_one(self, to_verdict("requeue", delay=delay))
 
     def reject(self, reason: Reason | None = None) -> None:
-        """Never again: kept in the dead letters with the reason."""
+        """Never deliver the message again; keep it as a dead letter with the reason."""
         self._session.settle_one(self, to_verdict("reject", reason))
 
     def dead_letter(self, reason: Reason | None = None) -> None:
-        """To the dead letters now, as a failure."""
+        """Move the message to the dead letters now, as a failure."""
         self._session.settle_one(self, to_verdict("dead_letter", reason))
 
     def extend(self, seconds: Duration | None = None) -> datetime | None:
-        """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
+        """Extend the lease to end no earlier than `seconds` from now; return its new end.
+
+        `seconds` None means the lease time of the group. Returns None without a lease.
+        """
         return self._session.extend_one(self, seconds)
 
     def in_progress(self) -> None:
-        """Still at work: the lease begins anew. JetStream's word for `extend`."""
+        """Restart the lease time; the JetStream name for `extend`."""
         self.extend()
 
     def term(self, reason: Reason | None = None) -> None:
-        """Never again, kept in the dead letters. JetStream's word for `reject`."""
+        """Never deliver the message again; the JetStream name for `reject`."""
         self.reject(reason)
 
 
@@ -233,8 +246,10 @@ M = TypeVar("M", bound=Delivery)
 
 
 class Batch(tuple[M, ...]):
-    """What one pop brought, under one lease. Empty when there was nothing; then `why` tells if
-    something held it back: paused, locked or window."""
+    """The messages of one pop, under one lease.
+
+    An empty batch has a reason in `why` if messages were held back: paused, locked or window.
+    """
 
     origin: HandoutInfo
     runs: list[MessageRun]
@@ -243,7 +258,7 @@ class Batch(tuple[M, ...]):
 
     @classmethod
     def of(cls, session: Any, handout: Handout, message: type[M]) -> "Batch[M]":
-        """The messages of a hand-out."""
+        """Build the batch of a hand-out."""
         origin = HandoutInfo(
             session, handout.queue, handout.group, handout.store, handout.token, handout.expires_at
         )
@@ -260,7 +275,7 @@ class Batch(tuple[M, ...]):
         return batch
 
     def marks(self, verdict: Verdict) -> dict[int, list[Mark]]:
-        """One verdict on everything in the batch, by lease token."""
+        """Return the marks, by lease token, that give the whole batch one verdict."""
         self.origin.settled = None
         if self.origin.token is None:
             return {}
@@ -284,7 +299,7 @@ class Batch(tuple[M, ...]):
 
 
 class Receipt(Sequence[str]):
-    """The ids of pushed messages, in the order of the push; made when looked at."""
+    """The ids of pushed messages, in the order of the push; computed on access."""
 
     def __init__(
         self, store: int, answer: Answer, places: list[list[int]] | None, keyed: bool = False
@@ -315,13 +330,15 @@ class Receipt(Sequence[str]):
 
     @property
     def duplicates(self) -> list[int]:
-        """Which messages of the push were already there, by their place in the push."""
+        """The indexes of the messages in this push that were duplicates of stored messages."""
         return [i for i, entry in enumerate(self._entries()) if entry[2]]
 
     @property
     def repeated(self) -> bool:
-        """Whether the push was made before under the same key, so that nothing was added; also
-        when only its answer was lost and the connection sent it again."""
+        """Whether an earlier push had the same key, so that no message was added.
+
+        This includes a push that the connection retried because its answer was lost.
+        """
         return self._keyed and any(p.repeated for run in self._answer for p in run)
 
     def _id(self, entry: tuple[int, int, bool]) -> str:
@@ -343,7 +360,7 @@ class Receipt(Sequence[str]):
 
 
 class Refusal(Struct, frozen=True):
-    """A message a verb did not apply to, and why."""
+    """A message that was not settled, and the reason."""
 
     message_id: str
     code: str
@@ -351,10 +368,12 @@ class Refusal(Struct, frozen=True):
 
 
 class Settled(Struct):
-    """What settling a batch did. `noop`: settled the same way before. `refused`: not settled.
+    """The result of settling messages.
 
-    A verb on a list answers with this, and raises nothing when some messages are no longer held; a
-    verb on one message raises. `q.ack(messages).raise_for_refused()` does that for a list.
+    `noop` counts the messages that were settled the same way before; `refused` lists the messages
+    that were not settled. A verb on a list returns this result and does not raise if some messages
+    are no longer leased; a verb on one message raises. `q.ack(messages).raise_for_refused()` raises
+    for a list.
     """
 
     settled: int = 0
@@ -363,8 +382,10 @@ class Settled(Struct):
     refused: list[Refusal] = []
 
     def raise_for_refused(self) -> Self:
-        """Raise what the first refused message would have raised alone, `LeaseLost` mostly; the
-        others are settled. Answers with itself when none was refused."""
+        """Raise the error of the first refused message, usually `LeaseLost`.
+
+        The messages that are not in `refused` stay settled. Returns itself if none was refused.
+        """
         if self.refused:
             first, n = self.refused[0], len(self.refused)
             said = (
@@ -390,7 +411,7 @@ class Settled(Struct):
 
 
 def deliveries(messages: object) -> Sequence[Delivery]:
-    """One message or a list of them, as a list."""
+    """Return one message or a list of messages as a list."""
     if isinstance(messages, Batch):
         return messages
     if isinstance(messages, Delivery):
@@ -403,7 +424,7 @@ def deliveries(messages: object) -> Sequence[Delivery]:
 
 
 def judged(verdicts: object) -> list[tuple[Delivery, Verdict]]:
-    """Messages with a verdict each, checked; a verdict may be told by its verb alone."""
+    """Validate pairs of a message and a verdict; a verdict may be given as a verb."""
     found = []
     for pair in verdicts if isinstance(verdicts, Iterable) else [verdicts]:
         if (
@@ -417,7 +438,7 @@ def judged(verdicts: object) -> list[tuple[Delivery, Verdict]]:
 
 
 def verdict_of(given: object) -> Verdict:
-    """A checked verdict, given as one or by its verb."""
+    """Return a validated verdict, given as a Verdict or as a verb."""
     if not isinstance(given, Verdict):
         given = Verdict(validate.one_of(given, "verdict", SETTLE_VERBS))
     return given.check()
@@ -429,15 +450,15 @@ def to_verdict(
     delay: Duration | None = None,
     rest: bool = False,
 ) -> Verdict:
-    """A verdict as the arguments of a verb say it."""
+    """Build a verdict from the arguments of a verb."""
     return Verdict(verb, validate.reason(reason), validate.seconds_or_none(delay, "delay"), rest)
 
 
 def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], Any] | None:
-    """How to wait for a server that is away while messages are settled; None: not at all.
+    """Return the function that waits for an unreachable server during a settlement, or None.
 
-    A handler of a consume loop is not bothered with it. It may come from another session; then
-    its way of waiting may not fit here.
+    Inside a consume loop the handler does not see the outage. Messages of another session get
+    None, because that session may wait in a different way.
     """
     origin = messages[0]._share.origin if messages else None
     return origin.pause if origin is not None and origin.session is session else None
@@ -446,8 +467,10 @@ def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], An
 def marks_of(
     verdicts: Iterable[tuple[Delivery, Verdict]],
 ) -> dict[int, list[Mark]]:
-    """Marks by lease token; neighbours with one verdict become one mark. Messages handed out
-    without a lease have nothing to settle and are left out."""
+    """Return marks by lease token; adjacent messages with the same verdict share one mark.
+
+    Messages that were delivered without a lease are skipped: there is nothing to settle.
+    """
     marks: dict[int, list[Mark]] = {}
     share, verdict, indexes = None, None, list[int]()
     for message, judged in verdicts:
@@ -460,7 +483,7 @@ def marks_of(
 
 
 def record(messages: Sequence[Delivery], verdict: Verdict) -> None:
-    """Let the consume loop these messages come from know that a verb was used on them."""
+    """Record, for the consume loop that delivered these messages, that they were settled."""
     for message in messages:
         _record(message._share, verdict, [message._index])
 
@@ -476,7 +499,7 @@ def _record(share: RunInfo, verdict: Verdict, indexes: list[int]) -> None:
 
 
 def unsettled(part: Sequence[Delivery]) -> list[Delivery]:
-    """What of a consume loop's messages no verb was used on, as far as it is recorded."""
+    """Return the messages of a consume loop that no verb was used on, if that is recorded."""
     settled = part[0]._share.origin.settled
     if settled is None:
         return []

@@ -1,4 +1,4 @@
-"""Transactions: operations are collected, then committed all or not at all."""
+"""Transactions: operations are collected, then committed all together or not at all."""
 
 import hashlib
 from collections.abc import Mapping
@@ -32,19 +32,19 @@ COMMITTED = "the transaction was already committed; begin a new one"
 
 
 class Committed(msgspec.Struct):
-    """What a transaction did, operation by operation."""
+    """The result of a transaction, operation by operation."""
 
     results: list[Result]
     receipts: list[Receipt]
 
     @property
     def settled(self) -> int:
-        """How many messages the transaction settled."""
+        """The number of messages that the transaction settled."""
         return sum(result.settled for result in self.results)
 
 
 class Operations:
-    """The operations of one transaction, in order. Nothing is done before the commit."""
+    """The operations of one transaction, in order. None runs before the commit."""
 
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else validate.name(key, "key")
@@ -53,7 +53,10 @@ class Operations:
         self.places: dict[int, list[list[int]] | None] = {}
 
     def ack(self, messages: Delivery | list[Any] | Batch[Any]) -> Self:
-        """Done, if all of the transaction is. Unlike alone, a repeated ack is refused here."""
+        """Acknowledge messages, if the transaction commits.
+
+        Unlike outside a transaction, acknowledging a message a second time is an error.
+        """
         return self.settle(messages, Verdict("ack"))
 
     def nack(self, messages: Delivery | list[Any] | Batch[Any], reason: Reason | None = None, *,
@@ -98,12 +101,14 @@ class Operations:
         return self
 
     def queue(self, name: str) -> "TransactionPush[Self]":
-        """The fluent style: `.queue("next").partition("p").push([...])` goes on with the
-        transaction."""
+        """Push in the fluent style: `.queue("next").partition("p").push([...])`.
+
+        The final `push` returns the transaction.
+        """
         return TransactionPush(self, name)
 
     def put(self, key: str, value: Any, *, expect: int | None = None) -> Self:
-        """Set a small value; `expect` is the version it must have now, 0 for not there yet."""
+        """Set a keyed value; `expect` is its required version, 0 if the key must not exist."""
         raw = encode(value)
         if len(raw) > MAX_VALUE:
             raise InvalidArgument(
@@ -116,7 +121,7 @@ class Operations:
         return self._add(DeleteOperation(validate.name(key, "key"), _expected(expect)))
 
     def add(self, operation: Operation) -> Self:
-        """Add an operation given as a request struct; refused after the commit."""
+        """Add an operation given as a request struct; raises after the commit."""
         operation.check()
         return self._add(operation)
 
@@ -127,12 +132,12 @@ class Operations:
         return self
 
     def check_open(self) -> None:
-        """Refuse an operation after the commit: it would be lost, or done twice."""
+        """Raise after the commit: another operation would be lost, or would run twice."""
         if self.committed is not None:
             raise InvalidArgument(COMMITTED)
 
     def request(self) -> TransactionRequest:
-        """The operations in the form the broker runs."""
+        """Return the operations as a request for the broker."""
         self.check_open()
         if self._key is None:
             return TransactionRequest(self._operations)
@@ -149,7 +154,7 @@ T = TypeVar("T", bound=Operations)
 
 
 class TransactionPush(Generic[T]):
-    """A queue chosen within a transaction, to push to."""
+    """A builder for a push within a transaction."""
 
     def __init__(self, transaction: T, queue: str) -> None:
         self._transaction = transaction
@@ -172,7 +177,7 @@ class TransactionPush(Generic[T]):
         return self
 
     def push(self, data: Any) -> T:
-        """Push one message or a list of them, if all of the transaction is done."""
+        """Push one message or a list of them, if the transaction commits."""
         return self._transaction.push(self._queue, data, **self._chosen)
 
 
@@ -183,14 +188,14 @@ class TransactionSession(Protocol):
 
 
 class Transaction(Operations):
-    """`with q.transaction() as t:` commits at the end of the block, unless it raises."""
+    """A transaction; `with q.transaction() as t:` commits at the end, unless the block raises."""
 
     def __init__(self, session: TransactionSession, key: str | None) -> None:
         super().__init__(key)
         self._session = session
 
     def commit(self) -> Committed:
-        """Run all operations in one database transaction; a second commit is refused."""
+        """Run all operations in one database transaction; a second commit raises."""
         self.committed = self._session.commit(self)
         return self.committed
 
