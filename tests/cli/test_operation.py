@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ackflow
 from ackflow.broker import access_tokens
 from ackflow.broker.broker import Broker
-from ackflow.cli import doctor
+from ackflow.cli.commands import doctor
 from ackflow.cli.main import app
 from ackflow.server import run
 

@@ -13,13 +13,7 @@ from ackflow.pipeline.aggregator import Aggregator
 from ackflow.pipeline.declaration import Pipeline, Query, Route, Table
 from ackflow.pipeline.eof import EofForwarder, HeldEof, TableKey
 from ackflow.pipeline.finisher import Finisher
-from ackflow.pipeline.messages import (
-    BatchesForwarded,
-    EndForwarded,
-    EndOfTable,
-    Rows,
-    encode,
-)
+from ackflow.pipeline.messages import BatchesForwarded, EndForwarded, EndOfTable, Rows, encode
 from tests.spark.conftest import no_spark_outside_its_group, spark
 
 __all__ = ["no_spark_outside_its_group", "spark"]

@@ -20,13 +20,7 @@ from ..store.tx import Tx
 from .core.clock_recovery import RunTransaction, recover
 from .core.expiry import Refreshed, refresh
 from .core.history import MOST, LeasePruner
-from .core.retention import (
-    drop_old,
-    drop_unread,
-    free_segments,
-    old_lanes,
-    trim,
-)
+from .core.retention import drop_old, drop_unread, free_segments, old_lanes, trim
 from .core.stage import drop_old_stages
 from .core.take import dead_letter_overdue, may_be_overdue
 from .core.topology import complete_cursors, group_for, is_undecided, make_more_cursors

@@ -9,8 +9,9 @@ import typer
 from .. import __version__, validate
 from ..errors import InvalidArgument
 from ..options import MAX_BATCH, Counting
-from . import admin, bench, contexts, dead, doctor, inspect, messages, pipeline, tokens, watch
+from . import contexts
 from .command import CaFile, Commands, ContextName, TokenOption, Url, database_to_serve
+from .commands import admin, bench, dead, doctor, inspect, messages, pipeline, tokens, watch
 from .errors import INTERRUPTED
 from .output import Output
 from .params import AsJson, duration, wants_json

@@ -20,15 +20,7 @@ from ... import ranges
 from ...ids import NO_LEASE, LaneId
 from ...options import MAX_CLAIM
 from ...retry import Exhausted, after_expiry
-from ...store.records import (
-    DUE,
-    LEASED,
-    WAITING,
-    Claim,
-    Group,
-    Lease,
-    record_acks,
-)
+from ...store.records import DUE, LEASED, WAITING, Claim, Group, Lease, record_acks
 from ...store.tx import Tx
 from .cursors import make_ready, unblock_partitions
 from .dead_letters import add_dead_letters

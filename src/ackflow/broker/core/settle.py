@@ -19,17 +19,7 @@ from ...ids import LaneId, LeaseId
 from ...options import DeadLetterKind
 from ...ranges import Ranges
 from ...retry import Exhausted, after_nack, deliveries_exhausted
-from ...store.records import (
-    LEASED,
-    RETURNED,
-    Carry,
-    Claim,
-    Cursor,
-    Group,
-    Lane,
-    Lease,
-    record_acks,
-)
+from ...store.records import LEASED, RETURNED, Carry, Claim, Cursor, Group, Lane, Lease, record_acks
 from ...store.tx import Tx
 from ..requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
 from ..verb import verb

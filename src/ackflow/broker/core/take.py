@@ -8,16 +8,7 @@ from ...clock import SECOND, micros
 from ...errors import StorageFailed
 from ...ids import GroupId, LaneId, LeaseId, PartitionId
 from ...ranges import Ranges
-from ...store.records import (
-    COPIED,
-    LEASED,
-    Claim,
-    Cursor,
-    Group,
-    Lane,
-    Queue,
-    Segment,
-)
+from ...store.records import COPIED, LEASED, Claim, Cursor, Group, Lane, Queue, Segment
 from ...store.tx import Tx
 from ..requests import Mark, Verdict
 from .dead_letters import add_dead_letters

@@ -10,13 +10,7 @@ from msgspec import Struct
 from .... import ids, validate
 from ....broker.core.settle import extend
 from ....broker.requests import Verdict
-from ....errors import (
-    AckflowError,
-    InvalidArgument,
-    LeaseLost,
-    NotFound,
-    RolledBack,
-)
+from ....errors import AckflowError, InvalidArgument, LeaseLost, NotFound, RolledBack
 from ....ids import PartitionId
 from ....options import QUEUE_MODE
 from ....server.http import Call, Response, json

@@ -11,16 +11,16 @@ from typing import Annotated, Literal
 import typer
 from msgspec import Struct
 
-from .. import __version__, validate
-from ..clock import SECOND
-from ..errors import AckflowError, NotADatabase, SchemaTooNew, StorageFull
-from ..model import LeaseStats, QueueStats
-from ..session.session import Session
-from . import output
-from .command import Target, command, require_file
-from .contexts import Location
-from .errors import FAILED, is_unreachable
-from .output import ago, group_name, plural, safe, size, span
+from ... import __version__, validate
+from ...clock import SECOND
+from ...errors import AckflowError, NotADatabase, SchemaTooNew, StorageFull
+from ...model import LeaseStats, QueueStats
+from ...session.session import Session
+from .. import output
+from ..command import Target, command, require_file
+from ..contexts import Location
+from ..errors import FAILED, is_unreachable
+from ..output import ago, group_name, plural, safe, size, span
 
 PANEL = "Operation"
 LOW_DISK_BYTES, FULL_DISK_BYTES = 1 << 30, 64 << 20
@@ -127,7 +127,7 @@ def _of_file(path: str, deep: bool) -> Iterator[Finding]:
 
 
 def _schema(path: str, deep: bool) -> Finding:
-    from ..store.sqlite.check import check_file
+    from ...store.sqlite.check import check_file
 
     try:
         found = check_file(path, deep)
@@ -217,8 +217,8 @@ def _upkeep(session: Session) -> Finding:
 
 
 def _server(target: Target) -> Iterator[Finding]:
-    from ..remote.broker import RemoteBroker
-    from ..remote.protocol import about
+    from ...remote.broker import RemoteBroker
+    from ...remote.protocol import about
 
     session = target.session
     assert isinstance(session.broker, RemoteBroker)

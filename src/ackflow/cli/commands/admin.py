@@ -7,13 +7,13 @@ import msgspec
 import typer
 from msgspec import UNSET
 
-from ..errors import InvalidArgument, NotFound
-from ..model import GroupStats
-from ..options import GroupOptions, QueueOptions
-from . import output, params
-from .command import Target, Yes, command, confirm
-from .output import Columns, group_name, plural
-from .params import Group, GroupName, Partition, Queue, group_option
+from ...errors import InvalidArgument, NotFound
+from ...model import GroupStats
+from ...options import GroupOptions, QueueOptions
+from .. import output, params
+from ..command import Target, Yes, command, confirm
+from ..output import Columns, group_name, plural
+from ..params import Group, GroupName, Partition, Queue, group_option
 
 PANEL = "Administration"
 

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-from .. import validate
-from ..errors import InvalidArgument, NotFound
-from ..pipeline import preflight, stages
-from ..pipeline.declaration import Pipeline
-from ..pipeline.loader import clients
-from ..pipeline.stages import DEFAULT_DECLARATION, STAGES, Settings
-from ..pipeline.state import pipeline_names
-from ..session.session import Session
-from .errors import NOTHING, NoDatabase
-from .output import Columns, Output
-from .params import duration
-from .streams import persistent
+from ... import validate
+from ...errors import InvalidArgument, NotFound
+from ...pipeline import preflight, stages
+from ...pipeline.declaration import Pipeline
+from ...pipeline.loader import clients
+from ...pipeline.stages import DEFAULT_DECLARATION, STAGES, Settings
+from ...pipeline.state import pipeline_names
+from ...session.session import Session
+from ..errors import NOTHING, NoDatabase
+from ..output import Columns, Output
+from ..params import duration
+from ..streams import persistent
 
 app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and queries on Spark.")
 
@@ -59,7 +59,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal data.")] = 1,
 ) -> None:
     """Generate data of coffee shops, including edge cases."""
-    from ..pipeline.examples.generate import generate as write
+    from ...pipeline.examples.generate import generate as write
 
     write(out, transactions, clients, seed)
     print(f"{clients} clients with {transactions:,} transactions each are in {out}")
@@ -99,8 +99,8 @@ def run(
     if stage is not None:
         run_stage(settings, stage, worker)
         return
-    from ..pipeline.chart import write as draw
-    from ..pipeline.run import Run
+    from ...pipeline.chart import write as draw
+    from ...pipeline.run import Run
 
     with persistent(), closing(Run(settings)) as found:
         worked = found.run(alarm_after=eof_alarm_after)
@@ -160,7 +160,7 @@ def status(
     prometheus: Annotated[bool, typer.Option(help="Print metrics for Prometheus.")] = False,
 ) -> None:  # fmt: skip
     """Show the progress of each table and its unacknowledged ends of file."""
-    from ..pipeline.status import prometheus_text, table_statuses
+    from ...pipeline.status import prometheus_text, table_statuses
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()
@@ -190,7 +190,7 @@ def cancel(
     out: Out, db: Db = None, declared: Declared = DEFAULT_DECLARATION, token: Secret = None,
 ) -> None:  # fmt: skip
     """Cancel a client: drop its messages and delete its state."""
-    from ..pipeline.cancel import cancel as cancel_client
+    from ...pipeline.cancel import cancel as cancel_client
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()

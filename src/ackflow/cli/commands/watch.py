@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import AckflowError
-from ..model import GroupStats, QueueStats, StoredMessage
-from . import output
-from .command import Target, command
-from .errors import is_unreachable
-from .output import Cell, Columns, colored, group_name, safe, span
-from .params import Partition, Queue, duration
+from ...errors import AckflowError
+from ...model import GroupStats, QueueStats, StoredMessage
+from .. import output
+from ..command import Target, command
+from ..errors import is_unreachable
+from ..output import Cell, Columns, colored, group_name, safe, span
+from ..params import Partition, Queue, duration
 
 PANEL = "Inspection"
 POLL = 0.2

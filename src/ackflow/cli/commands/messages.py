@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ..errors import InvalidArgument
-from ..options import DEFAULT_PARTITION, MAX_BATCH, MAX_PRIORITY, QUEUE_MODE
-from ..session.encoding import Item
-from ..session.lease import Lease
-from ..session.messages import Batch, Message, Receipt, Settled
-from . import input, output
-from .command import Target, command
-from .errors import FAILED, NOTHING
-from .input import BadLine, MessageFormat
-from .params import Group, Partition, Queue, duration
-from .streams import output_error
+from ...errors import InvalidArgument
+from ...options import DEFAULT_PARTITION, MAX_BATCH, MAX_PRIORITY, QUEUE_MODE
+from ...session.encoding import Item
+from ...session.lease import Lease
+from ...session.messages import Batch, Message, Receipt, Settled
+from .. import input, output
+from ..command import Target, command
+from ..errors import FAILED, NOTHING
+from ..input import BadLine, MessageFormat
+from ..params import Group, Partition, Queue, duration
+from ..streams import output_error
 
 PANEL = "Messages"
 IDS_SHOWN = 20

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from ..errors import AckflowError, InvalidArgument
-from ..options import MAX_BATCH
-from ..session.session import Session
-from .command import Target, command
-from .output import Columns, plural
+from ...errors import AckflowError, InvalidArgument
+from ...options import MAX_BATCH
+from ...session.session import Session
+from ..command import Target, command
+from ..output import Columns, plural
 
 PANEL = "Operation"
 MEASURED = Columns(

@@ -6,15 +6,15 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..errors import NotFound
-from ..model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, Why
-from ..options import QUEUE_MODE
-from . import output
-from .command import Target, command
-from .errors import NOTHING
-from .output import Cell, Columns, ago, colored, group_name, plural, short, size, span, times
-from .params import Group, Limit, OptionalQueue, Partition, Queue, Since, StateFor, Until, duration
-from .params import group as group_of
+from ...errors import NotFound
+from ...model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, Why
+from ...options import QUEUE_MODE
+from .. import output
+from ..command import Target, command
+from ..errors import NOTHING
+from ..output import Cell, Columns, ago, colored, group_name, plural, short, size, span, times
+from ..params import Group, Limit, OptionalQueue, Partition, Queue, Since, StateFor, Until, duration
+from ..params import group as group_of
 
 PANEL = "Inspection"
 QUEUES = Columns(

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from ..errors import InvalidArgument, NotFound
-from ..model import DeadLetter
-from . import output
-from .command import Target, Yes, command, confirm
-from .errors import NOTHING
-from .output import Cell, Columns, ago, group_name, plural, short
-from .params import Group, Limit, OptionalQueue, Partition, Queue, Since, Until
+from ...errors import InvalidArgument, NotFound
+from ...model import DeadLetter
+from .. import output
+from ..command import Target, Yes, command, confirm
+from ..errors import NOTHING
+from ..output import Cell, Columns, ago, group_name, plural, short
+from ..params import Group, Limit, OptionalQueue, Partition, Queue, Since, Until
 
 app = typer.Typer(
     no_args_is_help=True,

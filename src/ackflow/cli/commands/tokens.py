@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ..broker import access_tokens
-from ..broker.access_tokens import Token
-from ..broker.broker import Broker
-from ..errors import InvalidArgument
-from ..model import when
-from . import params
-from .command import Target, Yes, command, confirm
-from .output import Columns, plural
-from .streams import output_error
+from ...broker import access_tokens
+from ...broker.access_tokens import Token
+from ...broker.broker import Broker
+from ...errors import InvalidArgument
+from ...model import when
+from .. import params
+from ..command import Target, Yes, command, confirm
+from ..output import Columns, plural
+from ..streams import output_error
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke access tokens of a server.")
 

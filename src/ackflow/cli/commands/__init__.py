@@ -1,0 +1,1 @@
+"""The commands of `ackflow`, one module for each group of them."""
