@@ -1,7 +1,7 @@
-"""One connection to PostgreSQL: how it is opened, and how statements go over it.
+"""Connections to PostgreSQL, and the execution of statements in pipeline mode.
 
-Statements are sent in a pipeline: one that answers with no rows is not waited for, and its error
-comes with the next answer, or with the commit at the latest.
+A statement that returns no rows is sent without waiting for its result. Its error is raised by the
+next statement that returns rows, or by the commit at the latest.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from .. import migrate
 from ..mapping import Row
 
 CONNECT_SECONDS = 10
-# A broker that hangs in the middle of a transaction keeps all others out until it is ended: by the
-# server, which sees it idle, or by one that waited for the lock in vain (`end_hung`). Each tries
-# twice to get the lock.
+# A broker that hangs in a transaction blocks all other brokers until its session is terminated: by
+# the server (idle_in_transaction_session_timeout), or by a broker whose lock_timeout has expired
+# (`end_hung`). Each broker tries twice to get the lock.
 HUNG_SECONDS = 10
 LOCK_SECONDS = 15
-# How a lost machine is noticed, on either side, where nothing else is sent: within 25 seconds.
+# Either side detects a dead peer within 25 seconds, even on an idle connection.
 KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-# Nothing scans: each statement has an index made for it, whatever the server believes of a table
-# that was empty a moment ago, and its plan is made once.
+# Each statement has an index made for it and is planned once. Sequential scans are disabled because
+# the planner would choose them for a table whose statistics still say that it is empty.
 SETTINGS = {
     "lock_timeout": f"{LOCK_SECONDS}s",
     "idle_in_transaction_session_timeout": f"{HUNG_SECONDS}s",
     "enable_seqscan": "off",
-    # The newest version of a row is the last entry of its index; any other plan visits them all.
+    # The newest version of a row is the last entry of its index; other plans visit all versions.
     "enable_bitmapscan": "off",
     "enable_sort": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -49,8 +49,8 @@ SET = """select pg_backend_pid() = $1, (select count(set_config(name, value, fal
 SET_LOCAL = (
     "select set_config(name, value, true) from unnest($1::text[], $2::text[]) as s (name, value)"
 )
-# One that waits for its client for so long, and has the lock of all; whoever may not see it may not
-# end it either.
+# Terminates the session that holds the brokers' advisory lock and has waited for its client longer
+# than idle_in_transaction_session_timeout. A role that may not see it may not terminate it either.
 HUNG = """select pg_terminate_backend(a.pid) from pg_locks l join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.database = a.datid
     and a.datname = current_database() and a.pid <> pg_backend_pid()
@@ -58,15 +58,15 @@ where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.database = 
     and a.state_change < clock_timestamp()
         - nullif(current_setting('idle_in_transaction_session_timeout'), '0')::interval"""
 
-# A cursor is updated twice for each message, and its dead versions stay while another session holds an
-# old snapshot. Each update notes its time (to a quarter of a second: one that changes nothing else that
-# is in an index then touches none), and a lookup starts at the newest.
+# A cursor is updated twice for each message, and its dead versions remain while another session
+# holds an old snapshot. Each update sets `rev` to its time, and a lookup starts at the newest. The
+# time is rounded to a quarter of a second: most updates change no indexed column.
 BY_KEY = re.compile(r"\b((?:from|update) cursors (?:set .* )?)where lane = \?1 and grp = \?2\b")
 NEWEST = r"""\1where ctid =
     (select ctid from cursors where lane = ?1 and grp = ?2
         order by lane desc, grp desc, rev desc limit 1)"""
-# A claim is looked for in the one index that holds its whole key. Where most rows lie dead the planner
-# expects none, and then takes any index of a table; a comparison of rows fits this one only.
+# A claim is looked up in the one index that contains its whole key. Where most rows are dead, the
+# planner expects no rows and may choose any index; a row comparison matches this index only.
 OF_CLAIM = re.compile(
     r"\b(claim_rows (?:set .* )?where )lane = \?1 and grp = \?2 and lease = \?3( and id = \?4)?"
 )
@@ -75,10 +75,10 @@ REVISE = "update cursors set rev = (date_part('epoch', now()) * 4)::bigint, "
 
 
 class Connection(psycopg.Connection[Row]):
-    """A connection with the settings of its place.
+    """A connection with the settings of its `Place`.
 
-    Behind a pooler each transaction may be on another server process: what is set is set in every
-    transaction, nothing is prepared, and LISTEN is not available.
+    Behind a pooler each transaction may run in another server process. There, the settings are made
+    in every transaction, no statement is prepared, and LISTEN is not available.
     """
 
     pooled: bool = False
@@ -86,7 +86,7 @@ class Connection(psycopg.Connection[Row]):
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
-        """A transaction in which the settings hold."""
+        """Run a transaction in which the settings apply."""
         with self.transaction():
             if self.pooled:
                 RawCursor(self).execute(SET_LOCAL, self.settings)
@@ -94,7 +94,7 @@ class Connection(psycopg.Connection[Row]):
 
 
 class Place:
-    """Where a database is: a server, a database there, and a schema in it (`ackflow` by default)."""
+    """The location of a store: server, database and schema (by default `ackflow`)."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -109,7 +109,7 @@ class Place:
             known = conninfo_to_dict(bare)
         except psycopg.ProgrammingError as error:
             raise InvalidArgument(f"this is no URL of PostgreSQL: {str(error).strip()}") from None
-        # A pooler refuses or ignores options, so ours are set once it is known what answers.
+        # A pooler rejects or ignores `options`, so the settings are made after connecting.
         given = set(re.findall(r"([\w.]+)\s*=", str(known.get("options") or "")))
         settings = {"search_path": self.schema, **SETTINGS}
         self._settings = {name: value for name, value in settings.items() if name not in given}
@@ -120,7 +120,7 @@ class Place:
             **KEEPALIVES,
         }
         self._conninfo = make_conninfo(**{**defaults, **known})
-        # How long to wait for a server when it is first connected to, where the URL says so.
+        # The timeout of the first connection attempt, if the URL has one.
         self.connect_seconds = float(known.get("connect_timeout") or "inf")
         host, name = known.get("host") or "localhost", known.get("dbname") or "its default database"
         self.name = f"{name} on {host}"
@@ -130,7 +130,7 @@ class Place:
         try:
             db.settings = list(self._settings), list(self._settings.values())
             ours = {**SERVER_KEEPALIVES, **self._settings}
-            # A pooler makes up the number by which its clients cancel.
+            # A pooler reports an invented backend PID to its clients.
             pid = db.info.backend_pid
             asked = RawCursor(db).execute(SET, (pid, list(ours), list(ours.values()))).fetchall()
             db.pooled = not asked[0][0]
@@ -138,7 +138,7 @@ class Place:
             db.close()
             raise
         db.prepare_threshold, db.prepared_max = None if db.pooled else 2, 1_000
-        # Each statement is planned once: all whole numbers are of one type, as in the tables.
+        # Each statement is planned once: all integers are sent as bigint, as in the tables.
         db.adapters.register_dumper(int, Int8BinaryDumper)
         db.adapters.register_dumper(bool, Int8BinaryDumper)
         db.adapters.register_dumper(str, _TextDumper)
@@ -146,17 +146,17 @@ class Place:
         return db
 
     def end_hung(self, lock: int) -> None:
-        """End the broker that has a lock and hangs, if there is one."""
+        """Terminate the session of a hung broker that holds a lock, if there is one."""
         with self.open() as db, db.begun():
             RawCursor(db).execute(HUNG, (lock,))
 
 
 class PipelinedConnection:
-    """A connection whose statements are pipelined. Used by one thread at a time.
+    """A connection in pipeline mode. Used by one thread at a time.
 
-    Each answer that is waited for ends with a Sync: only then does the server see a broker that
-    hangs as idle in its transaction. `wrote`: whether any statement since it was last set to False
-    may have changed something.
+    Each statement whose result is waited for ends with a Sync message: without it the server would
+    not report a hung broker as idle in transaction. `wrote` is True if any statement since it was
+    last set to False may have changed data.
     """
 
     def __init__(self, db: Connection) -> None:
@@ -167,7 +167,7 @@ class PipelinedConnection:
         self._pipeline = self._stack.enter_context(db.pipeline())
 
     def execute(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
-        """Run a statement that answers with rows."""
+        """Run a statement that returns rows."""
         if not sql.startswith("select"):
             self.wrote = True
         asking = self._asking.execute(sql, args, binary=True)
@@ -175,36 +175,37 @@ class PipelinedConnection:
         return asking.fetchall()
 
     def write(self, sql: str, args: Sequence[Any] = ()) -> None:
-        """Send a statement that answers with no rows; what is wrong with it is heard later."""
+        """Send a statement that returns no rows; its error is raised later."""
         self.wrote = True
         self._telling.execute(sql, args, binary=True)
 
     def begin(self, sql: str) -> None:
-        """Begin a transaction in which the settings hold."""
+        """Begin a transaction in which the settings apply."""
         self.write(sql)
         if self.db.pooled:
             self.write(SET_LOCAL, self.db.settings)
 
     def commit(self) -> None:
-        """Commit, and wait until it is done."""
+        """Commit, and wait for the result."""
         self.write("commit")
         self.sync()
-        if self._telling.statusmessage != "COMMIT":  # so the server answers after an error
+        if self._telling.statusmessage != "COMMIT":  # a commit after an error is a rollback
             raise pg.InFailedSqlTransaction("the transaction was rolled back")
 
     def insert(self, sql: str, args: Sequence[Any]) -> int:
         return int(self.execute(f"{sql} returning id", args)[0][0])
 
     def sync(self) -> None:
-        """Wait until everything sent is done; raises what was wrong with any of it."""
-        if self.db.pgconn.flush():  # a pipeline waits for the answer to what it has not all sent
+        """Wait for the results of everything sent; raises the error of any statement."""
+        # The pipeline would wait for results of statements that are not completely sent.
+        if self.db.pgconn.flush():
             self.db.wait(send(self.db.pgconn))
         self._pipeline.sync()
 
     def rollback(self, error: BaseException) -> bool:
-        """Undo what is not committed; False when the connection is of no more use.
+        """Roll back the open transaction; returns False if the connection is no longer usable.
 
-        It is of none after an error of the server, or an interrupt in the middle of a statement.
+        After an error of the server, or an interrupt during a statement, it is closed.
         """
         try:
             if isinstance(error, AckflowError):
@@ -224,7 +225,7 @@ class PipelinedConnection:
 
 @cache
 def statements() -> dict[str, str]:
-    """The named statements as PostgreSQL reads them; a limit of -1 is none."""
+    """Return the named statements in PostgreSQL's syntax; a limit of -1 means no limit."""
     found = {
         name: UPDATE.sub(REVISE, BY_KEY.sub(NEWEST, OF_CLAIM.sub(_by_whole_key, sql)))
         for name, sql in migrate.statements("postgres").items()
@@ -246,9 +247,9 @@ def _by_whole_key(found: re.Match[str]) -> str:
 
 
 class _TextDumper(StrBinaryDumper):
-    """Text as it is, but for the one character that PostgreSQL has no room for.
+    """Replaces the NUL character, which PostgreSQL cannot store in text.
 
-    Names never have it; the text of an error may.
+    Names never contain it; the text of an error may.
     """
 
     def dump(self, obj: str) -> Any:
@@ -256,7 +257,7 @@ class _TextDumper(StrBinaryDumper):
 
 
 class _SumLoader(NumericBinaryLoader):
-    """Sums of whole numbers are whole numbers."""
+    """Loads `numeric` as int: the sum of bigint values is numeric."""
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))

@@ -1,8 +1,8 @@
 """Waking other brokers on one PostgreSQL database, by NOTIFY and by polling.
 
-A notification is sent after the commit and on a connection of its own: inside a transaction it would
-make all commits of the server wait for each other. Behind a pooler, where no notification arrives, a
-broker with a waiting pop polls every 50 ms.
+A notification is sent after the commit and on a separate connection: inside a transaction it would
+serialize all commits of the server. Behind a pooler, where no notification arrives, a broker with a
+waiting pop polls every 50 ms.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 POLL_SECONDS = 0.5
-LISTEN_SECONDS = 0.05  # how long closing may have to wait
+LISTEN_SECONDS = 0.05  # the longest time that `close` may have to wait
 RETRY_SECONDS = 1.0
 
 
@@ -36,7 +36,7 @@ class Notifier:
         self.received = 0
 
     def notify(self) -> None:
-        """Notify the others soon; many calls may become one notification."""
+        """Request a notification of other brokers; many calls may result in one notification."""
         if self._sender is None:
             self._sender = self._start(self._send, "ackflow-notify")
         self._requested.set()
@@ -60,7 +60,7 @@ class Notifier:
         return thread
 
     def _retry(self, run: Callable[[], None]) -> None:
-        """Reconnect to a server that was away; notifications may have been missed meanwhile."""
+        """Reconnect after a lost connection; notifications may have been missed meanwhile."""
         while not self._closing.is_set():
             with contextlib.suppress(psycopg.Error):
                 run()
@@ -81,7 +81,7 @@ class Notifier:
             seen, poll_at = -1, 0.0
             while not self._closing.is_set():
                 if db.pooled or time.monotonic() >= poll_at:
-                    # A broker that was killed between commit and notification has sent none.
+                    # A broker that was killed between commit and NOTIFY has sent no notification.
                     poll_at = time.monotonic() + POLL_SECONDS
                     row = db.execute(self._poll).fetchone()
                     if row and row[0] != seen:

@@ -1,8 +1,8 @@
-"""The shared store: a schema in a PostgreSQL database, any number of brokers on any machines.
+"""The shared store: a schema in a PostgreSQL database, used by any number of brokers.
 
-Known weaknesses: brokers write one after the other, each all that waits in it at that moment, so
-more brokers serve more clients but do not write faster; a broker that finds that another has written
-forgets what it remembers, and asks for it again.
+The brokers may run on any machines. Limits: one broker writes at a time, in one transaction for all
+its queued verbs, so more brokers serve more clients but do not increase write throughput; a broker
+that finds that another broker has written clears its cache and reads the records again.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from .notify import Notifier
 
 T = TypeVar("T")
 
-# What `synchronous_commit` is for verbs that must be on disk when they are answered, and for others.
+# `synchronous_commit` for verbs that must be on disk when they are answered, and for all others.
 LEVELS: dict[MayLose, tuple[str, str]] = {
     "nothing": ("on", "on"),
     "acks": ("on", "off"),
@@ -47,23 +47,23 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
     "everything": ("off", "off"),
 }
 BEGIN = "select set_config('synchronous_commit', $1, true), pg_advisory_xact_lock($2)"
-# Asked when the lock is held, so that the answer is of now and knows every earlier transaction.
-# The newest entry of the index is read first, so dead rows before it cost nothing.
+# Run while the lock is held, so that the result is current and includes every earlier transaction.
+# The newest index entry is read first, so that dead rows before it are not visited.
 LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
     (select value from meta where key = 'schema'), hints from writes order by n desc limit 1"""
 WROTE = """with before as (delete from writes where n = $3)
     insert into writes (n, broker, hints) values ($1, $2, $4)"""
 FORGET = """delete from writes where at < now() - interval '1 day'
     and n < (select max(n) from writes)"""
-# The server's time, and that of a broker that wrote something when it was ahead.
+# The server's time, and the newest time that was written while the clock was ahead.
 CLOCKS = """select (extract(epoch from clock_timestamp()) * 1000000)::bigint,
     (select (extract(epoch from max(at)) * 1000000)::bigint
         from writes where at > now() + interval '60 seconds')"""
-# How long a server that is away is waited for: a restart, or another that takes over.
+# How long a call blocks while the server is unavailable: during a restart or a failover.
 AWAY_SECONDS = 30.0
-# Codes of a connection that was ended: lost, by a shutdown, for hanging in a transaction.
+# SQLSTATE prefixes of a terminated connection: connection failure, shutdown, session timeouts.
 LOST = ("08", "57P", "25P03", "25P04")
-# What no waiting helps against when connecting; a server that starts or stops says FATAL as well.
+# Connection errors that are not retried. A server that starts or stops also reports FATAL.
 REFUSED = re.compile(
     "FATAL:(?!.*(starting up|shutting down|recovery|not yet accepting|too many|slots are reserved"
     "|terminating|server login|server conn|timeout|cannot connect))"
@@ -73,14 +73,15 @@ log = logging.getLogger("ackflow")
 
 
 class ServerClock(SystemClock):
-    """The clock of the database server, as it was last seen, and the steady clock since then."""
+    """The clock of the database server, as last read, advanced by the local monotonic clock."""
 
     _asked = False
 
     def follow(self, now: int) -> int:
-        """What time it is, when the server's clock says so.
+        """Set the clock to the server's time, and return the time that applies.
 
-        Its steps are followed, that of more than a day only when it has stood for five minutes.
+        Steps of the server's clock are followed; a step of more than a day only after it has lasted
+        for five minutes.
         """
         steady, bearing = self._steady(), self._course.bearing
         offset = now * 1000 - steady
@@ -93,25 +94,25 @@ class ServerClock(SystemClock):
         return now if bearing.offset == offset else self.now()
 
     def _look(self, steady: int) -> None:
-        pass  # the wall clock of this machine is another
+        pass  # the wall clock of this machine is not used
 
 
 class PostgresStore:
-    """A schema in a PostgreSQL database, made if it is not there and may be."""
+    """A schema in a PostgreSQL database, created if it is missing and the role may create it."""
 
     def __init__(self, url: str, clock: Clock | None, may_lose: MayLose | None = None) -> None:
         self._place = Place(url)
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None
         self._hurried = False
-        self.sync: None = None  # a commit that asks for it is on the server's disk
+        self.sync: None = None  # a synced commit is on the server's disk when it returns
         self._synced, self._plain = chosen(LEVELS, may_lose)
         self._lock_key = _lock_key(self._place.schema)
         self._statements = statements()
         self._cache = Cache()
         self._me = secrets.randbits(62)
         self._version = -1
-        self._wrote = -1  # the number of our last row in `writes`
+        self._wrote = -1  # the number of this broker's last row in `writes`
         self._latest = 0
         self._alone = threading.RLock()
         self._readers: list[PipelinedConnection] = []
@@ -124,10 +125,11 @@ class PostgresStore:
             self._schema, self.id = self._patiently(self._set_up, seconds)
 
     def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
-        """Run a body in one transaction; on return it is committed, on error it never was.
+        """Run a body in one transaction; on return it is committed, on error it is rolled back.
 
-        The exception is OutcomeUnknown: the server was lost while it committed, and stays away. The
-        body is run again when the server was lost and nothing of it is committed.
+        The exception is OutcomeUnknown: the connection was lost during the commit, and the server
+        remains unavailable. If the connection is lost and nothing was committed, the body runs
+        again.
         """
         level = self._synced if synced else self._plain
         with self._alone, self._translated():
@@ -137,12 +139,12 @@ class PostgresStore:
         return tx
 
     def read(self, body: Callable[[Tx], T]) -> T:
-        """Run a body on a snapshot of what is committed, beside the writer."""
+        """Run a body in a read-only transaction, concurrently with the writer."""
         with self._translated():
             return self._patiently(lambda: self._read(body))
 
     def changed(self) -> int:
-        """A number that changes when another broker may have committed."""
+        """Return a number that changes when another broker may have committed."""
         return self._notifier.listen()
 
     def backup(self, target: str) -> None:
@@ -152,7 +154,7 @@ class PostgresStore:
         )
 
     def hurry(self) -> None:
-        """Wait no longer for a server that is away, as this is about to be closed."""
+        """Stop waiting for an unavailable server, as the store is about to be closed."""
         self._hurried = True
 
     def close(self) -> None:
@@ -164,7 +166,7 @@ class PostgresStore:
         self._readers.clear()
 
     def _set_up(self) -> tuple[int, int]:
-        """The number of the schema, made or migrated if need be, and the id of the store."""
+        """Create or migrate the schema if needed; returns its version and the store id."""
         with contextlib.closing(self._place.open()) as db:
             schema = _migrate(db, self._place.schema, self._lock_key)
             with db.begun():
@@ -175,9 +177,9 @@ class PostgresStore:
         return schema, store
 
     def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Do what a server that is away, or was, may interrupt; it is waited for.
+        """Run `work`, and retry it while the server is unavailable.
 
-        So is the lock, a second time once a broker is ended that hangs and has it.
+        If the lock times out, terminate a hung broker that holds it, and try once more.
         """
         until = time.monotonic() + (AWAY_SECONDS if seconds is None else seconds)
         pause = 0.0
@@ -228,7 +230,7 @@ class PostgresStore:
         return tx
 
     def _begin(self, channel: PipelinedConnection, level: str) -> Tx:
-        """Hold the writer's lock, and know what time it is."""
+        """Begin a transaction under the writer lock, with the current time."""
         channel.begin("begin")
         channel.write(BEGIN, (level, self._lock_key))
         version, now, schema, known = channel.execute(LOOK)[0]
@@ -262,7 +264,7 @@ class PostgresStore:
             self._writer = None
 
     def _was_committed(self, version: int) -> bool:
-        """Whether our transaction of that number was, whose commit was not answered."""
+        """Return whether a transaction was committed whose commit got no response."""
         try:
             return self._patiently(lambda: self._is_written(version))
         except psycopg.Error as error:
@@ -270,7 +272,7 @@ class PostgresStore:
 
     def _is_written(self, version: int) -> bool:
         with contextlib.closing(self._place.open()) as db, db.begun():
-            # The server may still be at it: who has the lock knows that it is not.
+            # The server may still be committing it; the lock is free once that has ended.
             db.execute("select pg_advisory_xact_lock(%s)", (self._lock_key,))
             mine = "select 1 from writes where n = %s and broker = %s"
             return db.execute(mine, (version, self._me)).fetchone() is not None
@@ -314,7 +316,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the errors of PostgreSQL into ours, with a sentence that says what to do."""
+        """Translate errors of PostgreSQL, with a message that says what to do."""
         where = self._place.name
         try:
             yield
@@ -333,9 +335,9 @@ class PostgresStore:
 
 
 def _migrate(db: Connection, schema: str, lock: int) -> int:
-    """Bring a schema to the newest version, in one transaction, beside others that do the same.
+    """Migrate a schema to the newest version, in one transaction, and return its version.
 
-    Answers with its number.
+    Other brokers may do the same concurrently.
     """
     shipped = migrate.shipped("postgres")
     newest = shipped[-1][0]
@@ -362,7 +364,7 @@ def _migrate(db: Connection, schema: str, lock: int) -> int:
 
 
 def _look_at_clocks(db: Connection) -> int:
-    """The server's time; a mark is left when its clock went back since a broker wrote something."""
+    """Return the server's time; store a mark if its clock went back since the last write."""
     row = db.execute(CLOCKS).fetchone()
     assert row is not None
     now, last = row
@@ -384,14 +386,14 @@ def _store_id(db: Connection) -> int:
 
 
 def _lock_key(schema: str) -> int:
-    """The number under which brokers on one schema keep each other out."""
+    """Return the key of the advisory lock of the brokers on one schema."""
     digest = hashlib.blake2b(f"ackflow {schema}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def _lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone or cannot be had yet, and not just a statement refused."""
-    if error.sqlstate is None:  # the errors of connecting have no code, one line for each server
+    """Return whether an error means a lost or unavailable connection, not a failed statement."""
+    if error.sqlstate is None:  # connection errors have no SQLSTATE, and one line for each server
         tried = re.findall("^- host: .*", str(error), re.MULTILINE) or [_first_line(error)]
         return isinstance(error, psycopg.OperationalError) and any(
             not REFUSED.search(attempt) for attempt in tried
