@@ -1,7 +1,7 @@
 """Records that the writer keeps between transactions.
 
-The cache is dropped when another process has written to the database and when a transaction is rolled
-back. Therefore a verb may change a cached record before its transaction has committed.
+The cache is cleared when another process has written to the database and when a transaction is
+rolled back. Therefore a verb may change a cached record before its transaction has committed.
 """
 
 from collections import OrderedDict, deque
@@ -14,13 +14,13 @@ MAX_LEASES = 1_000
 MAX_SEEN = 10_000
 SEGMENTS_KEPT = 4
 MAX_BODY_BYTES = 8 * 1024 * 1024
-BODY_COST = 800  # bytes that a body takes beside its payloads
+BODY_COST = 800  # bytes of memory that a body takes in addition to its payloads
 
 
 class Cache:
     def __init__(self) -> None:
         self.tick = 0
-        self.crowded = False  # it has more records than it should
+        self.crowded = False  # it holds more records than its limits allow
         self.queues: dict[QueueId, Queue] = {}
         self.queue_ids: dict[str, QueueId] = {}
         self.partitions: dict[tuple[QueueId, str] | PartitionId, Partition] = {}
@@ -28,29 +28,25 @@ class Cache:
         self.groups: dict[tuple[QueueId, str] | GroupId, Group] = {}
         self.group_ids: dict[QueueId, list[GroupId]] = {}
         self.cursors: dict[tuple[LaneId, GroupId], Cursor] = {}
-        self.segments: dict[LaneId, deque[Segment]] = {}  # by lane, some last read or written
+        self.segments: dict[LaneId, deque[Segment]] = {}  # by lane, the most recently used
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
-        self.next_times: dict[GroupId, int] = {}  # by group, no claim of it has a time before this
-        # By group, no lane with work comes before this (priority, served); those asked for last come
-        # last. A change of a cursor that is not written through `Cursors` must drop it.
+        self.next_times: dict[GroupId, int] = {}  # by group, a lower bound of its claims' times
+        # By group, a lower bound of (priority, served) of its lanes with work; the most recently
+        # used group is last. Code that changes a cursor without `Cursors` must remove the entry.
         self.work_from: dict[GroupId, tuple[int, int]] = {}
-        self.alone: dict[
-            GroupId, LaneId
-        ] = {}  # by group, the one lane with work if there is just one
+        self.alone: dict[GroupId, LaneId] = {}  # by group, its lane with work, if there is just one
         self.nothing_due: set[tuple[LaneId, GroupId]] = set()  # (lane, group) without a due claim
-        self.gone_after: dict[LaneId, dict[GroupId, tuple[int, int]]] = {}  # by lane and group
-        self.making: dict[
-            QueueId, list[GroupId]
-        ] = {}  # by queue, groups without a cursor of every lane
-        self.room: dict[QueueId, int] = {}  # by limited queue, how many messages it takes at least
-        self.windowed: set[GroupId] = set()  # groups with a window, of those that were read
-        self.in_window: dict[
-            GroupId, int
-        ] = {}  # by group with a window, how many messages are in it
-        self.room_known: set[GroupId] = set()  # of these, by group, it is exactly as much
-        self.last_lease: LeaseId | None = None  # the highest id given, once it was read
-        self.halted: bool | None = None  # whether hand-outs are off everywhere, once it was read
-        # By group, consumers and the times of their first and last pop; stays.
+        # By lane and group, a sequence and how many messages are removed from it on.
+        self.gone_after: dict[LaneId, dict[GroupId, tuple[int, int]]] = {}
+        # By queue, groups that do not yet have a cursor for every lane.
+        self.making: dict[QueueId, list[GroupId]] = {}
+        self.room: dict[QueueId, int] = {}  # by queue with max_size, at least so many may be pushed
+        self.windowed: set[GroupId] = set()  # cached groups with max_ack_pending
+        self.in_window: dict[GroupId, int] = {}  # of these, how many messages count against it
+        self.room_known: set[GroupId] = set()  # groups for whose queue `room` is exact
+        self.last_lease: LeaseId | None = None  # the highest id assigned; None: not read yet
+        self.halted: bool | None = None  # whether delivery is paused globally; None: not read yet
+        # By group, consumers and the times of their first and last pop; `clear` keeps it.
         self.seen: dict[GroupId, dict[str, tuple[int, int]]] = {}
         self._tokens: dict[LeaseId, int] = {}
         self._bodies: OrderedDict[tuple[LaneId, int], tuple[Body, int]] = OrderedDict()
@@ -91,7 +87,7 @@ class Cache:
         self.crowded = self.crowded or len(self.lanes) > 2 * MAX_CURSORS
 
     def shrink(self) -> None:
-        """Forget the records of lanes; called between transactions when it is crowded."""
+        """Evict the records of lanes; called between transactions when the cache is crowded."""
         self.crowded = False
         self.cursors.clear()
         self.segments.clear()
@@ -101,7 +97,7 @@ class Cache:
         self.partitions.clear()
 
     def record_seen(self, group_id: GroupId, consumer: str, now: int) -> None:
-        """Remember when a consumer asked; what was long ago is forgotten now and then."""
+        """Record the time of a pop by a consumer; above a limit the oldest half is evicted."""
         seen = self.seen.get(group_id)
         if seen is None:
             seen = self.seen[group_id] = {}
@@ -117,24 +113,24 @@ class Cache:
         if kept is None:
             kept = self.segments[segment.lane] = deque(maxlen=SEGMENTS_KEPT)
         if new or segment not in kept:
-            kept.appendleft(segment)  # most often asked for is the last one
+            kept.appendleft(segment)  # the newest segment is read most often
 
     def segment(self, lane: LaneId, sequence: int) -> Segment | None:
-        """The segment that holds a sequence, if it was read or written lately."""
+        """Return the segment that contains a sequence, if it is cached."""
         for segment in self.segments.get(lane, ()):
             if segment.first <= sequence < segment.first + segment.count:
                 return segment
         return None
 
     def note_claim(self, claim: Claim) -> None:
-        """Keep what is known of times and due claims true when a claim is written."""
+        """Update the cached times and due claims when a claim is written."""
         if claim.state == DUE:
             self.nothing_due.discard((claim.lane, claim.group_id))
         elif claim.at is not None and claim.at < self.next_times.get(claim.group_id, 0):
             self.next_times[claim.group_id] = claim.at
 
     def keep_lease(self, lease: Lease, claims: list[Claim]) -> None:
-        """Keep a live lease with its claims, exactly as they are stored."""
+        """Cache a live lease with its claims, exactly as they are stored."""
         if len(self.leases) >= MAX_LEASES:
             self.forget_leases()
         self.leases[lease.token] = lease, claims
@@ -145,7 +141,7 @@ class Cache:
         self._tokens.clear()
 
     def forget_lease(self, id: LeaseId | None) -> None:
-        """Forget a lease before it, or a claim of it, is changed."""
+        """Evict a lease before it, or one of its claims, is changed."""
         if id is not None and (token := self._tokens.pop(id, None)) is not None:
             del self.leases[token]
 
@@ -157,7 +153,7 @@ class Cache:
         return found[0]
 
     def keep_body(self, lane: LaneId, first: int, body: Body) -> None:
-        """Keep the payloads of a segment; (lane, first) is never given to another one."""
+        """Cache the payloads of a segment; (lane, first) is never reused for another segment."""
         size = len(body.data) + BODY_COST
         if size > MAX_BODY_BYTES // 2 or (lane, first) in self._bodies:
             return

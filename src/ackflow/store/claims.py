@@ -1,8 +1,8 @@
 """Claims and leases, as primitives over named SQL statements.
 
-`records.Claim` has a diagram of the states of a claim. A settle in part splits a claim. A leased claim
-of new messages without gaps is stored in its cursor and has no id (docs/decisions/claims-in-cursors.md);
-every other one is a row of its own.
+`records.Claim` has a diagram of the states of a claim. Settling some messages of a claim splits it.
+A leased claim of new messages without gaps is stored in its cursor and has no id
+(docs/decisions/claims-in-cursors.md); every other claim is a row of its own.
 """
 
 from random import Random
@@ -16,9 +16,9 @@ from .cursors import Cursors
 from .mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
 from .records import LEASED, Claim, Cursor, Group, Lease, record_acks
 
-# How many of the claims that return at the same time are sorted by when they did.
+# At most so many claims whose time has come are sorted into the order of service.
 CLAIMS_COMPARED = 2_000
-IN_WINDOW = "in_window"  # the tally of what counts against max_ack_pending
+IN_WINDOW = "in_window"  # the counter of messages that count against max_ack_pending
 
 _encode = msgpack.Encoder().encode
 
@@ -41,7 +41,7 @@ class Claims(Cursors):
             self._add_row(claim)
 
     def add_plain_claim(self, claim: Claim, cursor: Cursor) -> None:
-        """Add a claim of new messages without holes, and write the counts of its cursor."""
+        """Add a claim of new messages without gaps, and write the counters of its cursor."""
         self.cache.note_claim(claim)
         if self.may_keep(cursor):
             self.keep(cursor, claim)
@@ -149,7 +149,7 @@ class Claims(Cursors):
         ]
 
     def move_claims(self, lease: Lease) -> None:
-        """Set the end of the claims of a lease to that of the lease."""
+        """Set the expiry time of the claims of a lease to that of the lease."""
         times = self.cache.next_times
         if lease.expires_at < times.get(lease.group_id, 0):
             times[lease.group_id] = lease.expires_at
@@ -182,9 +182,9 @@ class Claims(Cursors):
         return found, len(rows) == limit
 
     def wake_due(self, group_id: GroupId, limit: int) -> list[LaneId]:
-        """Make returned claims due whose time has come; returns the lane of each.
+        """Make returned claims due whose time has come, and return the lane of each.
 
-        They are taken in the order in which they are served.
+        They are processed in the order of service.
         """
         among = -1 if limit < 0 else CLAIMS_COMPARED
         rows = self.all("wake_due", group_id, self.now, among, limit, self._since(group_id))
@@ -200,12 +200,12 @@ class Claims(Cursors):
         return [to_claim(row) for row in rows]
 
     def over_or_due(self, group_id: GroupId) -> tuple[bool, bool]:
-        """Whether a lease of a group is over, and whether a waiting message of it is due."""
+        """Return whether a lease of a group has expired, and whether a waiting message is due."""
         over, due = self.all("over_or_due", group_id, self.now, self._since(group_id))[0]
         return bool(over), bool(due)
 
     def _since(self, group_id: GroupId) -> int:
-        """No claim of a group has a time before this: a scan by time starts here."""
+        """Return a lower bound of the times of a group's claims: a scan by time starts there."""
         return self.cache.next_times.get(group_id, 0)
 
     def next_time(self, group_id: GroupId) -> int | None:
@@ -253,7 +253,10 @@ class Claims(Cursors):
         return lease
 
     def held(self, token: int) -> tuple[Lease, list[Claim]] | None:
-        """Return a lease and its remaining claims; the caller owns both and may cache them again."""
+        """Return a lease and its remaining claims, and evict them from the cache.
+
+        The caller owns both and may cache them again.
+        """
         found = self.cache.leases.get(token)
         if found is not None:
             self.cache.forget_lease(found[0].id)
@@ -269,7 +272,7 @@ class Claims(Cursors):
         return self._complete(to_lease(row)) if row else None
 
     def leases_of(self, lane: LaneId, group_id: GroupId, sequence: int) -> list[Lease]:
-        """Return the leases under which a message was handed out, the last first."""
+        """Return the leases under which a message was delivered, the newest first."""
         rows = self.all("leases_of", group_id, lane, sequence)
         return [self._complete(to_lease(row)) for row in rows]
 

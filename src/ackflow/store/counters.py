@@ -1,7 +1,7 @@
 """Counters and events of a transaction.
 
-Counters that no other row holds are added to the table `tallies` before the commit. Events are passed
-to the commit observer after the commit, and discarded if the transaction is rolled back.
+Counters that no other row holds are added to the table `tallies` before the commit. Events are
+passed to the commit observer after the commit, and discarded if the transaction is rolled back.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from ..ids import GroupId, LaneId
 from ..ranges import Ranges
 
-GONE = 0  # the group under which stays what deleted groups have counted
+GONE = 0  # the group id under which the counts of deleted groups are kept
 
 
-# A group, how long after their hand-out messages of it were acked, and how many in one go.
+# A group, the time from delivery to ack, and how many messages were acked together.
 Acked = tuple[int, int, int]
 
 
 class Died(NamedTuple):
-    """Messages of one lane that became dead letters of a group, all for one reason."""
+    """Messages of one lane that became dead letters of a group for the same reason."""
 
     queue: str
     group: str
@@ -33,7 +33,7 @@ class Died(NamedTuple):
 
 
 class Tally:
-    """Filled by the verbs of one transaction."""
+    """Collects counters and events of the verbs of one transaction."""
 
     __slots__ = ("acked", "counts", "died")
 
@@ -52,7 +52,7 @@ class Tally:
         self.died.clear()
 
     def write(self, run: Callable[..., Any]) -> None:
-        """Add what was counted to the table."""
+        """Add the counters to the table."""
         for (group_id, name), n in self.counts.items():
             run("add_tally", group_id, name, n)
         self.counts.clear()
@@ -61,7 +61,7 @@ class Tally:
         return len(self.acked), len(self.died)
 
     def back_to(self, mark: tuple[int, int]) -> None:
-        """Forget what came after a mark; counts were written before it."""
+        """Discard the events after a mark; counters were written before the mark."""
         self.counts.clear()
         del self.acked[mark[0] :]
         del self.died[mark[1] :]

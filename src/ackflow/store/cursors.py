@@ -85,30 +85,29 @@ class Cursors(Statements):
             self._changed.clear()
 
     def _note_work(self, group_id: GroupId, priority: int, served: int) -> None:
-        """Keep `work_from` true when a lane has work."""
+        """Lower `work_from` if a lane with work comes before it."""
         known = self.cache.work_from.get(group_id)
         if known is not None and (priority, served) < known:
             self.cache.work_from[group_id] = priority, served
 
     def _make_room(self, cursor: Cursor) -> None:
-        """Add what a cursor has settled to the room of a queue of which that is known exactly."""
+        """Add the newly settled messages of a cursor to the cached capacity of its queue."""
         if cursor.group_id not in self.cache.room_known:
             return
         before, cursor.counted = cursor.counted, cursor.settled
         group = self.cache.groups.get(cursor.group_id)
         if group is None or cursor.counted[1] != before[1]:
-            self.cache.room_known.discard(
-                cursor.group_id
-            )  # what was purged may have been gone before
+            # Purged messages may have been removed before.
+            self.cache.room_known.discard(cursor.group_id)
         elif group.queue in self.cache.room:
             self.cache.room[group.queue] += cursor.counted[0] - before[0]
 
     def next_work(
         self, group_id: GroupId, partition: PartitionId | None
     ) -> tuple[Cursor | None, bool]:
-        """The lane to serve next: lowest priority number, then served longest ago.
+        """Return the lane to serve next: lowest priority number, then least recently served.
 
-        Answers also whether it is the only one of the group with work.
+        Also return whether it is the only lane of the group with work.
         """
         only = self.only_lane(group_id)
         if partition is not None:
@@ -127,7 +126,7 @@ class Cursors(Statements):
 
     def only_lane(self, group_id: GroupId) -> LaneId | None:
         """Return the only lane of a group with work, if it is known that there is just one."""
-        if self._changed:  # the index knows nothing of what is only counted
+        if self._changed:  # changed counters alone do not affect the index
             self.flush()
         return self.cache.alone.get(group_id)
 
@@ -143,7 +142,7 @@ class Cursors(Statements):
                 self._note_work(group_id, priority, served)
 
     def reblock(self, group: Group) -> None:
-        """Make the blocks and marks of a group agree with its ordering and what it has."""
+        """Recompute `blocked` and `ready` of all cursors of a group."""
         self.flush()
         self.run("block_none", group.id)
         if group.rules.ordering == "ordered":
@@ -153,10 +152,13 @@ class Cursors(Statements):
         self.cache.alone.clear()
         self.cache.work_from.pop(group.id, None)
 
-    # one claim that lies in a cursor
+    # a claim that is stored in a cursor
 
     def may_keep(self, cursor: Cursor) -> bool:
-        """Return whether a cursor may hold a claim; the only lane with work may become the keeper."""
+        """Return whether a claim may be stored in a cursor.
+
+        The cursor of the only lane with work becomes the keeper if the present keeper is empty.
+        """
         if cursor.kept:
             return False
         return cursor.keeps or (
@@ -177,7 +179,7 @@ class Cursors(Statements):
         return True
 
     def keep(self, cursor: Cursor, claim: Claim | None) -> None:
-        """Store a claim in a cursor, or clear it; noted counters are written with it."""
+        """Store a claim in a cursor, or clear it; its changed counters are written with it."""
         self._counted.pop((cursor.lane, cursor.group_id), None)
         self._make_room(cursor)
         cursor.kept = (claim.lease or NO_LEASE) if claim else NO_LEASE

@@ -1,7 +1,8 @@
-"""What is no longer there of a lane above its base: deleted, or trimmed from between others.
+"""Messages removed from a lane above its base: deleted, or trimmed between messages that remain.
 
-It lies in disjoint rows, so that each costs the same however many there are. `Lane.gone` counts the
-messages, `Lane.gone_to` is where the last of them ends: beyond it no row is looked for.
+They are stored as disjoint ranges, one row each, so that the cost of an operation does not depend
+on the number of rows. `Lane.gone` is the number of removed messages; `Lane.gone_to` is the end of
+the last range: no row is read beyond it.
 """
 
 from .. import ranges
@@ -12,10 +13,10 @@ from .statements import Statements
 
 
 class GoneRows(Statements):
-    """The part of a transaction that is about messages that are gone."""
+    """The operations of a transaction on removed messages."""
 
     def gone(self, lane: Lane, first: int, stop: int) -> Ranges:
-        """What is gone of [first, stop)."""
+        """Return the removed ranges within [first, stop)."""
         found: Ranges = []
         for lo, hi, _ in self._near(lane, first, stop):
             if found and found[-1] == lo:
@@ -28,7 +29,7 @@ class GoneRows(Statements):
         return bool(self.gone(lane, sequence, sequence + 1))
 
     def gone_copies(self, lane: Lane, group_id: GroupId, first: int, stop: int) -> Ranges:
-        """What is gone of [first, stop) and was made for other groups than this."""
+        """Return the removed ranges within [first, stop) that were copies for other groups."""
         found: Ranges = []
         for lo, hi, for_group in self._near(lane, first, stop):
             if for_group not in (None, group_id):
@@ -36,7 +37,10 @@ class GoneRows(Statements):
         return ranges.clip(found, first, stop)
 
     def gone_after(self, lane: Lane, group_id: GroupId, first: int) -> int:
-        """How many are gone from a sequence on; a group that reads on is counted on."""
+        """Return how many messages are removed from a sequence on.
+
+        The count is cached for each group, and updated as the group advances.
+        """
         if first >= lane.gone_to:
             return 0
         at, n = self.cache.gone_after.get(lane.id, {}).get(group_id, (first + 1, 0))
@@ -48,7 +52,7 @@ class GoneRows(Statements):
         return n
 
     def add_gone(self, lane: Lane, first: int, stop: int, for_group: GroupId | None = None) -> None:
-        """Note that [first, stop) is gone; the caller saves the lane."""
+        """Record that [first, stop) is removed; the caller saves the lane."""
         lo, hi, more, was = first, stop, [], 0
         for start, end, only in self._near(lane, first, stop):
             was += end - start
@@ -71,7 +75,7 @@ class GoneRows(Statements):
                 del counted[group_id]
 
     def cut_gone(self, lane: Lane, base: int) -> None:
-        """Forget what is gone below a new base; the caller saves the lane."""
+        """Delete the removed ranges below a new base; the caller saves the lane."""
         if not lane.gone:
             return
         for start, end, only in self._near(lane, base, base):
@@ -84,7 +88,7 @@ class GoneRows(Statements):
         self.cache.gone_after.pop(lane.id, None)
 
     def _near(self, lane: Lane, first: int, stop: int) -> list[tuple[int, int, int | None]]:
-        """The rows that overlap or touch [first, stop), in order."""
+        """Return the rows that overlap or touch [first, stop), in order."""
         if first > lane.gone_to:
             return []
         return [(lo, hi, only) for lo, hi, only in self.all("gone_near", lane.id, first, stop)]

@@ -1,9 +1,10 @@
-"""Where scans of an index may start, as a broker passes it on to the next one that writes.
+"""Hints where index scans may start, passed from one broker to the next one that writes.
 
-While another session holds an old snapshot, the entries of claims and turns that are over stay at the
-front of their indexes. A broker knows where the live ones begin (`Cache.work_from`,
-`Cache.next_times`) and writes it beside its number; one that finds the number of another broker drops
-its cache and begins with these. A group that is not listed is scanned from the beginning.
+While another session holds an old snapshot, dead entries of claims and cursors remain at the front
+of their indexes. A broker knows where the live entries begin (`Cache.work_from`,
+`Cache.next_times`) and writes this to its row in `writes`. A broker that finds a row of another
+broker drops its cache and starts with these hints. A group that is not listed is scanned from the
+beginning.
 """
 
 from msgspec import DecodeError, msgpack
@@ -11,7 +12,7 @@ from msgspec import DecodeError, msgpack
 from ..ids import GroupId
 from .cache import Cache
 
-MAX_GROUPS = 16  # those looked at last; each transaction that writes writes them again
+MAX_GROUPS = 16  # the most recently used; every transaction that writes stores them again
 
 _encode = msgpack.Encoder().encode
 _decode = msgpack.Decoder(list[tuple[GroupId, int, int, int]]).decode

@@ -1,4 +1,4 @@
-"""Rows of the tables as records and back."""
+"""Conversion of table rows to records and back."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _fates = msgpack.Decoder(list[tuple[str, int, LaneId, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[LaneId, bytes, int]]).decode
 _rest = msgpack.Decoder(Rest).decode
 _NONE = memoryview(b"")
-ALL_ACKED = b""  # the fates of a lease of which everything was acked when it ended
+ALL_ACKED = b""  # the fates of a lease whose messages were all acked when it ended
 
 items_of = json.Decoder(list[Raw]).decode
 _encode = msgpack.Encoder().encode
@@ -114,7 +114,7 @@ def to_lease(row: Row) -> Lease:
 
 
 def lease_columns(lease: Lease) -> Row:
-    """Those that a lease has when it is made; its fates come later."""
+    """Return the columns of a new lease; its fates are written later."""
     lane = lo = hi = number = packed = None
     part = lease.parts[0]
     if len(lease.parts) == 1 and len(part.ranges) == 2:

@@ -13,7 +13,7 @@ from ..options import GroupDialect, GroupOptions, QueueOptions, Settings, is_pla
 from ..ranges import Ranges
 
 LEASED, WAITING, DUE = 0, 1, 2
-RETURNED, COPIED = 1, 2  # of a claim
+RETURNED, COPIED = 1, 2  # values of Claim.redelivered
 
 
 class Queue(Struct):
@@ -48,7 +48,7 @@ class Lane(Struct):
 
 
 class Carry(Struct, array_like=True):
-    """The counters with which a requeued copy starts, and the message it is a copy of."""
+    """The initial counters of a requeued copy, and its error."""
 
     deliveries: int
     failures: int
@@ -56,18 +56,18 @@ class Carry(Struct, array_like=True):
     error: str | None = None
 
 
-# What is stored of a body: its ends, its data, msgpack of its rest.
+# The columns of a stored body: end offsets, data, msgpack of Rest.
 Packed = tuple[bytes, bytes, bytes | None]
 
 
-NO_BODY = BodyId(0)  # the payloads lie in the header
+NO_BODY = BodyId(0)  # the payloads are stored in the row of the segment
 
 
 class Segment(Struct):
-    """The header of one pushed run of messages; immutable.
+    """The header of a sequence of messages that were pushed together; immutable.
 
-    `small`: its payloads as they are stored, if they lie in the header and were read with it;
-    then `body` is 0.
+    `small` holds the payloads as stored, if they are in the same row and were read with it; `body`
+    is then 0.
     """
 
     lane: LaneId
@@ -87,16 +87,16 @@ class Segment(Struct):
 
     @property
     def due_at(self) -> int:
-        """The time from which its waiting is counted. See `delayed` for whether it is ready."""
+        """The time from which the waiting time is measured; `delayed` says whether it is ready."""
         return self.created_at if self.not_before is None else self.not_before
 
     def delayed(self, now: int) -> bool:
-        """Whether a delay that was asked for is not over: created_at may be ahead of the clock."""
+        """Return whether a requested delay is not over; created_at may be ahead of the clock."""
         return self.not_before is not None and self.not_before > now
 
 
 class Odd(NamedTuple):
-    """A delayed or group-only segment, as far as it is known without reading its header."""
+    """A delayed or group-only segment, with the columns of its covering index only."""
 
     first: int
     n: int
@@ -114,7 +114,7 @@ class Odd(NamedTuple):
 class Rest(Struct, omit_defaults=True):
     """The optional fields of the messages of a body, by index in the body.
 
-    `sealed` concerns all of them, and is set only while stored: the data is encrypted.
+    `sealed` applies to the whole body and is set only in storage: the data is encrypted.
     """
 
     txids: dict[int, str] = {}
@@ -130,11 +130,11 @@ class Rest(Struct, omit_defaults=True):
         return bool(self.binary) and ranges.contains(self.binary, index)
 
     def transaction_id(self, index: int, id: str) -> str:
-        """The transaction id of a message; one without has its id as transaction id."""
+        """Return the transaction id of a message, which is by default its id."""
         return self.txids.get(index, id)
 
     def pick(self, index: int) -> "Rest":
-        """The optional fields of one message, as a Rest in which it is message 0."""
+        """Return the optional fields of one message, as a Rest in which it is message 0."""
         one = Rest()
         if index in self.txids:
             one.txids = {0: self.txids[index]}
@@ -145,7 +145,7 @@ class Rest(Struct, omit_defaults=True):
         return one
 
     def slice(self, lo: int, hi: int) -> "Rest":
-        """The optional fields of messages [lo, hi), numbered from 0."""
+        """Return the optional fields of messages [lo, hi), numbered from 0."""
         return Rest(
             {i - lo: txid for i, txid in self.txids.items() if lo <= i < hi},
             {i - lo: headers for i, headers in self.headers.items() if lo <= i < hi},
@@ -153,7 +153,7 @@ class Rest(Struct, omit_defaults=True):
         )
 
     def select(self, indices: Sequence[int]) -> "Rest":
-        """The optional fields of these messages, numbered from 0 in this order."""
+        """Return the optional fields of these messages, numbered from 0 in this order."""
         return Rest(
             {new: self.txids[old] for new, old in enumerate(indices) if old in self.txids},
             {new: self.headers[old] for new, old in enumerate(indices) if old in self.headers},
@@ -162,7 +162,7 @@ class Rest(Struct, omit_defaults=True):
 
     @staticmethod
     def merge(ones: Iterable["Rest | None"]) -> "Rest":
-        """The optional fields of single messages, as `pick` gives them, one after the other."""
+        """Merge the optional fields of single messages, as returned by `pick`, in this order."""
         merged = Rest()
         binary = []
         for at, one in enumerate(ones):
@@ -178,13 +178,13 @@ class Rest(Struct, omit_defaults=True):
         return merged
 
 
-NO_REST = Rest()  # of messages without optional fields; never changed
+NO_REST = Rest()  # shared by messages without optional fields; must not be changed
 
 
 class Body(Struct):
     """The payloads of a segment: `ends` are their end offsets in `data`.
 
-    With `items`, `data` is the JSON array of them and there are no offsets; `joined` computes them.
+    With `items`, `data` is a JSON array of the payloads without offsets; `joined` computes them.
     """
 
     ends: memoryview
@@ -193,7 +193,7 @@ class Body(Struct):
     items: list[Raw] | None = None
 
     def joined(self) -> "Body":
-        """This body, with offsets. Others may read it meanwhile: the items go last."""
+        """Return this body with offsets. `items` is cleared last, for concurrent readers."""
         items = self.items
         if items is not None:
             ends, self.data = joined(items)
@@ -203,14 +203,14 @@ class Body(Struct):
 
 
 def joined(items: list[Raw]) -> tuple[bytes, bytes]:
-    """The end offsets of items, and the items one after the other."""
+    """Return the end offsets of items, and their concatenation."""
     return array("i", list(accumulate(map(len, items)))).tobytes(), b"".join(items)
 
 
 class Group(Struct):
     """A group and its rules. `plain`: the fast pop may serve it, see `options.is_plain`.
 
-    `made`: it has cursors up to the lane of this priority and id only; None: of all lanes.
+    `made`: the group has cursors up to the lane of this priority and id; None: for all lanes.
     """
 
     id: GroupId
@@ -231,11 +231,11 @@ class Group(Struct):
 
 
 class Cursor(Struct):
-    """How far a group is in a lane, and what became of everything before that.
+    """The position of a group in a lane, and counters of the outcomes of all messages before it.
 
-    `copies`: those of the lane that are the group's own or lie behind the cursor, so that the rest
-    of the lane's are hidden ahead of it. `keeps`: a claim may lie in it; `kept`: the lease of the
-    one that does.
+    `copies` counts the copies in the lane that belong to the group or are behind the cursor; the
+    other copies of the lane are hidden and ahead of it. `keeps`: a claim may be stored in it;
+    `kept`: the lease of the claim that is stored in it.
     """
 
     lane: LaneId
@@ -261,14 +261,14 @@ class Cursor(Struct):
     last_at: int | None = None
     keeps: bool = False
     kept: LeaseId = NO_LEASE
-    counted: tuple[int, int] = (0, 0)  # settled and purged, when the room of its queue was
+    counted: tuple[int, int] = (0, 0)  # `settled` when its queue's capacity was last updated
 
     @property
     def settled(self) -> tuple[int, int]:
         return self.done + self.dead + self.skipped + self.expired, self.purged
 
     def hide(self, n: int) -> None:
-        """Pass copies that are for other groups; back over them when `n` is negative."""
+        """Count `n` copies for other groups as passed; negative when the cursor moves back."""
         self.hidden += n
         self.copies += n
 
@@ -315,7 +315,7 @@ class Claim(Struct):
         redelivered: int = 0,
         error: str | None = None,
     ) -> "Claim":
-        """A claim to be held under a lease; granting the lease sets its id and its end."""
+        """Return a claim for a lease; granting the lease sets the lease id and the expiry time."""
         return Claim(
             0, group_id, lane, which, LEASED, None, since, deliveries, failures, redelivered, error,
             None,
@@ -333,7 +333,7 @@ class Claim(Struct):
         redelivered: int = 0,
         error: str | None = None,
     ) -> "Claim":
-        """A claim that waits until `at`, or is due when that is None."""
+        """Return a claim that waits until `at`, or is due if `at` is None."""
         state = DUE if at is None else WAITING
         return Claim(
             0, group_id, lane, which, state, at, since, deliveries, failures, redelivered, error,
@@ -342,12 +342,12 @@ class Claim(Struct):
 
     @property
     def returned(self) -> bool:
-        """Whether they were handed out before and came back: only then do they hold others back."""
+        """Whether they were delivered before and returned: only then do they block others."""
         return self.redelivered == RETURNED
 
 
 class Fate(Struct, array_like=True):
-    """Which ranges of a lease one verb ended, and when."""
+    """The ranges of a lease that one verb settled, and when."""
 
     verb: str
     at: int
@@ -356,7 +356,7 @@ class Fate(Struct, array_like=True):
 
 
 class LeasedRanges(Struct):
-    """What a lease delivered from one lane, and how many deliveries that lane had before."""
+    """The messages a lease delivered from one lane, and the deliveries of that lane before it."""
 
     lane: LaneId
     ranges: Ranges
@@ -364,7 +364,7 @@ class LeasedRanges(Struct):
 
 
 class Lease(Struct):
-    """One delivery of a batch: consumer, token, messages, and how each of them ended."""
+    """One delivery of a batch: consumer, token, messages, and the outcome of each of them."""
 
     id: LeaseId
     token: int
@@ -379,7 +379,7 @@ class Lease(Struct):
 
 
 def record_acks(lease: Lease, claims: list[Claim]) -> None:
-    """Record in a lease the acks that only its claims show: what is missing without a fate."""
+    """Add to a lease the acks that it does not record: messages without a claim and a fate."""
     for part in lease.parts:
         acked = [c.acked_at for c in claims if c.lane == part.lane and c.acked_at is not None]
         if acked:
@@ -412,7 +412,7 @@ class DeadRow(Struct):
 
 
 class Stage(Struct):
-    """One piece of a staged push: stored, invisible until published."""
+    """One part of a staged push: stored, and invisible until it is published."""
 
     stage: str
     piece: int

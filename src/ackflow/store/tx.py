@@ -25,7 +25,7 @@ from .statements import Execute
 
 NO_BODY = (None, None, None)
 FIRST_STEP, LAST_STEP = 4, 256
-CLOCK_BACK = "clock_back"  # the key in meta of the mark that the clock went back
+CLOCK_BACK = "clock_back"  # the key in `meta` of the mark that the clock went back
 
 _rest = msgpack.Decoder(Rest).decode
 _group_options = msgpack.Decoder(GroupOptions).decode
@@ -54,16 +54,14 @@ class Tx(Claims, GoneRows):
         self._record = record
         self.store = store
         self.touched: set[str] = set()
-        self.latest = now  # of what was committed last
+        self.latest = now  # the time of the last commit
         self.begin(now, full)
 
     def begin(self, now: int, full: bool) -> None:
         """Reset for the next transaction: a store may use one Tx for all of them."""
         self.now = now
         self.full = full
-        self.sync_number = (
-            0  # the number up to which the log must be on disk before the answer is given
-        )
+        self.sync_number = 0  # the WAL must be on disk up to this number before the answer
         if now + AHEAD < self.latest:
             self._went_back()
         if self.touched:
@@ -75,14 +73,14 @@ class Tx(Claims, GoneRows):
             tally.clear()
 
     def _went_back(self) -> None:
-        """Leave a mark: rows written while the clock was ahead have times in the future."""
+        """Store a mark: rows written while the clock was ahead have times in the future."""
         self.cache.tick = 0
         self.cache.seen.clear()
         self.run("put_meta", CLOCK_BACK, f"{self.now} {self.latest}")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Roll back everything done inside it when it is left by an error."""
+        """Roll back everything done inside the context if it raises."""
         self.flush()
         mark = self.tally.mark()
         try:
@@ -95,7 +93,7 @@ class Tx(Claims, GoneRows):
             raise
 
     def tick(self) -> int:
-        """A time that is later at every call, for serving lanes in turn."""
+        """Return a time that increases with every call, for serving lanes round-robin."""
         self.cache.tick = max(self.cache.tick + 1, self.now)
         return self.cache.tick
 
@@ -195,7 +193,7 @@ class Tx(Claims, GoneRows):
         return [self._cached_lane(row) for row in self.all("lanes_of_partition", partition)]
 
     def save_lane(self, lane: Lane) -> None:
-        """Write a lane down; it must be done when segments are dropped, as they told its head."""
+        """Save a lane. Required when segments are dropped, as the last one determines its head."""
         self.run("save_lane", lane.id, lane.base, lane.head, lane.last_at, lane.gone, lane.gone_to)
 
     # segments and bodies
@@ -204,7 +202,7 @@ class Tx(Claims, GoneRows):
         return BodyId(self.insert("add_body", *packed))
 
     def append(self, lane: Lane, segment: Segment) -> None:
-        """Write a header at the head of its lane, which moves the head."""
+        """Write a segment at the head of its lane, and advance the head."""
         s = segment
         carry = _encode(s.carry) if s.carry else None
         self.run(
@@ -213,7 +211,7 @@ class Tx(Claims, GoneRows):
         )  # fmt: skip
         if self._record is not None:
             self._record.note(s.lane, s.first)
-        s.small = None  # there is a cache for it, with a limit
+        s.small = None  # payloads are cached separately, within a limit
         lane.head = s.first + s.count
         lane.last_at = s.created_at
         if s.not_before is not None or s.for_group is not None:
@@ -223,20 +221,20 @@ class Tx(Claims, GoneRows):
         self.cache.keep_segment(segment, new=True)
 
     def show(self, lane: LaneId, stop: int) -> None:
-        """Note that messages of a lane before `stop` are handed out or shown.
+        """Record that messages of a lane before `stop` are delivered or shown.
 
-        An id that was seen must never be given to another message, so the answer waits until they are
-        on disk.
+        An id that a client has seen must never be assigned to another message, so the answer waits
+        until these messages are on disk.
         """
         record = self._record
         if record is not None and record.unsynced(lane, stop):
             self.sync_number = record.begun
 
     def segments_from(self, lane: LaneId, sequence: int) -> Iterator[Segment]:
-        """Headers from the one that holds a sequence on; the first may lie above it.
+        """Yield segments from the one that contains a sequence on; the first may begin after it.
 
-        They are read in steps that grow, so that whoever needs one does not read hundreds. What
-        was given may be dropped meanwhile.
+        They are read in steps of growing size, so that a caller that needs one does not read
+        hundreds. The caller may drop a segment that was yielded.
         """
         first = self.cache.segment(lane, sequence)
         if first is not None:
@@ -245,7 +243,7 @@ class Tx(Claims, GoneRows):
         yield from self._in_steps("segments_from", lane, sequence)
 
     def headers_from(self, lane: LaneId, sequence: int) -> Iterator[Segment]:
-        """As `segments_from`, without the payloads that lie in some headers."""
+        """Yield segments like `segments_from`, without payloads that are stored in their rows."""
         return self._in_steps("headers_from", lane, sequence)
 
     def _in_steps(self, statement: str, lane: LaneId, sequence: int) -> Iterator[Segment]:
@@ -265,7 +263,7 @@ class Tx(Claims, GoneRows):
         return [to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
 
     def segments_over(self, lane: LaneId, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
-        """Each stored piece of the wanted ranges as (header, first, stop), in order."""
+        """Yield each stored part of the wanted ranges as (segment, first, stop), in order."""
         for header in self.segments_from(lane, wanted[0]) if wanted else ():
             for first, stop in ranges.pairs(ranges.clip(wanted, header.first, header.stop)):
                 yield header, first, stop
@@ -280,7 +278,7 @@ class Tx(Claims, GoneRows):
         return None if found is None else int(found)
 
     def odd_segments(self, lane: Lane, sequence: int, limit: int = -1) -> list[Odd]:
-        """Delayed and group-only segments from the one that holds a sequence on."""
+        """Return delayed and group-only segments from the one that contains a sequence on."""
         if sequence >= lane.odd:
             return []
         return [Odd._make(row) for row in self.all("odd_segments", lane.id, sequence, limit)]
@@ -290,12 +288,12 @@ class Tx(Claims, GoneRows):
         if found is None:
             found = unpack_body(self._packed(segment))
             self.cache.keep_body(segment.lane, segment.first, found)
-        segment.small = None  # there is a cache for it, with a limit
+        segment.small = None  # payloads are cached separately, within a limit
         self.cache.keep_segment(segment)
         return found
 
     def rest(self, segment: Segment) -> Rest | None:
-        """What its messages have beside their payloads, which are not read for it if large."""
+        """Return the optional fields of the messages of a segment; large payloads are not read."""
         body = self.cache.body(segment.lane, segment.first)
         if body is not None:
             return body.rest
@@ -320,7 +318,7 @@ class Tx(Claims, GoneRows):
         self.cache.segments.pop(segment.lane, None)
 
     def drop_segments(self, lane: LaneId) -> None:
-        """Remove all that a lane has."""
+        """Delete all segments of a lane."""
         self.run("drop_bodies_of_lane", lane)
         self.run("drop_segments_of_lane", lane)
         self.cache.segments.pop(lane, None)
@@ -366,7 +364,7 @@ class Tx(Claims, GoneRows):
         return group
 
     def decide_group(self, group: Group, name: str, dialect: str, options: GroupOptions) -> Group:
-        """Let a group begin now under a name, a dialect and options of its own."""
+        """Set the name, dialect, options and creation time of a group that begins now."""
         self.run("decide_group", group.id, name, self.now, dialect, _encode(options))
         for key in (group.id, (group.queue, group.name)):
             self.cache.groups.pop(key, None)
@@ -384,7 +382,7 @@ class Tx(Claims, GoneRows):
         return found
 
     def in_the_making(self, queue: QueueId) -> list[GroupId]:
-        """The groups of a queue that have not yet a cursor of every lane."""
+        """Return the groups of a queue that do not yet have a cursor for every lane."""
         found = self.cache.making.get(queue)
         if found is None:
             rows = self.all("making_of_queue", queue)
@@ -392,7 +390,7 @@ class Tx(Claims, GoneRows):
         return found
 
     def make_cursors(self, group: Group, limit: int) -> None:
-        """Make the cursors of a group in the next lanes, where there is none."""
+        """Create the missing cursors of a group for the next lanes, up to a limit."""
         assert group.made is not None
         start = group.options.start
         kind, time = (start, 0) if isinstance(start, str) else ("time", start)
