@@ -1,4 +1,4 @@
-"""Ackflow: a message queue that knows what became of every message.
+"""Ackflow: a message queue that accounts for every message.
 
 import ackflow
 q = ackflow.connect("orders.db")
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `ackflow.aio` and `ackflow.RetryPolicy` on first use: most programs need neither."""
+    """Import `ackflow.aio` and `ackflow.RetryPolicy` on first use: most programs need neither."""
     if name == "aio":
         return import_module(".aio", __name__)
     if name == "RetryPolicy":

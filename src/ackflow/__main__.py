@@ -1,4 +1,4 @@
-"""`ackflow` and `python -m ackflow`: the command line, or one sentence when it is not installed."""
+"""`ackflow` and `python -m ackflow`: runs the command line, or reports how to install it."""
 
 import sys
 

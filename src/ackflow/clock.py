@@ -1,5 +1,7 @@
-"""The only source of time. Times are whole microseconds since 1970; durations given by users are
-seconds. What lasts a while is measured by `steady`, which no setting of the clock moves."""
+"""The only source of time: times are microseconds since 1970, durations of users are seconds.
+
+Durations are measured with `steady`, a monotonic clock that setting the wall clock does not change.
+"""
 
 import contextlib
 import os
@@ -10,13 +12,13 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 SECOND = 1_000_000
-# A time this far ahead of the clock was written under a clock that was wrong.
+# A stored time this far ahead of the clock was written while the clock was wrong.
 AHEAD = 60 * SECOND
-LOOK = 1_000_000_000  # ns between two looks at the wall clock
-SLEW = LOOK // 10  # by how much one look corrects, so that durations are right to a tenth
+LOOK = 1_000_000_000  # ns between two reads of the wall clock
+SLEW = LOOK // 10  # the maximum correction per read, which limits the error of durations to 10 %
 NOISE = 1_000_000
-FAR = 86_400_000_000_000  # too far apart to be slewed
-STOOD = 300_000_000_000  # for how long they are apart before the wall clock is believed
+FAR = 86_400_000_000_000  # a larger difference is not slewed
+STOOD = 300_000_000_000  # a larger difference is applied after it has lasted this long
 
 
 def micros(seconds: float) -> int:
@@ -24,7 +26,7 @@ def micros(seconds: float) -> int:
 
 
 def _steady_source() -> Callable[[], int]:
-    """Nanoseconds that pass evenly, also while the machine is suspended where that can be had."""
+    """Return a monotonic clock in ns that, if possible, also counts the time of a suspend."""
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
         with contextlib.suppress(AttributeError, OSError):
             source = partial(time.clock_gettime_ns, getattr(time, name))
@@ -34,12 +36,13 @@ def _steady_source() -> Callable[[], int]:
 
 
 def _this_boot() -> str:
-    """What is the same for all processes that share a steady clock; empty where it is not known."""
+    """Return an id shared by all processes with the same monotonic clock; empty if unknown."""
     boot = ""
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        boot += os.readlink("/proc/self/ns/time").removeprefix("time:")  # it may have its own
+        # A time namespace has its own monotonic clock.
+        boot += os.readlink("/proc/self/ns/time").removeprefix("time:")
     return boot
 
 
@@ -47,7 +50,7 @@ STEADY = _steady_source()
 
 
 class Signal:
-    """A wake-up for one waiter that remembers being rung."""
+    """A wake-up for one waiter; it stays set until it is cleared."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -69,27 +72,28 @@ class Clock(Protocol):
     def now(self) -> int: ...
 
     def steady(self) -> int:
-        """Microseconds since some moment, for durations: setting the clock does not change it."""
+        """Return the monotonic time in microseconds, for durations."""
 
     def seconds_until(self, time: int) -> float:
-        """How long to wait for a time to come, at most; the waiter then looks again."""
+        """Return the longest wait for a time in seconds; the waiter then checks the time again."""
 
     def seconds_left(self, steady: int) -> float:
-        """The same for a time of `steady`."""
+        """Return the longest wait for a monotonic time in seconds."""
 
     def to_write(self) -> bool:
-        """Whether there is a correction to be written into the database, by any transaction."""
+        """Return whether the next transaction must write a clock correction to the database."""
 
     def watch(self, signal: Signal) -> None:
-        """Ring a signal whenever the clock is moved by hand, until it is unwatched."""
+        """Set a signal whenever a test moves the clock, until `unwatch`."""
 
     def unwatch(self, signal: Signal) -> None: ...
 
 
 class Bearing(NamedTuple):
-    """How the broker's time follows from the steady clock, in ns: time = steady + offset.
+    """The broker's time relative to the monotonic clock, in ns: time = steady + offset.
 
-    `corrected`: when that was last changed. `apart`: since when the wall clock is far from it, or -1.
+    `corrected`: the time of the last correction. `apart`: the time since which the wall clock
+    differs by more than `FAR`, or -1.
     """
 
     offset: int
@@ -97,7 +101,7 @@ class Bearing(NamedTuple):
     apart: int = -1
 
     def towards(self, wall: int, steady: int) -> "Bearing":
-        """This bearing, corrected towards the wall clock as much as may be done at once."""
+        """Return this bearing corrected towards the wall clock, by at most one correction step."""
         difference = wall - steady - self.offset
         if abs(difference) > FAR:
             if self.apart < 0:
@@ -111,7 +115,7 @@ class Bearing(NamedTuple):
 
 
 class _Course:
-    """A bearing, and the last time returned under it: time stands rather than goes back."""
+    """A bearing and the last time returned with it: time may stand still but not go back."""
 
     def __init__(self, bearing: Bearing, last: int = 0) -> None:
         self.bearing = bearing
@@ -120,10 +124,11 @@ class _Course:
 
 
 class SystemClock:
-    """The wall clock at the start plus the steady clock, corrected gently towards the wall clock.
+    """The wall clock at the start plus monotonic time, slewed towards the wall clock.
 
-    A step of the wall clock is followed by a tenth of the time that passes; one of more than a day
-    at once, when it has stood for five minutes. `wall` and `steady` give nanoseconds.
+    After a step of the wall clock, time is corrected by at most a tenth of the time that passes. A
+    step of more than a day is applied at once after it has lasted five minutes. `wall` and `steady`
+    return nanoseconds.
     """
 
     def __init__(
@@ -166,7 +171,7 @@ class SystemClock:
         pass
 
     def _look(self, steady: int) -> None:
-        """Look at the wall clock, by one thread at a time."""
+        """Correct the time by the wall clock, in one thread at a time."""
         if self._correcting.acquire(blocking=False):
             try:
                 self._look_at = steady + LOOK
@@ -178,7 +183,7 @@ class SystemClock:
         before = self._steady()
         wall, steady = self._wall(), self._steady()
         if steady - before > NOISE:
-            return bearing  # interrupted between the two: it is not known what belongs together
+            return bearing  # interrupted between the reads, so the times do not belong together
         return bearing.towards(wall, steady)
 
     def _steer(self, bearing: Bearing) -> None:
@@ -189,10 +194,10 @@ class SystemClock:
 
 
 class FileClock(SystemClock):
-    """The time of a database file, on which the processes of one machine agree.
+    """The time of a database file, shared by all processes of one machine that use the file.
 
-    The bearing is a row of the file: a process that opens it after a step of the wall clock uses the
-    time of those that opened it before, and they correct it together.
+    The bearing is stored in the file. A process that opens the file after a step of the wall clock
+    uses the time of the processes that opened it before, and they correct it together.
     """
 
     def __init__(
@@ -205,19 +210,19 @@ class FileClock(SystemClock):
         self._boot = _this_boot() if boot is None else boot
         self._joined = False
         self._look_at = 0
-        self.due = True  # whether it is time to agree again, as found by the last `now`
+        self.due = True  # whether the stored row must be read again; set by `now`
 
     def to_write(self) -> bool:
         return bool(self._boot) and self._corrected(self._course.bearing) != self._course.bearing
 
     def agree(self, row: str | None, writes: bool) -> str | None:
-        """Follow the row of the file; answers with what it is to become, if it is to be written."""
+        """Adopt the stored row; return the row to write in its place, or None."""
         with self._correcting:
             self._look_at = self._steady() + LOOK
             self.due = False
             boot, found = _parse(row)
             ours, known = boot == self._boot, self._course.bearing
-            # A reader may see a row that is older than what the writer knows.
+            # The snapshot of a reader may hold an older row than the one last written.
             newer = found is not None and (not self._joined or found.corrected >= known.corrected)
             if found and newer and ours and self._boot:
                 known = found
@@ -229,7 +234,7 @@ class FileClock(SystemClock):
         return f"{self._boot} {bearing.offset} {bearing.corrected} {bearing.apart} {self.now()}"
 
     def _look(self, steady: int) -> None:
-        self.due = True  # the file is followed
+        self.due = True  # the next transaction reads the stored row
 
 
 def _parse(row: str | None) -> tuple[str | None, Bearing | None]:
@@ -240,12 +245,12 @@ def _parse(row: str | None) -> tuple[str | None, Bearing | None]:
 
 
 def written_at(row: str | None) -> int:
-    """The time at which a bearing was written into a file."""
+    """Return the time at which a stored row was written."""
     return 0 if row is None else int(row.rpartition(" ")[2])
 
 
 class VirtualClock:
-    """A clock that moves only when told to, for tests."""
+    """A clock for tests that moves only by `advance` and `step`."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = micros(start)
@@ -262,13 +267,13 @@ class VirtualClock:
         return self._passed
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the wall clock and the monotonic clock."""
         with self._lock:
             self._passed += micros(seconds)
             self._move(seconds)
 
     def step(self, seconds: float) -> None:
-        """Set the clock forward or back, while no time passes."""
+        """Set the wall clock forward or back; the monotonic clock stays."""
         with self._lock:
             self._move(seconds)
 
@@ -278,23 +283,23 @@ class VirtualClock:
             signal.ring()
 
     def seconds_until(self, time: int) -> float:
-        """How long to wait for a time: 0 if it has come, otherwise a minute."""
+        """Return the longest wait for a time: 0 if it is reached, otherwise a minute."""
         return 0.0 if self._now >= time else 60.0
 
     def seconds_left(self, steady: int) -> float:
-        """The same for a monotonic time."""
+        """Return the longest wait for a monotonic time, as in `seconds_until`."""
         return 0.0 if self._passed >= steady else 60.0
 
     def to_write(self) -> bool:
-        """Whether a correction is due to be stored: never."""
+        """Return False: this clock has no corrections to store."""
         return False
 
     def watch(self, signal: Signal) -> None:
-        """Ring a signal whenever the time is changed."""
+        """Set a signal whenever the time changes."""
         with self._lock:
             self._watching.append(signal)
 
     def unwatch(self, signal: Signal) -> None:
-        """Stop ringing a signal that `watch` was given."""
+        """Stop setting a signal passed to `watch`."""
         with self._lock:
             self._watching.remove(signal)

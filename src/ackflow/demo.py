@@ -1,4 +1,4 @@
-"""`make demo`: what happens to messages when consumers crash and fail, step by step.
+"""`make demo`: shows step by step what happens to messages when consumers crash and fail.
 
 Nothing is simulated: the consumer that crashes is a real process, killed with SIGKILL.
 """

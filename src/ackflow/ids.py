@@ -1,9 +1,9 @@
-"""Message ids and lease tokens: numbers with a written form, so that neither needs a look-up.
+"""Message ids and lease tokens: numbers with a text form, so that neither needs a look-up table.
 
-A message id is a UUIDv8 of (store 40 bits, lane 34, sequence 48). A token is 64 random bits,
-of which the store gives the last 24 to tell where the lease lies; it is written as 11 URL-safe
-characters or as a UUID, and both forms are read. Rows that a wire format names by a UUID are written
-like messages with a sequence that no message ever gets.
+A message id is a UUIDv8 of (store 40 bits, lane 34, sequence 48). A token has 64 random bits; the
+store replaces the last 24 with the location of the lease. Its text form is 11 URL-safe characters
+or a UUID; both are accepted. Other rows that a wire format identifies by UUID are written like
+messages, with a sequence that no message ever gets.
 """
 
 import os
@@ -23,7 +23,7 @@ LaneId = NewType("LaneId", int)
 GroupId = NewType("GroupId", int)
 LeaseId = NewType("LeaseId", int)
 BodyId = NewType("BodyId", int)
-NO_LEASE = LeaseId(0)  # of a claim that is not leased, and of a lease before it is stored
+NO_LEASE = LeaseId(0)  # for a claim that is not leased, and a lease that is not stored yet
 
 _VERSION = 0x8 << 76
 _VARIANT = 0x2 << 62
@@ -35,7 +35,7 @@ Kind = Literal["partition", "queue", "dead letter", "trace", "query"]
 
 
 class Place(NamedTuple):
-    """Where a message lies: the store, the lane in it, the sequence in that."""
+    """The location of a message: the store, the lane in the store, the sequence in the lane."""
 
     store: int
     lane: LaneId
@@ -51,7 +51,7 @@ def message_id(store: int, lane: int, sequence: int) -> str:
 
 
 def id_prefix(store: int, lane: int) -> str:
-    """What all message ids of a lane begin with; the sequence follows as twelve digits, `:012x`."""
+    """Return the common prefix of a lane's message ids; the sequence follows as `:012x`."""
     return message_id(store, lane, 0)[:-12]
 
 
@@ -61,12 +61,12 @@ def parse_message_id(text: str) -> Place:
 
 
 def row_uuid(kind: Kind, store: int, row: int) -> str:
-    """The stable UUID of a row that is not a message."""
+    """Return the stable UUID of a row that is not a message."""
     return _text(store << 82 | row << 48 | _KINDS[kind])
 
 
 def parse_row_uuid(kind: Kind, store: int, text: str) -> int:
-    """The row a UUID names; refused when it is no such row of this store."""
+    """Return the row of a UUID; raise if it is not a row of this kind in this store."""
     found = parse_message_id(text)
     if found.store != store or found.sequence != _KINDS[kind]:
         raise InvalidArgument(f"{text!r} is not the id of a {kind}")
@@ -82,9 +82,9 @@ def parse_partition_uuid(store: int, text: str) -> PartitionId:
 
 
 def new_token(lease: int | None = None) -> int:
-    """A token, which for a lease tells where it lies: (token - lease) % TOKEN_SPAN is 0.
+    """Return a new token; that of a stored lease satisfies (token - lease) % TOKEN_SPAN == 0.
 
-    Its written form does not begin with a dash: on a command line that is an option.
+    The text form never begins with a dash, which a command line would read as an option.
     """
     bits = 62 << 58
     while bits >> 58 == 62:
@@ -104,7 +104,7 @@ def token_uuid(token: int) -> str:
 
 
 def parse_token(text: str) -> int:
-    """Read a token in either written form."""
+    """Parse a token in either text form."""
     if not isinstance(text, str):
         raise InvalidArgument(f"a lease token must be text, got {type(text).__name__}")
     if len(text) == 11:

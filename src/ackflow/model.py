@@ -1,4 +1,4 @@
-"""The records a user reads. Times are aware datetimes in UTC, durations are seconds."""
+"""The records that queries return. Times are aware datetimes in UTC, durations are seconds."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,26 +13,32 @@ T = TypeVar("T")
 
 
 def when(micros: int) -> datetime:
-    """A time in microseconds since 1970 as a datetime in UTC."""
+    """Convert a time in microseconds since 1970 to a datetime in UTC."""
     return datetime.fromtimestamp(micros / 1_000_000, UTC)
 
 
 def when_or_none(micros: int | None) -> datetime | None:
-    """The same; None stays None."""
+    """Convert a time like `when`; None stays None."""
     return None if micros is None else when(micros)
 
 
 class Sequences(Struct, frozen=True):
-    """`stream`: place in the lane. `consumer`: number of the hand-out within lane and group. Both
-    count from 1."""
+    """The sequence numbers of a delivery, as JetStream counts them, both from 1.
+
+    `stream`: the position in the lane. `consumer`: the number of the delivery within the lane and
+    the group.
+    """
 
     stream: int
     consumer: int
 
 
 class Metadata(Struct, frozen=True):
-    """What JetStream tells of a delivery. `num_pending`: how many messages its consumer has still to
-    be given for the first time; for groups that are not in the JetStream style, of the lane alone."""
+    """The metadata that JetStream reports for a delivery.
+
+    `num_pending`: the number of messages that were never delivered to the consumer; for groups
+    that are not in the JetStream style, only those of the lane.
+    """
 
     sequence: Sequences
     num_delivered: int
@@ -41,9 +47,9 @@ class Metadata(Struct, frozen=True):
 
 
 class Page(Struct, Generic[T], frozen=True):
-    """Some items; `next` continues after them, None when there are no more.
+    """One page of a result; `next` is the position of the next page, None after the last one.
 
-    It is used as the list of its items, and is false when it has none; `next` may still be given.
+    A page behaves like the list of its items. An empty page is false, even if `next` is set.
     """
 
     items: list[T]
@@ -65,7 +71,7 @@ class Page(Struct, Generic[T], frozen=True):
 
 
 class StoredMessage(Struct, frozen=True):
-    """A message as it lies in its queue, seen without side effects."""
+    """A message as it is stored in its queue; reading it has no side effects."""
 
     id: str
     queue: str
@@ -87,14 +93,14 @@ class StoredMessage(Struct, frozen=True):
 
 
 class News(Struct, frozen=True):
-    """What was pushed to a queue since one looked last; `after` is where to go on, lane by lane."""
+    """The messages pushed to a queue since a position; `after` is the next position, by lane."""
 
     items: list[StoredMessage]
     after: dict[int, int]
 
 
 class DeadLetter(Struct, frozen=True):
-    """A message that a group will not be given again, and why."""
+    """A message that is not delivered to its group again, and the reason."""
 
     id: int
     message_id: str
@@ -122,7 +128,7 @@ class DeadLetter(Struct, frozen=True):
 
 
 class DeadSummary(Struct, frozen=True):
-    """How many of a queue's dead letters share a group, a kind and an error."""
+    """The number of dead letters of a queue with the same group, kind and error."""
 
     group: str
     kind: str
@@ -133,7 +139,7 @@ class DeadSummary(Struct, frozen=True):
 
 
 class Counts(Struct):
-    """What became of every message of a queue for one group; the eight add up to `pushed`."""
+    """The messages of a queue by their state in one group; the eight counts add up to `pushed`."""
 
     ready: int = 0
     leased: int = 0
@@ -193,7 +199,7 @@ class PartitionStats(Struct, frozen=True):
 
 
 class LeaseStats(Struct, frozen=True):
-    """A live lease: who holds how much of what until when."""
+    """A live lease: its consumer, its messages and its end."""
 
     token: str
     queue: str
@@ -208,7 +214,7 @@ class LeaseStats(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """How far a group is in a partition, and the leases it has there: what they hold of it."""
+    """The progress of a group in a partition; `leases` covers only messages of this partition."""
 
     queue: str
     partition: str
@@ -223,9 +229,9 @@ class Progress(Struct, frozen=True):
 
 
 class Value(Struct, frozen=True):
-    """A small keyed value; `version` grows by one with every change.
+    """A small keyed value; `version` increases by one with every change.
 
-    It begins at 1, or above the versions of all that were ever deleted: it never comes again.
+    The first version is 1, or above that of every value deleted before, so none is used twice.
     """
 
     key: str
@@ -235,7 +241,7 @@ class Value(Struct, frozen=True):
 
 
 class Why(Struct, frozen=True, omit_defaults=True):
-    """What became of a message for a group, in one sentence and in fields."""
+    """The state of a message in a group, as one sentence and as fields."""
 
     sentence: str
     state: str
@@ -261,7 +267,7 @@ class Why(Struct, frozen=True, omit_defaults=True):
 
 
 class Upkeep(Struct):
-    """What one round of upkeep did."""
+    """The work that one round of upkeep did, as counts."""
 
     leases_expired: int = 0
     trimmed: int = 0

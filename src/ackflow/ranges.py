@@ -1,8 +1,8 @@
 """Range sets: sets of integers as a flat, sorted list of boundaries.
 
-`[0, 5, 6, 1000]` is 0..4 and 6..999: every even place starts a range, every odd place ends it
+`[0, 5, 6, 1000]` is 0..4 and 6..999: every even index starts a range, every odd index ends it
 (exclusive). A batch of a thousand is two numbers; membership is the parity of a bisection; one
-message is added or taken out by one slice. No function changes its arguments.
+message is added or removed by one slice. No function changes its arguments.
 """
 
 from array import array
@@ -13,7 +13,7 @@ Ranges = list[int]
 
 
 def of(numbers: Iterable[int]) -> Ranges:
-    """The range set of the given numbers, in any order, repeated or not."""
+    """Return the range set of numbers in any order, with or without repeats."""
     result: Ranges = []
     stop: int | None = None
     for number in sorted(numbers):
@@ -40,13 +40,13 @@ def contains(ranges: Ranges, number: int) -> bool:
 
 
 def covers(ranges: Ranges, first: int, stop: int) -> bool:
-    """Whether all of [first, stop) is in a set."""
+    """Return whether a set contains all of [first, stop)."""
     after = bisect_right(ranges, first)
     return after & 1 == 1 and stop <= ranges[after]
 
 
 def pairs(ranges: Ranges) -> Iterator[tuple[int, int]]:
-    """Each range as (first, stop)."""
+    """Yield each range as (first, stop)."""
     return zip(ranges[::2], ranges[1::2], strict=True)
 
 
@@ -68,7 +68,7 @@ def remove(ranges: Ranges, first: int, stop: int) -> Ranges:
 
 
 def clip(ranges: Ranges, first: int, stop: int) -> Ranges:
-    """The part of a set within [first, stop)."""
+    """Return the part of a set within [first, stop)."""
     left, right = bisect_right(ranges, first), bisect_left(ranges, stop)
     if left > right or first >= stop:
         return []
@@ -86,7 +86,7 @@ def union(a: Ranges, b: Ranges) -> Ranges:
 
 
 def union_all(sets: Iterable[Ranges]) -> Ranges:
-    """The union of any number of sets, in one sort of their ranges."""
+    """Return the union of any number of sets; their ranges are sorted once."""
     result: Ranges = []
     for first, stop in sorted(pair for one in sets for pair in pairs(one)):
         if not result or first > result[-1]:
@@ -115,7 +115,7 @@ def intersection(a: Ranges, b: Ranges) -> Ranges:
 
 
 def lowest(ranges: Ranges, limit: int) -> Ranges:
-    """The `limit` smallest numbers of a set."""
+    """Return the `limit` smallest numbers of a set."""
     result: Ranges = []
     for first, stop in pairs(ranges):
         if limit <= 0:
@@ -127,7 +127,7 @@ def lowest(ranges: Ranges, limit: int) -> Ranges:
 
 
 def pack(ranges: Ranges) -> bytes:
-    """The form kept on disk: the width of a boundary, then the boundaries."""
+    """Encode a set for storage: the width of a boundary, then the boundaries."""
     code = "I" if not ranges or (ranges[0] >= 0 and ranges[-1] < 1 << 32) else "q"
     return code.encode() + array(code, ranges).tobytes()
 
@@ -136,7 +136,7 @@ def unpack(data: bytes) -> Ranges:
     return array(chr(data[0]), data[1:]).tolist()
 
 
-# Whether a number is in the result, by whether it is in the first set and in the second.
+# A truth table: is a number in the result, indexed by whether it is in the first and second set.
 _Table = tuple[tuple[bool, bool], tuple[bool, bool]]
 _UNION: _Table = (False, True), (True, True)
 _DIFFERENCE: _Table = (False, False), (True, False)
@@ -145,7 +145,7 @@ _END = 1 << 62
 
 
 def _combine(a: Ranges, b: Ranges, table: _Table) -> Ranges:
-    """One pass over the boundaries of both sets; each ends with a boundary that is never reached."""
+    """Combine two sets in one pass over their boundaries; a sentinel ends each list."""
     a, b = [*a, _END], [*b, _END]
     result: Ranges = []
     i = j = 0

@@ -1,4 +1,4 @@
-"""Tokens: who may do what over HTTP. Only the digest of a token is stored."""
+"""Access tokens: permissions for HTTP clients. Only the digest of a token is stored."""
 
 import hashlib
 import secrets
@@ -23,14 +23,14 @@ _KEPT = 10_000
 
 
 class Grant(Struct, frozen=True, array_like=True):
-    """A role on the queues whose names match a pattern, as in a shell: `orders.*`."""
+    """A role on the queues whose names match a shell-style pattern, such as `orders.*`."""
 
     role: Role
     pattern: str = EVERY_QUEUE
 
 
 class Token(Struct):
-    """A token as it is stored; what it is itself was shown once, when it was made."""
+    """A token as it is stored; its secret is shown only once, when it is created."""
 
     id: int
     name: str
@@ -45,7 +45,7 @@ class Token(Struct):
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def may(self, role: str, queue: str) -> bool:
-        """Whether it has this role, or a higher one, on a queue."""
+        """Return whether the token grants this role, or a higher one, on a queue."""
         known = self._known.get((role, queue))
         if known is None:
             if len(self._known) >= _KEPT:
@@ -70,14 +70,14 @@ def digest(token: str) -> bytes:
 
 
 def grant(text: str) -> Grant:
-    """A grant as it is written: `read-write:orders.*`, or a role alone for every queue."""
+    """Parse a grant: `read-write:orders.*`, or only a role, which covers every queue."""
     role, _, pattern = text.partition(":")
     validate.one_of(role, "role", ROLES)
     return Grant(role, validate.name(pattern or EVERY_QUEUE, "queue pattern"))  # type: ignore[arg-type]
 
 
 def create(tx: Tx, name: str, grants: list[Grant], seconds: float | None) -> str:
-    """Make a token of that name; this is the only time it is known."""
+    """Create a token and return its secret, which is not stored."""
     validate.name(name, "token name")
     if not grants:
         raise InvalidArgument("a token needs at least one grant")
@@ -92,7 +92,7 @@ def create(tx: Tx, name: str, grants: list[Grant], seconds: float | None) -> str
 
 
 def tokens(tx: Tx) -> list[Token]:
-    """All tokens ever made, revoked ones too, oldest first."""
+    """Return all tokens, including revoked ones, oldest first."""
     found = []
     for id, name, digest, grants, created, expires, revoked in tx.all("access_tokens"):
         read = msgspec.json.decode(grants, type=list[Grant])
@@ -101,7 +101,7 @@ def tokens(tx: Tx) -> list[Token]:
 
 
 def find(tx: Tx, name: str) -> Token:
-    """The token of that name that is not revoked."""
+    """Return the token with this name that is not revoked, or raise NotFound."""
     for token in tokens(tx):
         if token.name == name and token.revoked_at is None:
             return token
@@ -115,19 +115,19 @@ def revoke(tx: Tx, name: str) -> None:
 
 
 def forget_all(tx: Tx) -> int:
-    """Remove every token, so that none is asked for any more."""
+    """Delete every token, so that requests no longer need one; return how many."""
     dropped = len(tx.all("drop_access_tokens"))
     changed(tx)
     return dropped
 
 
 def revision(tx: Tx) -> int:
-    """A number that changes whenever a token does."""
+    """Return a number that changes whenever a token changes."""
     return int(tx.value("get_meta", REVISION) or 0)
 
 
 def queue_of_lease(tx: Tx, token: int) -> str | None:
-    """The queue a lease is of."""
+    """Return the name of the queue of a lease, or None if the lease is unknown."""
     row = tx.lease_row(token)
     group = tx.group_by_id(row[2]) if row else None
     queue = tx.queue_by_id(group.queue) if group else None
@@ -135,5 +135,5 @@ def queue_of_lease(tx: Tx, token: int) -> str | None:
 
 
 def changed(tx: Tx) -> None:
-    """Let those that remember tokens read them again."""
+    """Increase the revision, so that caches of tokens are reloaded."""
     tx.run("put_meta", REVISION, str(revision(tx) + 1))

@@ -1,6 +1,6 @@
-"""The broker on an event loop: verbs are awaited, and a waiting verb occupies no thread.
+"""The broker for asyncio: verbs are awaited, and a waiting verb occupies no thread.
 
-The writer's thread runs all queued verbs in one commit and wakes the loop once for all answers.
+The writer thread runs all queued verbs in one commit and wakes the event loop once for all of them.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class LoopBroker:
     def do(
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> "asyncio.Future[T]":
-        """Run one verb in a group transaction; `synced`: it is on disk when this is done."""
+        """Run one verb in a group commit; `synced`: complete only after it is on disk."""
         return self._submit(partial(verb, **kwargs) if kwargs else verb, args, synced, None)
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
@@ -50,16 +50,19 @@ class LoopBroker:
     async def look(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a verb that only reads, on a snapshot, in a thread beside the loop."""
+        """Run a verb in a read-only transaction, on a snapshot, in a worker thread."""
         return await self.thread(partial(self.broker.look, verb, *args, **kwargs))
 
     def thread(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run a blocking call in a thread beside the loop."""
+        """Run a blocking call in a worker thread."""
         return self._loop.run_in_executor(self._readers, call)
 
     async def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
-        """Pop, waiting up to `wait` seconds. Cancelled while it waits, it leaves nothing leased;
-        cancelled while it is being answered, it gives back what it was given."""
+        """Pop, waiting up to `wait` seconds for messages.
+
+        If it is cancelled while it waits, nothing is leased. If it is cancelled while the writer
+        runs it, the messages that it leased are released.
+        """
         answer = await self._try(request)
         if answer.runs or wait <= 0:
             return answer
@@ -75,14 +78,14 @@ class LoopBroker:
                 await signal.until(wait_seconds(clock, deadline, answer.retry_at))
 
     async def give_back(self, token: int) -> None:
-        """Release everything a lease still holds."""
+        """Release every message that a lease still holds."""
         await self.do(settle, False, token, [Mark(Verdict("release"))])
 
     def close(self) -> None:
         self._readers.shutdown(wait=False)
 
     async def returned(self) -> None:
-        """Wait until everything that cancelled pops were given is released."""
+        """Wait until all messages leased by cancelled pops are released."""
         if self._returning:
             await asyncio.wait(self._returning)
 
@@ -107,7 +110,7 @@ class LoopBroker:
     async def _await_return(self, returned: "asyncio.Future[Any]") -> None:
         self._returning.add(returned)
         returned.add_done_callback(self._returning.discard)
-        await asyncio.wait([returned])  # which does not cancel it, and raises nothing of it
+        await asyncio.wait([returned])  # this neither cancels the future nor raises its error
 
     def _submit(
         self, verb: Any, args: tuple[Any, ...], synced: bool, merge: Any
@@ -120,11 +123,11 @@ class LoopBroker:
         return future
 
     def future(self) -> "asyncio.Future[Any]":
-        """A future of this loop, for `take`."""
+        """Create a future of this loop, for `take`."""
         return self._loop.create_future()
 
     def take(self, future: "asyncio.Future[Any]", job: Job) -> None:
-        """Answer a future with what became of a job; may be called from any thread."""
+        """Complete a future with the result of a job; may be called from any thread."""
         self._answered.append((future, job))
         if not self._woken:
             self._woken = True
@@ -144,8 +147,11 @@ class LoopBroker:
 
 
 class PendingPop:
-    """A pop in the writer's queue. After `give_up` its lease is released from the thread that gets
-    the answer: the event loop may be closed by then."""
+    """A pop in the writer's queue.
+
+    After `give_up` the thread that receives the answer releases the lease, because the event loop
+    may be closed by then.
+    """
 
     def __init__(self, onloop: LoopBroker, request: PopRequest) -> None:
         self._onloop = onloop
@@ -157,15 +163,15 @@ class PendingPop:
         self._writer.submit(pop, (request,), synced=False, on_answer=self._answer)
 
     def give_up(self) -> "asyncio.Future[Any]":
-        """Release what it was or will be given; done when that is released."""
+        """Release the messages that the pop leased or will lease; return a future for that."""
         self._given_up = returned = self._onloop.future()
         if self._job is not None:
             self._release(self._job, returned)
         return returned
 
     def _answer(self, job: Job) -> None:
-        # Each side sets its own mark before it looks at the other's, so that one of them, or both,
-        # release: the second time does nothing.
+        # Each thread sets its own field before it reads the other's, so that at least one of them
+        # releases the lease. A second release has no effect.
         self._job = job
         if self._given_up is None:
             self._onloop.take(self.answered, job)
@@ -201,7 +207,7 @@ class LoopSignal(Signal):
         self._woken.clear()
 
     async def until(self, seconds: float) -> None:
-        # Not wait_for: on Python 3.11 it swallows a cancellation that comes together with the end.
+        # Not wait_for: on Python 3.11 it loses a cancellation that arrives at the same time.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()

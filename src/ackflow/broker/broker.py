@@ -1,6 +1,6 @@
 """The broker: connects the store, the writer, waiting pops and upkeep.
 
-It decides when verbs run and which of them are synced; what they do is in their own modules.
+It decides when verbs run and which of them are synced; the verbs are in modules of their own.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class StoreInfo(Protocol):
 class Verbs(Protocol):
     """The methods of a broker that a session uses, embedded or over HTTP.
 
-    `whole`: it takes many messages as the one JSON array they were encoded to.
+    `whole`: it accepts many messages as one encoded JSON array.
     """
 
     clock: Clock
@@ -68,7 +68,7 @@ class Verbs(Protocol):
 
 
 class Broker:
-    """Verbs over one store. Every method may be called from any thread."""
+    """Runs verbs on one store. Every method may be called from any thread."""
 
     def __init__(self, store: Store, clock: Clock, upkeep: bool = True) -> None:
         self.store: Store = store
@@ -79,12 +79,12 @@ class Broker:
         self.observer = self.writer.observer = DeliveryObserver()
         self._keeper = UpkeepRunner(self.read, self._keep)
         self._name = secrets.token_hex(8)
-        self._turn_until: int | None = None  # by the steady clock; then it is taken anew
+        self._turn_until: int | None = None  # monotonic time at which the turn must be renewed
         self._keeping = threading.Lock()
         self._closing = threading.RLock()
         self._closed = threading.Event()
         self._ended = False
-        self._open = True  # as `_closed` says, in fewer steps for those who ask before each verb
+        self._open = True  # the opposite of `_closed`; cheaper to check before each verb
         self._thread: threading.Thread | None = None
         if upkeep:
             self._thread = threading.Thread(
@@ -95,13 +95,13 @@ class Broker:
     def do(
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run one verb in a group transaction; `synced`: it is on disk when this returns."""
+        """Run one verb in a group commit; `synced`: return only after it is on disk."""
         self.check_open()
         some = partial(verb, **kwargs) if kwargs else verb
         return self.writer.run(some, args, synced=synced)  # type: ignore[no-any-return]
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a verb that only reads, on a snapshot beside the writer."""
+        """Run a verb in a read-only transaction, on a snapshot, concurrently with the writer."""
         self.check_open()
 
         def verb_on(tx: Tx) -> T:
@@ -116,7 +116,7 @@ class Broker:
         return self.writer.run(_never, synced=True, merge=request)  # type: ignore[no-any-return]
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
-        """Pop, waiting up to `wait` seconds for something to come."""
+        """Pop, waiting up to `wait` seconds for messages."""
         answer = self.try_pop(request)
         if answer.runs or wait <= 0:
             return answer
@@ -132,7 +132,7 @@ class Broker:
 
     @contextlib.contextmanager
     def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
-        """Within this, the signal is rung when there may be something to pop."""
+        """Inside the context, set the signal whenever there may be messages to pop."""
         kind = request.wait_key
         self.waiters.enter(kind, signal)
         self.clock.watch(signal)
@@ -141,7 +141,7 @@ class Broker:
         finally:
             self.clock.unwatch(signal)
             self.waiters.leave(kind, signal)
-            self.waiters.wake_next(kind)  # it may be the only one that knew of something due later
+            self.waiters.wake_next(kind)  # this waiter may be the only one that knew a due time
 
     def try_pop(self, request: PopRequest) -> Handout:
         self.check_open()
@@ -159,21 +159,23 @@ class Broker:
         return self.writer.run(verb, synced=False)  # type: ignore[no-any-return]
 
     def upkeep(self) -> Upkeep:
-        """Do every duty of upkeep once, now, whoever has the turn."""
+        """Run every duty of upkeep once, now, even if another process has the turn."""
         self.check_open()
         with self._keeping:
             return UpkeepRunner(self.read, self.write, whole=True).run_once()
 
     def catch_up(self) -> None:
-        """Take back leases that are over and wake what is due, before it is looked at."""
+        """End expired leases and make claims due, so that a following read sees them."""
         self.check_open()
         keeper = UpkeepRunner(self.read, self.write)
         while keeper.expire():
             pass
 
     def close(self) -> None:
-        """Stop upkeep and waiting pops, and close the database. Closing twice does nothing, unless
-        the first time was interrupted."""
+        """Stop upkeep and waiting pops, and close the database.
+
+        A second call has no effect, unless the first one was interrupted.
+        """
         with self._closing:
             if self._ended:
                 return
@@ -194,12 +196,12 @@ class Broker:
             self._ended = True
 
     def check_open(self) -> None:
-        """Refuse work once the broker is closed."""
+        """Raise SessionClosed if the broker is closed."""
         if not self._open:
             raise SessionClosed()
 
     def _look_after(self) -> None:
-        """The upkeep thread: rounds of upkeep, and between them an eye on other processes."""
+        """Run the upkeep thread: rounds of upkeep, and polls for commits of other processes."""
         next_round, seen = self.clock.steady(), -1
         while not self._closed.is_set():
             if self.clock.steady() >= next_round:
@@ -217,7 +219,7 @@ class Broker:
                 self.waiters.present.wait(left)
 
     def _keep(self, duty: Callable[[Tx], T]) -> T:
-        """Write as the one upkeep of the database; another process that has the turn keeps it."""
+        """Run a duty of upkeep if this process holds or gets the turn; else raise NotMyTurn."""
         if self._turn_until is None or self.clock.steady() >= self._turn_until:
             self.write(self._take_turn)
             self._turn_until = self.clock.steady() + micros(TURN_SECONDS / 2)
@@ -225,7 +227,7 @@ class Broker:
 
     def _take_turn(self, tx: Tx) -> None:
         holder, until = self._turn(tx)
-        # A turn that lasts longer than any was taken under a clock that was ahead.
+        # A turn that ends later than possible was taken while the clock was ahead.
         if holder != self._name and tx.now < until <= tx.now + micros(2 * TURN_SECONDS):
             raise NotMyTurn()
         tx.run("put_meta", "upkeep", f"{self._name} {tx.now + micros(TURN_SECONDS)}")
@@ -235,7 +237,7 @@ class Broker:
             tx.run("put_meta", "upkeep", f"{self._name} 0")
 
     def _turn(self, tx: Tx) -> tuple[str, int]:
-        """The broker that has the turn, and until when."""
+        """Return the broker that has the turn, and the end of the turn."""
         found = tx.value("get_meta", "upkeep")
         holder, until = str(found).split(" ") if found else ("", "0")
         return holder, int(until)
@@ -255,21 +257,23 @@ class Broker:
 
 
 def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
-    """For how many seconds a pop waits: until its deadline, by the steady clock, or until something
-    of its group is due."""
+    """Return how long a pop waits: until its deadline, or until a message of its group is due.
+
+    The deadline is a monotonic time, and the result is in seconds.
+    """
     left = clock.seconds_left(deadline)
     return left if retry_at is None else min(left, clock.seconds_until(retry_at))
 
 
 def _nothing(_: Tx) -> None:
-    """Every transaction writes what the clock has to write."""
+    """Do nothing: every transaction writes the pending clock correction itself."""
 
 
 _LATER = object()
 
 
 def _look(tx: Tx, verb: Callable[[Tx], T]) -> T | object:
-    """What is looked at is counted over all lanes: not before every group has its cursors."""
+    """Run a read, or return `_LATER` while a new group lacks cursors: reads count all lanes."""
     return _LATER if tx.all("groups_in_the_making") else verb(tx)
 
 

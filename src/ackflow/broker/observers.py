@@ -17,7 +17,7 @@ _BOUNDS = tuple(int(bound * SECOND) for bound in BOUNDS)
 _PLACES = len(BOUNDS) + 1
 
 log = logging.getLogger("ackflow.dead")
-# A program that embeds the broker and configures no logging is not written to its standard error.
+# Without logging configuration, an embedded broker must not write to standard error.
 log.addHandler(logging.NullHandler())
 
 
@@ -38,13 +38,13 @@ class DeliveryObserver:
             if counts is None:
                 counts = times[group_id] = [0] * (_PLACES + 1)
             counts[bisect_left(_BOUNDS, micros)] += n
-            counts[_PLACES] += max(0, micros) * n  # the clock may have gone back
+            counts[_PLACES] += max(0, micros) * n  # negative if the clock was set back
         self.pending += tally.died
 
     def log_pending(self) -> None:
         """Log the dead letters that were recorded and not logged yet."""
         while self.pending:
-            with contextlib.suppress(IndexError):  # another thread logged it
+            with contextlib.suppress(IndexError):  # another thread has logged it
                 log_died(self.pending.popleft())
 
     def times(self) -> dict[int, list[int]]:

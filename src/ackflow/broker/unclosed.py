@@ -1,4 +1,4 @@
-"""A session that is dropped without being closed: its files, locks and threads are released."""
+"""Releases the files, locks and threads of a session that is dropped without being closed."""
 
 import _thread
 import contextlib
@@ -16,17 +16,17 @@ class Closable(Protocol):
 
 
 def close_when_dropped(session: object, broker: Closable, name: str) -> weakref.finalize:  # type: ignore[type-arg]
-    """Close a broker once its session is garbage; a session that is closed detaches this."""
+    """Close a broker when its session is garbage-collected; closing the session detaches this."""
     watching = weakref.finalize(session, _dropped, broker, name, os.getpid())
-    watching.atexit = False  # a process that ends releases everything by itself
+    watching.atexit = False  # the end of the process releases everything
     return watching
 
 
 def _dropped(broker: Closable, name: str, pid: int) -> None:
     if os.getpid() != pid:
-        return  # in a forked child it is the parent's
-    # The garbage collector may run in a thread that holds a lock of this very broker.
-    with contextlib.suppress(RuntimeError):  # the interpreter ends
+        return  # in a forked child: the broker belongs to the parent
+    # The garbage collector may run in a thread that holds a lock of this broker.
+    with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
         _thread.start_new_thread(_close, (broker, name))
     warnings.warn(f"unclosed session on {name}", ResourceWarning, stacklevel=2)
 

@@ -50,7 +50,7 @@ class UpkeepRunner:
     """Runs every duty once; keeps only the positions of its scans."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction, whole: bool = False) -> None:
-        """`whole`: a round leaves nothing for the next one."""
+        """`whole`: a round does all of its work and leaves none for the next round."""
         self._read = read
         self._write = write
         self._whole = whole
@@ -75,7 +75,7 @@ class UpkeepRunner:
         return any(walk.after for walk in (self._old, self._waiting, self._passed))
 
     def expire(self) -> int:
-        """End leases that are over and make claims due, so that waiting pops wake."""
+        """End expired leases and make claims due, so that waiting pops wake."""
         groups = self._read(lambda tx: [row[0] for row in tx.all("groups_with_expired", tx.now)])
         ended = 0
         for id in groups:
@@ -117,7 +117,7 @@ class UpkeepRunner:
                 return
 
     def _drop_old(self) -> int:
-        """Drop what is older than the retention or time to live of its queue."""
+        """Drop messages that are older than the retention or time to live of their queue."""
         dropped = 0
         for queue, lane in self._walk(self._old, old_lanes):
             while n := self._do(partial(_drop, queue=queue, lane=lane), 0):
@@ -219,7 +219,7 @@ def _drop_leases(tx: Tx, old: list[int]) -> None:
 
 
 def _expect_group(tx: Tx, id: QueueId) -> GroupId:
-    """Return the group that owns dead letters until the first real group comes; 0: it exists."""
+    """Return the group that owns dead letters before a real group exists; 0 if one exists."""
     queue, groups = tx.queue_by_id(id), tx.groups(id)
     if queue is None or any(not is_undecided(group) for group in groups):
         return NO_GROUP
@@ -227,7 +227,7 @@ def _expect_group(tx: Tx, id: QueueId) -> GroupId:
 
 
 def _in_slice(tx: Tx, find: Callable[[Tx, int, int], list[T]], after: int) -> tuple[int, list[T]]:
-    """Return what is found in the lanes after one, and the last lane of the slice; 0: no more."""
+    """Search the lanes after one; return the last lane of the slice (0: end) and the results."""
     end = tx.value("lane_after", after, LANES - 1)
     return end or 0, find(tx, after, end or NO_END)
 
@@ -257,7 +257,7 @@ def _waiting_lanes(tx: Tx, after: int, end: int) -> list[tuple[QueueId, GroupId,
 
 
 def _passed_lanes(tx: Tx, after: int, end: int) -> list[LaneId]:
-    """Return lanes whose oldest segment every group has passed and that is no longer kept."""
+    """Return lanes whose oldest segment is passed by every group and no longer kept."""
     kept = {queue.id: queue.options.keep_seconds for queue in tx.queues()}
     found = []
     for lane, queue, created in tx.all("passed_lanes", after, end):

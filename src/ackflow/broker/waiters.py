@@ -1,7 +1,7 @@
-"""Waiting pops and what wakes them.
+"""Waiting pops, and how commits wake them.
 
-A commit wakes the first waiter of each key. A waiter that gets messages, or gives up, wakes the next
-one. So a push wakes as many waiters as there is work for, and one more.
+A commit wakes the first waiter of each key. A waiter that gets messages, or stops waiting, wakes
+the next one. A push therefore wakes one waiter more than there is work for.
 """
 
 import threading
@@ -9,7 +9,7 @@ from collections import deque
 
 from ..clock import Signal
 
-# What a pop waits for: queue, group, and partition or None for any.
+# The key of a waiting pop: queue, group, and partition or None for any.
 WaitKey = tuple[str, str, str | None]
 ANY_QUEUE = "\0"  # the first character of a key that is not for one queue
 
@@ -46,14 +46,14 @@ class Waiters:
                     waiters[0].ring()
 
     def wake_all(self) -> None:
-        """Wake every waiter, because the broker closes."""
+        """Wake every waiter, because the broker is closing."""
         with self._lock:
             for waiters in self.by_key.values():
                 for signal in waiters:
                     signal.ring()
 
     def wake_next(self, key: WaitKey) -> None:
-        """Wake the next waiter of a key: the one before it got messages, or gave up."""
+        """Wake the next waiter of a key, after one got messages or stopped waiting."""
         if key not in self.by_key:
             return
         with self._lock:
