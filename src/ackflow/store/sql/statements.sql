@@ -1,5 +1,5 @@
--- Every statement the stores run, by name, but for the few that each of them words in its own way.
--- What is sent to PostgreSQL has $1 for ?1, and its type is that of what it first stands beside.
+-- The named statements that all stores share; <dialect>/statements.sql has those of one store.
+-- For PostgreSQL, ?1 becomes $1, and its type is inferred from the context of its first use.
 
 -- name: get_meta
 select value from meta where key = ?1
@@ -714,7 +714,7 @@ update claim_rows set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and i
 -- name: unheld_claims
 select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0
 
--- What was written under a clock that was ahead; see broker/recover.py.
+-- Rows written while the clock was ahead; see broker/core/clock_recovery.py.
 -- name: newest_message
 select max(last_at) from lanes
 -- name: newest_lease

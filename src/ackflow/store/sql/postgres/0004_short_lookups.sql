@@ -1,28 +1,28 @@
--- While another session holds an old snapshot, dead versions of rows cannot be removed. What each verb
--- reads must be found without a visit to them.
+-- While another session holds an old snapshot, dead row versions cannot be removed. The lookups of verbs
+-- must not visit them.
 
--- One row for each broker: the number of its last transaction that wrote. The highest of all is the
--- version of what is stored; a broker that finds another version than its own drops its cache. A new
--- number is inserted and the broker's last one deleted, so that the newest entry of the index is live.
--- A row that is still there tells a broker whose commit was not answered that it was done.
+-- One row for each broker: the number of its last transaction that wrote. The highest number is the
+-- version of the stored data; a broker that finds another version than its own clears its cache. A new
+-- row is inserted and the broker's last one deleted, so that the newest index entry is always live.
+-- The row also shows whether a transaction was committed when the connection was lost.
 alter table writes rename to old_writes;
 create table writes (
     n bigint primary key,
     broker bigint not null,
     at timestamptz not null default now(),
-    hints bytea                             -- where scans may start; see store/hints.py
+    hints bytea                             -- where index scans may start; see store/hints.py
 );
--- A new number: brokers of older versions look at the schema again, and stop.
+-- A new number makes brokers of older versions check the schema again, and stop.
 insert into writes select n + 1, 0 from old_writes;
 insert into writes select row_number() over (order by id) - 1 - (select count(*) from brokers), id, at
 from brokers;
 drop table old_writes;
 drop table brokers;
 
--- When a cursor was last written, in quarters of a second: its index is read from the newest entry back,
--- and no entry of a version that is older is visited. Most updates leave it as it is and touch no index.
--- An entry that is added to a unique index is first compared with all versions of its row, so there is
--- none: brokers write one at a time, and a cursor is added only where there is none.
+-- The time of the last update of a cursor, in quarters of a second. A backward index scan finds the
+-- newest version first and visits no older one. Most updates do not change the time and update no index.
+-- A unique index would check each new entry against all versions of its row, so the index is not unique:
+-- brokers write one at a time, and a cursor is added only where there is none.
 alter table cursors add column rev bigint not null default 0;
 alter table cursors drop constraint cursors_pkey;
 create index cursors_by_key on cursors (lane, grp, rev);

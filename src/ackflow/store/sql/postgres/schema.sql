@@ -1,22 +1,22 @@
 -- Schema 4: a new schema gets this file, and then the migrations above 4, if there are any.
--- One that was made by an older version gets the migrations it lacks; both ways lead to the
--- same schema (tests/schemas/test_fresh.py).
+-- A schema of an older version gets the missing migrations. Both ways have the same result
+-- (tests/schemas/test_fresh.py).
 --
 -- Times are microseconds since 1970, booleans are 1 and 0, text is compared by its bytes. Range sets
 -- are packed boundaries (ranges.py). Columns named `grp` hold the id of a group.
 
 create table meta (key text collate "C" primary key, value text);
 
--- One row for each broker: the number of its last transaction that wrote. The highest of all is the
--- version of the stored data; a broker that finds another version than its own drops its cache. A new
--- number is inserted and the broker's last one deleted, so that the newest entry of the index is live.
--- The row also says whether a transaction was committed when the answer was lost. (The server's own
--- numbers do not: after a crash it gives some again.)
+-- One row for each broker: the number of its last transaction that wrote. The highest number is the
+-- version of the stored data; a broker that finds another version than its own clears its cache. A new
+-- row is inserted and the broker's last one deleted, so that the newest index entry is always live.
+-- The row also shows whether a transaction was committed when the connection was lost. (The server's
+-- transaction ids cannot show this: after a crash it assigns some of them again.)
 create table writes (
     n bigint primary key,
     broker bigint not null,
     at timestamptz not null default now(),
-    hints bytea                             -- where scans may start; see store/hints.py
+    hints bytea                             -- where index scans may start; see store/hints.py
 );
 insert into writes values (1, 0);
 
@@ -42,13 +42,13 @@ create table lane_rows (
     queue bigint not null,
     partition bigint not null,
     priority bigint not null,
-    base bigint not null default 0,         -- lowest sequence still stored
-    head bigint not null default 0,         -- next sequence to give; see the view `lanes`
+    base bigint not null default 0,         -- the lowest sequence that is still stored
+    head bigint not null default 0,         -- the next sequence to assign; see the view `lanes`
     last_at bigint not null default 0,      -- created_at of the newest message; see the view
-    odd bigint not null default 0,          -- after the last delayed or group-only segment
+    odd bigint not null default 0,          -- end of the last delayed or group-only segment
     copies bigint not null default 0,       -- messages ever appended for one group only
     gone bigint not null default 0,         -- messages removed above the base
-    gone_to bigint not null default 0,      -- after the last of them
+    gone_to bigint not null default 0,      -- end of the last of them
     unique (partition, priority)
 );
 create index lanes_of_queue on lane_rows (queue);
@@ -59,8 +59,8 @@ create table segments (
     first bigint not null,
     count bigint not null,
     created_at bigint not null,
-    not_before bigint,                      -- delayed until then
-    for_group bigint,                       -- a copy that only this group sees
+    not_before bigint,                      -- delayed until this time
+    for_group bigint,                       -- a copy that is visible to this group only
     carry bytea,                            -- msgpack of the counters a copy starts with
     body bigint not null,                   -- row in bodies; 0: the payloads are in this row
     bytes bigint not null,
@@ -91,7 +91,7 @@ create table bodies (
     rest bytea                              -- msgpack of Rest, when there is any
 );
 
--- Written once and read whole: compressing costs more than it saves.
+-- Bodies are written once and read completely: compression costs more than it saves.
 alter table bodies alter column ends set storage external, alter column data set storage external;
 alter table segments alter column ends set storage external, alter column data set storage external;
 
@@ -99,8 +99,8 @@ alter table segments alter column ends set storage external, alter column data s
 create table gone (
     lane bigint not null,
     lo bigint not null,                     -- first sequence
-    hi bigint not null,                     -- after the last
-    for_group bigint,                       -- they were copies that only this group saw
+    hi bigint not null,                     -- end, exclusive
+    for_group bigint,                       -- they were copies for this group only
     primary key (lane, lo)
 );
 
@@ -123,15 +123,15 @@ create table cursors (
     grp bigint not null,
     partition bigint not null,
     priority bigint not null,
-    next bigint not null,                   -- next sequence never looked at
+    next bigint not null,                   -- the next sequence that was never read
     served bigint not null default 0,       -- when the lane was last served
-    ready bigint not null default 0,        -- may have something to hand out
+    ready bigint not null default 0,        -- may have messages to deliver
     blocked bigint not null default 0,      -- ordered group with a live lease in the partition
-    delivered bigint not null default 0,    -- hand-outs ever
-    consumed bigint not null default 0,     -- acks ever
-    failed bigint not null default 0,       -- nacks ever
+    delivered bigint not null default 0,    -- total deliveries
+    consumed bigint not null default 0,     -- total acks
+    failed bigint not null default 0,       -- total nacks
     done bigint not null default 0,         -- done + dead + skipped + purged + expired + hidden
-    dead bigint not null default 0,         --   + what is claimed = next
+    dead bigint not null default 0,         --   + claimed messages = next
     skipped bigint not null default 0,
     purged bigint not null default 0,
     expired bigint not null default 0,
@@ -139,15 +139,16 @@ create table cursors (
     last_seq bigint,
     last_created bigint,
     last_at bigint,
-    keeps bigint not null default 0,        -- 1: this cursor may hold a claim in the columns below
-    kept bigint not null default 0,         -- the lease of that claim; 0: it holds none now
+    keeps bigint not null default 0,        -- 1: a claim may be stored in the columns below
+    kept bigint not null default 0,         -- the lease of that claim; 0: no claim is stored
     kept_lo bigint,
     kept_hi bigint,
     kept_at bigint,
     kept_since bigint,
-    copies bigint not null default 0,       -- of the lane: the group's own, or behind the cursor
-    -- When it was last written, in quarters of a second. Its index is read from the newest entry back, so
-    -- that no older version is visited. A unique index would compare each new entry with all versions.
+    copies bigint not null default 0,       -- copies that are the group's or behind the cursor
+    -- The time of the last update, in quarters of a second. A backward index scan finds the newest
+    -- version first and visits no older one. A unique index would check each new entry against all
+    -- versions.
     rev bigint not null default 0
 ) with (fillfactor = 50);
 create index cursors_by_key on cursors (lane, grp, rev);
@@ -162,18 +163,18 @@ create table claim_rows (
     lease bigint not null,                  -- 0: not leased
     id bigint not null,                     -- random
     lo bigint not null,                     -- first sequence
-    hi bigint not null,                     -- after the last
+    hi bigint not null,                     -- end, exclusive
     n bigint not null,
-    ranges bytea,                           -- absent while [lo, hi) has no holes
+    ranges bytea,                           -- null if [lo, hi) has no gaps
     state bigint not null,                  -- 0 leased -> 1 waiting -> 2 due -> 0 leased
-    at bigint,                              -- end of lease, or when due
-    since bigint not null,                  -- created_at or not_before: when waiting began
+    at bigint,                              -- when the lease expires or the claim is due
+    since bigint not null,                  -- start of the waiting time: created_at or not_before
     deliveries bigint not null,
     failures bigint not null,
     redelivered bigint not null,
     error text,
-    acked_at bigint,                        -- first ack that is not in the lease's fates
-    held bigint not null default 0,         -- 1: leased, and not counted in max_ack_pending
+    acked_at bigint,                        -- the first ack that the lease's fates do not record
+    held bigint not null default 0,         -- 1: leased, and not counted against max_ack_pending
     constraint claims_pkey primary key (lane, grp, lease, id)
 );
 create index claims_by_time on claim_rows (grp, state, at);
@@ -182,8 +183,8 @@ create index claims_of_lane on claim_rows (lane, grp, state, lo) where lease = 0
 create index delayed_claims on claim_rows (grp, state, at)
     where state = 1 and redelivered <> 1;
 
--- A claim of new messages without holes under a lease, as most are, is stored in the cursor that was
--- moved past them: a hand-out and its ack each write two pages less.
+-- Most claims are of new messages without gaps under a lease. Such a claim is stored in the cursor that
+-- was moved past its messages, which saves two page writes for each delivery and each ack.
 create view claims as
 select lane, grp, lease, id, lo, hi, n, ranges, state, at, since, deliveries, failures, redelivered,
     error, acked_at, held
@@ -202,13 +203,13 @@ create table leases (
     expires_at bigint not null,
     ended_at bigint,
     n bigint not null,
-    lane bigint,                            -- of a hand-out from one lane without holes,
-    lo bigint,                              -- else null and listed in parts
+    lane bigint,                            -- of a delivery from one lane without gaps,
+    lo bigint,                              -- otherwise null, and `parts` is set
     hi bigint,
-    number bigint,                          -- hand-outs of the lane to the group before it
+    number bigint,                          -- earlier deliveries from the lane to the group
     parts bytea,                            -- msgpack of [[lane, ranges, number], ...]
     fates bytea                             -- msgpack of [[verb, at, lane, ranges], ...]; empty:
-);                                          -- everything was acked when the lease ended
+);                                          -- all messages were acked when the lease ended
 -- Tokens made by the broker end in the last 24 bits of the lease's id, and need no index.
 create unique index leases_by_token on leases (token)
     where (token & 16777215) <> (id & 16777215);
@@ -221,13 +222,13 @@ create table dead (
     seq bigint not null,
     kind text collate "C" not null,
     reason text collate "C",
-    error text,                             -- of the last failure before
+    error text,                             -- of the last failure before that
     deliveries bigint not null,
     failures bigint not null,
     created_at bigint not null,
     died_at bigint not null,
     consumer text,
-    counted bigint not null default 1,      -- 0 when the group was sought back before it
+    counted bigint not null default 1,      -- 0: the group was moved back to before this message
     payload bytea not null,
     rest bytea,                             -- msgpack of Rest of this one message
     unique (grp, lane, seq)
@@ -247,7 +248,7 @@ create table txids (
     txid text collate "C" not null,
     lane bigint not null,
     seq bigint not null,
-    at bigint,                              -- null: kept as long as the message
+    at bigint,                              -- null: kept as long as the message is
     primary key (partition, txid)
 );
 create index txids_by_time on txids (at) where at is not null;
@@ -284,13 +285,13 @@ create table producers (
     at bigint not null
 );
 
--- Numbered hand-outs of a Spark query, kept as long as it may ask for them again.
+-- Numbered batches of a Spark query, kept as long as the query may request them again.
 create table readers (
     id text collate "C" primary key,
     grp bigint not null,
-    manual bigint not null,                 -- 1: the query settles, the reader only numbers
-    epoch bigint not null,                  -- raised by each start; an older one is fenced off
-    number bigint not null,                 -- the highest ever given
+    manual bigint not null,                 -- 1: the query settles; the reader only assigns numbers
+    epoch bigint not null,                  -- incremented by each start; older epochs are fenced off
+    number bigint not null,                 -- the highest number assigned
     seen_at bigint not null
 );
 create index readers_of_group on readers (grp);
@@ -299,11 +300,11 @@ create index readers_by_time on readers (seen_at);
 create table hands (
     reader text collate "C" not null,
     number bigint not null,
-    query text collate "C",                 -- the query, its batch and its run that read it
+    query text collate "C",                 -- the query, batch and run that have read it
     batch bigint,
     run text collate "C",
-    epoch bigint not null,                  -- of the reader when it was last handed over
-    done bigint not null default 0,         -- 1: Spark is done with it, only held messages are left
+    epoch bigint not null,                  -- the reader's epoch at the last delivery
+    done bigint not null default 0,         -- 1: completed by Spark; only held messages remain
     primary key (reader, number)
 );
 create index hands_of_batch on hands (query, batch) where query is not null;
@@ -312,11 +313,11 @@ create table hand_parts (
     reader text collate "C" not null,
     number bigint not null,
     lane bigint not null,
-    token bigint not null,                  -- of the lease it is, or was last, held under
-    lo bigint not null,                     -- no segment from here on is trimmed
+    token bigint not null,                  -- of the present or last lease
+    lo bigint not null,                     -- segments from here on are not trimmed
     hi bigint not null,
-    ranges bytea,                           -- absent while [lo, hi) has no holes
-    bad bytea,                              -- range set of what the query could not parse
+    ranges bytea,                           -- null if [lo, hi) has no gaps
+    bad bytea,                              -- range set of messages that the query could not parse
     primary key (reader, number, lane, token)
 );
 create index hand_parts_of_lane on hand_parts (lane, lo);
@@ -325,17 +326,17 @@ create index hand_parts_of_token on hand_parts (token);
 create table tokens (
     id bigint generated by default as identity primary key,
     name text collate "C" not null,
-    digest bytea not null unique,           -- SHA-256 of the token, which is stored nowhere
+    digest bytea not null unique,           -- SHA-256 of the token; the token itself is not stored
     grants text not null,                   -- JSON of [[role, queue pattern], ...]
     created_at bigint not null,
     expires_at bigint,
-    revoked_at bigint                       -- kept: revoking the last one opens nothing
+    revoked_at bigint                       -- kept, so that revoking the last token grants no access
 );
 create unique index tokens_by_name on tokens (name) where revoked_at is null;
 
--- Counts that never shrink.
+-- Counters of groups and queues that no other row holds.
 create table tallies (
-    grp bigint not null,                    -- a group; minus a queue; 0: all that was deleted
+    grp bigint not null,                    -- a group; negative: a queue; 0: everything deleted
     name text collate "C" not null,
     n bigint not null,
     primary key (grp, name)
@@ -364,6 +365,6 @@ create table trace_names (
 );
 create index names_of_trace on trace_names (trace);
 
--- The one function of SQLite in the statements that PostgreSQL knows by another name.
+-- A function of SQLite that the statements use; PostgreSQL has it under another name.
 create function instr(text, text) returns integer language sql immutable
     as 'select strpos($1, $2)';

@@ -1,4 +1,4 @@
--- What is worded for PostgreSQL alone.
+-- The statements of PostgreSQL only.
 
 -- name: get_txids
 select t.txid, t.lane, t.seq, t.at from jsonb_array_elements_text(?2::jsonb) as j
@@ -9,9 +9,9 @@ select ?1, value ->> 0, ?2, (value ->> 1)::bigint, ?3 from jsonb_array_elements(
 on conflict (partition, txid) do update
 set lane = excluded.lane, seq = excluded.seq, at = excluded.at
 
--- What verbs ask by other keys than that of one cursor, without a visit to dead versions: see NEWEST in
--- channel.py. The one cursor of a group that keeps a claim is found from the newest entry back, those of
--- a partition by way of its lanes.
+-- Lookups of cursors by other keys than lane and group, which visit no dead row versions; see NEWEST in
+-- postgres/connection.py. The cursor of a group that holds a claim is found by a backward index scan
+-- from the newest entry, the cursors of a partition by its lanes.
 
 -- name: keeper
 select lane from (select * from cursors where grp = ?1 and keeps = 1
@@ -81,7 +81,7 @@ where l.id > ?1 and l.id <= ?2 and l.base < (select min((select next from cursor
     where lane = l.id and grp = g.id order by lane desc, grp desc, rev desc limit 1)) from groups g where g.queue = l.queue)
 order by l.id
 
--- A count is added to by its address, which the clause on conflict would look for among dead versions.
+-- The counter is updated by its ctid: an upsert would look it up among dead row versions.
 -- name: add_tally
 with added as (update tallies set n = n + ?3 where ctid = (select ctid from tallies
     where grp >= ?1 and grp <= ?1 and name >= ?2 and name <= ?2

@@ -107,7 +107,7 @@ create table claims (
     redelivered integer not null,
     error text,
     lease integer,
-    acked_at integer                        -- first ack that the lease's fates do not tell
+    acked_at integer                        -- the first ack that the lease's fates do not record
 );
 create index claims_by_time on claims (grp, state, at);
 create index claims_of_lane on claims (lane, grp, state, lo) where lease is null;

@@ -1,4 +1,4 @@
--- Readers: what a Spark query was given under which number, as long as it may ask for it again.
+-- Readers: numbered batches of a Spark query, kept as long as the query may request them again.
 
 create table readers (
     id text primary key,

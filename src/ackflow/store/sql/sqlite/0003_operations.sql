@@ -1,4 +1,4 @@
--- Operations: who may do what over HTTP, and counts that never shrink.
+-- Operations: access tokens for HTTP, and counters.
 
 create table tokens (
     id integer primary key autoincrement,

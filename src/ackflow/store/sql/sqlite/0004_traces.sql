@@ -1,12 +1,12 @@
--- Traces: what consumers tell of a message while they work on it.
+-- Traces: events that consumers record about a message while they work on it.
 
 create table traces (
     id integer primary key autoincrement,
     partition integer not null,
-    txid text not null,                     -- of the message it tells of
+    txid text not null,                     -- of the message
     lane integer not null,
     seq integer not null,
-    grp text,                               -- the name of a group, which may be gone
+    grp text,                               -- the name of a group, which may be deleted
     consumer text,
     event text not null,
     data blob not null,                     -- JSON

@@ -1,5 +1,5 @@
--- Claims lie where they are looked for, by lane, group and lease: a hand-out and its settling each
--- write two pages less.
+-- Claims are clustered by lane, group and lease, the key of their lookups. This saves two page writes for
+-- each delivery and each settle.
 
 alter table claims rename to scattered_claims;
 drop index claims_by_time;
@@ -9,7 +9,7 @@ drop index claims_leased;
 create table claims (
     lane integer not null,
     grp integer not null,
-    lease integer not null,                 -- 0: nobody's
+    lease integer not null,                 -- 0: not leased
     id integer not null,                    -- random
     lo integer not null,                    -- first sequence
     hi integer not null,                    -- after the last
@@ -22,7 +22,7 @@ create table claims (
     failures integer not null,
     redelivered integer not null,
     error text,
-    acked_at integer,                       -- first ack that the lease's fates do not tell
+    acked_at integer,                       -- the first ack that the lease's fates do not record
     held integer not null default 0,        -- 1: leased, not in the window
     primary key (lane, grp, lease, id)
 ) without rowid;

@@ -1,5 +1,5 @@
--- Small payloads lie in the header of their segment: a push of one message writes a page less, and
--- a pop of many such messages is one query. `body` is 0 then.
+-- Small payloads are stored in the row of their segment, and `body` is 0: a push of one message writes
+-- one page less, and a pop of many such messages is one query.
 
 alter table segments add column ends blob;
 alter table segments add column data blob;

@@ -1,5 +1,5 @@
--- Where a lane ends is told by its last segment: a push need not write it down a second time. What
--- is written in the lane counts once its segments are gone.
+-- The last segment of a lane determines its head, so that a push does not update the lane as well. The
+-- columns of the lane apply once its segments are removed.
 
 alter table lanes rename to lane_rows;
 

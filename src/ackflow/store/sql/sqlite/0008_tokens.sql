@@ -1,5 +1,5 @@
--- A token ends in the last 24 bits of its lease's id, so that only those a client made need an index:
--- its entries lie anywhere, and each hand-out wrote a page of it.
+-- A token ends in the last 24 bits of its lease's id, so that only tokens made by clients need an index.
+-- Random entries in an index of all tokens cost one page write for each delivery.
 
 alter table leases rename to indexed_leases;
 

@@ -1,2 +1,2 @@
--- A body without offsets is one JSON array of its payloads, as it came: many messages are written
--- faster so, and parted when they are first read.
+-- A body without offsets is the JSON array of its payloads as received. This makes large pushes faster;
+-- the first read splits the array.

@@ -1,10 +1,10 @@
--- A claim like most, of new messages without holes under a lease, lies in the cursor that was moved
--- past them: a hand-out and its settling each write two pages less. One cursor of a group may keep
--- such a claim at a time, so that it is found without a look at the others.
--- From here on empty fates of a lease say that everything was acked when it ended.
+-- Most claims are of new messages without gaps under a lease. Such a claim is stored in the cursor that
+-- was moved past its messages, which saves two page writes for each delivery and each settle. At most
+-- one cursor of a group holds a claim, so that it is found without a scan.
+-- From this version on, empty fates of a lease mean that all messages were acked when it ended.
 
 alter table cursors add column keeps integer not null default 0;
-alter table cursors add column kept integer not null default 0;    -- the lease, 0: keeps nothing now
+alter table cursors add column kept integer not null default 0;    -- the lease; 0: no claim is stored
 alter table cursors add column kept_lo integer;
 alter table cursors add column kept_hi integer;
 alter table cursors add column kept_at integer;

@@ -1,6 +1,6 @@
 -- Schema 11: a new database gets this file, and then the migrations above 11, if there are any.
--- A database that was made by an older version gets the migrations it lacks; both ways lead to the
--- same schema (tests/schemas/test_fresh.py).
+-- A database of an older version gets the missing migrations. Both ways have the same result
+-- (tests/schemas/test_fresh.py).
 --
 -- Times are microseconds since 1970. Range sets are packed boundaries (ranges.py). Columns named
 -- `grp` hold the id of a group.
@@ -29,13 +29,13 @@ create table lane_rows (
     queue integer not null,
     partition integer not null,
     priority integer not null,
-    base integer not null default 0,        -- lowest sequence still stored
-    head integer not null default 0,        -- next sequence to give; see the view `lanes`
+    base integer not null default 0,        -- the lowest sequence that is still stored
+    head integer not null default 0,        -- the next sequence to assign; see the view `lanes`
     last_at integer not null default 0,     -- created_at of the newest message; see the view
-    odd integer not null default 0,         -- after the last delayed or group-only segment
+    odd integer not null default 0,         -- end of the last delayed or group-only segment
     copies integer not null default 0,      -- messages ever appended for one group only
     gone integer not null default 0,        -- messages removed above the base
-    gone_to integer not null default 0,     -- after the last of them
+    gone_to integer not null default 0,     -- end of the last of them
     unique (partition, priority)
 );
 create index lanes_of_queue on lane_rows (queue);
@@ -46,8 +46,8 @@ create table segments (
     first integer not null,
     count integer not null,
     created_at integer not null,
-    not_before integer,                     -- delayed until then
-    for_group integer,                      -- a copy that only this group sees
+    not_before integer,                     -- delayed until this time
+    for_group integer,                      -- a copy that is visible to this group only
     carry blob,                             -- msgpack of the counters a copy starts with
     body integer not null,                  -- row in bodies; 0: the payloads are in this row
     bytes integer not null,
@@ -82,8 +82,8 @@ create table bodies (
 create table gone (
     lane integer not null,
     lo integer not null,                    -- first sequence
-    hi integer not null,                    -- after the last
-    for_group integer,                      -- they were copies that only this group saw
+    hi integer not null,                    -- end, exclusive
+    for_group integer,                      -- they were copies for this group only
     primary key (lane, lo)
 ) without rowid;
 
@@ -106,15 +106,15 @@ create table cursors (
     grp integer not null,
     partition integer not null,
     priority integer not null,
-    next integer not null,                  -- next sequence never looked at
+    next integer not null,                  -- the next sequence that was never read
     served integer not null default 0,      -- when the lane was last served
-    ready integer not null default 0,       -- may have something to hand out
+    ready integer not null default 0,       -- may have messages to deliver
     blocked integer not null default 0,     -- ordered group with a live lease in the partition
-    delivered integer not null default 0,   -- hand-outs ever
-    consumed integer not null default 0,    -- acks ever
-    failed integer not null default 0,      -- nacks ever
+    delivered integer not null default 0,   -- total deliveries
+    consumed integer not null default 0,    -- total acks
+    failed integer not null default 0,      -- total nacks
     done integer not null default 0,        -- done + dead + skipped + purged + expired + hidden
-    dead integer not null default 0,        --   + what is claimed = next
+    dead integer not null default 0,        --   + claimed messages = next
     skipped integer not null default 0,
     purged integer not null default 0,
     expired integer not null default 0,
@@ -122,13 +122,13 @@ create table cursors (
     last_seq integer,
     last_created integer,
     last_at integer,
-    keeps integer not null default 0,       -- 1: this cursor may hold a claim in the columns below
-    kept integer not null default 0,        -- the lease of that claim; 0: it holds none now
+    keeps integer not null default 0,       -- 1: a claim may be stored in the columns below
+    kept integer not null default 0,        -- the lease of that claim; 0: no claim is stored
     kept_lo integer,
     kept_hi integer,
     kept_at integer,
     kept_since integer,
-    copies integer not null default 0,      -- of the lane: the group's own, or behind the cursor
+    copies integer not null default 0,      -- copies that are the group's or behind the cursor
     primary key (lane, grp)
 ) without rowid;
 create index cursors_with_work on cursors (grp, priority, served) where ready = 1 and blocked = 0;
@@ -142,18 +142,18 @@ create table claim_rows (
     lease integer not null,                 -- 0: not leased
     id integer not null,                    -- random
     lo integer not null,                    -- first sequence
-    hi integer not null,                    -- after the last
+    hi integer not null,                    -- end, exclusive
     n integer not null,
-    ranges blob,                            -- absent while [lo, hi) has no holes
+    ranges blob,                            -- null if [lo, hi) has no gaps
     state integer not null,                 -- 0 leased -> 1 waiting -> 2 due -> 0 leased
-    at integer,                             -- end of lease, or when due
-    since integer not null,                 -- created_at or not_before: when waiting began
+    at integer,                             -- when the lease expires or the claim is due
+    since integer not null,                 -- start of the waiting time: created_at or not_before
     deliveries integer not null,
     failures integer not null,
     redelivered integer not null,
     error text,
-    acked_at integer,                       -- first ack that is not in the lease's fates
-    held integer not null default 0,        -- 1: leased, and not counted in max_ack_pending
+    acked_at integer,                       -- the first ack that the lease's fates do not record
+    held integer not null default 0,        -- 1: leased, and not counted against max_ack_pending
     primary key (lane, grp, lease, id)
 ) without rowid;
 create index claims_by_time on claim_rows (grp, state, at);
@@ -162,8 +162,8 @@ create index claims_of_lane on claim_rows (lane, grp, state, lo) where lease = 0
 create index delayed_claims on claim_rows (grp, state, at)
     where state = 1 and redelivered <> 1;
 
--- A claim of new messages without holes under a lease, as most are, is stored in the cursor that was
--- moved past them: a hand-out and its ack each write two pages less.
+-- Most claims are of new messages without gaps under a lease. Such a claim is stored in the cursor that
+-- was moved past its messages, which saves two page writes for each delivery and each ack.
 create view claims as
 select lane, grp, lease, id, lo, hi, n, ranges, state, at, since, deliveries, failures, redelivered,
     error, acked_at, held
@@ -182,13 +182,13 @@ create table leases (
     expires_at integer not null,
     ended_at integer,
     n integer not null,
-    lane integer,                           -- of a hand-out from one lane without holes,
-    lo integer,                             -- else null and listed in parts
+    lane integer,                           -- of a delivery from one lane without gaps,
+    lo integer,                             -- otherwise null, and `parts` is set
     hi integer,
-    number integer,                         -- hand-outs of the lane to the group before it
+    number integer,                         -- earlier deliveries from the lane to the group
     parts blob,                             -- msgpack of [[lane, ranges, number], ...]
     fates blob                              -- msgpack of [[verb, at, lane, ranges], ...]; empty:
-);                                          -- everything was acked when the lease ended
+);                                          -- all messages were acked when the lease ended
 -- Tokens made by the broker end in the last 24 bits of the lease's id, and need no index.
 create unique index leases_by_token on leases (token) where token & 16777215 <> id & 16777215;
 
@@ -200,13 +200,13 @@ create table dead (
     seq integer not null,
     kind text not null,
     reason text,
-    error text,                             -- of the last failure before
+    error text,                             -- of the last failure before that
     deliveries integer not null,
     failures integer not null,
     created_at integer not null,
     died_at integer not null,
     consumer text,
-    counted integer not null default 1,     -- 0 when the group was sought back before it
+    counted integer not null default 1,     -- 0: the group was moved back to before this message
     payload blob not null,
     rest blob,                              -- msgpack of Rest of this one message
     unique (grp, lane, seq)
@@ -226,7 +226,7 @@ create table txids (
     txid text not null,
     lane integer not null,
     seq integer not null,
-    at integer,                             -- null: kept as long as the message
+    at integer,                             -- null: kept as long as the message is
     primary key (partition, txid)
 ) without rowid;
 create index txids_by_time on txids (at) where at is not null;
@@ -263,13 +263,13 @@ create table producers (
     at integer not null
 ) without rowid;
 
--- Numbered hand-outs of a Spark query, kept as long as it may ask for them again.
+-- Numbered batches of a Spark query, kept as long as the query may request them again.
 create table readers (
     id text primary key,
     grp integer not null,
-    manual integer not null,                -- 1: the query settles, the reader only numbers
-    epoch integer not null,                 -- raised by each start; an older one is fenced off
-    number integer not null,                -- the highest ever given
+    manual integer not null,                -- 1: the query settles; the reader only assigns numbers
+    epoch integer not null,                 -- incremented by each start; older epochs are fenced off
+    number integer not null,                -- the highest number assigned
     seen_at integer not null
 ) without rowid;
 create index readers_of_group on readers (grp);
@@ -278,11 +278,11 @@ create index readers_by_time on readers (seen_at);
 create table hands (
     reader text not null,
     number integer not null,
-    query text,                             -- the query, its batch and its run that read it
+    query text,                             -- the query, batch and run that have read it
     batch integer,
     run text,
-    epoch integer not null,                 -- of the reader when it was last handed over
-    done integer not null default 0,        -- 1: Spark is done with it, only held messages are left
+    epoch integer not null,                 -- the reader's epoch at the last delivery
+    done integer not null default 0,        -- 1: completed by Spark; only held messages remain
     primary key (reader, number)
 ) without rowid;
 create index hands_of_batch on hands (query, batch) where query is not null;
@@ -291,11 +291,11 @@ create table hand_parts (
     reader text not null,
     number integer not null,
     lane integer not null,
-    token integer not null,                 -- of the lease it is, or was last, held under
-    lo integer not null,                    -- no segment from here on is trimmed
+    token integer not null,                 -- of the present or last lease
+    lo integer not null,                    -- segments from here on are not trimmed
     hi integer not null,
-    ranges blob,                            -- absent while [lo, hi) has no holes
-    bad blob,                               -- range set of what the query could not parse
+    ranges blob,                            -- null if [lo, hi) has no gaps
+    bad blob,                               -- range set of messages that the query could not parse
     primary key (reader, number, lane, token)
 ) without rowid;
 create index hand_parts_of_lane on hand_parts (lane, lo);
@@ -304,17 +304,17 @@ create index hand_parts_of_token on hand_parts (token);
 create table tokens (
     id integer primary key autoincrement,
     name text not null,
-    digest blob not null unique,            -- SHA-256 of the token, which is stored nowhere
+    digest blob not null unique,            -- SHA-256 of the token; the token itself is not stored
     grants text not null,                   -- JSON of [[role, queue pattern], ...]
     created_at integer not null,
     expires_at integer,
-    revoked_at integer                      -- kept: revoking the last one opens nothing
+    revoked_at integer                      -- kept, so that revoking the last token grants no access
 );
 create unique index tokens_by_name on tokens (name) where revoked_at is null;
 
--- Counts that never shrink.
+-- Counters of groups and queues that no other row holds.
 create table tallies (
-    grp integer not null,                   -- a group; minus a queue; 0: all that was deleted
+    grp integer not null,                   -- a group; negative: a queue; 0: everything deleted
     name text not null,
     n integer not null,
     primary key (grp, name)

@@ -1,4 +1,4 @@
--- What is worded for SQLite alone.
+-- The statements of SQLite only.
 
 -- name: get_txids
 select t.txid, t.lane, t.seq, t.at from json_each(?2) j
