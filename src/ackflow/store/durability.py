@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def chosen(levels: Mapping[MayLose, T], may_lose: MayLose | None) -> T:
-    """Return the setting of a store for a mode; unknown modes are refused."""
+    """Return the setting of a store for a mode; raises InvalidArgument for an unknown mode."""
     return levels[checked(may_lose) or DEFAULT]
 
 
@@ -23,7 +23,7 @@ def checked(may_lose: MayLose | None) -> MayLose | None:
 
 
 def agreed(named: MayLose | None, of_file: MayLose | None) -> MayLose:
-    """Return the mode of a session on a file: at least as durable as the file promises."""
+    """Return the mode of a session on a file; it is at least as durable as the mode of the file."""
     if named is None or of_file is None or named == of_file:
         return of_file or named or DEFAULT
     if MODES.index(named) > MODES.index(of_file):

@@ -1,4 +1,4 @@
-"""Payloads encrypted at rest: AES-256-GCM, with a key from the environment.
+"""Encryption of payloads at rest: AES-256-GCM, with a key from the environment.
 
 A whole body, or the payload of one dead letter, is encrypted: the id of the key (4 bytes), a random
 nonce (12), then ciphertext and tag. Transaction ids and headers are not encrypted, because they are
@@ -21,7 +21,7 @@ ID, NONCE = 4, 12
 
 
 class Keys(NamedTuple):
-    """The ciphers by the id of their key; `first` encrypts."""
+    """Ciphers by key id; `first` is the id of the key that encrypts."""
 
     first: bytes
     ciphers: dict[bytes, Any]
@@ -33,7 +33,7 @@ def check_key() -> None:
 
 
 def encrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
-    """Encrypt payload bytes; returns them and their other fields as they are stored."""
+    """Encrypt payload bytes; returns them and the optional fields as they are stored."""
     try:
         keys = _keys()
     except NoEncryptionKey as error:
@@ -45,7 +45,7 @@ def encrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
 
 
 def decrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest | None]:
-    """Decrypt payload bytes; returns them and their other fields as they were pushed."""
+    """Decrypt payload bytes; returns them and the optional fields as they were pushed."""
     if rest is None or not rest.sealed:
         return data, rest
     from cryptography.exceptions import InvalidTag

@@ -1,7 +1,7 @@
 """Schemas and named statements, read from the .sql files of a dialect.
 
-A new database gets `schema.sql`; an older one gets the numbered migrations that it lacks, all in one
-transaction. The files are read once per process.
+A new database is created from `schema.sql`; an older database gets the missing numbered migrations,
+all in one transaction. The files are read once per process.
 """
 
 import re
@@ -38,7 +38,7 @@ def schema(dialect: str) -> Migration:
 def statements(dialect: str) -> dict[str, str]:
     """Return the named statements of a dialect: the common ones and its own.
 
-    Each is one line: the statement cache looks them up by their text, the faster the shorter it is.
+    Each is one line, because the statement cache is keyed by the text, and short keys are faster.
     """
     folder = resources.files(__package__) / "sql"
     files = folder / "statements.sql", folder / dialect / "statements.sql"
@@ -48,7 +48,7 @@ def statements(dialect: str) -> dict[str, str]:
 
 
 def check(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
-    """Refuse a file of another program or of a newer version, without changing it."""
+    """Raise if the file belongs to another program or a newer version; it is not changed."""
     version, newest = _version(db), migrations[-1][0]
     if not _is_ours(db):
         if version or _has_tables(db):
@@ -68,9 +68,9 @@ def refuse_newer(version: int, newest: int) -> None:
 def migrate(
     db: apsw.Connection, migrations: Sequence[Migration], fresh: Migration | None = None
 ) -> None:
-    """Bring a database to the newest schema, in one transaction.
+    """Migrate a database to the newest schema, in one transaction.
 
-    An empty database gets `fresh` in place of the migrations up to its number.
+    For an empty database, `fresh` replaces the migrations up to its number.
     """
     newest = migrations[-1][0]
     if _version(db) == newest and _is_ours(db):
@@ -89,7 +89,7 @@ def migrate(
 
 
 def missing(version: int, migrations: Sequence[Migration], fresh: Migration | None) -> list[str]:
-    """Return the SQL that a database of a version lacks; 0 is an empty database."""
+    """Return the SQL of the migrations after a version; version 0 is an empty database."""
     steps = [fresh] if fresh is not None and not version else []
     version = fresh[0] if fresh is not None and not version else version
     return [sql for _, sql in (*steps, *(m for m in migrations if m[0] > version))]

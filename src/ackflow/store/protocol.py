@@ -19,9 +19,9 @@ T = TypeVar("T")
 class TransactionalStore(Protocol):
     """A store as group commit uses it: it runs a body in one transaction, committed on return.
 
-    `interrupted` is the exception that a signal handler raised after the commit was done. `sync`
-    fsyncs what is committed, at least up to a number of the sync record; a store without it has
-    fsynced every commit that asked for it before `transact` returns.
+    `interrupted` is the exception that a signal handler raised after the commit. `sync` fsyncs all
+    commits at least up to a number of the sync record. If it is None, `transact` returns only after
+    a commit with `synced` is on disk.
     """
 
     interrupted: BaseException | None
@@ -45,7 +45,7 @@ class Store(TransactionalStore, Protocol):
 
 
 class CommitObserver(Protocol):
-    """Records what was committed under the writer's lock; logs it after the lock is released."""
+    """Records committed events under the writer lock; logs them after the lock is released."""
 
     @property
     def pending(self) -> Collection[object]: ...
@@ -54,7 +54,7 @@ class CommitObserver(Protocol):
 
 
 class UnsyncedMessages(Protocol):
-    """Which messages are committed and not yet fsynced, for every process that has the file open.
+    """The messages that are committed but not yet fsynced, across all processes on the file.
 
     Commits are numbered in the order in which they become visible; `begun` is the last number.
     """

@@ -1,4 +1,4 @@
-"""Backup: a copy of the database in a new file, which appears under its name once it is on disk."""
+"""Backup: a copy of the database in a new file, renamed to its final name once it is on disk."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ import apsw
 
 from ...errors import StorageFailed
 
-COPY_OF = "copy_of"  # in a copy that was not opened yet, the same as its store id
+COPY_OF = "copy_of"  # key in `meta`; equals the store id until the copy is first opened
 
 
 def backup(source: apsw.Connection, target: str, put_meta: str) -> None:
-    """Copy a database to a file that must not exist; of several at once, one succeeds."""
+    """Copy a database to a file that must not exist; of concurrent calls, one succeeds."""
     taken = f"{target} exists already; a backup needs a new file"
     if os.path.lexists(target):
         raise StorageFailed(taken)
@@ -37,19 +37,19 @@ STORE_ID = "select value from meta where key = 'store'"
 
 
 def _rename(part: str, target: str, taken: str) -> None:
-    """Give the copy its name, without replacing another file."""
+    """Rename the copy to its final name, without replacing another file."""
     try:
         os.link(part, target)
     except FileExistsError:
         raise StorageFailed(taken) from None
-    except OSError:  # a file system without links
+    except OSError:  # the file system does not support links
         if os.path.lexists(target):
             raise StorageFailed(taken) from None
         os.replace(part, target)
 
 
 def sync_path(path: str, flags: int) -> None:
-    """Fsync a file or a folder."""
+    """Fsync a file or a directory."""
     handle = os.open(path, flags)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Checking a database file without changing it."""
+"""Integrity check of a database file, without changing it."""
 
 import os
 from contextlib import closing
@@ -11,7 +11,7 @@ from .errors import translated
 
 
 class FileCheck(Struct):
-    """The schema of a file, the newest one known to this version, and the errors found in it."""
+    """The schema of a file, the newest schema of this version, and the errors found."""
 
     schema: int
     newest: int
@@ -19,7 +19,7 @@ class FileCheck(Struct):
 
 
 def check_file(path: str, deep: bool = True) -> FileCheck:
-    """Check that a file is an Ackflow database and readable; `deep` reads all of it."""
+    """Check that a file is a readable Ackflow database; `deep` runs a full integrity check."""
     migrations = migrate.shipped("sqlite")
     with translated(path), closing(_open(path)) as db:
         migrate.check(db, migrations)

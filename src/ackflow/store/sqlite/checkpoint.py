@@ -1,7 +1,7 @@
 """Checkpointing: copying SQLite's write-ahead log (WAL) into the database file.
 
-A checkpoint takes two fsyncs and as many page writes as the WAL has pages. Most of it runs in a thread
-of its own, so that verbs do not wait for all of it.
+A checkpoint takes two fsyncs and as many page writes as the WAL has pages. Most of it runs in a
+separate thread, so that verbs do not wait for all of it.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import apsw
 
-# A WAL that restarts from its beginning is faster to fsync than one that grows, and small enough to be
-# checkpointed out of the disk reserve when the disk is full.
+# A WAL that restarts from its beginning is faster to fsync than one that grows, and is small enough
+# to be checkpointed with the space of the disk reserve when the disk is full.
 SOON_PAGES = 800  # the thread starts a checkpoint
-NOW_PAGES = 1_000  # the writer checkpoints the rest
-LONG_PAGES = 2_000  # other writers are kept out meanwhile
-STUCK_PAGES = 2_500  # readers are waited for
+NOW_PAGES = 1_000  # the writer checkpoints the remaining pages
+LONG_PAGES = 2_000  # other writers are locked out during the checkpoint
+STUCK_PAGES = 2_500  # the checkpoint waits for readers
 EXCLUSIVE_SECONDS = 1.0
 READERS_SECONDS = 0.25
 
@@ -27,7 +27,7 @@ class Checkpointer:
     """Checkpoints the WAL of one file, in a thread that is started when it is first needed.
 
     The thread runs once for each WAL, as its fsyncs slow the writer down. At `NOW_PAGES` the writer
-    checkpoints what is left: only a WAL that is checkpointed completely restarts from its beginning.
+    checkpoints the remaining pages: only a completely checkpointed WAL restarts from its beginning.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Checkpointer:
         self._closing = False
 
     def after_commit(self, db: apsw.Connection) -> None:
-        """Checkpoint if the WAL is long; SQLite itself handles what other processes have written.
+        """Checkpoint if the WAL is long; SQLite itself handles the writes of other processes.
 
-        SQLite's WAL hook would give the length, but takes the interpreter lock inside a commit.
+        SQLite's WAL hook would report the length, but it acquires the GIL inside a commit.
         """
         pages = db.status(_WRITTEN)[0] - self._checkpointed
         if pages < SOON_PAGES:
@@ -63,11 +63,11 @@ class Checkpointer:
     def checkpoint(
         self, db: apsw.Connection, *, exclusive: bool = False, truncate: bool = False
     ) -> bool:
-        """Checkpoint as much of the WAL as readers and free space allow, after the thread has.
+        """Checkpoint as much of the WAL as readers and free space allow.
 
-        `exclusive`: keep all writers out meanwhile, as for a long WAL. `truncate`: wait for readers,
-        and return the space of the WAL to the disk. False: another process is checkpointing, or it
-        failed.
+        It waits for a checkpoint that the thread runs. `exclusive`: lock all writers out during the
+        checkpoint, as for a long WAL. `truncate`: wait for readers, and truncate the WAL file.
+        Returns False if another process is checkpointing, or if the checkpoint failed.
         """
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
         with self._mutex, contextlib.suppress(apsw.Error):
@@ -81,7 +81,7 @@ class Checkpointer:
         return False
 
     def _checkpoint_exclusively(self, db: apsw.Connection) -> None:
-        """Checkpoint under the write lock: others write faster than the WAL is checkpointed."""
+        """Checkpoint under the write lock, as others write faster than the WAL is checkpointed."""
         until = time.monotonic() + EXCLUSIVE_SECONDS
         with contextlib.closing(self._open()) as other:
             db.execute("begin immediate")
@@ -90,7 +90,7 @@ class Checkpointer:
                     try:
                         pages, _ = other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                         break
-                    except apsw.BusyError:  # another process checkpoints, and has little left to do
+                    except apsw.BusyError:  # another process is checkpointing and will end soon
                         if time.monotonic() > until:
                             raise
                         time.sleep(0.001)
@@ -100,10 +100,10 @@ class Checkpointer:
                 self._restart(other)
 
     def _restart(self, other: apsw.Connection) -> None:
-        """Wait for the present readers, with writers kept out, so that the WAL can restart.
+        """Wait for the present readers, with writers locked out, so that the WAL can restart.
 
-        Readers that follow each other without a pause keep a WAL from restarting although it is
-        checkpointed; the next ones read the file alone. A reader that takes longer is not waited for.
+        Overlapping readers prevent a WAL from restarting although it is checkpointed; later readers
+        use the database file only. The wait for a long reader times out.
         """
         other.set_busy_timeout(round(READERS_SECONDS * 1000))
         with contextlib.suppress(apsw.BusyError):
@@ -120,7 +120,7 @@ class Checkpointer:
             thread = threading.Thread(target=self._run, name="ackflow-checkpoint", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads, or the interpreter ends: the writer does it
+            except RuntimeError:  # no more threads, or interpreter shutdown: the writer checkpoints
                 return
             self._thread = thread
         self._requested.set()

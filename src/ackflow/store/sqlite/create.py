@@ -1,4 +1,4 @@
-"""Creating a database: one image of an empty database is made per process, and copied.
+"""Creation of databases: each process builds one image of an empty database and copies it.
 
 Running the schema takes SQLite about 2 ms and, in a new file, several fsyncs; a copy takes one.
 """
@@ -17,14 +17,14 @@ WAL_VERSION = b"\2\2"  # bytes 18 and 19 of a database in WAL mode
 
 
 def create_file(path: str) -> None:
-    """Create an empty database in WAL mode, unless there is one or SQLite has to create it itself.
+    """Create an empty database in WAL mode, unless the file exists.
 
-    It appears under its name once it is on disk. Where that fails, SQLite creates the file when it is
-    opened, or says why it cannot.
+    The file gets its final name once it is on disk. If this fails, SQLite creates the file when it
+    is opened, or reports the error.
     """
     part = f"{path}.{secrets.token_hex(4)}.part"
     try:
-        # Closed before it gets its name: closing a file drops every lock of this process on it.
+        # Closed before it is renamed: closing a file drops all locks of this process on it.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError:
         return
@@ -36,14 +36,14 @@ def create_file(path: str) -> None:
         os.link(part, path)
         sync_path(os.path.dirname(path), os.O_RDONLY)
     except OSError:
-        return  # another process was first, or the file system is full or has no links
+        return  # another process created it, or the file system is full or has no links
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
 
 
 def fill_memory(db: apsw.Connection) -> None:
-    """Make an empty database in memory one of the newest schema."""
+    """Copy the newest schema into an empty in-memory database."""
     with contextlib.closing(apsw.Connection(":memory:")) as source:
         source.deserialize("main", _image(wal=False))
         with db.backup("main", source, "main") as copy:

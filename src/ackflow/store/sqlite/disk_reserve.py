@@ -1,7 +1,7 @@
 """A disk reserve: 8 MiB allocated beside the database, so that a full disk stops pushes only.
 
-Settling a message frees space in the end but needs a little first. When the disk is full the reserve
-is released for that; until it can be allocated again, pushes are refused.
+Settling messages frees space eventually, but first needs some. When the disk is full, the reserve
+is released for this purpose; pushes are refused until it can be allocated again.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ import os
 
 SIZE = 8 * 1024 * 1024
 SUFFIX = "-reserve"
-OLD_SUFFIX = "-ballast"  # its name in older versions
+OLD_SUFFIX = "-ballast"  # used by older versions
 
 
 class DiskReserve:
-    """The reserve file of one database; a database without a path needs none."""
+    """The reserve file of a database; a database without a path has none."""
 
     def __init__(self, database: str | None, size: int = SIZE) -> None:
         self._path = None if database is None else database + SUFFIX
@@ -22,10 +22,10 @@ class DiskReserve:
             _adopt(database + OLD_SUFFIX, database + SUFFIX)
 
     def allocate(self, *, again: bool = True) -> bool:
-        """Allocate the reserve if it is missing; False when there is no room for it.
+        """Allocate the reserve if it is missing; returns False if there is not enough free space.
 
-        `again`: it may have been released before. Then twice the size must be free, or the space
-        just released would count as free at once.
+        `again`: it may have been released before. Twice the size must then be free; otherwise the
+        space that was just released would be allocated again at once.
         """
         if self._path is None or self.allocated():
             return True
@@ -59,6 +59,6 @@ class DiskReserve:
 
 
 def _adopt(old: str, new: str) -> None:
-    """Rename the reserve that an older version has allocated."""
+    """Rename a reserve file of an older version."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         os.rename(old, new)

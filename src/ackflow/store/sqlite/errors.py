@@ -1,4 +1,4 @@
-"""Translating SQLite's errors."""
+"""Translation of SQLite errors."""
 
 import contextlib
 import os

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file in WAL mode, used by any number of threads and processes.
 
-Limits: one writer at a time for the whole file; other processes notice a push by polling (every 5 ms
-while they wait); only local disks: SQLite's shared memory does not work on network file systems.
+Limits: one writer at a time per file; other processes detect a push by polling (every 5 ms while
+they wait); local disks only: SQLite's shared memory does not work on network file systems.
 """
 
 import contextlib
@@ -91,13 +91,13 @@ class SqliteStore:
         self._version = -1
         self.interrupted: BaseException | None = None
         self._full = False
-        self._bare = False  # without the reserve: pushes need free pages in the file
+        self._bare = False  # the reserve is released: pushes need free pages in the file
         self._next_space_check = 0.0
         self._alone = threading.RLock()
         self._closed = False
         self._readers: list[apsw.Connection] = []
         self._watch: apsw.Connection | None = None  # opened by the first call of `changed`
-        # A process may change its working directory.
+        # The process may change its working directory.
         self._place = path if self._single else os.path.abspath(path)
         self._reserve = DiskReserve(None if self._single else self._place)
         self._checkpointer = Checkpointer(self._open, lambda: self._record.fail())
@@ -278,9 +278,9 @@ class SqliteStore:
             return cast(int, self._watch.execute("pragma data_version").get)
 
     def look_for_space(self) -> None:
-        """Accept pushes only while the disk reserve is allocated, or can be allocated again.
+        """Refuse pushes unless the disk reserve is allocated, or can be allocated again.
 
-        Another process may have released it, or may have replaced the file.
+        Another process may have released the reserve or replaced the database file.
         """
         if not self._single and _file(self._place) != self._file:
             raise StorageFailed(
@@ -291,7 +291,7 @@ class SqliteStore:
         self._full = self._bare and not self._roomy()
 
     def _roomy(self) -> bool:
-        """Whether trimmed messages left enough free pages in the file to do without the reserve."""
+        """Return whether the file has enough free pages to accept pushes without the reserve."""
         with translated(self.path):
             pages = self._execute("pragma freelist_count", ())[0][0]
         return bool(pages * PAGE_SIZE >= ROOM_INSIDE)
@@ -345,7 +345,7 @@ class SqliteStore:
                 self._checkpointer.after_commit(db)
         except BaseException as error:
             if committing and not isinstance(error, apsw.Error) and not db.in_transaction:
-                # A signal handler raised while the commit returned: the commit is done.
+                # A signal handler raised while the commit returned: it is committed.
                 self.interrupted = error
                 self._committed = number
                 return tx
@@ -353,7 +353,7 @@ class SqliteStore:
             with contextlib.suppress(apsw.Error):
                 self._execute("rollback", ())
             if committing and isinstance(error, apsw.IOError):
-                # It is rolled back here, and may still be found in the WAL at the next open.
+                # It is rolled back here, but the next open may still find it in the WAL.
                 record.fail()
                 raise OutcomeUnknown(
                     f"the disk of {self.path} did not write or confirm a commit ({error}): it may be "
@@ -368,7 +368,7 @@ class SqliteStore:
         self._execute("rollback", ())
 
     def _now(self, execute: Execute, *, writes: bool) -> int:
-        """Return the time; once a second it is agreed with the other processes."""
+        """Return the time, which processes on the file synchronize once a second."""
         now, clock = self.clock.now(), self._shared_clock
         if clock is not None and clock.due:
             found = execute(self._statements["get_meta"], ("clock",))
@@ -447,7 +447,7 @@ class SqliteStore:
             db.pragma("page_size", PAGE_SIZE)
             db.pragma("journal_mode", "wal")
             self._set_up(db)
-            # A power cut may undo what opening writes: the first commit that is synced brings it along.
+            # A power cut may undo writes of the open; the first synced commit makes them durable.
             db.pragma("synchronous", "normal")
             migrate.migrate(db, migrations, migrate.schema("sqlite"))
         except BaseException:
@@ -477,8 +477,8 @@ class SqliteStore:
     def _identity(self, named: MayLose | None) -> tuple[int, str, bool]:
         """Return the store id, and the fsync settings of the durability mode.
 
-        The store id is part of every message id. A copy, and a file that may have lost messages in a
-        power cut, get a new one, or they would assign ids a second time.
+        The store id is part of every message id. A copy, and a file that may have lost messages in
+        a power cut, get a new one; otherwise they would assign the same ids again.
         """
         get, put = self._statements["get_meta"], self._statements["put_meta"]
         self._execute("begin immediate", ())
@@ -503,7 +503,7 @@ class SqliteStore:
         return (int(new.get("store") or known["store"]), *LEVELS[mode])
 
     def _note_clock(self) -> None:
-        """Agree on the time, and leave a mark when the clock was further ahead before."""
+        """Synchronize the time, and store a mark if the clock was further ahead before."""
         if self._shared_clock is None:
             return
         row = self._execute(self._statements["get_meta"], ("clock",))
@@ -589,8 +589,8 @@ def _file(path: str) -> tuple[int, int]:
 def _refuse_inherited(path: str) -> None:
     """Refuse a file that the parent process had open when it forked.
 
-    SQLite in the child would count the parent's locks as its own and take none. Another process could
-    then remove the WAL while the child writes to it, and confirmed messages would be lost.
+    SQLite in the child would count the parent's locks as its own and take none. Another process
+    could then remove the WAL while the child writes to it, and confirmed messages would be lost.
     """
     inherited = [store._file for store in list(_opened) if store._pid != os.getpid()]
     if inherited and os.path.exists(path) and _file(path) in inherited:

@@ -1,4 +1,4 @@
-"""Fsyncing SQLite's write-ahead log (WAL) after the commits that must be on disk when answered.
+"""Fsync of SQLite's write-ahead log (WAL) for commits that must be on disk before the answer.
 
 SQLite fsyncs all commits or none. An fsync of the WAL covers everything written to it before.
 """
@@ -22,7 +22,7 @@ RING = 16
 
 
 class WalFile:
-    """The WAL of an open database; it stays the same file as long as the database is open."""
+    """The WAL file of an open database; it remains the same file while the database is open."""
 
     def __init__(self, path: str) -> None:
         self._handle = os.open(path, os.O_RDWR)
@@ -37,10 +37,10 @@ class WalFile:
             ) from error
 
     def rewrite(self) -> None:
-        """Write the WAL again with what can be read of it, and fsync it.
+        """Read the WAL, write the same bytes back, and fsync it.
 
-        After a failed fsync the operating system counts the pages as written and does not try again.
-        Concurrent readers find the same bytes.
+        After a failed fsync the operating system marks the pages as clean and does not write them
+        again. Concurrent readers see the same bytes.
         """
         at = 0
         try:
@@ -59,10 +59,10 @@ class WalFile:
 
 
 class SyncRecord:
-    """The state of WAL fsyncs, shared by every process that has the database open.
+    """The state of WAL fsyncs, shared by all processes that have the database open.
 
-    It is a small memory-mapped file beside the database. It outlives each process and is needed only
-    while the machine runs: after a power cut everything that can be read is on disk.
+    It is a small memory-mapped file beside the database. It outlives each process and is needed
+    only until the machine stops: after a power cut everything that can be read is on disk.
 
     Commits that must be on disk, and the segments in them, are numbered (`begun`) under SQLite's
     write lock, before they are visible. `synced` is the number up to which the WAL is on disk. A
@@ -92,7 +92,7 @@ class SyncRecord:
         return self._cells[SYNCED]
 
     def note(self, lane: int = 0, first: int = 0) -> None:
-        """Give a number to what the running transaction appends to a lane, before it commits."""
+        """Number a segment that the running transaction appends to a lane, before the commit."""
         cells = self._cells
         number = cells[BEGUN]
         at = RING + number % ENTRIES * 2
@@ -101,7 +101,7 @@ class SyncRecord:
         self.noted = True
 
     def number(self) -> int:
-        """Return the number of the running transaction, before it commits."""
+        """Return the number of the running transaction, before the commit."""
         if not self.noted:
             self.note()
         return self._cells[BEGUN]
@@ -127,13 +127,13 @@ class SyncRecord:
         return cells[SYNCED] >= number and cells[FAILED] == cells[CLEARED]
 
     def ask(self, number: int) -> bool:
-        """Note that an fsync up to a number begins; False when a failed one has to be repaired first."""
+        """Record that an fsync up to a number begins; False if a failed one is not repaired."""
         cells = self._cells
         cells[ASKED] = number
         return cells[FAILED] == cells[CLEARED]
 
     def confirm(self, number: int) -> bool:
-        """Note that an fsync has succeeded; False when an earlier failure makes that meaningless."""
+        """Record that an fsync succeeded; False if an earlier failure makes it meaningless."""
         cells = self._cells
         if cells[FAILED] != cells[CLEARED]:
             return False
@@ -143,7 +143,7 @@ class SyncRecord:
 
     @property
     def unconfirmed(self) -> int:
-        """The number of an fsync that has not succeeded: it runs, or its process died; 0 for none."""
+        """The number of an fsync that is running, or whose process died; 0 for none."""
         cells = self._cells
         return cells[ASKED] if cells[ASKED] > cells[SYNCED] else 0
 
@@ -153,19 +153,19 @@ class SyncRecord:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a part of the WAL may be missing on disk although a later fsync succeeds."""
+        """Whether some pages of the WAL may be missing on disk even if a later fsync succeeds."""
         return self._cells[FAILED] != self._cells[CLEARED]
 
     def fail(self) -> None:
-        """Note a failed fsync; the WAL is in doubt until all of it is rewritten."""
+        """Record a failed fsync; the WAL is in doubt until all of it is rewritten."""
         self._cells[FAILED] += 1
 
     def clear(self, failures: int) -> None:
-        """Note that the WAL as it was after so many failures is on disk."""
+        """Record that the WAL is on disk, as it was after this number of failures."""
         self._cells[CLEARED] = failures
 
     def close(self) -> None:
-        """Release the shared memory, once no thread uses it any more."""
+        """Release the shared memory; no thread may use it any more."""
         self._cells = memoryview(bytearray(SIZE)).cast("q")
 
 
@@ -178,13 +178,12 @@ def boot_id() -> str:
 
 
 def _shared(path: str, mode: int) -> mmap.mmap:
-    """Map a small file, which is created if it is missing and stays as long as the database."""
+    """Map the shared file; it is created if it is missing, and kept as long as the database."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         if os.fstat(handle).st_size < SIZE:
-            os.posix_fallocate(
-                handle, 0, SIZE
-            )  # writing to an unallocated page would kill the process
+            # A write to an unallocated page of the mapping would raise SIGBUS.
+            os.posix_fallocate(handle, 0, SIZE)
             with contextlib.suppress(PermissionError):
                 os.fchmod(handle, mode)  # the same permissions as the database, whatever the umask
         return mmap.mmap(handle, SIZE)
