@@ -38,7 +38,7 @@ from .topology import (
 def configure(
     tx: Tx, name: str, changes: dict[str, object], dialect: Dialect = "native"
 ) -> QueueOptions:
-    """Create a queue or change the given options; the others stay."""
+    """Create a queue or change the given options; other options stay unchanged."""
     if changes.get("encrypted"):
         check_key()
     queue = queue_for(tx, name, dialect)
@@ -75,7 +75,7 @@ def configure_group(
 
 @verb("read-write", queue="queue_name", synced=True)
 def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
-    """Pause or resume delivery of a queue or of one group; settling and expiry go on."""
+    """Pause or resume delivery of a queue or of one group; settling and expiry continue."""
     queue = find_queue(tx, queue_name)
     if name is None:
         queue.paused = paused
@@ -96,7 +96,7 @@ def seek(
     time: bool = False,
     partition: str | None = None,
 ) -> int:
-    """Move a group to the start, the end, a time or a sequence; ends every claim it had there."""
+    """Move a group to the start, the end, a time or a sequence; ends all claims it has there."""
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
     refresh(tx, group, whole=True)
@@ -122,7 +122,8 @@ def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
 def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
     """Move one cursor.
 
-    Forward, the passed messages count as skipped; back, all messages before the target do.
+    A seek forward counts the passed messages as skipped; a seek back counts all messages before
+    the target as skipped.
     """
     old = cursor.next
     pass_over(tx, lane, cursor, max(old, target), "skipped")
@@ -164,7 +165,7 @@ def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
 
 @verb("admin", queue="name", repeatable=False, synced=True)
 def delete_queue(tx: Tx, name: str) -> bool:
-    """Delete a queue with its messages, groups and dead letters; tokens answer LeaseLost."""
+    """Delete a queue with its messages, groups and dead letters; its leases become LeaseLost."""
     queue = tx.queue(validate.name(name, "queue"))
     if queue is None:
         return False
@@ -221,7 +222,7 @@ def _drop_readers(tx: Tx, group_id: GroupId) -> None:
 
 
 def _keep_counts(tx: Tx, group: Group) -> None:
-    """Keep what a deleted group has counted, so that totals never decrease."""
+    """Keep the counts of a deleted group, so that totals never decrease."""
     tx.run("keep_counts_of_group", group.id)
     tx.run("keep_tallies_of_group", group.id)
     tx.run("drop_tallies", group.id)
@@ -261,7 +262,7 @@ def _forget_txid(tx: Tx, lane: Lane, sequence: int) -> None:
 
 
 def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
-    """Take one message out of the claim that holds it."""
+    """Remove one message from the claim that holds it."""
     for claim in tx.claims_in(lane.id, cursor.group_id, one[0], one[1]):
         if not ranges.contains(claim.ranges, one[0]):
             continue
@@ -269,13 +270,13 @@ def _cut(tx: Tx, lane: Lane, cursor: Cursor, one: Ranges) -> None:
         claim.ranges = ranges.difference(claim.ranges, one)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
         cursor.purged += 1
-        cursor.ready = True  # it may have blocked what follows it
+        cursor.ready = True  # the message may have blocked those after it
         tx.changed(cursor)
         take_from_leases(tx, lane.id, ended, "deleted")
 
 
 def _refresh_all(tx: Tx, queue: Queue) -> None:
-    """End leases that are over by the old rules, before anything is removed or changed."""
+    """End expired leases by the current options, before anything is removed or changed."""
     for group in tx.groups(queue.id):
         refresh(tx, group, whole=True)
 

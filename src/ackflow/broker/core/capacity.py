@@ -13,12 +13,12 @@ from .topology import make_all_cursors
 
 
 def make_room(tx: Tx, wanted: Mapping[str, int], write: Callable[[], None] = lambda: None) -> None:
-    """Reserve room for messages in queues with a limit, or raise QueueFull for all of them.
+    """Reserve capacity for messages in queues with a limit, or raise QueueFull for all of them.
 
-    The free room is cached between transactions (`tx.cache.room`). A push reduces it; anything else
-    that may reduce it drops the cached value. In a queue with one group a settle increases it, so
-    that it is exact; otherwise the queue is counted again when it seems full. `write` is called
-    before that, to write messages that were already let in.
+    The free capacity is cached between transactions (`tx.cache.room`). A push reduces it; any other
+    change that may reduce it drops the cached value. In a queue with one group, settling increases
+    it, so that it is exact; otherwise the queue is counted again when it seems full. `write` is
+    called before the count, to write messages that were already accepted.
     """
     limited = [(queue, n) for name, n in wanted.items() if (queue := _limited(tx, name))]
     for queue, n in limited:

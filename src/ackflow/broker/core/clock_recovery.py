@@ -1,11 +1,11 @@
 """Corrects times that were written while the clock was ahead.
 
 A transaction that begins more than a minute before the previous one leaves a mark (`store/tx.py`).
-Upkeep then reads every table, in slices, and moves times in the future back by as much as the clock
-went back: past times to the present at most, the ends of leases and delays so that the remaining
-time stays the same. Leases and delayed messages store when they were created; a nacked message does
-not. It is moved when the clock went back by more than a day and it would wait until at least a day
-before the last time of the clock that was ahead.
+Upkeep then reads every table, in slices, and moves future times back by as much as the clock went
+back. Times of past events are moved to the present at most. The ends of leases and delays are moved
+so that the remaining time stays the same. Leases and delayed messages store their time of creation;
+a nacked message does not. It is moved if the clock went back by more than a day and it would wait
+until at least a day before the last time of the clock that was ahead.
 """
 
 import logging
@@ -27,7 +27,7 @@ ROWS = 500
 LOOKED_AT = 2_000
 DAY = 86_400 * SECOND
 NEVER = 1 << 62
-# Statements that set a time after ?1 to ?2 in up to ?3 rows, and answer with a row for each.
+# Statements that set a time after ?1 to ?2 in up to ?3 rows, and return a row for each.
 PLAIN = (
     "keys_ahead", "stages_ahead", "readers_ahead", "traces_ahead", "dead_ahead", "lanes_ahead",
     "cursors_ahead", "queues_ahead", "partitions_ahead",
@@ -41,7 +41,7 @@ class RunTransaction(Protocol):
 
 
 class Shift(NamedTuple):
-    """By how much times are moved `back`: past ones after `ahead`, future ones after `far`."""
+    """The amount `back` by which times are moved: past ones after `ahead`, future after `far`."""
 
     now: int
     ahead: int
@@ -56,7 +56,7 @@ class Shift(NamedTuple):
 
 
 def recover(read: RunTransaction, write: RunTransaction) -> int:
-    """Correct times if the clock is known to have gone back; returns how many."""
+    """Correct times if the clock is known to have gone back; returns the number of corrections."""
     mark = read(lambda tx: tx.value("get_meta", CLOCK_BACK))
     if not mark:
         return 0
@@ -91,7 +91,7 @@ def _shift(tx: Tx, mark: str) -> Shift:
 def _unmark(tx: Tx, mark: str) -> None:
     if tx.value("get_meta", CLOCK_BACK) == mark:
         tx.run("put_meta", CLOCK_BACK, "")
-    tx.touched.update(queue.name for queue in tx.queues())  # something may be due earlier now
+    tx.touched.update(queue.name for queue in tx.queues())  # messages may be due earlier now
 
 
 def _set_plain(tx: Tx, statement: str, shift: Shift) -> int:
@@ -170,7 +170,7 @@ class _Claims:
 
 
 class _Leases:
-    """Leases; one granted under the wrong clock keeps its length."""
+    """Leases; a lease granted under the wrong clock keeps its duration."""
 
     def __init__(self, shift: Shift) -> None:
         self._shift = shift

@@ -1,4 +1,4 @@
-"""Cursors: how far a group has read a lane, and what it passes when it moves on."""
+"""Cursors: the position of a group in a lane, and the messages that it passes when it moves."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from .history import record_fate, record_history
 
 
 def make_ready(tx: Tx, lane: LaneId, group_id: GroupId) -> None:
-    """Mark a lane as one that may have work for a group."""
+    """Mark a lane ready: it may have messages for a group."""
     cursor = tx.cursor(lane, group_id)
     if cursor is not None and not cursor.ready:
         cursor.ready = True
@@ -47,7 +47,7 @@ def hidden_copies_in(tx: Tx, lane: Lane, group_id: GroupId, first: int, stop: in
 
 
 def count_from(tx: Tx, lane: Lane, group_id: GroupId, start: int) -> int:
-    """Count the messages of a lane that a group sees from a sequence on."""
+    """Count the messages of a lane that are visible to a group, starting at a sequence."""
     if start >= lane.head:
         return 0
     if start >= lane.odd:
@@ -59,17 +59,17 @@ def count_from(tx: Tx, lane: Lane, group_id: GroupId, start: int) -> int:
 
 
 def count_unread(tx: Tx, lane: Lane, cursor: Cursor) -> int:
-    """Count the messages of a lane that a group sees from its cursor on."""
+    """Count the messages of a lane that are visible to a group, starting at its cursor."""
     if lane.gone_to > cursor.next:
         return count_from(tx, lane, cursor.group_id, cursor.next)
     return lane.head - cursor.next - (lane.copies - cursor.copies)
 
 
 def count_never_delivered(tx: Tx, group: Group) -> int:
-    """Count the messages that a group has never been given, over all its lanes."""
+    """Count the messages that were never delivered to a group, over all its lanes."""
     tx.flush()
     total = 0
-    for (id,) in tx.all("ready_lanes", group.id):  # a lane with something new is marked
+    for (id,) in tx.all("ready_lanes", group.id):  # every lane with new messages is ready
         lane, cursor = tx.lane(id), tx.cursor(id, group.id)
         if lane is not None and cursor is not None:
             total += count_unread(tx, lane, cursor)
@@ -96,8 +96,8 @@ def pass_over(
 ) -> int:
     """Move a cursor to `stop`, end its claims below that, and add both to one of its counters.
 
-    The counter is skipped, purged or expired. The tokens of leases that held some of it answer
-    LeaseLost from then on; with `leased` False, leased messages are left alone. Returns how many
+    The counter is skipped, purged or expired. Leases lose the passed messages, and their tokens
+    raise LeaseLost for them; with `leased` False, leased messages are left alone. Returns how many
     messages were passed.
     """
     ended: dict[int, LostRanges] = {}
@@ -115,7 +115,7 @@ def pass_over(
             over = ranges.union(over, below)
         claim.ranges = ranges.difference(claim.ranges, below)
         tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
-        cursor.ready = True  # it may have held back what follows it
+        cursor.ready = True  # an ended claim may have blocked the messages after it
     if cursor.next < stop:
         hidden = hidden_copies_in(tx, lane, cursor.group_id, cursor.next, stop)
         there = ranges.difference([cursor.next, stop], hidden)
@@ -136,21 +136,21 @@ def pass_over(
 
 
 class LostRanges(NamedTuple):
-    """What was taken from a lease, and the lease as it was before."""
+    """The messages that were taken from a lease, and the lease as it was before."""
 
     lease: Lease
     ranges: ranges.Ranges
 
 
 def lease_of(tx: Tx, claim: Claim) -> Lease:
-    """Return the lease of a claim; call it before anything but an ack changes the claim."""
+    """Return the lease of a claim; call this before any change of the claim except an ack."""
     lease = tx.lease_by_id(claim.lease or NO_LEASE)
     assert lease is not None, "a leased claim without its lease"
     return lease
 
 
 def take_from_leases(tx: Tx, lane: LaneId, ended: Iterable[LostRanges], verb: str) -> None:
-    """Record in leases that part of what they held was taken from them."""
+    """Record in leases that some of their messages were taken from them."""
     for lease, which in ended:
         record_fate(lease, verb, tx.now, lane, which)
         if not tx.claims_of_lease(lease):

@@ -77,7 +77,7 @@ def _observe(
 def entries(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
 ) -> Page[DeadLetter]:
-    """Return a page of dead letters, newest first, and how many there are in total."""
+    """Return a page of dead letters, newest first, and the total number."""
     queue = find_queue(tx, which.queue)
     found = rows(tx, which, limit + 1, offset, before)
     more = str(found[limit - 1].id) if len(found) > limit else None
@@ -166,7 +166,7 @@ def _by_lane(found: list[DeadRow]) -> Iterator[list[DeadRow]]:
 
 
 def _record(tx: Tx, run: list[DeadRow], verb: str) -> None:
-    """Record for `why` where they went, except those that a seek has made readable again."""
+    """Record for `why` how dead letters ended, except those that a seek made readable again."""
     gone = ranges.of(row.seq for row in run if row.counted)
     if gone:
         record_history(tx, run[0].group_id, run[0].lane, gone, verb)

@@ -8,7 +8,7 @@
                  └────────────────────────────── pop ─────────────────────────────┘
 
 A delayed message that a cursor passes is WAITING from the start. Pop and settle call `refresh`
-before they read, so that nothing depends on when upkeep ran.
+before they read, so that their result does not depend on the last round of upkeep.
 """
 
 from time import monotonic
@@ -33,7 +33,7 @@ DELAYED_RUN = 500  # delayed segments that are passed by a cursor as one claim
 
 
 class Refreshed(NamedTuple):
-    """How many leases ended, whether anything changed, and whether there is more to do."""
+    """The number of ended leases, whether anything changed, and whether work remains."""
 
     ended: int = 0
     changed: bool = False
@@ -41,10 +41,10 @@ class Refreshed(NamedTuple):
 
 
 class WorkBudget:
-    """Limits how much is done in one transaction.
+    """Limits the work of one transaction.
 
-    Work goes on for a time, and after it as long as fewer messages came back than are wanted. With
-    `whole` there is no limit.
+    Work continues until a time limit, and after it while fewer messages were returned than are
+    wanted. With `whole` there is no limit.
     """
 
     def __init__(self, want: int, whole: bool) -> None:
@@ -64,10 +64,10 @@ class WorkBudget:
 
 
 def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refreshed:
-    """End the leases of a group that are over, and make due the claims whose time has come.
+    """End the expired leases of a group, and make due the claims whose delay is over.
 
     Stops when the budget is used up: the remaining claims count as leased or waiting until the next
-    call. With `whole` it does everything, for verbs that change the rules by which a lease ends.
+    call. `whole` removes the limit, for verbs that change the options by which a lease ends.
     """
     if tx.now < tx.cache.next_times.get(group.id, 0):
         return Refreshed()
@@ -81,7 +81,7 @@ def refresh(tx: Tx, group: Group, want: int = 1, whole: bool = False) -> Refresh
 
 
 def _end_over(tx: Tx, group: Group, some: WorkBudget) -> tuple[int, bool]:
-    """End leases that are over; returns how many, and whether there may be more."""
+    """End expired leases; returns how many, and whether there may be more."""
     limit = some.at_most(LEASES_AT_ONCE)
     leases, more = tx.expired_leases(group.id, limit)
     for ended, (id, n) in enumerate(leases.items()):
@@ -111,10 +111,10 @@ def _wake(tx: Tx, group: Group, some: WorkBudget) -> bool:
 
 
 def _wake_delayed(tx: Tx, group: Group, claim: Claim) -> None:
-    """Make due those messages of a delayed claim whose own time has come.
+    """Make due the messages of a delayed claim whose own due time has passed.
 
-    `max_wait_seconds` counts from each message's own time, so that a queue with that limit gets a
-    claim for each time.
+    `max_wait_seconds` counts from the due time of each message, so that a queue with that limit
+    gets a claim for each due time.
     """
     lane = tx.lane(claim.lane)
     queue = tx.queue_by_id(group.queue)
@@ -147,7 +147,7 @@ def _wake_delayed(tx: Tx, group: Group, claim: Claim) -> None:
 
 
 def refresh_range(tx: Tx, group: Group, lane: LaneId, first: int, stop: int) -> None:
-    """End the leases that are over and hold something of [first, stop) of a lane."""
+    """End the expired leases that hold messages of [first, stop) of a lane."""
     over = {
         claim.lease
         for claim in tx.claims_in(lane, group.id, first, stop)
@@ -160,7 +160,7 @@ def refresh_range(tx: Tx, group: Group, lane: LaneId, first: int, stop: int) -> 
 
 
 def expire(tx: Tx, group: Group, lease: Lease) -> None:
-    """Take back what an expired lease still held. All times are computed from its end."""
+    """Return the unsettled messages of an expired lease. Times are computed from its end."""
     ended = lease.expires_at
     lanes = set()
     claims = tx.claims_of_lease(lease)
@@ -192,7 +192,7 @@ def expire(tx: Tx, group: Group, lease: Lease) -> None:
 
 
 def expire_if_over(tx: Tx, group: Group, lease: Lease) -> bool:
-    """End a lease that is over; returns whether it was."""
+    """End a lease if it has expired; returns whether it had."""
     if lease.ended_at is None and lease.expires_at <= tx.now:
         expire(tx, group, lease)
         return True

@@ -1,4 +1,4 @@
-"""The global pause: no queue hands out messages; pushing and settling go on."""
+"""The global pause: no queue delivers messages; pushing and settling continue."""
 
 from msgspec import Struct, json, msgpack
 
@@ -6,7 +6,7 @@ from ...store.tx import Tx
 
 
 class GlobalPause(Struct):
-    """Why there is a pause: `pops` is a plain one, `pushes` holds back what was pushed since."""
+    """The pause: `pops` is a plain one, `pushes` the time since which pushes are held back."""
 
     pops: bool = False
     pushes: int | None = None
@@ -21,7 +21,7 @@ _decode_old = msgpack.Decoder(GlobalPause).decode  # older databases store msgpa
 
 
 def is_paused(tx: Tx) -> bool:
-    """Return whether nothing is handed out; cached, because every pop asks."""
+    """Return whether delivery is paused; cached, because every pop checks it."""
     if tx.cache.halted is None:
         tx.cache.halted = get(tx).on
     return tx.cache.halted
@@ -35,7 +35,7 @@ def get(tx: Tx) -> GlobalPause:
 
 
 def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> GlobalPause:
-    """Set either switch and leave the other as it is; wakes waiting pops."""
+    """Set one or both switches; None leaves a switch unchanged. Wakes waiting pops."""
     state = get(tx)
     if pops is not None:
         state.pops = pops
@@ -48,7 +48,7 @@ def switch(tx: Tx, *, pops: bool | None = None, pushes: bool | None = None) -> G
 
 
 def count_held_back(tx: Tx) -> int:
-    """Count the messages pushed since pushes are held back."""
+    """Count the messages that were pushed since pushes have been held back."""
     since = get(tx).pushes
     return 0 if since is None else pushed_since(tx, [queue.name for queue in tx.queues()], since)
 

@@ -1,4 +1,4 @@
-"""What a pop returns: runs of stored messages, and the lease under which they are held."""
+"""The result of a pop: runs of stored messages, and the lease that holds them."""
 
 from msgspec import Struct
 
@@ -14,9 +14,9 @@ _NOTHING = Carry(0, 0, False)
 class MessageRun(Struct):
     """Consecutive messages of one segment with equal counters: sequences [lo, hi) of `body`.
 
-    `number` is how many deliveries the lane had before the first of them. `pending` is how many
-    messages that were never delivered come after the last one in the lane, or in the group for the
-    dialects in `PENDING_OF_GROUP`.
+    `number` is the number of deliveries in the lane before the first of them. `pending` is the
+    number of messages after the last one that were never delivered: in the lane, or in the group
+    for the dialects in `PENDING_OF_GROUP`.
     """
 
     lane: LaneId
@@ -35,9 +35,9 @@ class MessageRun(Struct):
 
 
 class Handout(Struct):
-    """The answer of a pop. Without runs, `why` and `retry_at` say what it waits for.
+    """The answer of a pop. Without runs, `why` and `retry_at` explain why there are none.
 
-    `again`: the transaction stopped before all work was done; a pop without messages is to be run
+    `again`: the transaction stopped before all work was done; a pop that got no messages must run
     again.
     """
 
@@ -65,7 +65,7 @@ class TakenMessages(Struct):
 
 
 class LaneBatch(Struct):
-    """What one pop takes from one lane."""
+    """The messages that one pop takes from one lane."""
 
     lane: Lane
     cursor: Cursor
@@ -95,10 +95,10 @@ def is_binary(body: Body, index: int) -> bool:
 def message_runs(
     tx: Tx, lane: Lane, taken: list[TakenMessages], number: int, pending: int
 ) -> list[MessageRun]:
-    """Return the runs to hand out for what was taken from one lane, by sequence.
+    """Return the runs of the messages that were taken from one lane, by sequence.
 
-    `number` is how many deliveries the lane had before; `pending` how many of its messages come
-    after.
+    `number` is the number of earlier deliveries in the lane; `pending` the number of its messages
+    that follow.
     """
     home = tx.partition_by_id(lane.partition)
     assert home is not None
@@ -124,7 +124,7 @@ def message_runs(
 
 
 def set_pending(runs: list[MessageRun], left: int) -> None:
-    """Set `pending` of each run, given how many undelivered messages come after the last."""
+    """Set `pending` of each run, given the number of undelivered messages after the last."""
     for run in reversed(runs):
         run.pending = left
         if not run.redelivered:

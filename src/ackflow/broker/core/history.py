@@ -1,6 +1,6 @@
-"""The history of ended leases: how it is recorded, and when it is removed.
+"""The history of ended leases: how it is recorded, and when it is deleted.
 
-`LeasePruner` finds the leases whose history is over without reading the others again. It reads
+`LeasePruner` finds the leases whose history has expired without reading the others again. It reads
 leases in the order in which they were granted, in one scan for each value of `history_seconds`. A
 scan stops at the first lease that is too young, and continues there in the next round. Leases that
 it passes and may not remove yet (still live, live for long, or needed by a reader) are put on a
@@ -18,7 +18,7 @@ from ...store.mapping import Row
 from ...store.records import Fate, Lease, LeasedRanges
 from ...store.tx import Tx
 
-SOON = micros(30)  # a scan waits for a lease whose history ends within this
+SOON = micros(30)  # a scan waits for a lease whose history expires within this time
 FIRST_STEP, LAST_STEP = 16, 1_024
 MOST = 20_000
 
@@ -44,7 +44,7 @@ def record_history(tx: Tx, group_id: GroupId, lane: LaneId, over: ranges.Ranges,
 
 
 class LeaseScan(Struct):
-    """How far the leases of some groups were read, and when more of them may be removed."""
+    """The position of a scan over the leases of some groups, and the time of its next step."""
 
     groups: set[GroupId]
     after: int = 0
@@ -52,7 +52,7 @@ class LeaseScan(Struct):
 
 
 class LeasePruner:
-    """Remembers how far leases were read; a new one reads them all once more."""
+    """Keeps the positions of its scans in memory; a new pruner reads all leases once."""
 
     def __init__(self) -> None:
         self._walks: dict[int, LeaseScan] = {}
@@ -60,7 +60,7 @@ class LeasePruner:
         self._noted: set[int] = set()
 
     def over(self, tx: Tx) -> list[int]:
-        """Return some of the leases whose history is over."""
+        """Return some of the leases whose history has expired."""
         lengths = {
             group.id: micros(queue.options.history_seconds)
             for queue in tx.queues()
@@ -80,7 +80,7 @@ class LeasePruner:
         return {length: structs.replace(walk) for length, walk in self._walks.items()}
 
     def back_to(self, mark: dict[int, LeaseScan], old: list[int]) -> None:
-        """Go back to a mark, because these leases were not removed."""
+        """Return to a saved position, because these leases were not deleted."""
         self._walks = mark
         for id in old:
             self._note(id, 0)
@@ -120,7 +120,7 @@ class LeasePruner:
                     old.append(id) if due <= tx.now else self._note(id, due)
                 walk.after = id
             if len(rows) < step:
-                walk.next_at = tx.now + length  # a lease granted from now on is not over earlier
+                walk.next_at = tx.now + length  # leases granted from now on expire no earlier
                 return
             step = min(4 * step, LAST_STEP)
 

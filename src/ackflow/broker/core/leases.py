@@ -1,4 +1,4 @@
-"""Leases: granted to a consumer, and read again by their token, settled meanwhile or not."""
+"""Leases: granted to a consumer, and read again by their token, whether settled or not."""
 
 from ... import ranges
 from ...clock import micros
@@ -55,7 +55,7 @@ def grant(
 
 
 def split_for_claims(which: Ranges) -> list[Ranges]:
-    """A range set in sets of at most MAX_CLAIM messages, as many as one claim holds."""
+    """Split a range set into sets of at most MAX_CLAIM messages, the limit of one claim."""
     if ranges.count(which) <= MAX_CLAIM:
         return [which]
     sets = []
@@ -68,7 +68,7 @@ def split_for_claims(which: Ranges) -> list[Ranges]:
 
 @verb("read-write", lease="token")
 def read(tx: Tx, token: int) -> Handout:
-    """Hand out again what a lease handed out; all of it, or Gone."""
+    """Return all messages that a lease delivered; raise Gone if some no longer exist."""
     lease = tx.lease(token)
     if lease is None:
         raise LeaseLost("unknown lease: it ended too long ago, or never existed")

@@ -1,4 +1,4 @@
-"""Pop: find the lanes with work, take a batch from them, hold it under one lease."""
+"""Pop: find the lanes with messages, take a batch from them, and lease it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +38,7 @@ IDLE_AT_ONCE = 256  # lanes without messages that one pop reads
 class WidePop(PopRequest, kw_only=True):
     """A pop from any queue of a namespace, or with a task, that has messages.
 
-    `among` says which queues may be asked. Queues created later are included.
+    `among` restricts the queues. Queues that are created later are included.
     """
 
     namespace: str | None = None
@@ -47,7 +47,7 @@ class WidePop(PopRequest, kw_only=True):
 
     @property
     def wait_key(self) -> WaitKey:
-        """A key of its own for each `among`, as one may not get what another is allowed."""
+        """A separate key for each `among`, because waiters may have access to different queues."""
         among = "" if self.among is None else str(id(self.among))
         parts = f"{ANY_QUEUE}{self.namespace}{ANY_QUEUE}{self.task}{ANY_QUEUE}{among}"
         return parts, self.group, self.partition
@@ -84,7 +84,7 @@ def _group(tx: Tx, queue: Queue, request: PopRequest) -> Group:
 def _pop_in_turn(tx: Tx, request: WidePop) -> Handout:
     """Pop from one of the matching queues: by queue priority, then in the order of lanes.
 
-    The group is created in all of them at once, so that one with `start` new misses nothing later.
+    The group is created in all of them at once, so that with `start` new it misses none later.
     """
     answer = Handout("", request.group, tx.store)
     found: list[tuple[int, int, int, Queue, Group]] = []
@@ -156,7 +156,7 @@ def _repeat(tx: Tx, request: PopRequest, lease: Lease) -> Handout:
 
 
 def room_for(tx: Tx, queue: Queue, group: Group, answer: Handout) -> int:
-    """Return how many messages the group may be given now; the answer says why when it is 0."""
+    """Return how many messages may be delivered to the group now; if 0, set `why` of the answer."""
     if queue.paused or group.paused or (tx.cache.halted is not False and is_paused(tx)):
         answer.why = "paused"
         return 0
@@ -180,7 +180,7 @@ def next_work(
     """Return the lane to serve next, and whether it is the only one of the group with work.
 
     In a queue with `window_seconds`, only partitions without a push during that time are served.
-    While a group is being created, lanes that come first may have no cursor yet; then nothing is
+    While a group is being created, lanes that come first may not have a cursor yet; then no lane is
     returned.
     """
     if group.made is not None and partition is not None:
@@ -225,8 +225,8 @@ def quiet_time(tx: Tx, queue: Queue, group: Group) -> int | None:
 def _fast_pop(tx: Tx, group: Group, request: PopRequest, answer: Handout) -> bool:
     """Lease new messages of the only lane with work, from a cached segment, in fewer steps.
 
-    Most pops are like this. Returns False for any other; the general code gives the same result. It
-    runs only for plain groups, as it knows no option that changes what is handed out.
+    Most pops take this path. Returns False for any other; the general code gives the same result.
+    It runs only for plain groups, because it ignores the options that restrict delivery.
     """
     id = tx.only_lane(group.id)
     if (
@@ -295,7 +295,7 @@ def _gather(
         if cursor and cursor.partition not in homes and len(homes) >= most:
             cursor, alone = _next_in(tx, queue, group, homes), False
         if cursor is None or any(part.cursor is cursor for part in parts):
-            break  # nothing left, or a lane that gave only part of what it has
+            break  # no messages are left, or this lane already returned part of its messages
         lane = tx.lane(cursor.lane)
         assert lane is not None
         number = cursor.delivered
@@ -339,7 +339,7 @@ def _settle_at_once(tx: Tx, parts: list[LaneBatch]) -> None:
 def lease_batches(
     tx: Tx, group: Group, request: PopRequest, parts: list[LaneBatch], answer: Handout
 ) -> None:
-    """Hold what was taken under one new lease; the answer gets its token and its end."""
+    """Grant one lease for the messages that were taken; set its token and end in the answer."""
     claims = [
         Claim.leased(
             group.id, part.lane.id, which, taken.since, taken.deliveries, taken.failures,
@@ -358,7 +358,7 @@ def lease_batches(
 
 
 def union_of(taken: list[TakenMessages]) -> Ranges:
-    """Return the union of what was taken."""
+    """Return the union of the messages that were taken."""
     result = taken[0].ranges
     for more in taken[1:]:
         result = ranges.union(result, more.ranges)

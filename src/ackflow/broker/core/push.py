@@ -18,7 +18,7 @@ from .topology import complete_cursors, lane_for, queue_for
 
 
 class Placed(Struct, array_like=True):
-    """Where consecutive pushed messages are stored; for a duplicate, where the first one is.
+    """The position of consecutive pushed messages; for a duplicate, that of the first one.
 
     `repeated`: an earlier request with the same key stored them.
     """
@@ -36,7 +36,7 @@ _answers = msgpack.Decoder(Answer).decode
 
 
 def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]:
-    """Append the messages of all requests; returns their positions, or the refusal, of each."""
+    """Append the messages of all requests; returns the positions or the error of each request."""
     if len(requests) == 1 and not tx.full and (only := _push_alone(tx, requests[0])):
         return [only]
     answers: list[Answer | AckflowError] = []
@@ -88,7 +88,7 @@ def _repeated(answer: Answer) -> Answer:
 def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
     """Push the only chunk of the only request in fewer steps, or return None.
 
-    Most pushes are like this: no key, no optional fields, no limited queue.
+    Most pushes take this path: no key, no optional fields, no limited queue.
     """
     chunk = request.chunks[0] if len(request.chunks) == 1 else None
     if chunk is None or chunk.rest is not None or request.key is not None:
@@ -104,7 +104,7 @@ def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
 
 
 def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
-    """Refuse a push to a full queue; messages with a known transaction id need no room."""
+    """Raise QueueFull for a full queue; messages with a known transaction id need no capacity."""
     wanted: dict[str, int] = {}
     for chunk in chunks:
         queue = tx.queue(chunk.queue)
@@ -130,7 +130,7 @@ def _make_room(tx: Tx, chunks: list[Chunk], joined: Joined) -> None:
 
 
 def recall_answer(tx: Tx, key: str | None, digest: bytes) -> bytes | None:
-    """Return the stored answer of a key; refuse the key if it came with another body."""
+    """Return the stored answer of a key; raise if the key was used with a different body."""
     if key is None:
         return None
     row = tx.one("get_key", key, tx.now - KEY_SECONDS * SECOND)
@@ -206,7 +206,7 @@ def announce(tx: Tx, queue: Queue, lane: Lane, for_group: GroupId | None) -> Non
 
 
 def not_before(tx: Tx, queue: Queue, delay: float | None, at: int | None = None) -> int | None:
-    """Return when a message is due: its own time, its delay or the queue's; None: at once."""
+    """Return the due time of a message by its time, its delay or the queue's; None: now."""
     if at is not None:
         return at if at > tx.now else None
     seconds = queue.options.delay_seconds if delay is None else delay
@@ -265,7 +265,7 @@ def push_with_rest(tx: Tx, chunk: Chunk) -> list[Placed]:
     known = _duplicates(tx, chunk, rest)
     fresh = [i for i in range(len(chunk.ends)) if i not in known]
     if known:
-        tx.cache.room_known.clear()  # room was counted for them, and they take none
+        tx.cache.room_known.clear()  # capacity was reserved for duplicates, which need none
     places: list[Placed | None] = [None] * len(chunk.ends)
     if fresh:
         kept = chunk if not known else _only(chunk, fresh)
@@ -327,7 +327,7 @@ def _only(chunk: Chunk, kept: list[int]) -> Chunk:
 
 
 def _joined(places: Iterable[Placed]) -> list[Placed]:
-    """Merge positions that follow each other."""
+    """Merge adjacent positions."""
     result: list[Placed] = []
     for place in places:
         last = result[-1] if result else None

@@ -1,10 +1,10 @@
 """Retention: which segments are dropped, and when.
 
-- `retention_seconds`: older segments go, read or not (`drop_old`);
-- `ttl_seconds`: older messages that some group has not read go (`drop_unread`);
-- `keep_seconds`: segments that every group has settled go after that time (`trim`).
+- `retention_seconds`: drops older segments, read or not (`drop_old`);
+- `ttl_seconds`: drops older messages that some group has not read (`drop_unread`);
+- `keep_seconds`: drops segments after that time once every group has settled them (`trim`).
 
-A leased message stays until its lease is over.
+A leased message stays until its lease ends.
 """
 
 import time
@@ -42,7 +42,7 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     for segment in tx.headers_from(lane.id, lane.base):
         if segment.created_at > before or len(old) >= limit:
             break
-        # A leased message stays until its lease is over.
+        # A leased message stays until its lease ends.
         if not ranges.clip(held, segment.first, segment.stop):
             old.append(segment)
     gone = [ranges.count(tx.gone(lane, segment.first, segment.stop)) for segment in old]
@@ -82,7 +82,7 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
 
 
 def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[QueueId, LaneId]]:
-    """Return the queues and lanes in which something is too old, for upkeep."""
+    """Return the queues and lanes with messages that are too old, for upkeep."""
     queues = {
         queue.id: queue
         for queue in tx.queues()
@@ -97,7 +97,7 @@ def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[QueueId, LaneId]]:
 
 
 def _old(tx: Tx, queue: Queue, id: LaneId, oldest: int) -> bool:
-    """Return whether a lane, whose oldest message has this time, has something too old."""
+    """Return whether a lane, whose oldest message has this time, has messages that are too old."""
     age, life = queue.options.retention_seconds, queue.options.ttl_seconds
     if age is not None and oldest + micros(age) <= tx.now:
         return True
@@ -121,7 +121,7 @@ def _first_unread(tx: Tx, lane: Lane, cursors: list[Cursor]) -> int:
 def _unread(
     tx: Tx, lane: Lane, cursors: list[Cursor], claims: list[Claim], start: int, stop: int
 ) -> Ranges:
-    """Return what some group has not read below `stop` and no lease holds."""
+    """Return the messages below `stop` that some group has not read and no lease holds."""
     unread: Ranges = [] if cursors else [start, stop]
     held: Ranges = []
     for cursor in cursors:
@@ -138,7 +138,7 @@ def _unread(
 
 
 def _drop_gone(tx: Tx, queue: Queue, lane: Lane, start: int, stop: int) -> None:
-    """Drop segments, which all cursors have passed, of which no message is left."""
+    """Drop segments that all cursors have passed and of which no message is left."""
     empty: list[Segment] = []
     for segment in tx.headers_from(lane.id, start):
         if segment.stop > stop:
@@ -158,7 +158,7 @@ class TrimCandidates(NamedTuple):
 def free_segments(tx: Tx, lane_id: LaneId, start: int) -> TrimCandidates:
     """Find segments that every group has settled and that are no longer kept.
 
-    Reads a limited number of segments. A segment that is needed stays; those around it go.
+    Reads a limited number of segments. A segment that is needed stays; those around it are found.
     """
     lane = tx.lane(lane_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
@@ -167,7 +167,7 @@ def free_segments(tx: Tx, lane_id: LaneId, start: int) -> TrimCandidates:
     if tx.in_the_making(queue.id):
         return TrimCandidates(
             [], None
-        )  # the new group may have to read what the others have settled
+        )  # a new group may have to read messages that the others have settled
     tx.flush()
     low = tx.value("lowest_cursor", lane.id)
     limit = tx.now - micros(queue.options.keep_seconds)
@@ -184,7 +184,7 @@ def free_segments(tx: Tx, lane_id: LaneId, start: int) -> TrimCandidates:
 
 
 def _used(tx: Tx, lane: LaneId, first: int, stop: int) -> Ranges:
-    """Return what of [first, stop) a group has claimed or a reader may read again."""
+    """Return the messages of [first, stop) that a group has claimed or a reader may read again."""
     found: Ranges = []
     for lo, hi, packed in sorted(tx.all("used_in", lane, first, stop), key=lambda row: row[0]):
         some = [lo, hi] if packed is None else ranges.unpack(packed)
@@ -203,7 +203,7 @@ def trim(tx: Tx, lane_id: LaneId, start: int) -> tuple[int, int | None]:
     dropped: list[Segment] = []
     for segment in found.segments:
         if dropped and time.monotonic() > deadline:
-            break  # at least one, so that a slow machine makes progress
+            break  # after at least one segment, so that a slow machine makes progress
         drop_segment(tx, queue, lane, segment)
         dropped.append(segment)
     close_gaps(tx, lane, dropped)
@@ -227,7 +227,7 @@ def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
 
 
 def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
-    """Move the base of a lane to the first segment left, and note the gaps above it as gone."""
+    """Move the base of a lane to its first remaining segment, and record the gaps above it."""
     first = tx.value("first_segment", lane.id)
     base = lane.head if first is None else int(first)
     note_deleted(tx, lane, dropped)

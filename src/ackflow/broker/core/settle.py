@@ -31,7 +31,7 @@ from .history import record_fate, record_history
 
 
 class Refusal(Struct):
-    """Messages that a verdict did not apply to, and why."""
+    """Messages that a verdict did not apply to, and the error."""
 
     lane: LaneId
     ranges: Ranges
@@ -39,7 +39,7 @@ class Refusal(Struct):
 
 
 class Outcome(Struct):
-    """What one mark did: how many messages it settled, repeated, refused or dead-lettered.
+    """The outcome of one mark: how many messages it settled, repeated, refused or dead-lettered.
 
     `repeated` and `dead_lettered` list the messages that were settled the same way before, and
     those that became dead letters.
@@ -94,7 +94,7 @@ def _fast_ack(
 ) -> Outcome | None:
     """Ack a whole lease of one claim, or a range of one claim, in fewer steps.
 
-    Most calls are like this. Returns None for any other call; the general code gives the same
+    Most calls take this path. Returns None for any other call; the general code gives the same
     result.
     """
     verdict, asked = mark.verdict, mark.ranges
@@ -124,7 +124,7 @@ def _fast_ack(
 
 
 def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
-    """Return the claim of a lease that holds all of what is asked for, and more."""
+    """Return the claim of a lease that holds all messages of a mark, and more."""
     asked = mark.ranges
     if asked is None or len(asked) != 2:
         return None
@@ -152,9 +152,9 @@ def _ack_part(
 
 
 def _date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: LaneId) -> bool:
-    """Date the acks of a lane, which are stored as what is missing from its claims.
+    """Record the time of acks in a lane, which are stored as messages missing from its claims.
 
-    Once a second the lease is to be written as well; then the answer is True.
+    Returns True once a second, when the lease must be written as well.
     """
     first = tx.now
     for claim in claims:
@@ -183,7 +183,7 @@ def _wake_waiters(tx: Tx, group: Group) -> None:
 
 @verb("read-write", lease="token")
 def extend(tx: Tx, token: int, seconds: float | None) -> int:
-    """Let a live lease end no earlier than `seconds` from now; returns its new end."""
+    """Extend a live lease to end no earlier than `seconds` from now; returns its new end."""
     lease = tx.lease(token)
     group = tx.group_by_id(lease.group_id) if lease else None
     if lease is None or group is None:
@@ -212,7 +212,7 @@ class Settlement:
         self._claims = claims
         self._changed: dict[int, Claim] = {}
         self._lost: dict[int, int] = {}
-        self._writes_lease = False  # and not only its claims
+        self._writes_lease = False  # whether `finish` writes the lease, not only its claims
         self._freed: set[LaneId] = set()
         self._acked = 0
         self._yielding: dict[LaneId, int] = {}  # by lane, the end of the last message that yields
@@ -235,7 +235,7 @@ class Settlement:
         return outcome
 
     def finish(self) -> None:
-        """Write what changed; a lease with nothing left ends and unblocks its partitions."""
+        """Write the changes; a lease without messages ends and unblocks its partitions."""
         tx, lease = self._tx, self.lease
         if self._changed:
             for claim in self._changed.values():
@@ -284,7 +284,7 @@ class Settlement:
                 self._release_after(lane, mine[-1])
 
     def _held(self, lane: LaneId, asked: Ranges, before: bool) -> Ranges:
-        """Return what the claims that overlap `asked` hold; `before`: and all claims below it."""
+        """Return the messages of claims that overlap `asked`; `before`: and of claims below it."""
         if not asked:
             return []
         low, high = 0 if before else asked[0], asked[-1]
@@ -294,7 +294,7 @@ class Settlement:
     def _explain_missing(
         self, verb: SettleVerb, lane: LaneId, missing: Ranges, outcome: Outcome, whole: bool
     ) -> None:
-        """Sort messages that are no longer held into those this verb ended before, and refusals."""
+        """Split messages that are no longer held into repeats of this verb and refusals."""
         if missing:
             record_acks(self.lease, self._claims)
         for fate in self.lease.fates if missing else ():
@@ -423,7 +423,7 @@ class Settlement:
         return 0
 
     def _release_after(self, lane: LaneId, stop: int) -> None:
-        """Release what comes after a failed message in the batch."""
+        """Release the messages that follow a failed message in the batch."""
         release, after = Verdict("release"), False
         for part in self.lease.parts:
             which = part.ranges
@@ -437,9 +437,9 @@ class Settlement:
                 self._end(release, part.lane, held, Outcome())
 
     def _yield(self) -> None:
-        """Let the next delivery to an ordered group take over what follows a failed message.
+        """Let the next delivery to an ordered group take over the messages after a failed one.
 
-        Until then the holder may settle it. A consumer that drops the rest of its batch after a
+        Until then the holder may settle them. A consumer that drops the rest of its batch after a
         failure need not wait for the lease to end, and one that continues loses no work. Messages
         before the failed one are not taken over, so the partition stays blocked while any is held.
         A failure that became a dead letter does not yield, because it is not delivered again.
@@ -460,9 +460,9 @@ class Settlement:
                     make_ready(tx, rest, group_id)
 
     def _ack_for_all(self, lane: LaneId, stop: int) -> int:
-        """Policy `all`: ack the earlier messages of the lane, whichever lease holds them."""
+        """Policy `all`: ack the earlier messages of the lane, under any lease."""
         tx, settled = self._tx, 0
-        # Leases that are over are ended first: they have nothing left to settle.
+        # Expired leases are ended first: their messages can no longer be settled.
         refresh_range(tx, self._group, lane, 0, stop)
         cursor = tx.cursor(lane, self._group.id)
         assert cursor is not None
@@ -477,7 +477,7 @@ class Settlement:
                 claim.ranges = ranges.difference(claim.ranges, part)
                 tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
                 count_done(tx, cursor, part)
-                cursor.ready = True  # it may have blocked what follows it
+                cursor.ready = True  # the claim may have blocked the messages after it
                 tx.changed(cursor)
                 record_history(tx, self._group.id, lane, part, "ack")
                 settled += ranges.count(part)
@@ -493,7 +493,7 @@ class Settlement:
 
 
 def _in_order(taken: list[tuple[Claim, Ranges]]) -> list[tuple[Claim, Ranges]]:
-    """Cut parts of claims where others lie between, so that they are settled by sequence."""
+    """Split interleaved parts of claims, so that they are settled by sequence."""
     if len(taken) <= 1:
         return taken
     pieces = sorted((pair, i) for i, (_, part) in enumerate(taken) for pair in ranges.pairs(part))
@@ -521,7 +521,7 @@ _NOT_HERE = "the message is not part of this lease"
 
 
 def refusal_error(fate: str) -> AckflowError:
-    """Return the error for a verb on a message that ended in this way before."""
+    """Return the error for a verb on a message that has already ended in this way."""
     if fate == "expired":
         return LeaseExpired()
     if fate in SETTLE_VERBS:

@@ -29,9 +29,9 @@ def take(
 ) -> list[TakenMessages]:
     """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
 
-    `turn`: other lanes wait to be served. The only lane with work keeps the time it was last
-    served, which saves a write; a lane that joins it waits for at most one more delivery. After
-    a second it gets a new time, so that a scan can skip the dead entries of its index.
+    `turn`: other lanes wait to be served. If only one lane has messages, it keeps the time it was
+    last served, which saves a write; a lane that joins it waits for at most one more delivery.
+    After a second it gets a new time, so that a scan can skip the dead entries of its index.
     """
     if queue.options.retention_seconds is not None:
         complete_cursors(tx, queue, lane)
@@ -42,7 +42,7 @@ def take(
             if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
                 break
         else:
-            return []  # there is more that is too old; the lane stays ready
+            return []  # more messages are too old; the lane stays ready
     held_at = None
     if group.rules.ordering == "ordered":
         held_at = tx.value("first_returned", lane.id, group.id)
@@ -53,7 +53,7 @@ def take(
         new = _take_new(tx, queue, group, lane, cursor, want - n)
         n += sum([ranges.count(t.ranges) for t in new])
         taken += new
-    # A lane emptied by exactly what was wanted stays ready, which saves the next push a write.
+    # A lane that had exactly the wanted messages stays ready, which saves the next push a write.
     fresh = held_at is None and cursor.next < lane.head
     ready = n == want or fresh or (bool(due) and _more_due(tx, lane, group, held_at))
     cursor.delivered += n
@@ -113,7 +113,7 @@ def _stop_after(claims: list[Claim], want: int) -> int:
 
 
 def _merge(taken: list[TakenMessages], claim: Claim, part: Ranges) -> None:
-    """Add part of a claim to what was taken; parts with equal counters become one."""
+    """Add part of a claim to the taken messages; parts with equal counters are merged."""
     for one in taken:
         if (one.deliveries - 1, one.failures, one.redelivered, one.error) == (
             claim.deliveries, claim.failures, bool(claim.redelivered), claim.error
@@ -164,7 +164,7 @@ def _take_new(
         before = passed
         for segment in tx.segments_from(lane.id, cursor.next):
             _pass_gap(tx, lane, cursor, segment.first)
-            # Deleted messages reduce what was taken: the same segment may have to give more.
+            # Deleted messages reduce the result, so the same segment may be read again.
             while want > 0 and cursor.next < segment.stop and passed == before:
                 if _passed_now(tx, queue, group, segment):
                     passed += _pass_run(tx, queue, group, lane, cursor, segment)
@@ -178,7 +178,7 @@ def _take_new(
 
 
 def _passed_now(tx: Tx, queue: Queue, group: Group, segment: Segment) -> bool:
-    """Return whether a segment has nothing to hand out now."""
+    """Return whether a segment has no message to deliver now."""
     others = segment.for_group not in (None, group.id)
     return others or segment.delayed(tx.now) or _too_old(tx, queue, segment)
 
@@ -186,7 +186,7 @@ def _passed_now(tx: Tx, queue: Queue, group: Group, segment: Segment) -> bool:
 def _pass_run(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
 ) -> int:
-    """Pass a segment, and those after it that are passed for the same reason, together.
+    """Pass a segment together with the following ones that are passed for the same reason.
 
     Returns the cost: a run costs little more than a single segment.
     """
@@ -258,7 +258,7 @@ def _take_segment(
 def _pass_by(
     tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, segment: Segment
 ) -> None:
-    """Move a cursor past a segment that has nothing to hand out now."""
+    """Move a cursor past a segment that has no message to deliver now."""
     _pass_gap(tx, lane, cursor, segment.first)
     first = max(cursor.next, segment.first)
     cursor.next = segment.stop
@@ -285,7 +285,7 @@ def _too_old(tx: Tx, queue: Queue, segment: Segment) -> bool:
 
 
 def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Ranges:
-    """Return what of [first, stop) is stored; deleted messages are counted as purged."""
+    """Return the stored messages of [first, stop); deleted ones are counted as purged."""
     if first >= lane.gone_to:
         return [first, stop]
     there = ranges.difference([first, stop], tx.gone(lane, first, stop))
@@ -294,7 +294,7 @@ def _present(tx: Tx, lane: Lane, cursor: Cursor, first: int, stop: int) -> Range
 
 
 def _set_aside(tx: Tx, group: Group, segment: Segment, there: Ranges) -> None:
-    """Claim messages that are not handed out now, so that the cursor can pass them."""
+    """Claim messages that are not delivered now, so that the cursor can pass them."""
     start = carried_counters(segment)
     at = segment.not_before if segment.delayed(tx.now) else None
     redelivered = COPIED if start.redelivered else 0
@@ -322,10 +322,10 @@ def _add(taken: list[TakenMessages], segment: Segment, there: Ranges) -> None:
 
 
 def dead_letter_overdue(tx: Tx, lane_id: LaneId, group_id: GroupId) -> tuple[int, bool]:
-    """Dead-letter messages of a lane that waited too long; returns how many, and if there is more.
+    """Dead-letter messages that waited too long; returns how many, and whether there are more.
 
-    All segments pushed that long ago are read, because one pushed later may be older than a delayed
-    one or a copy; those are claimed.
+    All segments pushed that long ago are read, because a segment pushed later may be older than a
+    delayed one or a copy; those are claimed.
     """
     group, lane, cursor = tx.group_by_id(group_id), tx.lane(lane_id), tx.cursor(lane_id, group_id)
     queue = tx.queue_by_id(lane.queue) if lane else None
@@ -355,11 +355,11 @@ def may_be_overdue(tx: Tx, limit: int, lane: LaneId, group_id: GroupId) -> bool:
 def take_with_takeover(
     tx: Tx, queue: Queue, group: Group, lane: Lane, take: Callable[[], list[TakenMessages]]
 ) -> list[TakenMessages]:
-    """Take from a lane, and take over what a yielding lease holds of its partition.
+    """Take from a lane, and take over the messages that a yielding lease holds of its partition.
 
     After a failure in an ordered group, the holder may settle the rest of its batch until a
-    delivery from the same partition takes it over. If nothing can be delivered, the rest stays with
-    its holder.
+    delivery from the same partition takes it over. If no message can be delivered, the rest stays
+    with its holder.
     """
     home = lane.partition
     if group.rules.ordering != "ordered" or tx.value("partition_leased", group.id, home) is None:
@@ -374,7 +374,7 @@ def take_with_takeover(
 
 
 def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
-    """Return whether something leased of this lane could be delivered once it is released."""
+    """Return whether a leased message of this lane could be delivered after its release."""
     options = queue.options
     held_at = tx.value("first_returned", lane.id, group.id)
     stop = lane.head if held_at is None else int(held_at)
@@ -389,7 +389,7 @@ def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
 
 
 def _take_over(tx: Tx, group: Group, partition: PartitionId) -> None:
-    """Release what yielding leases still hold of a partition."""
+    """Release the messages of a partition that yielding leases still hold."""
     held: dict[LeaseId, list[Mark]] = {}
     for lane in tx.lanes_in(partition):
         for claim in _leased_in(tx, group, lane):

@@ -1,4 +1,4 @@
-"""Queues, groups, partitions and lanes: found by name, and created on first use, only here."""
+"""Queues, groups, partitions and lanes: find them by name, and create them on first use."""
 
 from collections.abc import Iterable
 
@@ -31,7 +31,7 @@ def find_group(tx: Tx, queue: Queue, name: str) -> Group:
 
 
 def no_group(queue: str, name: str) -> str:
-    """Return the sentence that says that a group does not exist."""
+    """Return the error text for a group that does not exist."""
     if name == QUEUE_MODE:
         return f"queue {queue!r} was never popped without a group"
     return f"queue {queue!r} has no group {name!r}"
@@ -46,7 +46,7 @@ def find_partition(tx: Tx, queue: Queue, name: str) -> Partition:
 
 
 def queue_for(tx: Tx, name: str, dialect: Dialect = "native") -> Queue:
-    """Return the queue of that name; a new one gets the initial options of its dialect."""
+    """Return the queue with this name; a new one gets the initial options of its dialect."""
     return tx.queue(name) or tx.add_queue(name, initial_options(name, dialect))
 
 
@@ -87,10 +87,10 @@ def queues_of(tx: Tx, partitions: Iterable[PartitionId]) -> set[str]:
 def group_for(
     tx: Tx, queue: Queue, name: str, dialect: str = "native", options: GroupOptions | None = None
 ) -> Group:
-    """Return the group of that name; a new one starts where its options say, in every lane.
+    """Return the group with this name; a new one starts as its options specify, in every lane.
 
-    Its cursors are made in slices. A lane is changed only after every group has its cursor there
-    (`complete_cursors`), so that each cursor starts where it would have when the group was created.
+    Its cursors are created in slices. A lane is changed only after every group has a cursor there
+    (`complete_cursors`), so that each cursor starts at its position of when the group was created.
     """
     found = tx.group(queue.id, name)
     early = _undecided(tx, queue) if found is None else found if is_undecided(found) else None
@@ -109,7 +109,7 @@ def is_undecided(group: Group) -> bool:
 
 
 def _undecided(tx: Tx, queue: Queue) -> Group | None:
-    """Return the group that upkeep created before any consumer came; it is the only one."""
+    """Return the group that upkeep created before the first consumer; it is the only group."""
     return next((group for group in tx.groups(queue.id) if is_undecided(group)), None)
 
 

@@ -1,4 +1,4 @@
-"""Transactions: settles, pushes and small keyed values in one commit, all or nothing."""
+"""Transactions: settlements, pushes and small keyed values in one commit, all or nothing."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -30,8 +30,11 @@ LAST_DELETED = "last deleted version"
 
 
 class Result(Struct):
-    """What one operation did: places of pushed messages, messages settled, version of a value;
-    which of the messages that it settled by name became dead letters."""
+    """The result of one operation.
+
+    It holds the positions of pushed messages, the number of settled messages, the version of a
+    value, and the messages settled by name that became dead letters.
+    """
 
     places: list[list[Placed]] = []
     settled: int = 0
@@ -56,7 +59,7 @@ def transact(tx: Tx, request: TransactionRequest) -> list[Result]:
 
 
 def run_all(tx: Tx, operations: Iterable[T], run: Callable[[Tx, T], Result]) -> list[Result]:
-    """Run operations in order; the first refusal ends them all and names its operation."""
+    """Run operations in order; the first error aborts all of them and names its operation."""
     results = []
     for index, operation in enumerate(operations):
         try:
@@ -93,7 +96,7 @@ def _run(tx: Tx, operation: Operation) -> Result:
 
 
 def _settle(tx: Tx, operation: SettleOperation) -> int:
-    """Settle; a repeated ack is refused too, because the first one already had its effects."""
+    """Settle; a repeated ack is an error too, because the first one already had its effects."""
     settled = 0
     for outcome in settle(tx, operation.token, operation.marks):
         if outcome.refused:
