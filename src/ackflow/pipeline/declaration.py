@@ -95,7 +95,7 @@ class Pipeline(Struct, frozen=True):
 
     def check(self) -> "Pipeline":
         """Raise InvalidArgument if the declaration cannot work; return it otherwise."""
-        from .preflight import check_declaration  # which runs the queries and so imports this
+        from .preflight import check_declaration  # imported here, because it imports this module
 
         check_declaration(self)
         return self
@@ -131,7 +131,7 @@ def _execute(file: Path) -> dict[str, Any]:
 
 
 def _location(file: Path, error: BaseException) -> str:
-    """Return the line of the file that raised the error, or that called what raised it."""
+    """Return the line of the file that raised the error, or whose call raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == str(file)]  # fmt: skip
     return f"{file}, line {lines[-1]}" if lines else str(file)

@@ -187,7 +187,7 @@ class EofForwarder:
         return True
 
     def _report_held(self) -> None:
-        """Store the held counts for `status`, keeping the age of what a dead router held."""
+        """Store the held counts for `status`; the age survives the death of a router."""
         known = held_ends(self._q, self._pipeline)
         now = {key: HeldEnds(n, known[key].since if key in known else broker_time(self._q))
                for key, n in self._ledger.counts().items()}  # fmt: skip

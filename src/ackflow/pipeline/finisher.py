@@ -72,7 +72,7 @@ class Finisher:
             expected[shard] = max(expected[shard], end.pushed)
         held = self._pop_folded(client)
         if len(held) != sum(expected.values()):
-            # The rest is leased by a finisher that died, until its lease ends.
+            # A dead finisher holds the rest until its lease expires.
             self._q.release(held)
             return False
         settled = [*held, *(message for message, _ in ends.values())]

@@ -136,7 +136,7 @@ def table_files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[P
 
 
 def file_warnings(data: Path, pipeline: Pipeline) -> list[str]:
-    """Return a warning for every CSV file that belongs to no table and every table without a file."""
+    """Return a warning for each CSV file without a table and each table without a file."""
     warnings = []
     for client in clients(data):
         by_table, unused = table_files(data / client, pipeline.tables)
@@ -176,7 +176,7 @@ def _rows(path: Path, table: Table) -> Iterator[list[str]]:
 
 
 def _records(file: TextIO) -> Iterator[list[str]]:
-    """Yield the records of a CSV file; errors of the consumer are not taken for the file's."""
+    """Yield the records of a CSV file; only errors of the file itself become `_Unreadable`."""
     reader = csv.reader(file)
     while True:
         try:

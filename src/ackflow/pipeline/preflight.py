@@ -129,7 +129,7 @@ def _mapping(value: object, what: str) -> dict[str, Any]:
 
 
 def _check_unique(names: Iterable[str], what: str, *, case_sensitive: bool = False) -> None:
-    """Refuse equal names. SQLite, Spark and some file systems ignore case."""
+    """Raise for duplicate names. SQLite, Spark and some file systems ignore case."""
     seen: dict[str, str] = {}
     for name in names:
         key = name if case_sensitive else name.casefold()

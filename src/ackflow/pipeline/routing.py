@@ -36,7 +36,7 @@ Transform = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """What a task needs of a pipeline to pack rows; sent to the executors."""
+    """The parts of a pipeline that a task needs to pack rows; sent to the executors."""
 
     shards: str
     bad: str
@@ -142,7 +142,7 @@ def _conflict(one: Table, other: Table) -> bool:
 
 
 def _typed(messages: DataFrame, tables: list[Table]) -> DataFrame:
-    """Return the rows of tables with typed columns; `_problem` says what cannot be read."""
+    """Return the rows of tables with typed columns; `_problem` names what cannot be parsed."""
     read = messages.selectExpr(f"from_json(payload, '{BATCH_SCHEMA}') as m")
     cells = read.where(f"m.table in ({_quoted(table.name for table in tables)})").selectExpr(
         "m.table as _table", "m.client as _client",

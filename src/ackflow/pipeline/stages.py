@@ -64,7 +64,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def check_sizes(q: Session, pipeline: Pipeline, settings: Settings, *names: str) -> None:
-    """Refuse sizes other than those that the run began with: batch and shard numbers depend on them."""
+    """Raise if sizes differ from those of the first run: batch and shard numbers depend on them."""
     given = {name: getattr(settings, name) for name in names}
     stored = read_state(q, pipeline, "width")
     used = {name: stored.get(name, n) for name, n in given.items()}

@@ -24,7 +24,7 @@ class TableStatus(Struct):
 
 
 def table_statuses(q: Session, pipeline: Pipeline, alarm_after: float = 60.0) -> list[TableStatus]:
-    """Return the status of every table; an end of file held longer than `alarm_after` is an alarm."""
+    """Return the status of every table; an end held longer than `alarm_after` is an alarm."""
     cancelled = cancelled_clients(q, pipeline)
     rows = {(client, table.name): TableStatus(client, table.name)
             for client in {*read_state(q, pipeline, "clients"), *cancelled}

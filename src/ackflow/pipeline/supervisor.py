@@ -1,4 +1,4 @@
-"""What `Run` needs to keep the stages alive: restart policy, recovery times, the router's standby.
+"""Supervision of the stages of a run: restart policy, recovery times, the router's standby.
 
 `RestartPolicy` decides whether a stage that exited is started again. `RecoveryTracker` measures how
 long it takes until the messages of a dead stage are handed out again. `Standby` keeps a second
@@ -32,7 +32,7 @@ from .declaration import Pipeline
 from .state import broker_time, read_state
 
 PARENT = "ACKFLOW_PIPELINE_PARENT"  # environment variable: process id of the run
-EXIT_NO_RESTART = 2  # exit code of a stage that a restart cannot help
+EXIT_NO_RESTART = 2  # exit code of a stage that would fail again after a restart
 MAX_ERRORS, MAX_KILLS = 5, 20
 LONG_RUN = 60.0  # a stage that ran this long had started working
 ERROR_PREFIX = "ackflow pipeline "
@@ -57,9 +57,9 @@ class PipelineFailed(AckflowError):
 class RestartPolicy:
     """Decides whether a stage that exited is started again.
 
-    A stage that reports that it cannot work is not. Neither is one that exits again and again
-    without progress: after `MAX_ERRORS` errors of its own, or after `MAX_KILLS` kills while no
-    other stage made progress either. `own` and `overall` return values that change with progress.
+    A stage that exits with `EXIT_NO_RESTART` is not restarted. Neither is a stage that exits
+    repeatedly without progress: after `MAX_ERRORS` errors of its own, or after `MAX_KILLS` kills
+    while no other stage made progress. `own` and `overall` return values that change with progress.
     """
 
     def __init__(self, name: str, log: Path, own: Progress, overall: Progress) -> None:
@@ -156,7 +156,7 @@ class RecoveryTracker:
         self._outages: dict[str, _Outage] = {}
 
     def died(self, stage: str, pid: int, at: float) -> None:
-        """Record what a stage held; one that dies again is down since its first death."""
+        """Record the leases of a dead stage; downtime counts from its first death."""
         outage = self._outages.setdefault(stage, _Outage(at, at, {}))
         outage.last = at
         outage.held |= {lease.token: lease for lease in self._leases(stage, pid) if lease.held}
@@ -175,7 +175,7 @@ class RecoveryTracker:
         return found
 
     def at_work(self, stage: str, pid: int) -> bool:
-        """Return whether a stage works and nothing of a predecessor waits."""
+        """Return whether a stage works and no message of a predecessor waits."""
         return stage not in self._outages and self._is_working(stage, pid)
 
     def _live_leases(self, outage: _Outage) -> set[str]:

@@ -66,7 +66,7 @@ class RowBuilder:
         self.count += n
 
     def fits(self, run: MessageRun) -> bool:
-        """Return whether a run fits; a large run starts a new batch, so that its offsets stay valid."""
+        """Return whether a run fits; a large run starts a new batch, so offsets stay valid."""
         n = run.hi - run.lo
         return not self.count or (
             n < _LARGE and self.count + n <= ROWS and self.size + len(run.body.data) <= BYTES

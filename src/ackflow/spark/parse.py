@@ -52,7 +52,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _type_of(kind: pa.DataType) -> Any:
-    """Return the Python type that msgspec decodes for an Arrow type; fields may be absent or null."""
+    """Return the Python type for an Arrow type, for msgspec; fields may be absent or null."""
     simple: dict[pa.DataType, Any] = {
         pa.bool_(): bool, pa.float32(): float, pa.float64(): float, pa.string(): str,
         pa.date32(): datetime.date, pa.binary(): bytes,

@@ -58,7 +58,7 @@ def _connect(options: ConnectionOptions, upkeep: bool) -> Session:
 
 
 def _pauses(seconds: float) -> tuple[float, ...]:
-    """Return the pauses between retries, for `seconds` in total. All verbs used here are idempotent."""
+    """Return the pauses between retries, `seconds` in total; all verbs used are idempotent."""
     pauses: list[float] = []
     while sum(pauses) < seconds:
         pauses.append(_FIRST_PAUSES[len(pauses)] if len(pauses) < len(_FIRST_PAUSES) else _PAUSE)

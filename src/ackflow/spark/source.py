@@ -85,7 +85,7 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bounded = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Settle up to `start`: that batch is in Spark's commit log. Then lease what comes next."""
+        """Settle up to `start`, whose batch is in Spark's commit log; then lease the next batch."""
         planner = self._planner_of(start["reader"], start["number"])
         if self._bounded and self._left is None:
             self._left = planner.ready()
@@ -301,7 +301,7 @@ def _offset(reader: str, number: int) -> Offset:
 
 
 def _distribute(parts: list[PlannedPart], parallelism: int) -> list[list[PlannedPart]]:
-    """Distribute parts over at most `parallelism` tasks of similar size, in order; lanes may be split."""
+    """Distribute parts in order over at most `parallelism` tasks of similar size; splits lanes."""
     total = sum(ranges.count(part.ranges) for part in parts)
     share = max(MIN_TASK_ROWS, -(-total // parallelism))
     tasks: list[list[PlannedPart]] = []

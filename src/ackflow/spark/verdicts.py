@@ -1,6 +1,6 @@
 """For `foreachBatch`: settle messages by a DataFrame of verdicts, alone or together with an output.
 
-Each task folds its rows into range sets, so that the driver collects a row per task, not per message.
+Each task folds its rows into range sets, so that the driver collects one row per task.
 """
 
 import base64
@@ -55,8 +55,8 @@ def settle(verdicts: DataFrame | pa.Table, url: str, *, token: str | None = None
     """Settle messages by rows of (id, lease, verdict) with optional reason and delay.
 
     A verdict is ack, nack, release, requeue, reject, dead_letter or hold. Rows are settled
-    independently, and repeating a verdict succeeds. Returns how many were refused because their
-    lease was lost. Verdicts that the driver has may be given as an Arrow table, without a Spark job.
+    independently, and repeating a verdict succeeds. Returns the number of rows refused because
+    their lease was lost. An Arrow table of verdicts on the driver is settled without a Spark job.
     """
     settles, holds = _marks(_collected(verdicts))
     options = sink_options({"url": url, **({"token": token} if token else {})})
