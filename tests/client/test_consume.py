@@ -364,7 +364,8 @@ def test_without_renewal_a_lease_ends_when_its_time_is_over(
 def test_nothing_is_renewed_after_the_handler_has_returned(q: Session, clock: VirtualClock) -> None:
     q.push("orders", 1)
     with q.consume("orders", lambda message: None, group="g", **NOW) as consumer:
-        until(lambda: consumer.counts.succeeded == 1)
+        until(lambda: consumer.counts.unsettled == 1)
+        until(lambda: not consumer._lease_keeper._renewal._kept)  # type: ignore[union-attr]
         end = expires(q)
         clock.advance(200)
         assert expires(q) == end

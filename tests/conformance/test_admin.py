@@ -50,7 +50,7 @@ def test_a_limit_of_none_or_minus_one_is_no_limit(q: Session, none: int | None) 
 
 
 def test_an_unknown_option_is_refused_and_the_known_ones_are_named(q: Session) -> None:
-    with pytest.raises(UnknownOption, match=r"no option 'leese_seconds'.*lease_seconds"):
+    with pytest.raises(UnknownOption, match=r"unknown option 'leese_seconds'.*lease_seconds"):
         q.configure("orders", leese_seconds=5)
     assert q.queues() == []
 

@@ -119,7 +119,7 @@ def test_without_a_key_the_option_is_refused_and_nothing_is_stored(
     q: Session, key: pytest.MonkeyPatch
 ) -> None:
     key.delenv("ACKFLOW_ENCRYPTION_KEY")
-    with pytest.raises(NoEncryptionKey, match="ACKFLOW_ENCRYPTION_KEY to 64 hex digits"):
+    with pytest.raises(NoEncryptionKey, match="ACKFLOW_ENCRYPTION_KEY to 64 hexadecimal digits"):
         q.configure("orders", encrypted=True)
     assert q.queues() == []
 
@@ -127,7 +127,7 @@ def test_without_a_key_the_option_is_refused_and_nothing_is_stored(
 @pytest.mark.parametrize("bad", ["", "abc", "g" * 64, "0" * 63, "0" * 65])
 def test_an_invalid_key_is_refused(q: Session, key: pytest.MonkeyPatch, bad: str) -> None:
     key.setenv("ACKFLOW_ENCRYPTION_KEY", bad)
-    with pytest.raises(NoEncryptionKey, match="64 hex digits"):
+    with pytest.raises(NoEncryptionKey, match="64 hexadecimal digits"):
         q.configure("orders", encrypted=True)
 
 

@@ -83,7 +83,7 @@ def test_a_pipeline_without_one_of_its_parts_is_refused(what: str) -> None:
         (table(columns=["_Table"], keep=["_Table"]),
          "table 'items' cannot keep a column named '_Table'"),
         (table(kinds={"name": "date"}),
-         "the kind of column 'name' of table 'items' is one of text, time, decimal, not 'date'"),
+         "the kind of column 'name' of table 'items' must be one of text, time, decimal, got 'date'"),
         (route(table="itmes"), "route 'names' reads 'itmes', which is not a table"),
         (route(shard="nmae"), "route 'names' is sharded by 'nmae', which it does not select"),
         (route(sums={"NAME": "1"}),
@@ -112,7 +112,7 @@ def test_what_cannot_be_a_table_or_a_route_is_told_with_its_place(
             table(kinds=["time"]),
             "kinds of table 'items' must be a mapping with string keys, got ['time']",
         ),
-        (table(kinds={"name": []}), "the kind of column 'name' of table 'items' is one of"),
+        (table(kinds={"name": []}), "the kind of column 'name' of table 'items' must be one of"),
         (
             route(select=["item"]),
             "select of route 'names' must be a mapping with string keys, got ['item']",

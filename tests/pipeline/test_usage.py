@@ -51,7 +51,7 @@ def inside(folder: Path) -> list[str]:
         ("run --data data --out new --workers 0", "--workers"),
         ("run --data data --out new --shards 0", "--shards"),
         ("run --data data --out new --eof-alarm-after 0", "--eof-alarm-after"),
-        ("run --data data --out new --db nope://x", "nope:// is not known"),
+        ("run --data data --out new --db nope://x", "unknown scheme nope://"),
         (
             "run --data data --out new --master nonsense",
             "master must be local[2], spark://host:port",
@@ -70,7 +70,7 @@ def inside(folder: Path) -> list[str]:
         ("run --data data --out new --pipeline wrong.py", "wrong.py, line 1: '(' was never closed"),
         ("run --out new --stage finisher --pipeline wrong.py", "wrong.py, line 1:"),
         ("status --out new --pipeline wrong.py", "wrong.py, line 1:"),
-        ("cancel ann --out new --db nope://x", "nope:// is not known"),
+        ("cancel ann --out new --db nope://x", "unknown scheme nope://"),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_made(folder: Path, line: str, told: str) -> None:

@@ -18,7 +18,7 @@ from ..server.conftest import Process, start_process  # noqa: F401
 def test_doctor_looks_at_what_is_in_the_database(nowhere: Cli, postgres_url: str) -> None:  # noqa: F811
     nowhere("push", "orders", "1", "--url", postgres_url)
     told = nowhere("doctor", "--url", postgres_url)
-    assert "it can be opened for reading and writing" in told
+    assert "the database can be opened for reading and writing" in told
     assert "file system" not in told
 
 

@@ -325,7 +325,7 @@ def test_without_a_key_stored_in_clear_with_a_warning(
     body = {"queue": "orders", "options": {"encryptionEnabled": True}}
     answer = http.post("/api/v1/configure", json=body)
     assert answer.status_code == 400
-    assert "64 hex digits" in answer.json()["error"]
+    assert "64 hexadecimal digits" in answer.json()["error"]
     assert http.get("/api/v1/resources/queues").json() == {"queues": []}
 
 

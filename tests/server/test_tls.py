@@ -120,6 +120,6 @@ def test_a_certificate_that_is_damaged_is_told_with_its_file(
 ) -> None:
     cert, key = certificate
     cert.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    assert f"TLS cannot use {cert} with {key}" in failed(
+    assert f"cannot use {cert} with {key} for TLS" in failed(
         tmp_path, "--tls-cert", cert, "--tls-key", key
     )
