@@ -1,7 +1,7 @@
-"""A process under load, to be killed: works on a database and reports on its standard output.
+"""A process under load that is killed: works on a database and reports on standard output.
 
 Each line is one system call, so a kill never leaves half a line. "trying" comes before a call and
-"did" after it has returned; "got" is what a pop brought. Usage: busy_worker.py DATABASE RUN
+"did" after it has returned; "got" lists the messages of a pop. Usage: busy_worker.py DATABASE RUN
 """
 
 import itertools
@@ -31,7 +31,7 @@ class Worker:
         self._room = {queue: threading.Semaphore(AHEAD) for queue in QUEUES}
 
     def push(self, queue: str) -> None:
-        """Push in runs of one to five, never far ahead of the consumers."""
+        """Push one to five messages at a time, never far ahead of the consumers."""
         numbers = itertools.count()
         while True:
             names = [f"{self._run}.{next(numbers)}" for _ in range(random.randint(1, 5))]

@@ -1,4 +1,4 @@
-"""A process whose main thread is interrupted by signals all the time while six threads push.
+"""A process whose main thread is interrupted by signals repeatedly while six threads push.
 
 Prints how many interrupts it saw, how many pushes were confirmed, and how many messages are stored.
 """

@@ -1,7 +1,7 @@
-"""One of several processes on a database, told by its arguments what to do.
+"""One of several processes on a database; its arguments select what it does.
 
-Usage: peer.py ROLE DATABASE [ARGUMENT...]. A line on standard output is one fact; every role says
-"ready" first and begins when a line comes on its standard input.
+Usage: peer.py ROLE DATABASE [ARGUMENT...]. Each line on standard output is one event; every role
+prints "ready" first and starts when it reads a line from standard input.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def begin() -> None:
 
 
 def push(path: str, name: str, count: str) -> None:
-    """Push messages named after this process, alone and in runs, to two partitions."""
+    """Push messages named after this process, singly and in batches, to two partitions."""
     with ackflow.connect(path) as q:
         begin()
         left = [f"{name}.{n}" for n in range(int(count))]
@@ -39,7 +39,7 @@ def push(path: str, name: str, count: str) -> None:
 
 
 def pop(path: str) -> None:
-    """Pop and ack until a message says stop, which is given back for the next process."""
+    """Pop and ack until a stop message, which is released for the next process."""
     with ackflow.connect(path) as q:
         begin()
         while True:
@@ -53,7 +53,7 @@ def pop(path: str) -> None:
 
 
 def open_new(path: str, rounds: str) -> None:
-    """Open one new database after the other, each at a moment given beforehand, and push to it."""
+    """Open a sequence of new databases, each at a given time, and push to each."""
     say("ready")
     start = float(sys.stdin.readline())
     for number in range(int(rounds)):
@@ -67,7 +67,7 @@ def open_new(path: str, rounds: str) -> None:
 
 
 def wait(path: str) -> None:
-    """Wait for messages, and say when each came."""
+    """Wait for messages, and print when each arrived."""
     with ackflow.connect(path) as q:
         begin()
         for _ in range(5):
@@ -80,7 +80,7 @@ def wait(path: str) -> None:
 def fork(path: str) -> None:
     """Use a session before and after a fork, in the parent and in the child.
 
-    Without upkeep: a thread that is inside SQLite at the fork would leave its locks to the child.
+    Upkeep is off: a thread inside SQLite during the fork would leave its mutexes locked.
     """
     q = ackflow.connect(path, upkeep=False)
     begin()
@@ -119,7 +119,7 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 def keep(path: str) -> None:
-    """Do upkeep until a second line comes, and make work that no pop would do by the way."""
+    """Run upkeep until a second line is read, and create work that pops do not do."""
     with ackflow.connect(path) as q:
         begin()
         told = threading.Thread(target=sys.stdin.readline, daemon=True)

@@ -1,7 +1,7 @@
-"""A disk that forgets: files in memory whose unsynced writes are lost at a power cut, at random.
+"""A simulated disk: files in memory whose unsynced writes are lost at random in a power cut.
 
-What counts as durable at once: creating, deleting and truncating a file. A write is durable after
-the next sync of its file; until then a cut may keep it, drop it or tear it between two sectors.
+Creating, deleting and truncating a file are durable at once. A write is durable after the next sync
+of its file; until then a power cut may keep it, drop it or tear it between two sectors.
 """
 
 import itertools
@@ -19,7 +19,7 @@ class PowerCut(apsw.IOError):
 
 
 class Platter:
-    """One file: what is on the disk for sure, what a reader sees, and the writes in between."""
+    """One file: its durable content, the content that readers see, and the unsynced writes."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.durable = bytearray(content)
@@ -43,7 +43,7 @@ class Platter:
         ]
 
     def surviving(self, chance: Random) -> bytes:
-        """The file without a random part of what was not synced."""
+        """Return the durable content with a random subset of the unsynced writes."""
         keeps = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         left = bytearray(self.durable)
         for offset, data in self.unsynced:
@@ -61,7 +61,7 @@ def _put(target: bytearray, data: bytes, offset: int) -> None:
 
 
 def _torn(chance: Random, offset: int, data: bytes) -> tuple[bytes, int]:
-    """The part of a write on one side of a boundary between sectors of the disk."""
+    """Return the part of a write on one side of a sector boundary."""
     first = SECTOR - offset % SECTOR
     at = chance.choice(range(first, len(data), SECTOR) or [0])
     return (data[:at], offset) if chance.random() < 0.5 else (data[at:], offset + at)
@@ -70,8 +70,8 @@ def _torn(chance: Random, offset: int, data: bytes) -> tuple[bytes, int]:
 class Disk:
     """Files under one power supply, which fails after a number of writes and syncs.
 
-    After a cut the disk goes on as another one in a folder of its own, so that whatever a program
-    of the time before still does, as when its connection is closed late, reaches nothing.
+    After a power cut the surviving files are in a new Disk with a folder of its own, so that later
+    operations of the interrupted program, such as closing its connection, have no effect.
     """
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Disk:
         self.cuts_at: int | None = None
 
     def fail_after(self, steps: int) -> None:
-        """Let the power fail in the middle of that step from now on."""
+        """Make the power fail during the given step, counted from now."""
         self.cuts_at = self.steps + steps
 
     def step(self) -> bool:
-        """Count one change of the disk; True when the power fails during this one."""
+        """Count one change of the disk; returns True if the power fails during it."""
         if self.gone:
             return False
         if not self.on:
@@ -97,7 +97,7 @@ class Disk:
         return not self.on
 
     def cut(self, chance: Random) -> "Disk":
-        """Cut the power, if it is not off already; the disk as it is when it comes back."""
+        """Cut the power if it is still on; returns the disk after the power is back."""
         self.on, self.gone = False, True
         after = Disk()
         for name, platter in self.files.items():
@@ -105,13 +105,13 @@ class Disk:
         return after
 
     def export(self, folder: Path) -> None:
-        """Write the files, as they are on the disk, where the ordinary VFS finds them."""
+        """Write the durable content of the files to a real folder, for the default VFS."""
         for name, platter in self.files.items():
             (folder / Path(name).name).write_bytes(platter.durable)
 
 
 class DiskFile(apsw.VFSFile):
-    """An open file of a Disk. Nothing of the real file system is touched."""
+    """An open file of a Disk. It does not use the real file system."""
 
     def __new__(cls, *_: object) -> "DiskFile":
         return super().__new__(cls)
@@ -122,7 +122,7 @@ class DiskFile(apsw.VFSFile):
         self._platter = platter
 
     def excepthook(self, etype: object, evalue: object, etraceback: object) -> None:
-        """SQLite goes on after some failures, as when it rolls back; those need no report."""
+        """Ignore power cuts after which SQLite continues, for example with a rollback."""
         assert isinstance(evalue, PowerCut)
 
     def xRead(self, amount: int, offset: int) -> bytes:
@@ -135,7 +135,7 @@ class DiskFile(apsw.VFSFile):
             raise PowerCut()
 
     def xSync(self, flags: int) -> None:
-        # A sync during which the power fails may have been the one thing that went through.
+        # A sync during which the power fails may still have succeeded.
         failing = self._disk.step()
         if not failing or self._disk.steps % 2:
             self._platter.sync()
@@ -174,7 +174,7 @@ class DiskFile(apsw.VFSFile):
 
 
 class DiskVFS(apsw.VFS):
-    """The VFS of the Disk that is plugged in now."""
+    """The VFS of the current Disk."""
 
     def __init__(self, name: str) -> None:
         self.name = name

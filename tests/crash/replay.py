@@ -1,19 +1,19 @@
-"""What a disk may hold after a power cut, replayed from a trace of real processes (trace.c).
+"""Possible contents of a disk after a power cut, replayed from a trace of real processes (trace.c).
 
-The model is ext4 in its default mode, data=ordered, on a disk that writes 512-byte sectors whole:
+The model is ext4 in its default mode, data=ordered, on a disk with atomic 512-byte sector writes:
 
-- A write is durable when a sync of its file has ended that started after the write had returned,
-  from whichever process. Until then each 4096-byte page of the file is, independently of all others,
-  as it was after any of the writes since its last sync, or torn: each of its sectors as of any of them.
-- To create, delete, rename or truncate is an entry in the journal. The journal is written in order,
-  so a cut leaves a prefix of it. fsync and fdatasync of a file commit its own entries, and all before
-  them; fsync of the folder commits all; fdatasync of the folder does not, since ext4 counts a new
-  name among what the data can be read without.
-- A write behind a truncation needs new blocks: it is lost if the truncation is.
-- A write that is under way at the cut may have been done, or not.
+- A write is durable when a sync of its file has ended that started after the write had returned, in
+  any process. Until then each 4096-byte page of the file has, independently of other pages, its
+  content after any of the writes since its last sync, or is torn: so has each sector separately.
+- Create, delete, rename and truncate are entries in the journal. The journal is written in order,
+  so a power cut leaves a prefix of it. fsync and fdatasync of a file commit its own entries and all
+  entries before them; fsync of the folder commits all entries; fdatasync of the folder commits
+  none, since ext4 does not need a new name to read the data.
+- A write beyond a truncation needs new blocks: it is lost if the truncation is lost.
+- A write that is in progress at the power cut may or may not have been done.
 
-Not replayed: what is shared memory in the form of a file (-shm of SQLite, -sync), as it means nothing
-once the machine was off, and the reserve (-reserve), whose content is never read.
+Not replayed: files that are shared memory (-shm of SQLite, -sync), as they are not used after a
+reboot, and the reserve (-reserve), whose content is never read.
 """
 
 import json
@@ -34,7 +34,7 @@ _HEADER = struct.Struct("<QQQqII")
 
 @dataclass(slots=True)
 class Record:
-    """One operation, between two numbers of the order that all processes share."""
+    """One operation, with its start and end in the order that all processes share."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class Record:
 
 
 class Trace:
-    """The changes of a folder by all processes, in the order in which they ended."""
+    """The operations of all processes in a folder, in the order in which they ended."""
 
     def __init__(self, records: Iterable[Record], folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class Trace:
         return [record for record in self.records if record.kind == kind]
 
     def moments(self, count: int, chance: Random) -> list[int]:
-        """Where to cut: half of them anywhere, half beside a rare and telling record."""
+        """Return moments of power cuts: half at random, half next to a rare operation."""
         kinds = (OPEN, DATASYNC, UNLINK, NOTE)
         telling = {kind: self.of_kind(kind) for kind in kinds}
         found = []
@@ -75,7 +75,7 @@ class Trace:
 
 
 def read(logs: Path) -> Iterator[Record]:
-    """What the processes have recorded, one log after the other."""
+    """Read the records of all processes, one log after the other."""
     for log in logs.glob("*.log"):
         yield from _read(log.read_bytes())
 
@@ -90,14 +90,14 @@ def _read(content: bytes) -> Iterator[Record]:
 
 
 class File:
-    """A file, whatever its name: what is on the disk for sure, and the changes since."""
+    """A file, under any name: its durable content, and the changes since."""
 
     def __init__(self) -> None:
         self.durable = bytearray()
         self.pending: list[Record] = []
 
     def sync(self, start: int) -> None:
-        """Make durable what had returned before a sync started."""
+        """Make changes durable that had returned before a sync started."""
         later = []
         for record in self.pending:
             if record.end >= start:
@@ -109,10 +109,13 @@ class File:
         self.pending = later
 
     def surviving(self, chance: Random | None, lost: set[int], running: list[Record]) -> bytearray:
-        """The file after a cut that loses these entries of the journal; all of it without chance."""
+        """Return the file after a power cut that loses these journal entries.
+
+        Without `chance`, all other changes survive.
+        """
         left = bytearray(self.durable)
         run: list[Record] = []
-        border: int | None = None  # of the first truncation that is lost
+        border: int | None = None  # the lowest size of a lost truncation
         for record in [*self.pending, *running]:
             if record.kind == TRUNCATE and record.start in lost:
                 border = record.offset if border is None else min(border, record.offset)
@@ -138,7 +141,7 @@ def _put(target: bytearray, data: bytes, offset: int) -> None:
 
 
 def _write_back(target: bytearray, writes: list[Record], chance: Random | None) -> None:
-    """Apply to each page as many of its writes, in their order, as chance has it."""
+    """Apply a random prefix of its writes to each page; without `chance`, all writes."""
     if chance is None:
         for record in writes:
             _put(target, record.data, record.offset)
@@ -171,10 +174,10 @@ def _put_within(target: bytearray, record: Record, low: int, high: int) -> None:
 
 
 class Disk:
-    """The folder while the trace is replayed, up to a moment that only moves forward."""
+    """The folder during the replay of a trace, up to a moment that only moves forward."""
 
     def __init__(self, trace: Trace, unsynced: str | None = None) -> None:
-        """`unsynced` names a file whose syncs do nothing, to see that its loss is found."""
+        """Syncs of the file `unsynced` do nothing, to check that its loss is detected."""
         self._trace = trace
         self._unsynced = unsynced and str(trace.folder / unsynced)
         self._forgetful: set[int] = set()
@@ -183,22 +186,24 @@ class Disk:
         self._live: dict[str, File] = {}
         self._folder = File()
         self._journal: list[tuple[Record, File]] = []
-        self._committed = 0  # how much of the journal is on the disk for sure
+        self._committed = 0  # the number of durable journal entries
 
     def advance(self, moment: int) -> None:
-        """Do what had ended before the moment."""
+        """Replay the operations that had ended before the moment."""
         records = self._trace.records
         while self._next < len(records) and records[self._next].end < moment:
             self._do(records[self._next])
             self._next += 1
 
     def unsynced(self) -> int:
-        """How many changes a cut may lose now."""
+        """Return how many changes a power cut may lose now."""
         return sum(len(file.pending) for file in self._live.values())
 
     def write(self, folder: Path, moment: int, chance: Random | None) -> None:
-        """Make the folder as it may be after a cut at this moment; as seen before it, without
-        chance."""
+        """Write the folder as it may be after a power cut at this moment.
+
+        Without `chance`, write it as readers saw it before the power cut.
+        """
         least, most = self._committed, len(self._journal)
         kept = most if chance is None else chance.choice((least, most, chance.randint(least, most)))
         names: dict[str, File] = {}
@@ -211,7 +216,7 @@ class Disk:
             (folder / Path(name).name).write_bytes(content)
 
     def _running(self, moment: int) -> dict[int, list[Record]]:
-        """The writes that had started before the moment and end after it."""
+        """Return the writes that had started before the moment and end after it."""
         found: dict[int, list[Record]] = {}
         for record in self._trace.records[self._next : self._next + 100]:
             file = self._handles.get(record.handle)
@@ -274,7 +279,7 @@ class Disk:
 
 
 def _rename(names: dict[str, File], record: Record, file: File) -> None:
-    """Do one entry of the journal to the names in the folder."""
+    """Apply one journal entry to the names in the folder."""
     if record.kind == OPEN:
         names[record.data.decode()] = file
     elif record.kind == UNLINK:
@@ -288,7 +293,7 @@ def _rename(names: dict[str, File], record: Record, file: File) -> None:
 
 
 def reserve(path: Path) -> None:
-    """The reserve beside a database, so that it is not made each time; it takes no room."""
+    """Create a sparse reserve file beside a database, so that it is not allocated each time."""
     handle = os.open(f"{path}-reserve", os.O_RDWR | os.O_CREAT, 0o600)
     os.ftruncate(handle, RESERVE)
     os.close(handle)

@@ -1,8 +1,8 @@
-"""A disk of a few megabytes: a real file system where one may be mounted, a limit where not.
+"""A disk of a few megabytes: a real file system where mounting is allowed, otherwise a limit.
 
-The limit sits under SQLite's ordinary VFS: its system calls that write are replaced by ones that
-answer "no space left on device" when the files of the folder together would grow too large. So
-SQLite and the reserve beside the database meet the same errors as on a real disk.
+The limit is below SQLite's default VFS: its system calls that write are replaced by calls that
+return "no space left on device" when the files of the folder together would exceed it. Thus SQLite
+and the disk reserve get the same errors as on a real disk.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class SmallDisk(Protocol):
 
 
 class MountedDisk:
-    """A file system in memory; only root may mount one."""
+    """An in-memory file system; only root may mount one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class MountedDisk:
 
 
 class LimitedDisk:
-    """A folder whose files may have so many bytes together, for this process."""
+    """A folder with a limit on the total size of its files, in this process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class LimitedDisk:
         self._vfs.unregister()
 
     def _limit(self, *names: str) -> None:
-        """Put a limit on SQLite's own `pwrite`, under each of its names on this system."""
+        """Limit SQLite's own `pwrite`, under each of its names on this system."""
         libc = ctypes.CDLL(None, use_errno=True)
         for name in names:
             real = getattr(libc, name, None)
@@ -132,7 +132,7 @@ KINDS: dict[str, type[MountedDisk] | type[LimitedDisk]] = {
 
 
 def kinds() -> list[str]:
-    """The kinds of small disk that can be made here."""
+    """Return the kinds of small disk that this system supports."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             MountedDisk(Path(folder)).close()

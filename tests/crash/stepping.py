@@ -1,8 +1,8 @@
-"""A process whose wall clock is set back by an hour while it works; what it saw, as JSON.
+"""A process whose wall clock is set back by an hour while it works; prints its results as JSON.
 
     python stepping.py FILE
 
-The wall clock is replaced before Ackflow is imported; the steady clock and all waiting are real.
+The wall clock is replaced before Ackflow is imported; the monotonic clock and all waits are real.
 """
 
 import json
@@ -24,7 +24,7 @@ def took(call) -> float:  # type: ignore[no-untyped-def]
 
 
 def expired(tx: Tx) -> int:
-    """How many leases were taken back."""
+    """Return how many leases were expired."""
     return sum(n for _, name, n in tx.all("tallies") if name == "leases_expired")
 
 

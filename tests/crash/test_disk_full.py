@@ -1,4 +1,4 @@
-"""The disk is full: pushes are refused, everything that works messages off goes on."""
+"""The disk is full: pushes are refused; pops, settles and upkeep continue."""
 
 import contextlib
 import time
@@ -37,7 +37,7 @@ def connect(disk: SmallDisk) -> Session:
 
 
 def fill(q: Session, size: int = 50, start: int = 0) -> int:
-    """Push until there is no room; answers with the number of messages confirmed."""
+    """Push until the disk is full; returns the number of confirmed messages."""
     number = start
     with contextlib.suppress(StorageFull):
         while True:
@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_for_the_second_time_still_lets_messages_be_worked_o
     q: Session,
 ) -> None:
     for _ in range(3):
-        count = fill(q)  # not many where pushes are taken as soon as a little was trimmed
+        count = fill(q)  # few, where pushes are accepted as soon as some messages are trimmed
         assert count > 0
         singly = min(300, count)
         for number in range(singly):

@@ -1,4 +1,4 @@
-"""The model of the disk that power cuts are replayed on: what must survive one, and what may not."""
+"""The disk model for replayed power cuts: which changes must survive, and which may be lost."""
 
 import itertools
 from pathlib import Path
@@ -12,7 +12,7 @@ Survivors = set[tuple[tuple[str, bytes], ...]]
 
 
 class Tape:
-    """A trace written by hand: each operation ends before the next one starts."""
+    """A hand-written trace: each operation ends before the next one starts."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -43,7 +43,7 @@ def tape() -> Tape:
 
 
 def survivors(tape: Tape, tmp_path: Path, moment: int | None = None) -> Survivors:
-    """What the folder was after each of many cuts at one moment, the last by default."""
+    """Return the folder after each of many power cuts at one moment, by default the last."""
     trace = Trace(tape.records, Path(FOLDER))
     moment = trace.last + 1 if moment is None else moment
     disk = Disk(trace)

@@ -48,7 +48,7 @@ def writer_of(q: Session) -> Writer:
 
 
 def at_once(q: Session, *calls: Callable[[], Any]) -> list[Future[Any]]:
-    """Run calls in threads of their own, in this order, in one group."""
+    """Run calls in separate threads, in this order, in one group."""
     writer = writer_of(q)
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = []
@@ -67,7 +67,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def segments(path: Path) -> list[tuple[int, int, int]]:
-    """The segments as another process sees them: lane, first sequence, count."""
+    """Return the segments as another process sees them: lane, first sequence, count."""
     db = apsw.Connection(str(path))
     rows = db.execute("select lane, first, count from segments order by lane, first").fetchall()
     db.close()
@@ -273,7 +273,7 @@ def test_interrupts_stop_nothing_on_a_busy_machine_either(tmp_path: Path, number
 
 
 def interrupt(tmp_path: Path) -> None:
-    """A push of the main thread that was interrupted may be stored or not; no other is doubtful."""
+    """An interrupted push of the main thread may be stored or not; all others are certain."""
     script = Path(__file__).with_name("interrupted.py")
     ran = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "test.db"), "3"],
@@ -285,7 +285,7 @@ def interrupt(tmp_path: Path) -> None:
 
 
 def test_a_verb_that_comes_when_the_writer_has_closed_is_refused(q: Session) -> None:
-    """The main thread leaves its verb to a thread of the writer's own when another one leads."""
+    """The main thread leaves its verb to a helper thread when another thread leads."""
     writer = writer_of(q)
     writer.close()
     with writer.exclusively(), pytest.raises(SessionClosed):
@@ -293,7 +293,7 @@ def test_a_verb_that_comes_when_the_writer_has_closed_is_refused(q: Session) -> 
 
 
 class Signal(BaseException):
-    """What a signal handler raises."""
+    """The exception that a signal handler raises."""
 
 
 @pytest.mark.parametrize("synced", [False, True])
@@ -318,7 +318,7 @@ def test_a_signal_while_a_verb_is_handed_over_leaves_nothing_behind(
 def test_the_main_thread_leads_itself_where_no_thread_can_be_started_any_more(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in what `atexit` runs, with some versions of Python."""
+    """As in functions that `atexit` runs, with some versions of Python."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -357,7 +357,7 @@ def test_a_commit_that_cannot_be_told_is_not_done_again(
 def test_a_refusal_is_forgotten_when_the_store_runs_the_verb_again(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does when a disk was full or a server was lost before the commit."""
+    """As it does after a full disk or a lost connection before the commit."""
     store = q._broker.store  # type: ignore[attr-defined]
     transact, tries = store.transact, []
 

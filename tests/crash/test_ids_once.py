@@ -1,4 +1,4 @@
-"""No message id is given twice: not after a power cut, not by a copy of the file."""
+"""No message id is assigned twice: not after a power cut, not by a copy of the file."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ MESSAGES = 40
 
 
 class SlowDisk:
-    """Syncs the log slowly; `durable` is how much of it a power cut would leave for sure."""
+    """Syncs the WAL slowly; `durable` is the size that would survive a power cut."""
 
     def __init__(self, path: Path) -> None:
         self._log = f"{path}-wal"
@@ -38,7 +38,7 @@ def test_an_id_that_a_consumer_has_seen_is_there_after_a_power_cut(
     path = tmp_path / "a.db"
     disk = SlowDisk(path)
     monkeypatch.setattr(wal_sync, "_sync", disk.sync)
-    seen: list[tuple[str, int]] = []  # an id, and what a cut at that moment would have left
+    seen: list[tuple[str, int]] = []  # an id, and `durable` when it was seen
     with ackflow.connect(path, upkeep=False) as q:
         other = ackflow.connect(path, upkeep=False) if processes == 2 else q
         pushing = threading.Thread(target=push, args=(q,))
@@ -67,7 +67,7 @@ def stored(path: Path, whole: bytes, log: bytes, id: str) -> bool:
 
 
 def restore(q: Session, target: Path) -> list[str]:
-    """Copy a database, push to it and to its copy, and answer with all ids that were given."""
+    """Copy a database, push to it and to its copy, and return all assigned ids."""
     q.backup(target)
     lost = list(q.push("q", ["pushed after the backup"] * 3))
     lost += q.push("new", "to a queue the backup does not know")

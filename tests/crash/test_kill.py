@@ -1,4 +1,4 @@
-"""A process under load is killed again and again; its successor carries on with the same file.
+"""A process under load is killed repeatedly; its successor continues with the same file.
 
 The operating system survives a kill, so every confirmed operation must hold, plain acks included.
 """
@@ -24,7 +24,7 @@ Name = tuple[str, str]
 
 
 class Reports:
-    """What all the processes told: sets of (queue, name of message)."""
+    """The reports of all processes: sets of (queue, name of message)."""
 
     def __init__(self) -> None:
         self.pushed: set[Name] = set()
@@ -53,7 +53,7 @@ class Reports:
 
 
 def run_and_kill(path: Path | str, run: int, chance: random.Random) -> bytes:
-    """Start a worker on the database and kill it; returns what it told until then."""
+    """Start a worker on the database and kill it; returns its report until then."""
     worker = subprocess.Popen(
         [sys.executable, str(WORKER), str(path), str(run)],
         stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ def run_and_kill(path: Path | str, run: int, chance: random.Random) -> bytes:
     output = b""
     try:
         if run % 10 == 9:
-            # This one may die while it opens the database.
+            # This worker may be killed while it opens the database.
             delay = chance.uniform(0.1, 0.4)
         else:
             output = worker.stdout.readline()
@@ -86,7 +86,7 @@ def drain(q: Session, queue: str, group: str | None = None) -> list[str]:
 
 
 def kill_again_and_again(path: Path | str, kills: int, seed: int) -> Reports:
-    """Run and kill, then drain the database and compare it with what was told."""
+    """Run and kill workers, then drain the database and compare it with the reports."""
     chance = random.Random(seed)
     with ackflow.connect(path) as q:
         for queue in QUEUES:

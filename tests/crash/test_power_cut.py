@@ -1,11 +1,11 @@
-"""The power fails at a random moment: what must still be there afterwards, and what may not come.
+"""The power fails at a random moment: which messages must survive, and which must not come back.
 
-Every message has one place: absent, ready (comes again), done, dead or moved (to another queue, by
-a transaction). The ledger knows which places each message may be in after a cut; the disk is then
-opened with the ordinary VFS and drained to see where it really is.
+Every message has one place: absent, ready (delivered again), done, dead or moved (to another queue,
+by a transaction). The ledger records the places in which each message may be after a power cut; the
+disk is then opened with the default VFS and drained to find where each message is.
 
-Here one process fails in the middle of its work and goes on with what is left; what several processes
-write at once, with the thread that copies the log, is in test_traced_power_cut.py.
+Here one process fails during its work and continues with the surviving files. Several processes
+that write concurrently, with their checkpoint threads, are in test_traced_power_cut.py.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ MOMENTS = {
     "after closing",
 }
 
-# A connection that was being opened when the power failed is closed by the garbage collector.
+# The garbage collector closes a connection that was being opened when the power failed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -52,7 +52,7 @@ def vfs() -> Iterator[DiskVFS]:
 
 
 class Ledger:
-    """For every message ever pushed the places it may be in, if the power failed now."""
+    """The possible places of every pushed message, if the power failed now."""
 
     def __init__(self, promise: MayLose) -> None:
         self._keeps_plain = promise == "nothing"
@@ -66,7 +66,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def moving(self, names: list[str], to: str, synced: bool) -> Iterator[None]:
-        """An operation that puts messages in a place; interrupted, it did or it did not."""
+        """An operation that moves messages to a place; if interrupted, it may or may not have."""
         before = {name: self.places.get(name, {"absent"}) for name in names}
         for name in names:
             self.places[name] = before[name] | {to}
@@ -83,12 +83,12 @@ class Ledger:
         ]
 
     def learn(self, seen: dict[str, str]) -> None:
-        """After a cut what is on the disk is certain."""
+        """After a power cut the content of the disk is certain."""
         self.places = {n: {seen[n]} for n in self.places if n in seen}
 
 
 class Consumer:
-    """Random work on a session, written into the ledger."""
+    """Random work on a session, recorded in the ledger."""
 
     def __init__(self, session: Session, ledger: Ledger, chance: Random) -> None:
         self._q = session
@@ -174,14 +174,14 @@ class Consumer:
         store._db.wal_checkpoint(mode=mode)
 
     def _churn(self) -> None:
-        """Make pages free and use them again, so that the file is not only ever appended to."""
+        """Free pages and reuse them, so that the file is not only appended to."""
         self._q.push("scratch", ["y" * 9_000] * 3)
         self._q.pop("scratch", batch=3, auto_ack=True)
         self._q.upkeep()
 
 
 class Campaign:
-    """Cut after cut, each disk carried on for some of them, with the promise that is judged."""
+    """A series of power cuts, some of them on the same disk, and the guarantee to check."""
 
     def __init__(
         self, vfs: DiskVFS, folder: Path, may_lose: MayLose, promise: MayLose, seed: int
@@ -220,7 +220,7 @@ class Campaign:
         return problems or self._judge(self._vfs.disk)
 
     def _work_until_it_fails(self, disk: Disk) -> list[str]:
-        """Work until the power fails, or until it is cut between two operations."""
+        """Work until the power fails, or is cut between two operations."""
         session, moment = None, "while opening"
         try:
             session = self._open()
@@ -279,14 +279,14 @@ class Campaign:
 
 
 def with_an_end(store: SqliteStore) -> SqliteStore:
-    """Let a session fail that finds no end, as it may in a file that was put together at random."""
+    """Fail a session that does not end, as may happen with a file of random parts."""
     left = iter(range(5_000))
     store._db.set_progress_handler(lambda: next(left, None) is None, 1_000)
     return store
 
 
 def look(path: Path, now: float) -> tuple[dict[str, str], list[str]]:
-    """Where every message is, seen with the ordinary VFS; and what is wrong with the file."""
+    """Return the place of every message, read with the default VFS, and errors of the file."""
     problems: list[str] = []
     clock = VirtualClock(now)
     store = with_an_end(SqliteStore(str(path), clock))
@@ -362,8 +362,8 @@ def test_the_harness_notices_a_store_that_syncs_less_than_it_promises(
 
 
 class FailingSync:
-    """Syncs the log; when it fails, what was to be written is forgotten, as an operating system does:
-    the next sync has nothing to do and succeeds."""
+    """Syncs the WAL. A failed sync drops the unsynced writes, as operating systems do: the next
+    sync has nothing to write and succeeds."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._log = disk.files, path + "-wal"
@@ -411,7 +411,7 @@ def test_a_commit_that_the_disk_does_not_confirm_is_an_unknown_outcome_when_noth
         patch.setattr(DiskFile, "xSync", refuse_sync)
         with pytest.raises(OutcomeUnknown, match="may be found when the file is opened again"):
             session.push("jobs", "maybe")
-    for name, platter in vfs.disk.files.items():  # as the next process finds it, without a cut
+    for name, platter in vfs.disk.files.items():  # as the next process finds it
         (tmp_path / Path(name).name).write_bytes(platter.seen)
     session.push("jobs", "sure")
     assert [m.data for m in session.pop("jobs", batch=9)] == ["before", "sure"]

@@ -1,4 +1,4 @@
-"""Several processes on one database file at the same time, without anybody dying."""
+"""Several concurrent processes on one database file; none of them is killed."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ Start = Callable[..., "Peer"]
 
 
 class Peer:
-    """A process that does one role of peer.py."""
+    """A process that runs one role of peer.py."""
 
     def __init__(self, role: str, path: Path, *more: object) -> None:
         self.process = subprocess.Popen(
@@ -42,7 +42,7 @@ class Peer:
         print(line, file=self._in, flush=True)
 
     def finish(self) -> list[str]:
-        """The rest of what it says; it must end well."""
+        """Return the rest of its output; it must exit with code 0."""
         lines = self._out.read().splitlines()
         assert self.process.wait(timeout=60) == 0
         return lines
@@ -67,7 +67,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
-    """Start processes on the database; each has said that it is ready."""
+    """Start processes on the database, and wait until each is ready."""
     started: list[Peer] = []
 
     def start_one(role: str, *more: object) -> Peer:
@@ -81,7 +81,7 @@ def start(path: Path) -> Iterator[Start]:
 
 
 def go(*peers: Peer, word: Callable[[], object] = lambda: "go") -> None:
-    """Let processes begin at once, when all are ready."""
+    """Start the work of all processes at once, when all are ready."""
     for peer in peers:
         assert peer.line() == "ready"
     said = word()

@@ -1,8 +1,9 @@
-"""The power fails under several real processes with the real copying thread: what they wrote and
-synced is traced (trace.c), and cuts are replayed from it (replay.py).
+"""The power fails under several real processes with their checkpoint threads.
 
-Every message has one place after a cut: absent, ready (comes again), done, dead, or moved to another
-queue by a transaction. The notes of the processes say which places each may be in.
+Their writes and syncs are traced (trace.c), and power cuts are replayed from it (replay.py).
+
+Every message has one place after a power cut: absent, ready (delivered again), done, dead, or moved
+to another queue by a transaction. The notes of the processes give the possible places of each.
 """
 
 import os
@@ -30,19 +31,19 @@ from ackflow.store.sqlite.store import SqliteStore
 
 NAME = "queue.db"
 WORKERS = 4
-STEPS = 130  # of each worker, twice: the log is copied several times
-SYNC_US = 1_500  # what is done during a sync is what a cut can catch
-LATER = 10_000.0  # every lease is over, nothing is too old to be kept
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for files that are looked at once
+STEPS = 130  # of each worker, twice: the WAL is checkpointed several times
+SYNC_US = 1_500  # a power cut can affect operations that run during a sync
+LATER = 10_000.0  # all leases have expired, and no message exceeds its retention
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for files that are read once
 
 
-# What two tests share is made once, by one of several test processes.
+# A run that two tests share is made once, by one of several test processes.
 pytestmark = pytest.mark.xdist_group("traced power cuts")
 
 
 @pytest.fixture(scope="module")
 def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that records, made by the machine's compiler."""
+    """Build the tracing library with the C compiler of this machine."""
     if sys.platform != "linux":
         pytest.skip("the tracing library is loaded as Linux does it")
     if shutil.which("cc") is None:
@@ -57,7 +58,7 @@ def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(tracer: Path, folder: Path, logs: Path, sync_us: int) -> dict[str, str]:
-    """What a process must have to be traced."""
+    """Return the environment of a traced process."""
     return {
         **os.environ,
         "LD_PRELOAD": str(tracer),
@@ -68,7 +69,7 @@ def environment(tracer: Path, folder: Path, logs: Path, sync_us: int) -> dict[st
 
 
 class Run:
-    """Processes that worked on a database, and the trace of what they did."""
+    """Processes that worked on a database, and the trace of their operations."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Run:
         seed: int,
         sync_us: int = SYNC_US,
     ) -> None:
-        """`sync_us`: how many microseconds a sync takes at most."""
+        """`sync_us`: the longest duration of a sync, in microseconds."""
         self.may_lose = may_lose
         self._home = (folder / "data").resolve()
         self._logs = folder / "logs"
@@ -107,14 +108,14 @@ class Run:
     def _run(self) -> None:
         self._wait("open")
         self._go()
-        self._wait("closed")  # the last one to close has deleted the log
+        self._wait("closed")  # the last process to close has deleted the WAL
         assert not (self._home / f"{NAME}-wal").exists()
         self._go()
         self._wait("open")
         with closing(apsw.Connection(str(self._home / NAME))) as guard:
             guard.execute("select count(*) from queues").fetchall()
             self._go()
-            self._wait("closed")  # all but this connection: the log stays, to be compared
+            self._wait("closed")  # not this connection: the WAL is kept for the comparison
             for worker in self._workers:
                 worker.communicate("")
                 assert worker.returncode == 0
@@ -133,7 +134,7 @@ class Run:
             worker.stdin.flush()
 
     def _compare(self) -> None:
-        """The trace missed nothing: replayed in full, it makes the same files."""
+        """The trace is complete: a full replay produces the same files."""
         disk = Disk(self.trace)
         disk.advance(self.trace.last + 1)
         with TemporaryDirectory() as folder:
@@ -151,7 +152,7 @@ PLACES = {"push": "ready", "ack": "done", "confirm": "done", "move": "moved", "r
 
 
 class Ledger:
-    """Where every message may be, and which ids were seen, by the notes up to a moment."""
+    """The possible places of every message and the ids seen, from the notes up to a moment."""
 
     def __init__(self, promise: MayLose) -> None:
         self._unsure = {"ack"} if promise == "acks" else set()
@@ -179,12 +180,12 @@ class Ledger:
 
 
 class Seen:
-    """What is in the file after a cut."""
+    """The content of the file after a power cut."""
 
     def __init__(self, path: Path, may_lose: MayLose) -> None:
         clock = VirtualClock(time.time() + LATER)
         store = SqliteStore(str(path), clock, may_lose)
-        left = iter(range(20_000))  # a broken file may lead a statement round in circles
+        left = iter(range(20_000))  # a statement on a corrupt file may not end
         store._db.set_progress_handler(lambda: next(left, None) is None, 1_000)
         with Session(Broker(store, clock, upkeep=False)) as q:
             self.integrity = store._db.pragma("integrity_check")
@@ -201,7 +202,7 @@ class Seen:
         self.twice = [name for name, n in times.items() if n > 1]
 
     def lost(self, ledger: Ledger) -> list[str]:
-        """What was confirmed and is not so; what is not a whole file."""
+        """Return violated confirmations, and errors of the file."""
         problems = [] if self.integrity == "ok" else [f"integrity check: {self.integrity}"]
         problems += [f"{name} is there twice" for name in self.twice]
         problems += [
@@ -218,8 +219,8 @@ class Seen:
         return problems + self._out_of_order()
 
     def _out_of_order(self) -> list[str]:
-        """Lanes are served in the order of their sequences, and hold what one process pushed in its
-        order."""
+        """Check that lanes are served in the order of their sequences, and that the messages of one
+        process are in the order in which it pushed them."""
         problems = []
         last: dict[tuple[int, str], tuple[int, int]] = {}
         for id, name in self.stored:
@@ -232,7 +233,7 @@ class Seen:
         return problems
 
     def given_twice(self, ledger: Ledger) -> list[str]:
-        """Ids that were handed out before the cut and are those of other messages after it."""
+        """Return ids seen before the power cut that belong to other messages after it."""
         stored = dict(self.stored)
         return [
             f"{id} was {name} and is {'new' if id in self.new else stored[id]}"
@@ -242,7 +243,7 @@ class Seen:
 
 
 def drain(q: Session, queue: str, group: str) -> list[tuple[str, str]]:
-    """All that a group still gets, as (id, name)."""
+    """Return all messages that a group still receives, as (id, name)."""
     found = []
     while batch := q.pop(queue, group=group, batch=1_000, auto_ack=True):
         found += [(str(message.id), message.data["name"]) for message in batch]
@@ -250,7 +251,7 @@ def drain(q: Session, queue: str, group: str) -> list[tuple[str, str]]:
 
 
 class Cuts:
-    """Cuts of one run, and what was found after them."""
+    """Power cuts of one run, and the errors found after them."""
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ class Cuts:
         chance: Random,
         unsynced: str | None = None,
     ) -> None:
-        """`unsynced` names a file whose syncs do nothing."""
+        """Syncs of the file `unsynced` do nothing."""
         self.lost: list[str] = []
         self.given_twice: list[str] = []
         self.places: Counter[str] = Counter()
@@ -282,7 +283,7 @@ class Cuts:
             reserve(Path(folder) / NAME)
             try:
                 seen = Seen(Path(folder) / NAME, run.may_lose)
-            except Exception as error:  # whatever a file that is not whole leads to
+            except Exception as error:  # any error that a corrupt file causes
                 self.lost.append(f"cut at {moment}: the file cannot be read: {error!r}")
                 return
         self.places.update(seen.places.values())
@@ -291,14 +292,14 @@ class Cuts:
 
 
 def cut(run: Run, count: int, seed: int, promise: MayLose, unsynced: str | None = None) -> Cuts:
-    """Cut at random moments."""
+    """Cut the power at random moments."""
     chance = Random(seed)
     return Cuts(run, promise, run.trace.moments(count, chance), chance, unsynced)
 
 
 @pytest.fixture(scope="module")
 def run(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One run in the default mode; what it wrote is copied from the log several times."""
+    """One run in the default mode, during which the WAL is checkpointed several times."""
     return Run(tracer, tmp_path_factory.mktemp("run"), "acks", STEPS, 0)
 
 
@@ -307,7 +308,7 @@ def test_the_trace_has_copies_of_the_log_by_its_thread_and_logs_deleted_and_made
 ) -> None:
     opened = {record.handle: record.data.decode() for record in run.trace.of_kind(OPEN)}
     synced = Counter(Path(opened[record.handle]).name for record in run.trace.of_kind(DATASYNC))
-    assert synced[NAME] >= 4  # each is the end of a copy
+    assert synced[NAME] >= 4  # each is the end of a checkpoint
     assert synced[f"{NAME}-wal"] > 100
     assert any(record.data.decode().endswith("-wal") for record in run.trace.of_kind(UNLINK))
     threads = [note.note[2] for note in run.trace.of_kind(NOTE) if note.note[0] == "threads"]

@@ -1,8 +1,8 @@
-"""One of several processes that work on a database while trace.c records what they write and sync.
+"""One of several processes that work on a database while trace.c records their writes and syncs.
 
-Usage: traced.py DATABASE NAME MAY_LOSE STEPS SEED. Says "open" when it has opened the file and works
-when a line comes; closes it and says "closed"; then all of it once more. What it does, and what was
-confirmed, goes into the trace as notes: [verb, "starts" or "ends", messages...].
+Usage: traced.py DATABASE NAME MAY_LOSE STEPS SEED. It opens the file, prints "open", works after it
+has read a line, closes the file and prints "closed"; then it repeats all of this once. Its
+operations and their confirmations are notes in the trace: [verb, "starts" or "ends", messages...].
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class Worker:
         self._may_lose: MayLose = may_lose
         self._chance = random.Random(seed)
         self._pushed = 0
-        self._steady = name == "w0"  # one writes enough under one session for its copying thread
+        self._steady = name == "w0"  # writes enough in one session for a checkpoint
 
     def open(self) -> None:
         self._q = ackflow.connect(self._path, may_lose=self._may_lose)
@@ -119,7 +119,7 @@ class Worker:
                 message.reject("unwanted")
 
     def scratch(self) -> None:
-        """Make pages free and use them again, so that the file is not only ever appended to."""
+        """Free pages and reuse them, so that the file is not only appended to."""
         self._q.push("scratch", ["y" * 9_000] * (12 if self._steady else 3))
         self._q.pop("scratch", batch=12, auto_ack=True)
 

@@ -1,4 +1,4 @@
-"""A process that makes a backup while trace.c records it. Usage: traced_backup.py DATABASE TARGET."""
+"""Makes a backup while trace.c records it. Usage: traced_backup.py DATABASE TARGET."""
 
 import sys
 
