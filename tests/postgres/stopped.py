@@ -1,4 +1,4 @@
-"""A broker in a process of its own that stops itself (SIGSTOP) at a chosen point of a verb.
+"""A broker in a separate process that stops itself (SIGSTOP) at a chosen point of a verb.
 
     python -m tests.postgres.stopped URL POINT
 
@@ -15,7 +15,7 @@ import ackflow
 from ackflow.store.postgres import store
 from ackflow.store.postgres.connection import PipelinedConnection
 
-# At which statement of the push, and whether before or after it was sent.
+# The statement of the push, and whether to stop before or after sending it.
 POINTS = {
     "after the lock": (store.LOOK, "after"),
     "between begin and lock": ("begin", "after"),
@@ -27,7 +27,7 @@ POINTS = {
 
 
 def stop_at(point: str) -> None:
-    """Stop at the next statement of that kind, once."""
+    """Stop once, at the next statement of that kind."""
     wanted, when = POINTS[point]
     armed = [True]
 

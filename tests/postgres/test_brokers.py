@@ -1,4 +1,4 @@
-"""PostgreSQL: server crashes, commits whose answer is lost, brokers that share a database."""
+"""PostgreSQL: server crashes, commits without a response, brokers that share a database."""
 
 import contextlib
 import random
@@ -23,7 +23,7 @@ from . import server as servers
 
 @pytest.fixture
 def mortal() -> Iterator[servers.Server]:
-    """A server of this test alone, which syncs what it confirms."""
+    """A separate server for this test, with fsync on."""
     with servers.running() as server:
         yield server
 
@@ -39,7 +39,7 @@ def drained(q: Session, queue: str) -> list[int]:
 def test_a_server_killed_under_load_loses_nothing_that_was_confirmed(
     mortal: servers.Server,
 ) -> None:
-    """Sessions wait until it is back and go on: no verb fails."""
+    """Sessions block until the server is back, and continue: no verb fails."""
     kill_under_load(mortal, 3)
 
 
@@ -66,7 +66,7 @@ def kill_under_load(mortal: servers.Server, times: int) -> None:
     def consume() -> None:
         while not ending.is_set():
             for message in other.pop("jobs", batch=3, wait=0.2, lease_seconds=2):
-                with contextlib.suppress(LeaseLost):  # it slept while the server was away
+                with contextlib.suppress(LeaseLost):  # it waited while the server was unavailable
                     message.ack(confirm=True)
                     acked.add(message.data)
 
@@ -89,14 +89,14 @@ def kill_under_load(mortal: servers.Server, times: int) -> None:
                 ending.set()
             for one in working:
                 one.result(60)
-        time.sleep(2.1)  # leases of the real clock end
+        time.sleep(2.1)  # leases expire by the real clock
         left = drained(q, "jobs")
         assert not acked & set(left), "a confirmed ack came again"
         assert confirmed <= acked | set(left), "a confirmed push is lost"
 
 
 def cut_off(monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
-    """The connection is lost at the next commit: after it was done, or before it was sent."""
+    """Lose the connection at the next commit: after it is done, or before it is sent."""
     real = PipelinedConnection.write
 
     def write(self: PipelinedConnection, sql: str, args: Sequence[Any] = ()) -> None:
@@ -188,7 +188,7 @@ def test_a_push_wakes_a_pop_that_waits_in_another_broker(postgres_url: str) -> N
     with ackflow.connect(postgres_url) as q, ackflow.connect(postgres_url) as other:
         q.configure("jobs")
         with ThreadPoolExecutor(1) as pool:
-            other.pop("jobs", wait=0.2)  # by now it listens
+            other.pop("jobs", wait=0.2)  # it listens by now
             taken: list[float] = []
             for _ in range(5):
                 waiting = pool.submit(other.pop, "jobs", wait=30)
@@ -230,7 +230,7 @@ def test_time_is_that_of_the_server_whatever_this_machine_believes(
 def test_a_step_back_of_the_servers_clock_freezes_no_broker(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked for the server's time is given an hour less from some moment on."""
+    """Queries of the server's time return an hour less from some moment on."""
     with ackflow.connect(postgres_url) as first, ackflow.connect(postgres_url) as second:
         first.push("q", "a")
         first.pop("q", lease_seconds=1)

@@ -51,7 +51,7 @@ def test_a_server_is_a_broker_on_postgres_and_others_may_be_killed_beside_it(
     start_process: Callable[..., Process],  # noqa: F811
     postgres_url: str,
 ) -> None:
-    """Two servers on one database are one queue; what one confirmed the other hands out."""
+    """Two servers on one database share queues: each delivers messages that the other confirmed."""
     one, two = start_process(db=postgres_url), start_process(db=postgres_url)
     with ackflow.connect(one.url) as q, ackflow.connect(two.url) as other:
         with ThreadPoolExecutor(8) as pool:

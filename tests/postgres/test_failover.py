@@ -21,7 +21,7 @@ Pair = tuple[servers.Server, servers.Server]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A primary and a standby without which it confirms nothing."""
+    """A primary and its synchronous standby."""
     with servers.running() as primary, servers.running(follows=primary) as standby:
         with psycopg.connect(primary.url, autocommit=True) as db:
             db.execute("alter system set synchronous_standby_names = '*'")
@@ -72,7 +72,7 @@ def fail_over_under_load(pair: Pair) -> None:
     def consume() -> None:
         while not ending.is_set():
             for message in other.pop("load", batch=2, wait=0.2, lease_seconds=2):
-                with contextlib.suppress(LeaseLost):  # it slept while there was no server
+                with contextlib.suppress(LeaseLost):  # it waited while there was no server
                     message.ack(confirm=True)
                     acked.add(message.data)
 
@@ -96,7 +96,7 @@ def fail_over_under_load(pair: Pair) -> None:
                 ending.set()
             for one in working:
                 one.result(60)
-        time.sleep(2.1)  # leases of the real clock end
+        time.sleep(2.1)  # leases expire by the real clock
         left = drained(q, "load")
         assert not acked & set(left), "a confirmed ack came again"
         assert confirmed <= acked | set(left), "a confirmed push is lost"

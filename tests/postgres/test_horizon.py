@@ -1,7 +1,7 @@
 """PostgreSQL: another session holds an old snapshot, so that no dead row version can be removed.
 
-A reporting query, a dump or a forgotten session does this (the xmin horizon is pinned). The work of a
-verb must not grow with the number of versions that lie dead.
+A reporting query, a dump or a forgotten session does this (the xmin horizon is pinned). The work of
+a verb must not grow with the number of dead row versions.
 """
 
 import time
@@ -26,7 +26,7 @@ BLOCKS = """select sum(coalesce(hits, 0) + coalesce(reads, 0))::bigint
 
 @contextmanager
 def old_snapshot(url: str) -> Iterator[None]:
-    """A session that reads once and then stays in its transaction."""
+    """A session that reads once and then stays idle in its transaction."""
     with psycopg.connect(url) as db:
         db.execute("set transaction isolation level repeatable read")
         db.execute("select 1 from pg_class").fetchall()
@@ -41,13 +41,13 @@ def cycle(q: Session, number: int, partitions: int) -> None:
 
 
 def fill(q: Session, partitions: int) -> None:
-    """Two messages in each partition: all have work at any time, and are served in turn."""
+    """Push two messages to each partition: all have work at any time, and are served in turn."""
     for number in range(2 * partitions):
         q.push("jobs", number, partition=str(number % partitions))
 
 
 def blocks_read(q: Session, db: psycopg.Connection[Any]) -> int:
-    """How many blocks of tables and indexes the writing connection of a session has visited."""
+    """Return how many blocks of tables and indexes the writer of a session has visited."""
     store: Any = q.broker.store
     store._writer.execute("select pg_stat_force_next_flush()")
     row = db.execute(BLOCKS, (store._writer.db.info.backend_pid,)).fetchone()
@@ -60,7 +60,7 @@ def blocks_read(q: Session, db: psycopg.Connection[Any]) -> int:
 def test_a_cycle_reads_as_much_however_many_versions_lie_dead(
     postgres_url: str, partitions: int, brokers: int
 ) -> None:
-    """Blocks are counted, as times mean nothing on a loaded machine."""
+    """Blocks are counted, as times are not reliable on a loaded machine."""
     counts = {}
     with ExitStack() as stack:
         sessions = [

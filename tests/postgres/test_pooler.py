@@ -1,4 +1,4 @@
-"""PostgreSQL behind pgbouncer, which gives a client a server process for a session or a transaction."""
+"""PostgreSQL behind pgbouncer, in session mode and in transaction mode."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ if PGBOUNCER is None and "CI" not in os.environ:
 
 @contextlib.contextmanager
 def pgbouncer(server: servers.Server, folder: Path, mode: str) -> Iterator[str]:
-    """A pooler on a port of its own."""
+    """A pooler on a separate port."""
     assert PGBOUNCER is not None, "install pgbouncer"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -38,7 +38,7 @@ def pgbouncer(server: servers.Server, folder: Path, mode: str) -> Iterator[str]:
     ]  # fmt: skip
     settings, log = folder / "pgbouncer.ini", folder / "pgbouncer.log"
     settings.write_text("\n".join(lines))
-    user = "nobody" if os.geteuid() == 0 else None  # it refuses to run as root
+    user = "nobody" if os.geteuid() == 0 else None  # pgbouncer refuses to run as root
     with settings.open("rb") as given, log.open("wb") as said:
         process = subprocess.Popen(
             [PGBOUNCER, "/dev/stdin"], stdin=given, stdout=said, stderr=said, cwd="/",
@@ -86,7 +86,7 @@ def test_brokers_behind_a_pooler_share_the_database_with_those_beside_it(
         found = pool.map(lambda q: drained(q, "jobs"), (one, two, beside))
         assert sorted(n for part in found for n in part) == list(range(90)), "each came once"
         with pytest.raises(NotFound):
-            one.queue_stats("other")  # a refusal leaves the connection as it was
+            one.queue_stats("other")  # a refusal leaves the connection unchanged
         for sender, receiver in ((one, two), (beside, one), (two, beside)):
             waiting = pool.submit(receiver.pop, "jobs", wait=20)
             time.sleep(0.1)
@@ -99,7 +99,7 @@ def test_a_pooler_keeps_no_setting_and_no_table_of_ours(pooled_url: str, postgre
     schema = f"{pooled_url}?schema=pooled"
     with psycopg.connect(postgres_url, autocommit=True) as db:
         db.execute("drop schema if exists pooled cascade")
-        for _ in range(2):  # made, and opened again
+        for _ in range(2):  # created, and opened again
             with ackflow.connect(schema, upkeep=False) as q:
                 q.push("jobs", 1)
                 names = ("search_path", "lock_timeout", "enable_seqscan", "synchronous_commit")

@@ -1,4 +1,4 @@
-"""PostgreSQL: a broker whose process is stopped inside a verb keeps others out for a while only."""
+"""PostgreSQL: a broker whose process is stopped inside a verb blocks others only for a while."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import ackflow
 
 from . import stopped
 
-# The server ends a stopped broker after 0.4 seconds; others wait twice 1.5 seconds.
+# The server terminates a stopped broker after 0.4 seconds; others wait twice 1.5 seconds.
 TIMES = "-c idle_in_transaction_session_timeout=400ms -c lock_timeout=1500ms"
 
 
