@@ -4,7 +4,7 @@ query1: transactions of at least 75; query2: best-selling and most profitable it
 query3: turnover per store and half-year; query4: the three most frequent customers of each store.
 """
 
-from .. import Pipeline, Query, Route, Table
+from ackflow.pipeline import Pipeline, Query, Route, Table
 
 YEARS = "year(created_at) in (2024, 2025)"
 OPEN = "hour(created_at) between 6 and 23"
