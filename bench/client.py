@@ -59,7 +59,7 @@ class Redis:
         raise NotImplementedError
 
     def catch_up(self) -> None:
-        """Nothing is trimmed."""
+        """Does nothing: messages are not trimmed."""
 
     def close(self) -> None:
         self._redis.close()

@@ -1,4 +1,4 @@
-"""Embedded peers, one message at a time as their interfaces offer. All of them are optional."""
+"""Embedded peers, which process one message at a time. All of them are optional."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .report import Table, rows_of
 
 
 class Peer:
-    """A queue of single messages; peers differ in how they put, take and acknowledge one."""
+    """A queue of single messages; each peer implements put, take and acknowledge."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Peer:
             self._done(taken[index])
 
     def catch_up(self) -> None:
-        """Peers have no upkeep to wait for."""
+        """Does nothing: peers have no upkeep."""
 
     def close(self) -> None:
         self._close()

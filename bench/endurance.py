@@ -1,6 +1,6 @@
 """Single messages for fifteen minutes: the cost of a cycle and the file size must stay constant.
 
-The quick form uses a virtual clock; the full form takes the time.
+The quick form uses a virtual clock; the full form runs in real time.
 """
 
 import time
@@ -19,7 +19,7 @@ from .report import Row, Table, Target
 
 MINUTES = 15
 PER_SECOND = 100
-ROUND_SECONDS = 0.05  # between two rounds of upkeep that had something to do
+ROUND_SECONDS = 0.05  # between two rounds of upkeep that have work
 WINDOWS = 6  # of ten seconds, in each minute
 FLAT = Target(1.2, at_least=False)
 BEFORE, EARLY, LATE = 4, 12, 15  # the history of leases is full after ten minutes
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclass
 class Minute:
-    """One value for each ten seconds."""
+    """Return one value for each ten seconds."""
 
     cpu: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)

@@ -21,7 +21,7 @@ TARGETS = {
 
 
 class Rates:
-    """Push everything, then pop, decode and ack everything and trim it, in batches of one size."""
+    """Push all messages, then pop, decode, ack and trim them, in batches of one size."""
 
     def __init__(self, messages: Sequence[Json], batch: int) -> None:
         self._batches = batches(messages, batch)

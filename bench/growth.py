@@ -1,6 +1,6 @@
-"""The cost of one call beside many due, delayed, deleted or leased messages: it must not grow.
+"""The cost of one call in the presence of many due, delayed, deleted or leased messages.
 
-Times are CPU times of this process, which exclude the disk and other processes.
+It must not grow. Times are CPU times of this process, without the disk and other processes.
 """
 
 import gc
@@ -33,7 +33,7 @@ def run(plan: Plan) -> list[Table]:
 
 @contextmanager
 def opened() -> Iterator[tuple[ackflow.Session, VirtualClock]]:
-    """A queue without upkeep, so that pending work falls to the measured call."""
+    """A queue without upkeep, so that the measured call does all pending work."""
     clock = VirtualClock()
     with (
         folder() as path,
@@ -78,7 +78,7 @@ def _acks(n: int) -> list[list[float]]:
 
 
 def pops(size: int) -> Table:
-    """Push and pop one message beside existing ones; measures the pop."""
+    """Push and pop one message in the presence of others; measures the pop."""
     table = Table("Growth: CPU of a pop of one", ("beside it", "beside 1,000 or none"))
     few, many = _delayed(1_000), _delayed(50_000 // size)
     kept_few, kept = _delayed(1_000, kept=True), _delayed(50_000 // size, kept=True)
@@ -121,7 +121,7 @@ def _delayed(n: int, kept: bool = False) -> list[float]:
 
 
 def _requeued(n: int) -> list[float]:
-    """Pops of messages that lie in segments of their own, requeued ones or, without, new ones."""
+    """Measure pops of messages that have a segment each, either requeued or new."""
     with opened() as (q, _):
         if n:
             q.push(NAME, list(range(n)))

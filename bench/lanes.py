@@ -23,7 +23,7 @@ def run(_: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def flat() -> Table:
-    """Measure the CPU of a call beside many deleted, trimmed or waiting messages, against none."""
+    """Measure the CPU time of a call with many deleted, trimmed or waiting messages."""
     table, noise = Table("Growth: CPU of a call", ("much", "none")), Noise()
     with noise, folder() as path:
         for what, case, n in (
@@ -38,7 +38,7 @@ def flat() -> Table:
 
 
 def allowed() -> Table:
-    """Times with 100,000 partitions, and what a stuck message keeps, against what is allowed."""
+    """Times with 100,000 partitions, and the data that a stuck message retains, against limits."""
     table, noise = Table(f"{MANY:,} partitions", ("measured", "allowed")), Noise()
     with noise, folder() as path:
         with _parted(path / "many.db") as q:
@@ -77,7 +77,7 @@ def _delete_one(path: Path, n: int) -> list[float]:
 
 
 def _delete(q: Session, n: int) -> list[str]:
-    """Delete every other message of a lane; return ids of messages behind these."""
+    """Delete every other message of a lane; return ids of messages after them."""
     ids = list(q.push("q", list(range(2 * n + 40 * ROUNDS))))
     q.group("q", "__QUEUE_MODE__")
     for id in ids[100 : 100 + 2 * n : 2]:

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 Json = dict[str, Any]
 SIZE = 200
-MAX_CORES = 0.35  # of other processes, above which a run counts as noisy
+MAX_CORES = 0.35  # of other processes, above which a run is noisy
 
 
 class Queue(Protocol):
@@ -51,7 +51,7 @@ QUICK = Plan(rounds=3, messages=50_000, singles=500, deep=500_000, depth_rounds=
 
 
 def make_messages(n: int, seed: int = 1) -> list[Json]:
-    """Messages of about 200 bytes of JSON, each with a random text of its own."""
+    """Return messages of about 200 bytes of JSON, each with a different random text."""
     rng = random.Random(seed)
     signs = string.ascii_letters + string.digits
     messages = []
@@ -81,7 +81,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def fresh(open_queue: Open) -> Iterator[Queue]:
-    """A queue on a new file, used once so that nothing is set up inside a measured time."""
+    """A queue on a new file, used once so that measured times include no set-up."""
     with folder() as path:
         queue = open_queue(path)
         try:
@@ -117,9 +117,9 @@ def alternate(
     rounds: int,
     noise: "Noise",
 ) -> Results:
-    """Run every case on each system in turn, round by round, so that noise hits all alike.
+    """Run every case on each system in turn, round by round, so that noise affects all equally.
 
-    Answers with the values of each system by the name of what was measured, one per round.
+    Returns the values of each system by the name of the measurement, one per round.
     """
     results: Results = {name: {} for name in systems}
     for number in range(rounds):
@@ -136,8 +136,8 @@ def alternate(
 class Noise:
     """Noise during a measurement: CPU of other processes, and the cost of an fsync.
 
-    The sync matters as much as the CPU: the plain table syncs three times in a cycle and Ackflow
-    once, so a disk slowed by others makes Ackflow look better than it is.
+    The fsync matters as much as the CPU: the plain table syncs three times in a cycle and Ackflow
+    once, so a disk that others slow down makes Ackflow look better than it is.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Noise:
         self.cores = max(0.0, used / (time.perf_counter() - at))
 
     def probe(self) -> None:
-        """Note what writing and syncing one page costs now."""
+        """Record the present cost of writing and syncing one page."""
         with folder() as path, open(path / "probe", "wb", buffering=0) as file:
             self.syncs.append(median(seconds(lambda: _sync(file)) for _ in range(50)) * 1e6)
 
@@ -177,7 +177,7 @@ def _sync(file: FileIO) -> None:
 
 
 def _own() -> float:
-    """CPU of this process and of those it started that have ended, such as the servers."""
+    """Return the CPU time of this process and of its ended children, such as servers."""
     t = os.times()
     return t.user + t.system + t.children_user + t.children_system
 

@@ -21,7 +21,7 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: list[str], port: int, cwd: Path) -> Iterator[None]:
-    """Run a program within the block, which begins when its port accepts connections."""
+    """Run a program during the block, which starts when its port accepts connections."""
     with open(cwd / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -80,7 +80,7 @@ def redis(path: Path) -> Iterator[int]:
 
 @contextmanager
 def ackflow_server(path: Path) -> Iterator[int]:
-    """The server on a new database, with one more route that answers without the store."""
+    """Run the server on a new database, with a route that responds without the store."""
     port, data = free_port(), path / "ackflow"
     data.mkdir()
     command = [sys.executable, "-m", "bench.serve", str(data / "ackflow.db"), str(port)]

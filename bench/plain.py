@@ -1,6 +1,6 @@
-"""The table a user would write by hand: a row per message, leased by a time, deleted when done.
+"""A hand-written table: a row per message, leased by a time column, deleted by the ack.
 
-The sqlite3 of the standard library with its defaults, in WAL mode; every commit is synced.
+It uses the standard sqlite3 module with its defaults, in WAL mode; every commit is synced.
 """
 
 import json
@@ -49,7 +49,7 @@ class PlainTable:
                 self._db.execute("delete from m where id = ?", (taken[index][0],))
 
     def catch_up(self) -> None:
-        """Nothing to do: rows are deleted by the ack."""
+        """Does nothing: the ack deletes the row."""
 
     def close(self) -> None:
         self._db.close()

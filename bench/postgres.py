@@ -22,7 +22,7 @@ returning id, body
 
 
 class OnPostgres(Ackflow):
-    """A schema of its own for each round."""
+    """A separate schema for each round."""
 
     def __init__(self, url: str) -> None:
         self.session = ackflow.connect(f"{url}?schema=bench_{secrets.token_hex(4)}")
@@ -30,7 +30,7 @@ class OnPostgres(Ackflow):
 
 
 class SkipLocked:
-    """A row per message; every commit is synced, as is the server's default."""
+    """A row per message; every commit is synced, which is the server's default."""
 
     def __init__(self, url: str) -> None:
         self._db = psycopg.connect(url)
@@ -62,7 +62,7 @@ class SkipLocked:
                 self._db.execute("delete from m where id = %s", (taken[index][0],))
 
     def catch_up(self) -> None:
-        """Nothing to do: autovacuum removes deleted rows."""
+        """Does nothing: autovacuum removes deleted rows."""
 
     def close(self) -> None:
         self._db.close()

@@ -38,7 +38,7 @@ class Row:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Lowest and highest ratio of a single round; of many rounds, without the outer tenths."""
+        """Return the lowest and highest ratio of all rounds; of many, without the outer tenths."""
         ratios = sorted(a / b for a, b in zip(self.first, self.second, strict=True))
         cut = len(ratios) // 10
         return ratios[cut], ratios[-1 - cut]

@@ -1,4 +1,4 @@
-"""The cost of a message in a deep queue and beside many idle partitions."""
+"""The cost of a message in a deep queue and in a queue with many idle partitions."""
 
 import gc
 import time
@@ -30,7 +30,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def pairs(first: Step, second: Step, rounds: int, noise: Noise) -> dict[str, Sides]:
-    """Values of two sides measured in turns, each first every other time."""
+    """Measure two sides alternately; each is first every other time."""
     found: dict[str, Sides] = {}
     for number in range(rounds):
         if number % 10 == 0:
@@ -63,7 +63,7 @@ def depth(messages: Sequence[Json], plan: Plan) -> Table:
 
 
 def _filled(path: Path, messages: Sequence[Json], count: int) -> Ackflow:
-    """A queue with this many messages that a group has begun to read."""
+    """A queue with this number of messages that a group has started to read."""
     queue = Ackflow(path)
     queue.push(messages[:1])
     queue.ack(queue.take(1))
@@ -81,7 +81,7 @@ def _settle(queue: Ackflow) -> None:
 
 
 def _through(queue: Ackflow, messages: Sequence[Json]) -> Step:
-    """Push some messages and take as many, so that the depth stays; costs in µs a message."""
+    """Push and take the same number of messages, at constant depth; costs in µs per message."""
     large, small = batches(messages[:5000], 1000), batches(messages[:40], 1)
 
     def costs(parts: Sequence[Sequence[Json]], size: int) -> tuple[float, float]:
@@ -132,7 +132,7 @@ def partitions(messages: Sequence[Json], plan: Plan) -> Table:
 
 
 def _parted(path: Path, count: int) -> Ackflow:
-    """A queue whose partitions all had a message once and are empty now."""
+    """A queue whose partitions all had a message before and are empty now."""
     queue = Ackflow(path)
     queue.push([ackflow.Item(data=0, partition=f"p{i}") for i in range(count)])  # type: ignore[misc]
     left = count

@@ -1,4 +1,4 @@
-"""The server with `/bench/echo`, which answers without the store: `python -m bench.serve DB PORT`."""
+"""The server with a route without the store, `/bench/echo`: `python -m bench.serve DB PORT`."""
 
 import sys
 

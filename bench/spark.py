@@ -1,8 +1,8 @@
-"""The Spark connector beside what Spark has of its own: the same rows, in one run.
+"""The Spark connector against built-in sources and sinks of Spark: the same rows, in one run.
 
 Source: a stream of the queue into `noop` against a stream of the same rows, all columns, from
-Parquet. Sink: writing payloads to a queue against writing them to Parquet. Trigger: what a batch of
-a few rows costs, against Spark's rate source.
+Parquet. Sink: writing payloads to a queue against writing them to Parquet. Trigger: the cost of a
+batch of a few rows, against Spark's rate source.
 """
 
 import shutil
