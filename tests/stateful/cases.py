@@ -1,4 +1,4 @@
-"""What the state machine draws: groups under test, and ways to call the verbs."""
+"""Inputs of the state machine: groups under test, and ways to call the verbs."""
 
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ SECONDS = st.sampled_from([0.001, 0.5, 1.0, 2.5, 5.0, 11.0, 31.0, 61.0, 400.0, 9
 
 
 class Handed:
-    """A batch as it came, with the places of its messages."""
+    """A batch as delivered, with the places of its messages."""
 
     def __init__(self, key: GroupKey, messages: list[Message], places: list[Place]) -> None:
         self.key = key
@@ -38,5 +38,5 @@ class Handed:
         self.token = messages[0].token or ""
 
     def some(self, mask: int) -> list[int]:
-        """Which of its messages a mask means, by their place in the batch."""
+        """Return the messages that a mask selects, by their index in the batch."""
         return [i for i in range(len(self.places)) if mask >> i & 1] or [0]

@@ -24,7 +24,7 @@ RULES = st.fixed_dictionaries(
 
 
 class ChangingMachine(BrokerMachine):
-    """What came under older rules is judged by those there are when it ends."""
+    """Messages delivered under older rules are settled by the rules that apply then."""
 
     @rule(pick=SOME, key=KEYS, rules=RULES)
     def change_a_group(self, pick: int, key: GroupKey, rules: dict[str, Any]) -> None:

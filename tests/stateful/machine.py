@@ -1,4 +1,4 @@
-"""The state machine: every rule does one thing to the broker and the same thing to the model."""
+"""The state machine: every rule calls one verb of the broker and the same one of the model."""
 
 import copy
 import shutil
@@ -32,7 +32,7 @@ from .recount import Rows, check_against, check_rows
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """On a database in memory, or with two sessions on a shared one that take turns at random."""
+    """Runs on an in-memory database, or with two sessions on one database, chosen at random."""
 
     sessions_wanted = 1
 
@@ -72,7 +72,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def set_up(
         self, lanes: list[LaneKey], count: int, focus: GroupKey | None = None, wide: bool = True
     ) -> None:
-        """With a focus all work is for one group; what is not wide happens in one lane."""
+        """With `focus`, all work is for one group; without `wide`, it is in one lane."""
         self.focus, self.wide = focus, wide
         q = self.sessions[0]
         q.configure("jobs", keep_seconds=0, history_seconds=HISTORY)
@@ -118,7 +118,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return self.sessions[0].broker.look(Rows)
 
     def known(self, token: str) -> bool:
-        """Whether the lease must still be known: its history is not over."""
+        """Return whether the lease must still be known: its history is not expired."""
         ended = self.model.leases[token].ended
         return ended is None or ended + HISTORY * SECOND > self.model.now
 
@@ -132,7 +132,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert (told.settled, told.noop, told.dead) == counts
 
     def batch(self, pick: int) -> Handed:
-        """One of the batches, most often one that is still held."""
+        """Return one of the batches, most often one that is still leased."""
         held = [batch for batch in self.batches if not self.model.leases[batch.token].ended]
         some = held if held and pick % 4 else self.batches[-20:]
         return some[-1 - pick // 4 % len(some)]
@@ -141,8 +141,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(pick=SOME, items=st.lists(ITEMS, min_size=1, max_size=6))
     def push(self, pick: int, items: list[tuple[LaneKey, float | None, str | None]]) -> None:
-        """Messages of one lane lie in the order of the push. Which of two in different lanes is
-        the duplicate is left open, so such pairs are not pushed."""
+        """Messages of one lane are in the order of the push. Of two with one transaction id in
+        different lanes either may be the duplicate, so such pairs are not pushed."""
         queue = self.lane(items[0][0]).queue
         some, homes = [], dict[str | None, LaneKey]()
         for asked, delay, txid in items:
@@ -206,7 +206,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def work(
         self, pick: int, key: int, batch: int, verbs: list[str | None], delay: float | None
     ) -> None:
-        """Pop where there is something, then end some of it, each in its own way."""
+        """Pop from a group with ready messages, then settle some, each with its own verb."""
         keys = [self.focus] if self.focus else sorted(GROUPS)
         keys = [k for k in keys if self.model.room(k)[0] and self.model.ready(k)]
         if keys and (handed := self.take(pick, keys[key % len(keys)], batch)):
@@ -246,7 +246,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return None
 
     def check_wake_up(self, key: GroupKey, told: Any) -> None:
-        """A pop that found nothing must look again before anything comes by itself."""
+        """The retry time of an empty pop must not be after the next message becomes ready."""
         future = copy.deepcopy(self.model)
         for time in self.model.next_ready(key):
             future.advance(time)
@@ -297,7 +297,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def settle_one(
         self, pick: int, which: int, at: int, verb: str, delay: float | None, flag: bool
     ) -> None:
-        """One message; an ack may mean all before it, a nack may release the rest."""
+        """Settle one message; an ack may include all before it, a nack may release the rest."""
         batch = self.batch(which)
         self.end_one(pick, batch, at % len(batch.places), verb, delay, flag)
 
@@ -321,7 +321,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule(pick=SOME, which=SOME, verb=VERB)
     def settle_a_whole_lease_by_its_token(self, pick: int, which: int, verb: str) -> None:
-        """What was settled before is passed over, unless there is nothing else to tell."""
+        """Messages settled before are skipped, unless there is nothing else to report."""
         batch = self.batch(which)
         try:
             told = getattr(self.q(pick).lease(batch.token), verb)()
@@ -400,7 +400,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def transact(
         self, pick: int, which: list[int], mask: int, lane: LaneKey, verb: str, fails: bool
     ) -> None:
-        """Settle and push in one; a settle that would be refused or repeated undoes it all."""
+        """Settle and push in one transaction; a refused or repeated settle rolls back all of it."""
         lane, data = self.lane(lane), self.number()
         trial, good = copy.deepcopy(self.model), True
         transaction = self.q(pick).transaction()
@@ -440,7 +440,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def letters(
         self, queue: str, group: str | None, late: dict[GroupKey, set[Place]]
     ) -> list[tuple[GroupKey, Place]]:
-        """The dead letters, without those of leases that are over and not yet expired."""
+        """Return the dead letters, without those of ended leases that are not expired yet."""
         return [
             (key, place)
             for key, place in self.model.letters
@@ -495,7 +495,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lane_ids)
     @rule(pick=SOME, lane=SOME, seq=SOME)
     def delete_a_message(self, pick: int, lane: int, seq: int) -> None:
-        """Any message, most often one that was handed out and is not settled."""
+        """Return any message, most often one that was delivered and is not settled."""
         key = sorted(self.lane_ids)[lane % len(self.lane_ids)]
         place = Place(key, seq % len(self.model.lanes[key]))
         groups = self.model.groups.values()
@@ -517,7 +517,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(pick=SOME)
     def upkeep(self, pick: int) -> None:
-        """Nothing that a group needs is trimmed, and on `jobs` everything else is."""
+        """No message that a group needs is trimmed; on `jobs` all others are."""
         try:
             self.q(pick).upkeep()
         except errors.NotMyTurn:
@@ -542,12 +542,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert any(map(self.needed, places)), f"{places} should have been trimmed"
 
     def needed(self, place: Place) -> bool:
-        """A message stays for a group that has it open."""
+        """Return whether a group has a message open, so that it must be kept."""
         groups = [self.model.groups[key] for key in self.model.readers(place.lane)]
         states = [group.states.get(place) for group in groups]
         return any(state is not None and state.kind in ("open", "leased") for state in states)
 
-    # what holds after every step
+    # invariants after every step
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -562,7 +562,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.check_leases(queue)
 
     def check_counts(self, queue: str, late: dict[GroupKey, set[Place]]) -> None:
-        """What is shown equals a recount; a lease that is over may be shown until it is noticed."""
+        """Statistics equal a recount; a lease past its end may be shown until it is expired."""
         model, stats = self.model, self.sessions[-1].queue_stats(queue)
         messages = [msg for lane in model.lanes_of(queue) for msg in model.lanes[lane]]
         assert stats.messages == sum(msg.stored and not msg.gone for msg in messages)
@@ -576,7 +576,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert history == (group.delivered, group.consumed, group.failed), key
 
     def check_dead_letters(self, queue: str, late: dict[GroupKey, set[Place]]) -> None:
-        """Each is there exactly once."""
+        """Each dead letter exists exactly once."""
         found = self.sessions[0].dead_letters(queue, limit=10_000).items
         told = {}
         for d in found:

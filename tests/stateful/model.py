@@ -1,8 +1,8 @@
-"""A model of the broker in a few dictionaries, written from the specification and not from the code.
+"""A model of the broker in a few dictionaries, written from the specification, not from the code.
 
-Time is told to the model; a lease is over the moment its time is, whether anybody looks or not.
-Where the specification leaves freedom (which of two equal lanes), the model follows what it is
-shown after checking that it was allowed.
+The test sets the model's time; a lease ends exactly at its time, whether or not the broker has
+expired it. Where the specification allows several results (which of two equal lanes), the model
+follows the broker after checking that its result was allowed.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class LaneKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a message lies; its identity."""
+    """The position of a message, which is its identity."""
 
     lane: LaneKey
     seq: int
@@ -65,7 +65,7 @@ class Msg:
 
 @dataclass
 class State:
-    """What a group knows of a message. `open` is ready or waiting, by its due time."""
+    """The state of a message in a group. `open` is ready or waiting, by its due time."""
 
     kind: str
     due: int
@@ -163,7 +163,7 @@ class Model:
     # push and copies
 
     def push(self, lane: LaneKey, data: int, delay: float, txid: str | None) -> tuple[Place, bool]:
-        """Where the message lies, and whether it was there already."""
+        """Return the place of the message, and whether it was a duplicate."""
         known = self.txids.get((lane.queue, lane.partition, txid or ""))
         if known and known[1] > self.now:
             return known[0], True
@@ -203,7 +203,7 @@ class Model:
         return max(0, room), None if room > 0 else "window"
 
     def ready(self, key: GroupKey, partition: str | None = None) -> dict[LaneKey, list[Place]]:
-        """What may be handed out now, lane by lane in sequence."""
+        """Return the messages that may be delivered now, by lane, in sequence."""
         group = self.groups[key]
         ordered = group.rules.ordering == "ordered"
         busy = {p.lane.partition for p, state in group.states.items() if state.kind == "leased"}
@@ -224,7 +224,7 @@ class Model:
     def check_pop(
         self, key: GroupKey, batch: int, partition: str | None, most: int | None, got: list[Place]
     ) -> None:
-        """Fail unless a pop may have handed out exactly this, in this order."""
+        """Fail unless a pop may have delivered exactly these messages, in this order."""
         group = self.groups[key]
         want, left = min(batch, self.room(key)[0]), list(got)
         most = most or (1 if group.rules.ordering == "ordered" else 64)
@@ -276,7 +276,7 @@ class Model:
         self, token: str, verb: str, asked: Iterable[Place], delay: float | None = None,
         rest: bool = False, up_to: bool = False,
     ) -> Outcome:  # fmt: skip
-        """Each of the messages asked for, in order, says for itself what became of it."""
+        """Settle the given messages in order; the result has the outcome of each."""
         out = Outcome()
         for place in asked:
             lease = self.leases.get(token)
@@ -299,7 +299,7 @@ class Model:
         return out
 
     def settle_whole(self, token: str, verb: str) -> Outcome:
-        """All that a lease still holds; messages ended by another verb are reported only if nothing is left."""
+        """Settle the rest of a lease; messages settled before are reported only if none is left."""
         out = self.settle(token, verb, self.leases[token].places)
         if out.settled or out.noop:
             out.refused = {p: c for p, c in out.refused.items() if c != "already_settled"}
@@ -346,8 +346,8 @@ class Model:
     def _ack_before(
         self, token: str, key: GroupKey, last: Place, all_holders: bool, out: Outcome
     ) -> None:
-        """Everything before it in its lane: under the same token, or (policy all) whoever has it.
-        What was never handed out is not settled by anybody's ack."""
+        """Ack the messages before it in its lane: those of the same token, or (policy all) all.
+        This does not settle messages that were never delivered."""
         for place in [Place(last.lane, seq) for seq in range(last.seq)]:
             state = self.groups[key].states.get(place)
             if state is None:
@@ -362,7 +362,7 @@ class Model:
                     self._fate(holder, place, "ack", self.now)
 
     def extend(self, token: str, seconds: float | None) -> int | str:
-        """The new end of the lease, or the code of the refusal."""
+        """Return the new end of the lease, or the code of the refusal."""
         lease = self.leases[token]
         if lease.ended:
             lost = {fate for fate in lease.fates.values() if fate not in VERBS}
@@ -390,10 +390,10 @@ class Model:
         self.letters[key, place] = Letter(kind, state.deliveries, state.failures, at, data)
         self._close(state, "dead")
 
-    # what an operator does
+    # operator actions
 
     def drop(self, key: GroupKey, place: Place, kind: str, fate: str | None = None) -> None:
-        """End whatever a group has open of a message."""
+        """End the open state of a message in a group."""
         state = self.groups[key].states.get(place)
         if state is not None and state.kind in ("open", "leased"):
             if state.token is not None:
@@ -423,8 +423,8 @@ class Model:
         return True
 
     def seek(self, key: GroupKey, lane: LaneKey, target: int, back: bool) -> None:
-        """Forward, what is passed is skipped; back, all from the target on is as new and all
-        before it counts as skipped."""
+        """Move a cursor. Forward, passed messages are skipped; back, all messages from the target
+        on are new again, and all before it count as skipped."""
         for seq, msg in enumerate(self.lanes[lane]):
             place = Place(lane, seq)
             if place in self.groups[key].states:
@@ -444,10 +444,10 @@ class Model:
         if state.kind == "dead":
             self._close(state, kind)
 
-    # looking
+    # reading
 
     def counts(self, key: GroupKey, late: Iterable[Place] = ()) -> dict[str, int]:
-        """What became of every message; those in `late` are shown as leased still."""
+        """Return the state of every message; those in `late` are still shown as leased."""
         counts = dict.fromkeys(
             ("ready", "leased", "waiting", "dead", "done", "skipped", "purged", "expired"), 0
         )
@@ -460,7 +460,7 @@ class Model:
         return counts
 
     def next_ready(self, key: GroupKey) -> list[int]:
-        """Every time at which something of a group changes by itself."""
+        """Return every time at which the state of a group changes without a call."""
         times = [state.due for state in self.groups[key].states.values() if state.kind == "open"]
         times += [self.leases[token].end for token in self.live(key)]
         return sorted({time for time in times if time > self.now})

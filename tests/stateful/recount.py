@@ -1,4 +1,4 @@
-"""The broker's rows read straight from the database, and what must hold between them."""
+"""The rows of the broker, read directly from the database, and their invariants."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LEASED, WAITING, DUE = 0, 1, 2
 
 
 def rows(tx: Tx, sql: str) -> list[dict[str, Any]]:
-    """The rows of a query by column name."""
+    """Return the rows of a query by column name."""
     names = sql.split(" from ")[0].removeprefix("select ").replace(" ", "").split(",")
     return [dict(zip(names, row, strict=True)) for row in tx._execute(sql, ())]
 
@@ -28,7 +28,7 @@ class Held:
 
 
 class Rows:
-    """A snapshot of every table the invariants speak of."""
+    """A snapshot of every table that the invariants use."""
 
     def __init__(self, tx: Tx) -> None:
         queues = {r["id"]: r["name"] for r in rows(tx, "select id, name from queues")}
@@ -85,7 +85,7 @@ class Rows:
                 yield Held(self.groups[claim["grp"]], Place(self.keys[claim["lane"]], seq), claim)
 
     def late(self, now: int) -> dict[GroupKey, set[Place]]:
-        """Messages of leases that are over and not yet expired by the broker."""
+        """Return messages of leases past their end that the broker has not expired yet."""
         found: dict[GroupKey, set[Place]] = {key: set() for key in self.groups.values()}
         for held in self.held():
             if held.claim["state"] == LEASED and held.claim["at"] <= now:
@@ -96,7 +96,7 @@ class Rows:
         return {self.keys[id]: lane["base"] for id, lane in self.lanes.items()}
 
     def stored(self) -> dict[LaneKey, set[int]]:
-        """The sequences of each lane that lie in a segment."""
+        """Return the sequences of each lane that are in a segment."""
         found: dict[LaneKey, set[int]] = {key: set() for key in self.keys.values()}
         for s in self.segments:
             found[self.keys[s["lane"]]].update(range(s["first"], s["first"] + s["count"]))
@@ -109,7 +109,7 @@ class Rows:
 
 
 def check_rows(found: Rows) -> None:
-    """What must hold whatever happened: disjoint claims, cursors that add up, no orphans."""
+    """Check what must always hold: disjoint claims, consistent cursors, no orphans."""
     claimed: dict[tuple[int, int], list[int]] = {}
     for claim in found.claims:
         where, which = (claim["grp"], claim["lane"]), claim["ranges"]
@@ -147,7 +147,7 @@ def check_rows(found: Rows) -> None:
 
 
 def _hidden_ahead(found: Rows, cursor: dict[str, Any]) -> int:
-    """Copies for other groups from the place of a cursor on, those that were trimmed included."""
+    """Count copies for other groups from the position of a cursor on, including trimmed ones."""
     lane = cursor["lane"]
     copies = [
         (s["first"], s["first"] + s["count"], s["for_group"])
@@ -183,7 +183,7 @@ def _check_segments(found: Rows) -> None:
 
 
 def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:
-    """Every claimed message stands as the model says; what the model has open is there."""
+    """Every claimed message is in the model's state; every open message of the model exists."""
     late, seen = found.late(model.now), set()
     first_due: dict[int, int] = {}
     for held in found.held():
@@ -204,7 +204,7 @@ def check_against(found: Rows, model: Model, tokens: dict[int, str]) -> None:
                 assert state.due <= model.now
             elif claim["redelivered"] == 1:
                 assert state.due == claim["at"]
-            else:  # delayed messages share a claim, which is looked at when the first is due
+            else:  # delayed messages share a claim, which is processed when the first is due
                 first_due[claim["id"]] = min(state.due, first_due.get(claim["id"], state.due))
     waiting = {claim["id"]: claim["at"] for claim in found.claims}
     assert all(waiting[id] == due for id, due in first_due.items()), "delayed for another time"

@@ -18,7 +18,7 @@ QUICK = settings(
     max_examples=60,
     stateful_step_count=40,
     deadline=None,
-    derandomize="CI" in os.environ,  # what lands must not hang on luck; soak and desks explore
+    derandomize="CI" in os.environ,  # CI must be reproducible; soak and local runs explore
     print_blob=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
@@ -28,13 +28,13 @@ LONG = settings(QUICK, max_examples=4_000, stateful_step_count=120)
 
 @pytest.fixture(autouse=True)
 def unhurried_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice of upkeep ends by the wall clock; how busy the machine is must not decide here."""
+    """A slice of upkeep ends by the wall clock, and must not depend on the load here."""
     monkeypatch.setattr("ackflow.broker.upkeep.SLICE_SECONDS", 60.0)
 
 
 @pytest.fixture(autouse=True)
 def small_and_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One or two messages of the machine are small, more are not."""
+    """Make bodies of one or two messages small ones, and larger bodies not."""
     monkeypatch.setattr("ackflow.broker.core.push.SMALL_BYTES", 12)
 
 

@@ -32,7 +32,7 @@ class Walk:
         self.q.push("jobs", self.pushed, partition=partition, priority=priority)
 
     def leases(self) -> set[tuple[str, int]]:
-        """The live leases, by partition."""
+        """Return the live leases, by partition."""
 
         def look(tx: Tx) -> set[tuple[str, int]]:
             queue = tx.queue("jobs")
@@ -92,7 +92,7 @@ class Walk:
         self.q.broker.look(lambda tx: check_rows(Rows(tx)))
 
     def finish(self) -> None:
-        """Everything that is left comes, in order."""
+        """All remaining messages are delivered, in order."""
         self.clock.advance(1000)
         while batch := self.q.pop("jobs", group="g", batch=9, partitions=9, dialect="queen"):
             for message in batch:
