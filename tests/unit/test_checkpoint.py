@@ -1,4 +1,4 @@
-"""Checkpoints run while the writer goes on, and the WAL restarts from its beginning."""
+"""Checkpoints run concurrently with the writer, and the WAL restarts from its beginning."""
 
 import contextlib
 import os
@@ -66,7 +66,7 @@ def test_the_log_stays_short_though_readers_follow_each_other_without_a_pause(
     readers: list[apsw.Connection] = []
 
     def read() -> None:
-        """One snapshot begins before the other ends: at no time is there none."""
+        """One snapshot begins before the other ends: there is always one."""
         held = apsw.Connection(str(path)), apsw.Connection(str(path))
         readers.extend(held)
         with contextlib.suppress(apsw.ConnectionClosedError):
@@ -91,11 +91,11 @@ def test_the_log_stays_short_though_readers_follow_each_other_without_a_pause(
 
 
 class Watched(apsw.Connection):
-    """Notes whether others were kept out while it copied the log, or tried while another did."""
+    """Records whether others were locked out during a checkpoint, or tried during another."""
 
     def __init__(self, path: str, busy: int = 0) -> None:
         super().__init__(path)
-        self.pragma("journal_mode", "wal")  # has it look at the log, as the store's own does
+        self.pragma("journal_mode", "wal")  # reads the WAL, as the store's connection does
         self.path = path
         self.busy = busy
 
@@ -130,7 +130,7 @@ def fill(db: apsw.Connection, pages: int) -> None:
 
 
 def left(db: apsw.Connection) -> int:
-    """How many pages of the log are not copied."""
+    """Return how many pages of the WAL are not checkpointed."""
     pages, copied = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     return pages - copied
 

@@ -1,4 +1,4 @@
-"""Where claims are stored: a plain hand-out in its cursor, every other claim in a row."""
+"""Where claims are stored: a plain delivery in its cursor, every other claim in a row."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -17,7 +17,7 @@ YEARS = 10 * 365 * DAY
 
 
 class Machine:
-    """A wall clock and a steady clock that are moved by hand."""
+    """A wall clock and a monotonic clock that the test sets."""
 
     def __init__(self, up: float = 1_000.0) -> None:
         self._wall, self._steady = START, round(up * NS)
@@ -29,7 +29,7 @@ class Machine:
         return self._steady
 
     def run(self, seconds: float, look: float = 1.0, *clocks: SystemClock) -> None:
-        """Let time pass, while these clocks are looked at."""
+        """Let time pass, while these clocks are read."""
         passed = 0.0
         while passed < seconds:
             part = min(look, seconds - passed)
@@ -43,7 +43,7 @@ class Machine:
         self._wall += round(seconds * NS)
 
     def error(self, clock: SystemClock) -> float:
-        """By how many seconds a clock is ahead of the wall clock."""
+        """Return by how many seconds a clock is ahead of the wall clock."""
         return clock.now() / SECOND - self._wall / NS
 
     def reboot(self) -> None:

@@ -1,4 +1,4 @@
-"""Copies are split into segments like pushes, dead letters are redriven in slices, backups are new files."""
+"""Copies are split into segments like pushes; redrives run in slices; backups are new files."""
 
 import os
 import threading

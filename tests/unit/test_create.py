@@ -1,4 +1,4 @@
-"""Creating a database file: from an image, all at once or not at all."""
+"""Creation of a database file: from an image, atomically."""
 
 import errno
 import os
@@ -83,7 +83,7 @@ def test_the_reserve_of_an_older_version_is_renamed(tmp_path: Path) -> None:
 def test_a_process_may_create_a_file_after_another_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file appears between the look for it and its creation."""
+    """The file appears between the check for it and its creation."""
     path = tmp_path / "a.db"
     create: Callable[[str], None] = sqlite.create_file
     ids: list[int] = []

@@ -11,7 +11,7 @@ from ackflow.store.sqlite.store import SqliteStore
 
 
 def synchronous(q: ackflow.Session) -> tuple[int, bool]:
-    """What SQLite syncs (0 nothing, 1 at checkpoints, 2 every commit), and whether pushes are."""
+    """Return `pragma synchronous` (0 off, 1 normal, 2 full), and whether pushes are synced."""
     store = q.broker.store
     assert isinstance(store, SqliteStore)
     return store._db.pragma("synchronous"), store.sync is not None

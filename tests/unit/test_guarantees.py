@@ -11,12 +11,12 @@ GUARANTEES = [f"I{n}" for n in range(1, 11)]
 
 
 def rows(text: str) -> list[tuple[str, str, str]]:
-    """Every (file, test, ring) of a page."""
+    """Return every (file, test, ring) of a page."""
     return ROW.findall(text)
 
 
 def marks(tree: ast.Module, test: ast.FunctionDef) -> set[str]:
-    """The names of the pytest markers of a test and of its module."""
+    """Return the names of the pytest markers of a test and of its module."""
     places: list[ast.AST] = list(test.decorator_list)
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
@@ -26,7 +26,7 @@ def marks(tree: ast.Module, test: ast.FunctionDef) -> set[str]:
 
 
 def ring(file: str, name: str) -> str:
-    """Where a test runs, from its markers and its fixtures; empty when there is no such test."""
+    """Return where a test runs, from its markers and fixtures; empty if there is no such test."""
     path = ROOT / file
     tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""Message ids and tokens: every number has a written form, and nothing else is read as one."""
+"""Message ids and tokens: every number has one text form, and no other text is accepted."""
 
 import secrets
 from base64 import urlsafe_b64encode

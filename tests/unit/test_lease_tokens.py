@@ -16,7 +16,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def pass_leases(q: Session, count: int) -> None:
-    """Go on as if so many leases had been made."""
+    """Continue as if this number of leases had been granted."""
 
     def skip(tx: Tx) -> None:
         tx.cache.last_lease = tx.next_lease() - 1 + count

@@ -1,6 +1,6 @@
-"""Schemas: an older one is migrated, a newer one and foreign files are refused and left as they are.
+"""Older schemas are migrated; newer schemas and foreign files are refused and left unchanged.
 
-Files that older versions made are in tests/schemas.
+Files of older versions are in tests/schemas.
 """
 
 import os
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_gives_a_clear_error(tmp_path: Path) -> 
     folder.mkdir()
     folder.chmod(0o555)
     if os.access(folder, os.W_OK):
-        folder = Path("/proc")  # the super-user may write anywhere but there
+        folder = Path("/proc")  # root may write anywhere else
     with pytest.raises(StorageFailed, match=r"cannot open .*a\.db: it cannot be created there"):
         ackflow.connect(folder / "a.db", upkeep=False)
 

@@ -1,4 +1,4 @@
-"""The cost of a call does not grow with delayed, requeued, leased or due messages, in SQLite steps."""
+"""The SQLite steps of a call do not grow with delayed, requeued, leased or due messages."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Fill = Callable[[Session, VirtualClock, int], None]
 
 
 class Cost:
-    """Steps that SQLite takes, as its progress handler counts them."""
+    """Counts the steps of SQLite with its progress handler."""
 
     def __init__(self, q: Session) -> None:
         self._db = q._broker.store._db  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def test_a_pop_writes_as_many_rows_when_thousands_come_back_as_when_hundreds_do(
             before = db.total_changes()
             assert len(q.pop("q")) == 1
             found.append(db.total_changes() - before)
-    # A slice ends by time as well, so that how many rows it writes is not always the same.
+    # A slice also ends by time, so the number of rows that it writes varies.
     assert found[1] <= 1_500
 
 

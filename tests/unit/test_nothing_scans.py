@@ -1,6 +1,6 @@
-"""What a verb costs does not grow with the batch, the depth of the queue or idle partitions.
+"""The cost of a verb does not grow with the batch, the depth of the queue or idle partitions.
 
-Counted are rows written and steps of SQLite's machine: no clock decides here.
+The tests count rows written and steps of SQLite's virtual machine, and measure no times.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def q(tmp_path: Path) -> Iterator[Session]:
 
 
 def opened(path: Path) -> Session:
-    # With a real clock, one transaction in a second also reads on what time the others agree.
+    # With a real clock, one transaction a second also reads the time shared with other processes.
     session = ackflow.connect(path, upkeep=False, clock=VirtualClock())
     session.configure("q", keep_seconds=0)
     session.group("q", "g")
@@ -31,7 +31,7 @@ def opened(path: Path) -> Session:
 
 
 def rows(q: Session, verb: Verb) -> int:
-    """How many rows a verb writes."""
+    """Return how many rows a verb writes."""
     db = q._broker.store._db  # type: ignore[attr-defined]
     before = db.total_changes()
     verb(q)
@@ -39,7 +39,7 @@ def rows(q: Session, verb: Verb) -> int:
 
 
 def steps(q: Session, verb: Verb) -> int:
-    """How many steps SQLite takes for a verb."""
+    """Return how many steps SQLite takes for a verb."""
     count = 0
 
     def step() -> bool:
@@ -88,13 +88,13 @@ def test_an_ack_of_one_of_a_thousand_writes_two_rows(q: Session) -> None:
     push(1_000)(q)
     batch = q.pop("q", group="g", batch=1_000)
     first: Message = batch[500]
-    first.ack()  # takes the claim out of its cursor, once
+    first.ack()  # moves the claim from its cursor to a row, once
     for message in (batch[3], batch[700], batch[999]):
         assert rows(q, lambda _, m=message: m.ack()) == 2  # type: ignore[misc]
 
 
 def costs(q: Session) -> dict[str, int]:
-    """Steps of each verb, with as much pushed as is taken."""
+    """Return the steps of each verb, with as many messages pushed as popped."""
     found = {}
     for n in (1, 100):
         found[f"push {n}"] = steps(q, push(n))
@@ -162,7 +162,7 @@ def test_a_round_of_upkeep_does_not_read_the_history_of_leases_again(age: int) -
 
 
 def test_leases_left_in_a_walk_through_the_history_are_found_later() -> None:
-    """A walk passes those that are held, and those whose queue keeps its history for longer."""
+    """A scan skips held leases, and leases of queues with a longer history."""
     clock = VirtualClock()
     with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
         q.configure("long", history_seconds=3_600)
@@ -196,7 +196,7 @@ def test_a_history_made_shorter_is_removed_in_the_next_round() -> None:
 
 
 def among_deleted(n: int) -> dict[str, int]:
-    """Steps of verbs in a lane of which every other message ahead was deleted, n in all."""
+    """Return the steps of verbs in a lane where n messages ahead, every other one, are deleted."""
     with ackflow.connect(":memory:", clock=VirtualClock(), upkeep=False) as q:
         q.group("q", "g")
         ids = list(q.push("q", list(range(2 * n + 100))))
@@ -240,7 +240,7 @@ def test_a_stuck_message_costs_no_more_steps_of_upkeep_the_more_was_trimmed_behi
 
 
 def test_a_push_to_a_full_queue_costs_no_more_steps_the_more_waits() -> None:
-    """Also when something is settled between two pushes."""
+    """Also when messages are settled between two pushes."""
     found = []
     for n in (10, 500):
         with ackflow.connect(":memory:", clock=VirtualClock(), upkeep=False) as q:

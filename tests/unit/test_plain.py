@@ -16,7 +16,7 @@ from ackflow.options import (
 )
 
 NATIVE = DEFAULTS["native"]
-# A value other than the default for every option that changes what a pop hands out.
+# A value other than the default for every option that changes what a pop delivers.
 CHANGED: dict[str, Any] = {
     "max_wait_seconds": 5.0,
     "retention_seconds": 60.0,

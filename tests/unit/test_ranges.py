@@ -1,4 +1,4 @@
-"""Range sets behave as Python's sets do, and stay in their one written form."""
+"""Range sets behave like Python's sets, and keep their canonical form."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ spans = st.tuples(st.integers(0, 41), st.integers(1, 12)).map(lambda s: (s[0], s
 
 
 def assert_is(found: Ranges, wanted: set[int]) -> None:
-    """A range set means these numbers, with strictly rising boundaries."""
+    """Check that a range set has these numbers and strictly increasing boundaries."""
     assert set(ranges.numbers(found)) == wanted
     assert len(found) % 2 == 0
     assert all(a < b for a, b in pairwise(found))

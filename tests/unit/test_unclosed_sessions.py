@@ -32,7 +32,7 @@ def threads() -> list[str]:
 
 def use_and_drop(path: Path) -> None:
     q = ackflow.connect(path)
-    q.push("q", ["x" * 4_000] * 1_000)  # long enough for the log to be copied by its thread
+    q.push("q", ["x" * 4_000] * 1_000)  # enough for a checkpoint by the thread
     q.push("q", ["x" * 4_000] * 1_000)
     q.browse("q", limit=1)
     assert len(q.pop("q")) == 1

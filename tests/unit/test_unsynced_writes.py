@@ -1,5 +1,5 @@
-"""What is not on disk yet is not shown, so that no id is given twice; what is in doubt after a sync
-that failed is known to every process on the file."""
+"""Messages that are not on disk yet are not shown, so that no id is assigned twice; after a failed
+sync every process on the file knows that the WAL is in doubt."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ from ackflow.store.sqlite.store import SqliteStore
 
 
 class Disk:
-    """Counts syncs by session; `then` happens in the middle of the next one of a session."""
+    """Counts syncs by session; `then` is called during the next sync of a session."""
 
     def __init__(self) -> None:
         self.syncs: list[int] = []
@@ -64,13 +64,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def sessions(tmp_path: Path) -> Iterator[Callable[[], Session]]:
-    """Sessions on one file. Each has a store of its own, as it would have in another process."""
+    """Sessions on one file. Each has its own store, as in separate processes."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(ackflow.connect(tmp_path / "a.db", upkeep=False))
 
 
 class SlowPush:
-    """A committed push whose sync blocks until the test lets it end."""
+    """A committed push whose sync blocks until the test releases it."""
 
     def __init__(self, disk: Disk, session: Session, queue: str, data: object) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -98,7 +98,7 @@ class SlowPush:
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when an answer waits for a sync because of what it shows."""
+    """Set when an answer waits for the sync of messages that it shows."""
     event, reach = threading.Event(), Writer._wait_until_synced
 
     def watched(self: Writer, jobs: list) -> None:  # type: ignore[type-arg]
@@ -225,7 +225,7 @@ def test_a_push_to_more_partitions_than_are_remembered_is_waited_for_as_well(
         assert disk.of(other) == 1
 
 
-# after a sync that failed
+# after a failed sync
 
 
 def fail() -> None:
@@ -233,7 +233,7 @@ def fail() -> None:
 
 
 def peer(path: Path, sync: str) -> "subprocess.CompletedProcess[bytes]":
-    """A process that pushes one message, and whose sync is this."""
+    """A process that pushes one message with the given sync function."""
     script = (
         "import os, sys, errno, ackflow\n"
         "from ackflow.store.sqlite import wal_sync\n"
@@ -247,8 +247,8 @@ def peer(path: Path, sync: str) -> "subprocess.CompletedProcess[bytes]":
 
 
 class Hole:
-    """The part of a log that the disk may not have, though a later sync of it succeeds: what a sync
-    failed for is not written by the next one, unless a program writes it again."""
+    """The part of a WAL that may be missing on disk although a later sync succeeds: pages of a
+    failed sync are not written by the next one, unless a program writes them again."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._path = path
@@ -270,7 +270,7 @@ class Hole:
         assert self._stop > self._first
 
     def after_a_power_cut(self, folder: Path) -> Path:
-        """The file as a disk has it that never wrote that part."""
+        """Return the file as it is on a disk that never wrote that part."""
         folder.mkdir()
         log = bytearray(self._log())
         again = any(first <= self._first and stop >= self._stop for first, stop in self._written)
@@ -289,11 +289,11 @@ def test_what_is_confirmed_after_the_failed_sync_of_a_process_that_died_is_on_di
     sync: str,
     code: int,
 ) -> None:
-    """It failed, or it died in the middle of a sync, which may have failed."""
+    """The sync failed, or the process died during a sync, which may have failed."""
     keeps_it_open = sessions()
     keeps_it_open.push("q", "before")
     reading = apsw.Connection(str(tmp_path / "a.db"))
-    reading.execute("begin; select * from meta").fetchall()  # as a backup does, for long
+    reading.execute("begin; select * from meta").fetchall()  # a long read, like a backup
     hole = Hole(tmp_path / "a.db", monkeypatch)
     assert peer(tmp_path / "a.db", sync).returncode == code
     hole.ends()

@@ -1,4 +1,4 @@
-"""Verbs of the wire: their arguments are validated in depth, and they state what they touch."""
+"""Verbs of the wire: their arguments are validated in depth, and they declare what they touch."""
 
 from array import array
 from typing import Any

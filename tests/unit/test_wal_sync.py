@@ -22,7 +22,7 @@ from ackflow.store.sqlite import wal_sync
 
 
 class Syncs:
-    """Counts syncs; `then` happens in the middle of the next one."""
+    """Counts syncs; `then` is called during the next one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,7 +51,7 @@ def fail() -> None:
 
 
 class Alarm(Exception):
-    """What the handler of a signal may raise as well as a KeyboardInterrupt."""
+    """An exception other than KeyboardInterrupt that a signal handler may raise."""
 
 
 def test_a_push_is_synced_once_and_a_pop_and_an_ack_are_not(tmp_path: Path, syncs: Syncs) -> None:
@@ -99,7 +99,7 @@ def test_an_interrupt_during_a_sync_comes_after_it_and_pushes_once(
 
 
 def meanwhile(syncs: Syncs, q: ackflow.Session, *calls: Callable[[], object]) -> list[Exception]:
-    """Start calls in threads of their own while one push is synced; answers with their errors."""
+    """Start calls in separate threads while one push is synced; returns their errors."""
     errors = list[Exception]()
 
     def run(call: Callable[[], object]) -> None:
@@ -113,7 +113,7 @@ def meanwhile(syncs: Syncs, q: ackflow.Session, *calls: Callable[[], object]) ->
     def start() -> None:
         for thread in threads:
             thread.start()
-        held = q._broker.writer._deferred  # each call has ended, or waits for the next sync
+        held = q._broker.writer._deferred  # each call has returned, or waits for the next sync
         until(lambda: sum(thread.is_alive() for thread in threads) <= len(held))
 
     syncs.then = start
@@ -166,7 +166,7 @@ def test_one_that_leads_and_needs_no_sync_leaves_it_to_one_that_does(
 def test_no_thread_waits_for_the_sync_of_the_main_thread_either(
     tmp_path: Path, syncs: Syncs
 ) -> None:
-    """It runs nothing for others, and so no sync either: a thread of the writer's own does."""
+    """It runs nothing for others, and therefore no sync: a helper thread does."""
     with open_in(tmp_path) as q, ThreadPoolExecutor(2) as pool:
         q.push("q", "old")
         writer = q._broker.writer
