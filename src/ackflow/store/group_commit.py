@@ -248,7 +248,7 @@ class Writer:
             job.leading = self._has_leader = False
 
     def _lead(self, own: Job | None) -> None:
-        """Run everything queued, promote the next leader, and answer what is done."""
+        """Run all queued jobs, promote the next leader, and answer the jobs that are done."""
         group: list[Job] = []
         batch: list[Job] = []
         try:
@@ -351,7 +351,7 @@ class Writer:
         return False
 
     def _sync(self, batch: list[Job]) -> None:
-        """Fsync what was committed, then answer the jobs that waited for it."""
+        """Fsync the commits, then answer the jobs that waited for it."""
         try:
             self._sync_store()
         except AckflowError as error:
@@ -381,7 +381,7 @@ class Writer:
                 self._store.interrupted = signal
 
     def _wait_until_synced(self, jobs: list[Job]) -> None:
-        """Wait until the messages that jobs show are on disk: for the running sync, or an own one."""
+        """Wait until the messages that jobs show are on disk, by the running sync or a new one."""
         try:
             self._sync_store(max(job.sync_number for job in jobs))
         except AckflowError as error:
@@ -418,7 +418,7 @@ class Writer:
                 continue
 
     def _withdraw(self, job: Job) -> None:
-        """Take out a job whose thread was interrupted, unless it already runs; others go on."""
+        """Remove a job whose thread was interrupted, unless it already runs; others continue."""
         with self._mutex:
             job.abandoned = True
             if job in self._deferred:
@@ -434,7 +434,7 @@ class Writer:
     # running
 
     def _run_queued(self, group: list[Job]) -> None:
-        """Run everything queued, and collect it in `group`."""
+        """Run all queued jobs, and collect them in `group`."""
         with self._mutex:
             group += self._queue
             self._queue.clear()

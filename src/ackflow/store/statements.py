@@ -1,4 +1,4 @@
-"""Running named SQL statements; a store supplies their text and executes them."""
+"""Execution of named SQL statements; a store supplies their text and runs them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -34,8 +34,8 @@ select grp, 'in_window', sum(n) from claims where state = 0 and held = 0 group b
 create table gone (
     lane bigint not null,
     lo bigint not null,                     -- first sequence
-    hi bigint not null,                     -- after the last
-    for_group bigint,                       -- they were copies that only this group saw
+    hi bigint not null,                     -- end, exclusive
+    for_group bigint,                       -- they were copies for this group only
     primary key (lane, lo)
 );
 

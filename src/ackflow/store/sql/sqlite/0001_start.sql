@@ -23,10 +23,10 @@ create table lanes (
     queue integer not null,
     partition integer not null,
     priority integer not null,
-    base integer not null default 0,        -- lowest sequence still stored
-    head integer not null default 0,        -- next sequence to give
+    base integer not null default 0,        -- the lowest sequence that is still stored
+    head integer not null default 0,        -- the next sequence to assign
     last_at integer not null default 0,     -- created_at of the newest message
-    odd integer not null default 0,         -- after the last delayed or group-only segment
+    odd integer not null default 0,         -- end of the last delayed or group-only segment
     gone blob,                              -- range set of single deleted messages
     unique (partition, priority)
 );
@@ -37,8 +37,8 @@ create table segments (
     first integer not null,
     count integer not null,
     created_at integer not null,
-    not_before integer,                     -- delayed until then
-    for_group integer,                      -- a copy that only this group sees
+    not_before integer,                     -- delayed until this time
+    for_group integer,                      -- a copy that is visible to this group only
     carry blob,                             -- msgpack of the counters a copy starts with
     body integer not null,
     bytes integer not null,
@@ -70,15 +70,15 @@ create table cursors (
     grp integer not null,
     partition integer not null,
     priority integer not null,
-    next integer not null,                  -- next sequence never looked at
+    next integer not null,                  -- the next sequence that was never read
     served integer not null default 0,      -- when the lane was last served
-    ready integer not null default 0,       -- may have something to hand out
+    ready integer not null default 0,       -- may have messages to deliver
     blocked integer not null default 0,     -- ordered group with a live lease in the partition
-    delivered integer not null default 0,   -- hand-outs ever
-    consumed integer not null default 0,    -- acks ever
-    failed integer not null default 0,      -- nacks ever
+    delivered integer not null default 0,   -- total deliveries
+    consumed integer not null default 0,    -- total acks
+    failed integer not null default 0,      -- total nacks
     done integer not null default 0,        -- done + dead + skipped + purged + expired + hidden
-    dead integer not null default 0,        --   + what is claimed = next
+    dead integer not null default 0,        --   + claimed messages = next
     skipped integer not null default 0,
     purged integer not null default 0,
     expired integer not null default 0,
@@ -96,12 +96,12 @@ create table claims (
     grp integer not null,
     lane integer not null,
     lo integer not null,                    -- first sequence
-    hi integer not null,                    -- after the last
+    hi integer not null,                    -- end, exclusive
     n integer not null,
-    ranges blob,                            -- absent while [lo, hi) has no holes
+    ranges blob,                            -- null if [lo, hi) has no gaps
     state integer not null,                 -- 0 leased -> 1 waiting -> 2 due -> 0 leased
-    at integer,                             -- end of lease, or when due
-    since integer not null,                 -- created_at or not_before: when waiting began
+    at integer,                             -- when the lease expires or the claim is due
+    since integer not null,                 -- start of the waiting time: created_at or not_before
     deliveries integer not null,
     failures integer not null,
     redelivered integer not null,
@@ -122,10 +122,10 @@ create table leases (
     expires_at integer not null,
     ended_at integer,
     n integer not null,
-    lane integer,                           -- of a hand-out from one lane without holes,
-    lo integer,                             -- else null and listed in parts
+    lane integer,                           -- of a delivery from one lane without gaps,
+    lo integer,                             -- otherwise null, and `parts` is set
     hi integer,
-    number integer,                         -- hand-outs of the lane to the group before it
+    number integer,                         -- earlier deliveries from the lane to the group
     parts blob,                             -- msgpack of [[lane, ranges, number], ...]
     fates blob                              -- msgpack of [[verb, at, lane, ranges], ...]
 );
@@ -138,13 +138,13 @@ create table dead (
     seq integer not null,
     kind text not null,
     reason text,
-    error text,                             -- of the last failure before
+    error text,                             -- of the last failure before that
     deliveries integer not null,
     failures integer not null,
     created_at integer not null,
     died_at integer not null,
     consumer text,
-    counted integer not null default 1,     -- 0 when the group was sought back before it
+    counted integer not null default 1,     -- 0: the group was moved back to before this message
     payload blob not null,
     rest blob,                              -- msgpack of Rest of this one message
     unique (grp, lane, seq)
@@ -164,7 +164,7 @@ create table txids (
     txid text not null,
     lane integer not null,
     seq integer not null,
-    at integer,                             -- null: kept as long as the message
+    at integer,                             -- null: kept as long as the message is
     primary key (partition, txid)
 ) without rowid;
 create index txids_by_time on txids (at) where at is not null;

@@ -12,18 +12,18 @@ create table claims (
     lease integer not null,                 -- 0: not leased
     id integer not null,                    -- random
     lo integer not null,                    -- first sequence
-    hi integer not null,                    -- after the last
+    hi integer not null,                    -- end, exclusive
     n integer not null,
-    ranges blob,                            -- absent while [lo, hi) has no holes
+    ranges blob,                            -- null if [lo, hi) has no gaps
     state integer not null,                 -- 0 leased -> 1 waiting -> 2 due -> 0 leased
-    at integer,                             -- end of lease, or when due
-    since integer not null,                 -- created_at or not_before: when waiting began
+    at integer,                             -- when the lease expires or the claim is due
+    since integer not null,                 -- start of the waiting time: created_at or not_before
     deliveries integer not null,
     failures integer not null,
     redelivered integer not null,
     error text,
     acked_at integer,                       -- the first ack that the lease's fates do not record
-    held integer not null default 0,        -- 1: leased, not in the window
+    held integer not null default 0,        -- 1: leased, and not counted against max_ack_pending
     primary key (lane, grp, lease, id)
 ) without rowid;
 create index claims_by_time on claims (grp, state, at);

@@ -12,10 +12,10 @@ create table leases (
     expires_at integer not null,
     ended_at integer,
     n integer not null,
-    lane integer,                           -- of a hand-out from one lane without holes,
-    lo integer,                             -- else null and listed in parts
+    lane integer,                           -- of a delivery from one lane without gaps,
+    lo integer,                             -- otherwise null, and `parts` is set
     hi integer,
-    number integer,                         -- hand-outs of the lane to the group before it
+    number integer,                         -- earlier deliveries from the lane to the group
     parts blob,                             -- msgpack of [[lane, ranges, number], ...]
     fates blob                              -- msgpack of [[verb, at, lane, ranges], ...]
 );

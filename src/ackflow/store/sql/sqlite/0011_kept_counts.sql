@@ -34,8 +34,8 @@ select grp, 'in_window', sum(n) from claims where state = 0 and held = 0 group b
 create table gone (
     lane integer not null,
     lo integer not null,                    -- first sequence
-    hi integer not null,                    -- after the last
-    for_group integer,                      -- they were copies that only this group saw
+    hi integer not null,                    -- end, exclusive
+    for_group integer,                      -- they were copies for this group only
     primary key (lane, lo)
 ) without rowid;
 
