@@ -147,7 +147,7 @@ def test_names_survive_in_the_order_in_which_they_were_made(tape: Tape, tmp_path
         (("b", b""),),
         (("b", b""), ("c", b"")),
     }
-    tape.add(DATASYNC, "c")  # commits what was done before, too
+    tape.add(DATASYNC, "c")  # also commits earlier changes
     assert survivors(tape, tmp_path / "synced") == {(("b", b""), ("c", b""))}
 
 

@@ -122,7 +122,7 @@ def test_a_look_that_is_interrupted_between_the_two_clocks_corrects_nothing(
     before = machine.error(clock)
     for _ in range(10):
         machine.run(1)
-        clock.now()  # looks
+        clock.now()  # reads the wall clock
         assert machine.error(clock) == pytest.approx(before)
 
 
