@@ -108,7 +108,7 @@ class GroupOptionsDict(TypedDict, total=False):
 
 
 class Settings(Struct, frozen=True):
-    """The rules a group lives by, once queue, group and dialect are laid over each other."""
+    """The effective settings of a group: dialect defaults, overridden by its queue and by itself."""
 
     ordering: Ordering
     policy: AckPolicy

@@ -62,7 +62,7 @@ class Queries(ABC):
         return self.broker.look(stats.partitions, queue, 0, -1)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
-        """The live leases of a queue or group: who holds what until when. Not more than the first
+        """Return the live leases of a queue or group, with consumer and expiry; at most the first
         thousand of each group."""
         return self._query(stats.leases, queue, group)
 
@@ -89,7 +89,7 @@ class Queries(ABC):
         last: int = 0,
         limit: int = 1000,
     ) -> News:
-        """What was pushed since the `after` of the news before, without side effects.
+        """Return the messages pushed since an earlier call, whose result gave `after`.
 
         The first time, without `after`, the `last` few messages and where to go on.
         """
@@ -167,7 +167,7 @@ class Queries(ABC):
     ) -> Page[DeadLetter]:
         """Dead letters of a queue, newest first: all, or those that fit everything given.
 
-        `after` is the `next` of the page before.
+        `after` is the `next` of the previous page.
         """
         which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
         place = validate.page(after, 1)
@@ -176,18 +176,18 @@ class Queries(ABC):
         return self._query(dead_letters.entries, which, limit, offset, place[0] if place else None)
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
-        """How many died of what, most first; errors are taken together up to the first colon."""
+        """Count dead letters by cause, most frequent first; errors are grouped by the text before a colon."""
         return self._query(dead_letters.summary, queue, group)
 
     def dead_distribution(self, queue: str, group: str | None = None) -> dict[str, int]:
-        """How many died of what, most first; what counts is the error's text before the colon."""
+        """Count dead letters by error, most frequent first; errors are grouped by the text before a colon."""
         found: dict[str, int] = {}
         for line in self.dead_summary(queue, group):
             found[line.error] = found.get(line.error, 0) + line.count
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
     def overdue_seconds(self) -> float:
-        """For how long upkeep is behind: it takes back what is over, as every pop and look does."""
+        """Return for how long an expired lease or a due message has not been processed by upkeep."""
         return self.broker.look(stats.overdue) / SECOND
 
     def value(self, key: str) -> Value | None:

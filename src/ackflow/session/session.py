@@ -312,7 +312,7 @@ class Session(Queries):
         )
 
     def extend(self, messages: Messages, seconds: Duration | None = None) -> datetime | None:
-        """Extend the leases by `seconds` (None: the lease time); return the earliest new end."""
+        """Extend the leases to `seconds` from now (None: the lease time); return the earliest end."""
         given = validate.positive_or_none(seconds, "seconds")
         tokens = {m._share.origin.token for m in deliveries(messages)} - {None}
         ends = [self.broker.do(settle.extend, False, cast(int, token), given) for token in tokens]
