@@ -34,7 +34,7 @@ _KINDS = {"partition": _LAST, "queue": _LAST - 1, "dead letter": _LAST - 2, "tra
 Kind = Literal["partition", "queue", "dead letter", "trace", "query"]
 
 
-class Place(NamedTuple):
+class MessagePosition(NamedTuple):
     """The location of a message: the store, the lane in the store, the sequence in the lane."""
 
     store: int
@@ -55,9 +55,9 @@ def id_prefix(store: int, lane: int) -> str:
     return message_id(store, lane, 0)[:-12]
 
 
-def parse_message_id(text: str) -> Place:
+def parse_message_id(text: str) -> MessagePosition:
     bits = _bits(text, "message id")
-    return Place(bits >> 82, LaneId(bits >> 48 & (1 << 34) - 1), bits & (1 << 48) - 1)
+    return MessagePosition(bits >> 82, LaneId(bits >> 48 & (1 << 34) - 1), bits & (1 << 48) - 1)
 
 
 def row_uuid(kind: Kind, store: int, row: int) -> str:

@@ -38,7 +38,7 @@ def test_many_may_make_the_same_new_schema_at_once(postgres_url: str) -> None:
 def test_every_statement_fits_the_schema(postgres_url: str) -> None:
     with ackflow.connect(postgres_url, upkeep=False):
         pass
-    place = connection.Place(postgres_url)
+    place = connection.DatabaseUrl(postgres_url)
     with place.open() as db:
         for name, sql in connection.statements().items():
             db.execute(f"prepare {name} as {sql}".encode())

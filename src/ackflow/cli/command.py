@@ -322,7 +322,7 @@ def database_to_serve(ctx: typer.Context, db: str | None) -> str | None:
     location = contexts.find(url, context, db=db)
     if location.remote:
         raise InvalidArgument(
-            f"a server needs a database, not another server: {location.shown} "
+            f"a server needs a database, not another server: {location.redacted} "
             f"(from {location.source})"
         )
     return location.url

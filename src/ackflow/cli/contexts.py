@@ -57,7 +57,7 @@ class Location(Struct):
         return self.url.startswith(("http://", "https://"))
 
     @property
-    def shown(self) -> str:
+    def redacted(self) -> str:
         return validate.redact_url(self.url)
 
 

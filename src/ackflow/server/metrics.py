@@ -151,14 +151,14 @@ async def metrics(call: Call) -> Response:
     server = call.server
     pattern = call.query.get("queue", "*")
 
-    def shown(queue: str) -> bool:
+    def is_visible(queue: str) -> bool:
         return server.may_see(call, queue) and (pattern == "*" or fnmatchcase(queue, pattern))
 
     async with server.scrape_lock:
         all = await server.onloop.look(snapshot)
     seen = MetricsSnapshot(
-        {queue: n for queue, n in all.pushed.items() if shown(queue)},
-        [group for group in all.groups if shown(group.queue)],
+        {queue: n for queue, n in all.pushed.items() if is_visible(queue)},
+        [group for group in all.groups if is_visible(group.queue)],
     )
     writer = server.broker.writer
     process = {

@@ -158,7 +158,7 @@ class LeaseKeeper:
         if token is None or self._plan.renew is False:
             return nullcontext()
 
-        def tell() -> None:
+        def report_loss() -> None:
             batch.origin.lost = True
             log.warning("the lease of %s is lost; others may get its messages", list(batch))
             lost()
@@ -166,7 +166,7 @@ class LeaseKeeper:
         with self._lock:
             if self._renewal is None:
                 self._renewal = LeaseRenewer(self._extend, self._broker().clock)
-        return self._renewal.keep(token, self._interval(), tell)
+        return self._renewal.keep(token, self._interval(), report_loss)
 
     def limit(
         self, attempt: HandlerCall, over: Callable[[HandlerCall], None]

@@ -60,7 +60,7 @@ def bench(
         _remove(target, session, queue)
     kind = "server" if target.location.remote else "opened in this process"
     target.out.say(
-        f"{target.location.shown} ({kind}): {plural(messages, 'message')} of {size} bytes, {batch:,} per "
+        f"{target.location.redacted} ({kind}): {plural(messages, 'message')} of {size} bytes, {batch:,} per "
         f"request, then {plural(singles, 'message')} one by one, from one thread.\n"
         "A push is on disk when it returns; payloads are encoded and decoded. "
         f"The temporary queue {queue} was removed.\n"

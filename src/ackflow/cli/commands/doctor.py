@@ -54,7 +54,7 @@ def doctor(
 ) -> None:
     """Check a database or server and give advice for each finding."""
     location = target.location
-    target.out.say(f"{location.shown} (from {location.source})")
+    target.out.say(f"{location.redacted} (from {location.source})")
     findings = []
     for finding in _server(target) if location.remote else _database(target, not quick):
         findings.append(finding)
@@ -159,7 +159,7 @@ def _advice(error: AckflowError, location: Location) -> str:
     if isinstance(error, StorageFull):
         return "free disk space"
     if validate.is_url(location.url):
-        return f"check that the server of {location.shown} runs and that you may connect"
+        return f"check that the server of {location.redacted} runs and that you may connect"
     return f"check the permissions of {location.url} and its directory"
 
 

@@ -240,7 +240,7 @@ def _draw(target: Target, frames: Iterator[list[Row]]) -> None:
             )
             fit = max(1, console.height - 6)
             of = f"{fit} of {len(rows)}" if fit < len(rows) else f"{len(rows)}"
-            head = f"{datetime.now():%H:%M:%S}  {of} rows, q to quit  {target.location.shown}"
+            head = f"{datetime.now():%H:%M:%S}  {of} rows, q to quit  {target.location.redacted}"
             table, _, note = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
             parts = [Text(safe(head), "dim"), table, *([note] if note else [])]
             live.update(Group(*parts), refresh=True)

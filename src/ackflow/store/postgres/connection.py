@@ -75,7 +75,7 @@ REVISE = "update cursors set rev = (date_part('epoch', now()) * 4)::bigint, "
 
 
 class Connection(psycopg.Connection[Row]):
-    """A connection with the settings of its `Place`.
+    """A connection with the settings of its `DatabaseUrl`.
 
     Behind a pooler each transaction may run in another server process. There, the settings are made
     in every transaction, no statement is prepared, and LISTEN is not available.
@@ -93,7 +93,7 @@ class Connection(psycopg.Connection[Row]):
             yield
 
 
-class Place:
+class DatabaseUrl:
     """The location of a store: server, database and schema (by default `ackflow`)."""
 
     def __init__(self, url: str) -> None:

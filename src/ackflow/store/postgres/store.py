@@ -34,7 +34,7 @@ from .. import hints, migrate
 from ..cache import Cache
 from ..durability import MayLose, chosen
 from ..tx import CLOCK_BACK, Tx
-from .connection import Connection, PipelinedConnection, Place, statements
+from .connection import Connection, DatabaseUrl, PipelinedConnection, statements
 from .notify import Notifier
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class PostgresStore:
     """A schema in a PostgreSQL database, created if it is missing and the role may create it."""
 
     def __init__(self, url: str, clock: Clock | None, may_lose: MayLose | None = None) -> None:
-        self._place = Place(url)
+        self._place = DatabaseUrl(url)
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None
         self._hurried = False
