@@ -135,6 +135,7 @@ class Patient:
                 worker.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.outer
 def test_a_router_that_has_a_standby_is_back_within_seconds_and_not_a_byte_changes(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_twenty_runs_with_kills_change_not_a_byte(
     crash(data, undisturbed, tmp_path, seed)
 
 
+@pytest.mark.outer
 def test_a_pipeline_that_is_not_coffee_needs_a_declaration_only(tmp_path: Path) -> None:
     branch = tmp_path / "data" / "north"
     branch.mkdir(parents=True)

@@ -55,7 +55,7 @@ def blocks_read(q: Session, db: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize("brokers", [1, 2])
+@pytest.mark.parametrize("brokers", [1, pytest.param(2, marks=pytest.mark.outer)])
 @pytest.mark.parametrize("partitions", [1, 20])
 def test_a_cycle_reads_as_much_however_many_versions_lie_dead(
     postgres_url: str, partitions: int, brokers: int

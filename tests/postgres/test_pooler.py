@@ -88,10 +88,10 @@ def test_brokers_behind_a_pooler_share_the_database_with_those_beside_it(
         with pytest.raises(NotFound):
             one.queue_stats("other")  # a refusal leaves the connection unchanged
         for sender, receiver in ((one, two), (beside, one), (two, beside)):
-            waiting = pool.submit(receiver.pop, "jobs", wait=20)
+            waiting = pool.submit(receiver.pop, "jobs", wait=60)
             time.sleep(0.1)
             sender.push("jobs", "come")
-            (message,) = waiting.result(30)
+            (message,) = waiting.result(30)  # woken by the push, not at the end of its wait
             message.ack()
 
 

@@ -82,7 +82,7 @@ def _read(name: str, given: str) -> Keys:
     ciphers: dict[bytes, Any] = {}
     for text in given.split(","):
         if not re.fullmatch("[0-9a-fA-F]{64}", text.strip()):
-            raise NoEncryptionKey(f"{name} is a key of 64 hex digits, this is none")
+            raise NoEncryptionKey(f"{name} must be a key of 64 hexadecimal digits")
         key = bytes.fromhex(text.strip())
         ciphers[hashlib.blake2b(key, digest_size=ID).digest()] = AESGCM(key)
     return Keys(next(iter(ciphers)), ciphers)

@@ -27,7 +27,7 @@ class Notifier:
     def __init__(self, open: "Callable[[], Connection]", schema: str) -> None:
         self._open = open
         self._channel = f"ackflow_{schema}"
-        self._poll = f'select n from "{schema}".writes'
+        self._poll = f'select n from "{schema}".writes order by n desc limit 1'
         self._requested = threading.Event()
         self._closing = threading.Event()
         self._sender: threading.Thread | None = None
