@@ -9,6 +9,10 @@ import httpx
 import pytest
 import requests
 import schemathesis
+
+# It is imported lazily otherwise, beside the threads of a server: on Python 3.11 two threads that
+# parse at once fail with "AST constructor recursion depth mismatch" (gh-106905).
+import schemathesis.generation.jsonschema.strategy
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
