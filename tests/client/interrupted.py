@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 import threading
 import time
@@ -10,6 +12,14 @@ import ackflow
 from ackflow import aio
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+
+
+class InterruptWhileLogging(logging.Handler):
+    """Interrupts the process while it logs that it stops."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "stopping" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def say(what: str) -> None:
@@ -70,4 +80,6 @@ if __name__ == "__main__":
     elif form == "forgotten":
         forgotten(url, seconds)
     else:
-        plain(url, seconds, form == "closed")
+        if form == "logging":
+            logging.getLogger("ackflow").addHandler(InterruptWhileLogging())
+        plain(url, seconds, form in ("closed", "logging"))

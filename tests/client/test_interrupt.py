@@ -79,6 +79,16 @@ def test_ctrl_c_twice_ends_at_once(url: str, form: str) -> None:
     assert counts(url).done == 0
 
 
+def test_a_second_ctrl_c_while_the_first_is_logged_ends_at_once(url: str) -> None:
+    with started("logging", url, 60) as process:
+        said = lines(process)
+        assert next(said) == "begun"
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert counts(url).done == 0
+
+
 def test_a_process_that_ends_without_a_join_finishes_what_is_being_handled(url: str) -> None:
     with started("forgotten", url, 0.3) as process:
         rest = list(lines(process))

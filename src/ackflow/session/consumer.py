@@ -337,11 +337,15 @@ class Consumer:
         try:
             self._wait_for_end(timeout)
         except KeyboardInterrupt:
-            self._abandoned = self._stop.is_set()
-            if not self._abandoned:
-                self.stop()
-                log.info(STOPPING)
-                self.join(timeout)
+            try:
+                self._abandoned = self._stop.is_set()
+                if not self._abandoned:
+                    self.stop()
+                    log.info(STOPPING)
+                    self.join(timeout)
+            except KeyboardInterrupt:
+                self._abandoned = True  # it may also arrive while the line above is logged
+                raise
             raise
         if not self.running:
             atexit.unregister(self._end)
