@@ -104,9 +104,8 @@ def crash(data: Path, undisturbed: Path, out: Path, seed: int) -> list[str]:
     return killer.killed
 
 
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.outer), pytest.param(3, marks=pytest.mark.outer)]
-)
+@pytest.mark.outer
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_kills_at_random_moments_change_not_a_byte(
     data: Path, undisturbed: Path, tmp_path: Path, seed: int
 ) -> None:

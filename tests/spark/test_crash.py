@@ -119,6 +119,7 @@ def application(spark: SparkSession, tmp_path: Path) -> Iterator[Application]:
     found.q.close()
 
 
+@pytest.mark.outer
 def test_killed_with_its_checkpoint_lost_each_message_counts_once(
     application: Application,
 ) -> None:
