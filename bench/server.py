@@ -86,7 +86,7 @@ def _pushers(messages: Sequence[Json], plan: Plan) -> Table:
 
 def _writer(connection: Connection) -> tuple[float, float]:
     """Return the commits and verbs so far from the server's metrics."""
-    whole = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+    whole = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
     values = {}
     for line in connection.ask(whole).decode().splitlines():
         if line.startswith(("ackflow_commits", "ackflow_verbs")):
@@ -171,7 +171,7 @@ def _held(ask: Callable[[bytes], bytes], queue: str, n: int, times: int) -> list
 
 
 def _get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
 
 
 def _pushpop(ask: Callable[[bytes], bytes], rounds: int) -> tuple[list[float], list[float]]:

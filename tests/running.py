@@ -5,11 +5,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import uvicorn
+import uvloop
 
 import ackflow
 from ackflow.server.app import Server
-from ackflow.server.http import Receive, Scope, Send
+from ackflow.server.connection import Connection
+from ackflow.server.limits import Limits
+from ackflow.server.listener import Connections, Listener
 from ackflow.server.routes import all_routes
 from ackflow.server.run import listen
 
@@ -23,23 +25,24 @@ class Host:
         self._sock = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
         self.app: Server | None = None
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()
+        self.connections = Connections(Limits())
         started = threading.Event()
         threading.Thread(target=self._run, args=(started,), daemon=True).start()
         started.wait()
 
     def _run(self, started: threading.Event) -> None:
-        config = uvicorn.Config(
-            self._serve, interface="asgi3", lifespan="off", log_config=None, access_log=False
-        )
-        config.load()
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._listen())
         self.loop.call_soon(started.set)
-        self.server = uvicorn.Server(config)
-        self.loop.run_until_complete(self.server._serve([self._sock]))
+        self.loop.run_forever()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _listen(self) -> None:
+        self._listener = Listener(self._sock, self.connections, self._connection)
+
+    def _connection(self) -> Connection:
         assert self.app is not None, "no test is running"
-        await self.app(scope, receive, send)
+        return Connection(self.app, self.connections)
 
 
 _host: list[Host] = []
@@ -58,12 +61,13 @@ class Running:
         self._host.app = self.app
 
     @property
-    def server(self) -> uvicorn.Server:
-        return self._host.server
+    def connections(self) -> Connections:
+        return self._host.connections
 
     def stop(self) -> None:
         self._call(self.app.close)
         self._call(lambda: self.app.onloop.close())
+        self._call(self.app.auth.close)
 
     def _call(self, call: Callable[[], T]) -> T:
         async def run() -> T:

@@ -17,7 +17,7 @@ from ackflow.cli.main import app
 EXTRAS = {
     "cli": "typer,rich,shellingham",
     "client": "aiohttp,greenlet,urllib3",
-    "server": "cryptography,httptools,prometheus_client,uvicorn",
+    "server": "cryptography,httptools,prometheus_client,uvloop",
     "postgres": "psycopg,psycopg_binary",
     "spark": "pyspark,pyarrow,py4j",
     "rabbitmq": "pika",

@@ -271,7 +271,7 @@ def test_a_long_input_has_a_progress_bar_on_a_terminal(db: str, tmp_path: Path) 
 def test_the_command_line_starts_without_what_it_does_not_need() -> None:
     code = (
         "import sys, ackflow.cli.main; "
-        "print([m for m in ('rich', 'uvicorn', 'urllib3', 'aiohttp') if m in sys.modules])"
+        "print([m for m in ('rich', 'uvloop', 'urllib3', 'aiohttp') if m in sys.modules])"
     )
     done = subprocess.run(
         [*command()[:1], "-c", code], capture_output=True, text=True, timeout=60, check=True

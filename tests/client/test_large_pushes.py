@@ -9,7 +9,7 @@ import ackflow
 from ackflow import Item, Session
 from ackflow.errors import BodyTooLarge, KeyConflict, PayloadTooLarge, QueueFull
 from ackflow.remote import broker, protocol
-from ackflow.server.app import Limits
+from ackflow.server.limits import Limits
 
 from ..running import Running
 

@@ -10,7 +10,7 @@ import ackflow
 from ackflow import VirtualClock, aio
 from ackflow.errors import QueueFull, Unavailable
 from ackflow.remote import protocol, push_batching
-from ackflow.server.app import Limits
+from ackflow.server.limits import Limits
 
 from ..running import Running
 

@@ -54,9 +54,15 @@ def test_without_origins_a_page_of_this_server_may_call(
     served: Running, http: httpx.Client
 ) -> None:
     assert http.get("/metrics", headers={"origin": served.url}).status_code == 200
+    assert http.get("/metrics", headers={"origin": "null"}).status_code == 403
+
+
+@pytest.mark.parametrize("served", [{"cors": Cors(hosts=["queue.example"])}], indirect=True)
+def test_a_page_behind_a_proxy_may_call_by_an_allowed_host_name(http: httpx.Client) -> None:
     behind = {"origin": "https://queue.example", "host": "queue.example"}
     assert http.get("/metrics", headers=behind).status_code == 200
-    assert http.get("/metrics", headers={"origin": "null"}).status_code == 403
+    other = {"origin": "https://other.example", "host": "other.example"}
+    assert http.get("/metrics", headers=other).status_code == 403
 
 
 def test_every_origin_may_be_allowed(clock: VirtualClock) -> None:
@@ -69,5 +75,5 @@ def test_every_origin_may_be_allowed(clock: VirtualClock) -> None:
 
 def test_options_tells_what_a_path_takes(http: httpx.Client) -> None:
     answer = http.options("/livez")
-    assert (answer.status_code, answer.headers["allow"]) == (204, "GET, OPTIONS")
+    assert (answer.status_code, answer.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
     assert http.options("/nowhere").status_code == 404

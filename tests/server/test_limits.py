@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ackflow import VirtualClock, connect
-from ackflow.server.app import Limits
+from ackflow.server.limits import Limits
 
 from ..running import Running
 from .conftest import Process
@@ -112,8 +112,8 @@ def well(process: Process) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 500,
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /\xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"FROBNICATE / HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"FROBNICATE / HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"POST /queue/a/push HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
         b"POST /queue/a/push HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcde",
         b"POST /queue/a/push HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nZZZ\r\n",
@@ -148,9 +148,9 @@ def test_a_long_head_that_comes_at_once_is_refused(process: Process) -> None:
     [
         b"",
         b"GET /livez HTT",
-        b"GET /livez HTTP/1.1\r\nhost: a\r\n",
-        b"POST /queue/a/push HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{",
-        b"POST /queue/a/push HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab",
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\n",
+        b"POST /queue/a/push HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /queue/a/push HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab",
     ],
 )
 def test_a_request_that_never_becomes_whole_is_ended(process: Process, beginning: bytes) -> None:
@@ -162,7 +162,7 @@ def test_a_request_that_never_becomes_whole_is_ended(process: Process, beginning
 
 
 def test_a_request_that_comes_drop_by_drop_is_ended(process: Process) -> None:
-    head = b"POST /queue/a/push HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n"
+    head = b"POST /queue/a/push HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
     got = speak(process, head, *[b"x"] * 20, pause=0.1)
     assert got == b"" or b" 408 " in got
     assert b"<still open>" not in got

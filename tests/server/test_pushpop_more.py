@@ -267,11 +267,10 @@ def test_a_client_that_left_before_its_answer_leaves_no_lock(
     served: Running, http: httpx.Client
 ) -> None:
     push(http, 1)
-    where, running = urlsplit(served.url), served.server.server_state
-    before = len(running.connections)
+    where, before = urlsplit(served.url), len(served.connections)
     with served.session.broker.writer.exclusively():  # nothing is answered meanwhile
         with socket.create_connection((where.hostname or "", where.port or 0)) as sock:
-            sock.sendall(b"POST /queue/q/pop?require_ack=true HTTP/1.1\r\nHost: x\r\n\r\n")
-            until(lambda: len(running.tasks) > 0)
-        until(lambda: len(running.connections) <= before)
+            sock.sendall(b"POST /queue/q/pop?require_ack=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(lambda: served.connections.busy > 0)
+        until(lambda: len(served.connections) <= before)
     until(lambda: pop(http).json().get("items") == [1])

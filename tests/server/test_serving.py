@@ -53,7 +53,7 @@ def test_a_file_that_is_no_database_is_told_in_one_sentence(tmp_path: Path) -> N
 def test_an_unknown_path_and_a_wrong_method_are_told_apart(http: httpx.Client) -> None:
     assert http.get("/nowhere").status_code == 404
     answer = http.post("/livez")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ The writer thread runs all queued verbs in one commit and wakes the event loop o
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -57,25 +57,33 @@ class LoopBroker:
         """Run a blocking call in a worker thread."""
         return self._loop.run_in_executor(self._readers, call)
 
-    async def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
-        """Pop, waiting up to `wait` seconds for messages.
+    async def pop(
+        self, request: PopRequest, wait: float = 0.0, *,
+        attempt: "Callable[[PopRequest], Awaitable[Handout]] | None" = None,
+        signal: "LoopSignal | None" = None,
+    ) -> Handout:  # fmt: skip
+        """Pop, waiting up to `wait` seconds for messages, or until `signal` is stopped.
 
-        If it is cancelled while it waits, nothing is leased. If it is cancelled while the writer
-        runs it, the messages that it leased are released.
+        `attempt` is called in place of `try_pop`. If it is cancelled while it waits, nothing is
+        leased. If it is cancelled while the writer runs it, the messages that it leased are
+        released.
         """
-        answer = await self._try(request)
+        attempt = attempt or self.try_pop
+        answer = await attempt(request)
         if answer.runs or wait <= 0:
             return answer
         clock = self.broker.clock
         deadline = clock.steady() + micros(wait)
-        signal = LoopSignal(self._loop)
+        signal = signal or LoopSignal(self._loop)
         with self.broker.wait_for(request, signal):
             while True:
                 signal.clear()
-                answer = await self._try(request)
-                if answer.runs or clock.steady() >= deadline:
+                answer = await attempt(request)
+                if answer.runs or signal.stopped or clock.steady() >= deadline:
                     return answer
                 await signal.until(wait_seconds(clock, deadline, answer.retry_at))
+                if signal.stopped:
+                    return answer
 
     async def give_back(self, token: int) -> None:
         """Release every message that a lease still holds."""
@@ -89,7 +97,8 @@ class LoopBroker:
         if self._returning:
             await asyncio.wait(self._returning)
 
-    async def _try(self, request: PopRequest) -> Handout:
+    async def try_pop(self, request: PopRequest) -> Handout:
+        """Pop what is there now."""
         answer = await self._try_once(request)
         while answer.again and not answer.runs:
             answer = await self._try_once(request)
@@ -190,24 +199,35 @@ class PendingPop:
 
 
 class LoopSignal(Signal):
-    """A signal that wakes a task; any thread may set it."""
+    """A signal that wakes a coroutine; any thread may set it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._woken = asyncio.Event()
+        self._woken: asyncio.Future[None] | None = None
+        self.stopped = False
 
     def ring(self) -> None:
         super().ring()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
-            self._loop.call_soon_threadsafe(self._woken.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
+            self._loop.call_soon_threadsafe(self._wake)
 
-    def clear(self) -> None:
-        super().clear()
-        self._woken.clear()
+    def stop(self) -> None:
+        """End the wait for good."""
+        self.stopped = True
+        self.ring()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     async def until(self, seconds: float) -> None:
-        # Not wait_for: on Python 3.11 it loses a cancellation that arrives at the same time.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
+        """Wait until it is set, for at most so many seconds; it needs no task."""
+        if self.rung():
+            return
+        self._woken = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self._wake)
+        try:
+            await self._woken
+        finally:
+            timer.cancel()

@@ -122,6 +122,10 @@ def serve(
         list[str] | None,
         typer.Option(help="Allowed CORS origin, or *; may be repeated."),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name accepted without a token; may be repeated."),
+    ] = None,
     max_body: Annotated[
         str, typer.Option(help="Maximum request body, in bytes or with K, M or G.")
     ] = "64M",
@@ -131,8 +135,11 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Maximum number of waiting pops.")
     ] = 10_000,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Maximum number of open connections.")
+    ] = 20_000,
     read_timeout: Annotated[
-        float, duration("Maximum time to receive a request.", least=0.1)
+        float, duration("Maximum time to receive a request, or without a byte read.", least=0.1)
     ] = 60.0,
     log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text",
     queen_retry_limit: Annotated[
@@ -148,7 +155,7 @@ def serve(
 ) -> None:
     """Serve a database over HTTP until stopped."""
     from ..server import run
-    from ..server.app import Limits
+    from ..server.limits import Limits
     from ..server.logs import FORMATS, LEVELS
     from ..server.request_log import LogSettings
 
@@ -158,12 +165,14 @@ def serve(
         ports=port or [run.DEFAULT_PORT],
         tls_cert=tls_cert,
         tls_key=tls_key,
-        limits=Limits(_bytes(max_body), max_batch, max_waiting),
+        limits=Limits(
+            _bytes(max_body), max_batch, max_waiting, max_connections, read_seconds=read_timeout
+        ),
         request_log=LogSettings(slow, access_log),
         cors_origins=cors_origin or [],
         require_token=require_token,
         allow_open=allow_open,
-        read_seconds=read_timeout,
+        allowed_hosts=allow_host or [],
         log_format=validate.one_of(log_format, "--log-format", FORMATS),
         log_level=validate.one_of(log_level, "--log-level", LEVELS),
         queen_retry_limit=validate.one_of(

@@ -1,10 +1,13 @@
 """Authentication: bearer tokens, each with a role per queue pattern.
 
 The server requires a token as soon as the database has one. It reads the tokens again within a
-second of a change by any process.
+second of a change by any process, in a thread of its own: the event loop never waits for the
+database.
 """
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from hmac import compare_digest
 
 from ..broker import access_tokens
@@ -24,20 +27,41 @@ class Auth:
         self._broker = broker
         self._required = required
         self._by_digest: dict[bytes, Token] = {}
-        self._token_required = required
+        self.token_required = required  # callers must send a token
         self._revision = -1
-        self._reload_at = 0.0
+        self._stale_at = 0.0
+        self._refreshing: asyncio.Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ackflow-auth")
 
-    def token_required(self) -> bool:
-        """Whether callers must send a token."""
-        if time.monotonic() >= self._reload_at:
-            self._reload()
-        return self._token_required
+    def fresh(self) -> bool:
+        """Whether the known tokens are at most a second old; if not, await `refresh` first."""
+        left = self._stale_at - time.monotonic()
+        if left < RELOAD_SECONDS / 2 and self._refreshing is None:
+            self._refresh()
+        return left > 0
+
+    async def refresh(self) -> None:
+        """Read the tokens if they have changed; callers at the same time share one read."""
+        await (self._refreshing or self._refresh())
+
+    def _refresh(self) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        self._refreshing = refreshing = loop.run_in_executor(self._thread, self._reload)
+        refreshing.add_done_callback(self._refreshed)
+        return refreshing
+
+    def _refreshed(self, done: "asyncio.Future[None]") -> None:
+        self._refreshing = None
+        if not done.cancelled():
+            done.exception()  # the next request gets it: until then nothing waits for this
 
     def has_tokens(self) -> bool:
-        """Whether the database has any token."""
+        """Whether the database has any token; this waits for the database."""
         self._reload()
         return bool(self._by_digest)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
 
     def authorize(self, call: Call, route: Route) -> None:
         """Authenticate the caller and raise unless its token allows the route.
@@ -45,7 +69,7 @@ class Auth:
         If the path names no queue, a token for some queues is allowed only where the handler
         checks the queues itself.
         """
-        if route.role == "open" or not self.token_required():
+        if route.role == "open" or not self.token_required:
             return
         call.who = who = self._authenticate(call.header(b"authorization"))
         call.role = route.role
@@ -56,6 +80,14 @@ class Auth:
             self.allow_all(call)
         elif not who.may_somewhere(route.role):
             raise _forbidden(route.role)
+
+    def authorize_again(self, call: Call, queue: str) -> None:
+        """Raise unless a call that has waited may still use a queue."""
+        if call.who is not None:
+            self._check_live(self._by_digest.get(call.who.digest))
+            self.allow(call, queue)
+        elif self.token_required:
+            raise Unauthenticated(REQUIRED, hint="send the header Authorization: Bearer <token>")
 
     def allow(self, call: Call, queue: str) -> None:
         if call.who is not None and not call.who.may(call.role, queue):
@@ -80,7 +112,12 @@ class Auth:
             raise Unauthenticated(REQUIRED, hint="send the header Authorization: Bearer <token>")
         digest = access_tokens.digest(given.strip())
         found = self._by_digest.get(digest)
-        if found is None or not compare_digest(found.digest, digest):
+        if found is not None and not compare_digest(found.digest, digest):
+            found = None
+        return self._check_live(found)
+
+    def _check_live(self, found: Token | None) -> Token:
+        if found is None:
             raise Unauthenticated(REQUIRED, hint="the token is unknown", error="invalid_token")
         if not found.live(self._broker.clock.now()):
             raise Unauthenticated(
@@ -90,14 +127,14 @@ class Auth:
 
     def _reload(self) -> None:
         """Read the tokens again if they have changed."""
-        self._reload_at = time.monotonic() + RELOAD_SECONDS
+        began = time.monotonic()
         revision = self._broker.look(access_tokens.revision)
-        if revision == self._revision:
-            return
-        known = self._broker.look(access_tokens.tokens)
-        self._by_digest = {token.digest: token for token in known}
-        self._token_required = self._required or bool(known)
-        self._revision = revision
+        if revision != self._revision:
+            known = self._broker.look(access_tokens.tokens)
+            self._by_digest = {token.digest: token for token in known}
+            self.token_required = self._required or bool(known)
+            self._revision = revision
+        self._stale_at = began + RELOAD_SECONDS
 
 
 def _forbidden(role: str, queue: str | None = None) -> Forbidden:

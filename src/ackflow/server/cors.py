@@ -1,44 +1,71 @@
-"""Cross-origin resource sharing (CORS): which web pages may call the server."""
+"""Which web pages may call the server: CORS, and the defence against pages that must not.
 
-from collections.abc import Sequence
+A browser sends requests of any page to any server that it can reach, also to one on the visitor's
+own machine, and DNS rebinding lets a page use its own name for that server.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
 
 from ..errors import Forbidden
 from .http import Call, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
 MAX_AGE_SECONDS = b"86400"
+_KNOWN_HOSTS = 1_000
+_OTHER_SITES = (b"cross-site", b"same-site")
 
 
 class Cors:
-    """The allowed origins.
+    """The allowed origins and host names.
 
-    Requests from pages of any other origin are rejected: without that check a web page could use a
-    server that only its visitor can reach.
+    Requests from pages of any other origin are rejected. `hosts` are names in the Host header that
+    are accepted beside those of this machine when no token is required; None accepts any.
     """
 
-    def __init__(self, origins: Sequence[str] = ()) -> None:
+    def __init__(self, origins: Sequence[str] = (), hosts: Iterable[str] | None = ()) -> None:
         self._any = "*" in origins
-        self._origins = {origin.rstrip("/") for origin in origins}
+        self._origins = {origin.rstrip("/").encode("latin-1", "replace") for origin in origins}
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._known_hosts: set[bytes] = set()
 
-    def check(self, call: Call) -> Headers:
-        """The CORS headers of the response; raises Forbidden for an origin that is not allowed."""
-        origin = call.header(b"origin")
-        if not origin:
+    def check(self, call: Call, token_required: bool) -> Headers:
+        """The CORS headers of the response; raises Forbidden for a page that is not allowed."""
+        headers = call.headers
+        if not token_required:
+            self._check_host(headers.get(b"host", b""))
+        origin = headers.get(b"origin")
+        if origin is None:
+            if headers.get(b"sec-fetch-site") in _OTHER_SITES:
+                raise Forbidden("requests from pages of other sites are not allowed")
             return ()
         if self._any or origin in self._origins:
-            allowed = b"*" if self._any else origin.encode("latin-1")
             expose = b"x-request-id, retry-after, www-authenticate"
             return (
-                (b"access-control-allow-origin", allowed),
+                (b"access-control-allow-origin", b"*" if self._any else origin),
                 (b"access-control-expose-headers", expose),
                 (b"vary", b"origin"),
             )
-        if _same_origin(call, origin):
+        if _same_origin(call, origin) and headers.get(b"sec-fetch-site") not in _OTHER_SITES:
             return ()
         raise Forbidden(
             "requests from this origin are not allowed; start the server with --cors-origin",
-            origin=origin,
+            origin=origin.decode("latin-1"),
         )
+
+    def _check_host(self, host: bytes) -> None:
+        """Raise Forbidden for a name that a page may have chosen; no token protects this server."""
+        if self._hosts is None or not host or host in self._known_hosts:
+            return
+        name = _host_name(host)
+        if not (_is_this_machine(name) or name in self._hosts):
+            raise Forbidden(
+                "this host name is not allowed without a token; use localhost, or start the server "
+                "with --allow-host",
+                host=name,
+            )
+        if len(self._known_hosts) < _KNOWN_HOSTS:
+            self._known_hosts.add(host)
 
     def preflight(self, allow: str, cors_headers: Headers) -> Response:
         """Answer OPTIONS with the methods of a path and, for an allowed origin, the headers."""
@@ -56,7 +83,26 @@ class Cors:
         return Response(204, headers=headers)
 
 
-def _same_origin(call: Call, origin: str) -> bool:
-    # Behind a proxy that terminates TLS, the scheme here is that of the proxy's own connection.
-    host = call.header(b"host")
-    return origin in (f"{call.scope['scheme']}://{host}", f"https://{host}")
+def _host_name(host: bytes) -> str:
+    """The Host header without its port."""
+    text = host.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.rpartition(":")[0] if text.count(":") == 1 else text
+
+
+def _is_this_machine(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _same_origin(call: Call, origin: bytes) -> bool:
+    # Behind a proxy that terminates TLS, the connection here is not secure and the page is.
+    host = call.headers.get(b"host", b"")
+    if origin == b"https://" + host:
+        return True
+    return not call.secure and origin == b"http://" + host

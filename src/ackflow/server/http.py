@@ -1,10 +1,12 @@
-"""Requests, responses and routes: the layer between ASGI and a handler.
+"""Requests, responses and routes: the layer between a connection and a handler.
 
-A handler is `async def handler(call) -> Response`. A route names the role it needs and the function
-that encodes its errors; the OpenAPI document is generated from the same table.
+A handler is `async def handler(call) -> Response`. It is driven by the futures that it awaits and
+has no task of its own, so it must not use `asyncio.timeout` or `asyncio.current_task`. A route names
+the role it needs and the function that encodes its errors; the OpenAPI document is generated from
+the same table.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -17,9 +19,6 @@ from ..errors import AckflowError, BodyTooLarge, InvalidArgument
 if TYPE_CHECKING:
     from .app import Server
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Role = Literal["open", "read-only", "read-write", "admin"]
 T = TypeVar("T")
 
@@ -41,21 +40,17 @@ class MethodNotAllowed(AckflowError):
     status = 405
 
 
-class Disconnected(Exception):
-    """The client disconnected before it had sent the whole request."""
-
-
-After = Callable[[bool], Awaitable[None]] | None
+Undelivered = Callable[[], Awaitable[None]] | None
 
 
 class Response(NamedTuple):
-    """An HTTP response. `after` is called once it is sent, with whether the client received it."""
+    """An HTTP response. `undelivered` is called if the client disconnected before it was sent."""
 
     status: int
     body: bytes = b""
     type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    after: After = None
+    undelivered: Undelivered = None
 
 
 def json(value: object, status: int = 200, *headers: tuple[bytes, bytes]) -> Response:
@@ -74,42 +69,57 @@ class Call:
     """One HTTP request, with the server that handles it and the token that authenticated it."""
 
     __slots__ = (
-        "_headers", "_receive", "body", "id", "long_poll", "params", "query", "role", "scope",
-        "send", "server", "who",
+        "_query", "admitted", "arrived", "body", "client", "cors_headers", "headers", "id", "keep_alive",
+        "long_poll", "method", "on_disconnect", "on_written", "params", "path", "query_string", "refusal",
+        "repeated", "role", "route", "secure", "server", "version", "wants_continue", "who",
     )  # fmt: skip
 
-    def __init__(
-        self, server: "Server", scope: Scope, receive: Receive, send: Send, params: dict[str, str]
-    ) -> None:
+    def __init__(self, server: "Server", client: tuple[str, int], secure: bool) -> None:
         self.server = server
-        self.scope = scope
-        self._receive = receive
-        self.send = send
-        self.params = params
-        self.query: dict[str, str] = {}
-        if query := scope.get("query_string"):
-            self.query = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+        self.client = client
+        self.secure = secure  # it came over TLS
+        self.method = ""
+        self.path = ""  # as sent, with percent escapes
+        self.query_string = b""
+        self.version = "1.1"
+        self.headers: dict[bytes, bytes] = {}  # by lower-case name
+        self.repeated: set[bytes] = set()  # names that were sent more than once
+        self.keep_alive = True
         self.body = b""
+        self.arrived = 0.0  # when the head was complete, by time.perf_counter
         self.id = ""  # in log lines and in the x-request-id header of the response
+        self.route: Route | None = None
+        self.params: dict[str, str] = {}
+        self.admitted = False  # the page and the token may use the route
+        self.cors_headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.wants_continue = False  # the client sends its body only when it is asked to
+        self.refusal: AckflowError | None = None  # found in the head, before the body arrived
         self.who: Token | None = None  # the caller's token; None if the server requires none
         self.role = ""  # the role that the token must have
         self.long_poll = False  # its duration includes waiting for messages
-        self._headers: dict[bytes, bytes] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_written: Callable[[], None] | None = None
+        self._query: dict[str, str] | None = None
+
+    def add_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; repeated ones become one list, as RFC 9110 has it."""
+        name = name.lower()
+        if name in self.headers:
+            self.repeated.add(name)
+            value = self.headers[name] + b", " + value
+        self.headers[name] = value
 
     def header(self, name: bytes) -> str:
         """A request header by its lower-case name; empty if it was not sent."""
-        if self._headers is None:
-            self._headers = dict(self.scope["headers"])
-        return self._headers.get(name, b"").decode("latin-1")
+        return self.headers.get(name, b"").decode("latin-1")
 
-    def disconnected(self) -> bool:
-        """Whether the client has disconnected; only uvicorn reports it while a response is sent."""
-        return bool(getattr(getattr(self.send, "__self__", None), "disconnected", False))
-
-    async def wait_for_disconnect(self) -> None:
-        """Wait until the client disconnects; only before the response has started."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the query by name; of repeated ones the last."""
+        if self._query is None:
+            given = self.query_string.decode("latin-1")
+            self._query = dict(parse_qsl(given, keep_blank_values=True)) if given else {}
+        return self._query
 
     def json_body(self, type: type[T]) -> T:
         """The body decoded as JSON of this type, whatever its content type."""
@@ -145,7 +155,7 @@ class Call:
             raise InvalidArgument(f"{name} must be a number of seconds, got {given!r}") from None
 
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[Call], Coroutine[Any, Any, Response]]
 ErrorEncoder = Callable[[AckflowError], Response]
 
 
@@ -245,8 +255,10 @@ class Router:
         node = self._static.get(path)
         node, values = (node, []) if node is not None else self._match(path)
         entry = node.routes.get(method)
+        if entry is None and method == "HEAD" and _serves_head(node):
+            entry = node.routes["GET"]
         if entry is None:
-            allowed = ", ".join(sorted(node.routes))
+            allowed = ", ".join(sorted({*node.routes, *(["HEAD"] if _serves_head(node) else [])}))
             raise MethodNotAllowed(f"{path} supports {allowed}, not {method}", allow=allowed)
         route, names = entry
         return route, dict(zip(names, values, strict=True))
@@ -260,6 +272,12 @@ class Router:
     def error_encoder(self, path: str) -> ErrorEncoder:
         """The encoder for a path without a route: that of the routes with the same first segment."""
         return self._error_encoders.get(_first_segment(path), error_response)
+
+
+def _serves_head(node: _Node) -> bool:
+    """Probes and documents answer HEAD; elsewhere GET may change something, such as pop."""
+    found = node.routes.get("GET")
+    return found is not None and found[0].role == "open"
 
 
 def _first_segment(path: str) -> str:
@@ -280,30 +298,5 @@ def _walk(
         yield from _walk(node.child, parts, at + 1, [*values, unquote(part)])
 
 
-async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
-    """Read the whole body; raise as soon as it exceeds `most` bytes."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > most:
-            raise _too_large(most)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(body) > most:
-            raise _too_large(most)
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body"):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            raise _too_large(most)
-    return b"".join(parts)
-
-
-def _too_large(most: int) -> BodyTooLarge:
+def too_large(most: int) -> BodyTooLarge:
     return BodyTooLarge(f"a request body must have at most {most:,} bytes; send several requests")

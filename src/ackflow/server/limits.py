@@ -1,104 +1,47 @@
-"""Limits of a connection: the size of a request head and the time to read a request.
+"""Limits of the server, and the memory that requests and responses in transit may hold."""
 
-The read timeout polls the connections, so that normal requests pay nothing for it.
-"""
+from msgspec import Struct
 
-import asyncio
-import time
-from typing import Any
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from ..errors import AckflowError
+from ..options import MAX_BATCH
 
 MAX_HEAD_BYTES = 64 * 1024
-_RESPONSE = (
-    "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n"
-    "connection: close\r\n\r\n{body}"
-)
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """An HTTP connection that limits the size of a request head."""
+class Limits(Struct, frozen=True):
+    """The most that the server accepts of one client, and of all together.
 
-    _head_bytes = 0
+    `in_transit_bytes` limits the bodies that are partly received and the responses that are partly
+    sent. `read_seconds` is the time to receive a request, and to send each part of a response.
+    """
 
-    def data_received(self, data: bytes) -> None:
-        if (
-            len(data) > MAX_HEAD_BYTES
-            and self._expects_head()
-            and b"\r\n\r\n" not in data[:MAX_HEAD_BYTES]
-        ):
-            self._reject_head()
-            return
-        super().data_received(data)
-        if self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope):
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._reject_head()
-        else:
-            self._head_bytes = 0
-
-    def _expects_head(self) -> bool:
-        return self.cycle is None or not self.cycle.more_body
-
-    def _reject_head(self) -> None:
-        self.reject("431 Request Header Fields Too Large", "head_too_large",
-                    f"a request head must have at most {MAX_HEAD_BYTES:,} bytes")  # fmt: skip
-
-    def reject(self, status: str, code: str, message: str) -> None:
-        """Answer an incomplete request with an error and close the connection."""
-        if not self.transport.is_closing():
-            body = f'{{"error":{{"code":"{code}","message":"{message}"}}}}'
-            text = _RESPONSE.format(status=status, size=len(body), body=body)
-            self.transport.write(text.encode())
-            self.transport.close()
-
-    def pending_read(self) -> object | None:
-        """An object that stands for what the connection waits to receive from the client.
-
-        It is the same object as long as the wait is the same; None if it waits for nothing.
-        """
-        cycle = self.cycle
-        if self.transport.is_closing():
-            return self.transport
-        if cycle is None or cycle.response_complete:
-            return None if self.timeout_keep_alive_task is not None else (cycle or self)
-        if cycle.more_body and not cycle.response_started:
-            return cycle.scope
-        return None
+    body_bytes: int = 64 * 1024 * 1024
+    batch: int = MAX_BATCH
+    waiting_pops: int = 10_000
+    connections: int = 20_000
+    in_transit_bytes: int = 256 * 1024 * 1024
+    read_seconds: float = 60.0
+    keep_alive_seconds: float = 75.0
 
 
-class ReadTimeout:
-    """Closes connections that take too long to send one request."""
+class ServerBusy(AckflowError):
+    """The server holds too many bytes for other clients; try again later."""
 
-    def __init__(self, connections: set[Any], seconds: float) -> None:
-        self._connections = connections
-        self._seconds = seconds
-        self._pending: dict[LimitedProtocol, tuple[object, float]] = {}
+    code = "server_busy"
+    status = 503
 
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(min(1.0, self._seconds / 4))
-            self.check(time.monotonic())
 
-    def check(self, now: float) -> None:
-        before, self._pending = self._pending, {}
-        for connection in list(self._connections):
-            if not isinstance(connection, LimitedProtocol):
-                continue
-            read = connection.pending_read()
-            if read is None:
-                continue
-            earlier, since = before.get(connection, (None, now))
-            if earlier is not read:
-                since = now
-            if now - since >= self._seconds:
-                self._close(connection)
-            else:
-                self._pending[connection] = read, since
+class InTransit:
+    """Counts the bytes of requests and responses that are held while a client sends or reads."""
 
-    def _close(self, connection: LimitedProtocol) -> None:
-        if connection.transport.is_closing():
-            connection.transport.abort()  # the client does not read its response
-        else:
-            connection.reject("408 Request Timeout", "request_timeout",
-                              f"a request must arrive within {self._seconds:g} s")  # fmt: skip
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.bytes = 0
+
+    def refusal(self) -> ServerBusy | None:
+        """The error for a new request if slow clients already hold too much memory."""
+        if self.bytes <= self._most:
+            return None
+        return ServerBusy(
+            f"more than {self._most:,} bytes wait for slow clients; try again later", retry_after=1
+        )

@@ -74,7 +74,7 @@ def start(format: Format = "text", level: str = "info") -> QueueListener:
     out.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     records: queue.SimpleQueue[Any] = queue.SimpleQueue()
     handler = _RequestQueueHandler(records)
-    for name, least in (("ackflow", level.upper()), ("uvicorn", "WARNING")):
+    for name, least in (("ackflow", level.upper()), ("asyncio", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(least)

@@ -19,7 +19,7 @@ from ..errors import AckflowError, NotFound
 from ..remote import wire
 from ..remote.wire import JSON, MSGPACK, Codec, PackedHandout, PushOutcome
 from . import authz
-from .http import After, Call, Handler, Param, Response, Route, json
+from .http import Call, Handler, Param, Response, Route, Undelivered, json
 
 _push, _pushes, _pop = Codec(PushRequest), Codec(list[PushRequest]), Codec(PopRequest)
 SECONDS = {"type": "number", "minimum": 0, "maximum": 3600}
@@ -41,9 +41,9 @@ def _response_encoding(call: Call) -> str:
     return MSGPACK if MSGPACK in call.header(b"accept") else JSON
 
 
-def _respond(call: Call, value: Any, after: After = None) -> Response:
+def _respond(call: Call, value: Any, undelivered: Undelivered = None) -> Response:
     encoding = _response_encoding(call)
-    return Response(200, wire.write(value, encoding), encoding.encode(), (), after)
+    return Response(200, wire.write(value, encoding), encoding.encode(), (), undelivered)
 
 
 async def about(call: Call) -> Response:

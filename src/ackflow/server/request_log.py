@@ -3,10 +3,11 @@
 import logging
 from bisect import bisect_left
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from msgspec import Struct
 
-from .http import Call, Response, Route
+from .http import Call, Route
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LOGGED_AS_INFO = frozenset({401, 403, 413, 429})
@@ -60,9 +61,8 @@ class RequestLog:
         self.stats = RequestStats()
         self._settings = settings or LogSettings()
 
-    def record(self, call: Call, route: Route | None, response: Response, seconds: float) -> None:
-        status = response.status
-        self.stats.add(route, status, seconds)
+    def record(self, call: Call, status: int, seconds: float) -> None:
+        self.stats.add(call.route, status, seconds)
         slow = seconds >= self._settings.slow_seconds and not call.long_poll
         if status >= 400 or slow or self._settings.every_request:
             level = self._level(status, slow)
@@ -79,13 +79,12 @@ class RequestLog:
         return logging.DEBUG  # such as a missing or locked queue, which clients meet often
 
     def _log(self, level: int, call: Call, status: int, seconds: float) -> None:
-        scope = call.scope
-        client = scope.get("client")
+        path = unquote(call.path)
         log.log(
-            level, "%s %s %d in %.1f ms", scope["method"], scope["path"], status, seconds * 1e3,
+            level, "%s %s %d in %.1f ms", call.method, path, status, seconds * 1e3,
             extra={
-                "method": scope["method"], "path": scope["path"], "status": status,
-                "milliseconds": round(seconds * 1e3, 3), "client": client[0] if client else None,
+                "method": call.method, "path": path, "status": status,
+                "milliseconds": round(seconds * 1e3, 3), "client": call.client[0],
                 "token": call.who.name if call.who else None,
             },
         )  # fmt: skip

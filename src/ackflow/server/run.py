@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
+import resource
 import signal
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
-from msgspec import Struct
+import uvloop
+from msgspec import Struct, structs
 
 from .. import validate
 from ..errors import AckflowError
@@ -20,14 +22,20 @@ from ..options import Counting
 from ..session.connect import connect
 from ..session.session import Session
 from . import logs
-from .app import Limits, Server
+from .app import Server
+from .connection import Connection
 from .cors import Cors
 from .data_dir import data_file
-from .limits import LimitedProtocol, ReadTimeout
+from .limits import Limits
+from .listener import Connections, Listener
 from .request_log import LogSettings, RequestLog
 from .routes import all_routes
 
 DEFAULT_PORT = 8000
+CLOSE_SECONDS = 30.0
+OWN_DESCRIPTORS = 128  # for the database, the log and the listening sockets
+
+log = logging.getLogger("ackflow.server")
 
 
 class CannotServe(AckflowError):
@@ -47,9 +55,9 @@ class Config(Struct, kw_only=True):
     limits: Limits = Limits()
     request_log: LogSettings = LogSettings()
     cors_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
     require_token: bool = False
     allow_open: bool = False
-    read_seconds: float = 60.0
     queen_retry_limit: Counting = "failures"
     log_format: logs.Format = "text"
     log_level: str = "info"
@@ -64,15 +72,15 @@ def serve(config: Config) -> None:
         sockets = [stack.enter_context(listen(config.host, port)) for port in config.ports]
         listener = logs.start(config.log_format, config.log_level)
         stack.callback(listener.stop)
-        asyncio.run(_serve(config, path, sockets))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, path, sockets))
 
 
 def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Accepted connections inherit it. Head and body of a response are two small packets, and the
-    # second must not wait until the first is acknowledged.
+    # Accepted connections inherit it: the next response must not wait for the client's TCP ack.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.bind((host, port))
@@ -97,34 +105,84 @@ def _listen_error(host: str, port: int, error: OSError) -> str:
 
 
 async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> None:
+    tls = _tls_context(config) if config.tls_cert else None
     session = connect(path, consumer="server")
     try:
+        config.limits = _within_descriptors(config.limits)
         app = _application(config, session, sockets)
-        server = _Uvicorn(app, _settings(app, config))
-        scheme = "https" if config.tls_cert else "http"
+        scheme = "https" if tls else "http"
         for sock in sockets:
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
         database = validate.redact_url(path) if validate.is_url(path) else os.path.abspath(path)
         print(f"ackflow stores its data in {database}", flush=True)
-        read_timeout = ReadTimeout(server.server_state.connections, config.read_seconds)
-        polling = asyncio.create_task(read_timeout.run())
         try:
-            await server.serve(sockets)
+            await _until_stopped(app, config, sockets, tls)
         finally:
-            polling.cancel()
             app.onloop.close()
+            app.auth.close()
     finally:
         session.close()
 
 
+async def _until_stopped(
+    app: Server, config: Config, sockets: list[socket.socket], tls: ssl.SSLContext | None
+) -> None:
+    """Serve until SIGTERM or SIGINT; then finish the running requests, until a second signal."""
+    connections = Connections(app.limits)
+    listeners = [
+        Listener(sock, connections, lambda: Connection(app, connections), tls) for sock in sockets
+    ]
+    sweeping = asyncio.create_task(connections.sweep())
+    stopping, forced = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (forced if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop}
+    if tls is not None:
+        handlers[signal.SIGHUP] = lambda: _reload_certificate(tls, config)
+    for sign, handler in handlers.items():
+        loop.add_signal_handler(sign, handler)
+    try:
+        await stopping.wait()
+        for listener in listeners:
+            listener.stop()
+        app.close()
+        await connections.close(CLOSE_SECONDS, forced)
+        await app.finished()
+    finally:
+        sweeping.cancel()
+        for sign in handlers:
+            loop.remove_signal_handler(sign)
+
+
+def _within_descriptors(limits: Limits) -> Limits:
+    """Raise the soft limit on open files, and accept no more connections than it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.connections + OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return structs.replace(
+            limits, connections=max(1, min(limits.connections, soft - OWN_DESCRIPTORS))
+        )
+    return limits
+
+
 def _application(config: Config, session: Session, sockets: list[socket.socket]) -> Server:
-    exposed = not config.allow_open and not all(map(_loopback, sockets))
+    local = all(map(_loopback, sockets))
+    exposed = not config.allow_open and not local
+    # Other machines use names that are not known here; --allow-host restricts them.
+    exposed_open = config.allow_open and not local and not config.allowed_hosts
     app = Server(
         session, all_routes(), config.limits,
         require_token=config.require_token or exposed,
-        cors=Cors(config.cors_origins),
+        cors=Cors(config.cors_origins, None if exposed_open else config.allowed_hosts),
         request_log=RequestLog(config.request_log),
         retry_limit_counts=config.queen_retry_limit,
     )  # fmt: skip
@@ -140,27 +198,30 @@ def _loopback(sock: socket.socket) -> bool:
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def _settings(app: Server, config: Config) -> uvicorn.Config:
-    settings = uvicorn.Config(
-        app,
-        http=LimitedProtocol,
-        ws="none",
-        lifespan="off",
-        proxy_headers=False,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        ssl_certfile=config.tls_cert,
-        ssl_keyfile=config.tls_key,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=30,
-    )
+def _tls_context(config: Config) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    _load_certificate(context, config)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, config: Config) -> None:
+    assert config.tls_cert is not None
     try:
-        settings.load()
+        context.load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise CannotServe(_tls_error(config, error)) from None
-    return settings
+
+
+def _reload_certificate(context: ssl.SSLContext, config: Config) -> None:
+    """Use the certificate as it is on disk now, for new connections."""
+    try:
+        # A context that fails to load keeps half of it, so it is tried with another one first.
+        _load_certificate(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), config)
+        _load_certificate(context, config)
+        log.info("the TLS certificate is reloaded")
+    except CannotServe as error:
+        log.error("the TLS certificate stays as it was: %s", error)
 
 
 def _tls_error(config: Config, error: Exception) -> str:
@@ -177,28 +238,3 @@ def _tls_error(config: Config, error: Exception) -> str:
         if f"{what}-----".encode() not in content:
             return f"{option} {path} cannot be read: it contains no {what} in PEM format"
     return f"cannot use {config.tls_cert} with {config.tls_key} for TLS: {error}"
-
-
-class _Uvicorn(uvicorn.Server):
-    """A uvicorn server that ends waiting pops on SIGTERM and then exits with code 0."""
-
-    def __init__(self, app: Server, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._app = app
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, self._stop)
-        try:
-            yield
-        finally:
-            for sign in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(sign)
-
-    def _stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
-        self.should_exit = True
-        self._app.close()

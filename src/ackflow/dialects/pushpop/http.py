@@ -87,7 +87,7 @@ async def pop(call: Call) -> Response:
     if handout.token is not None and handout.expires_at is not None:
         result.lock_id = ids.token_text(handout.token)
         result.lock_expires_at = handout.expires_at / SECOND
-    return json(result)._replace(after=call.server.release_if_undelivered(handout))
+    return json(result)._replace(undelivered=call.server.release_if_undelivered(handout))
 
 
 def _locked(call: Call, handout: Handout) -> Response:
@@ -163,7 +163,7 @@ def _queue(call: Call) -> str:
 
 def _consumer(call: Call) -> str:
     """The client's address: PushPop has no consumer names, and operators see who holds a lock."""
-    host, port = call.scope.get("client") or ("unknown", 0)
+    host, port = call.client
     return f"{host}:{port}"
 
 

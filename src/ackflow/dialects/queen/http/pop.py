@@ -106,7 +106,7 @@ def _pop_options(call: Call) -> dict[str, Any]:
         raise InvalidArgument("conflation is not supported")
     chosen = min(AUTOPILOT_BATCH, call.server.limits.batch) if call.flag("autopilot") else 1
     lease = call.seconds("leaseSeconds", 0.0, 1e9)
-    host, port = call.scope.get("client") or ("unknown", 0)
+    host, port = call.client
     return {
         "group": validate.name(call.query.get("consumerGroup") or QUEUE_MODE, "consumerGroup"),
         "consumer": f"{host}:{port}",
@@ -140,7 +140,7 @@ async def _pop(call: Call, request: PopRequest) -> Response:
     answer = pop_result(handout, homes)
     if call.flag("autopilot"):
         answer.autopilot = AutopilotChoice(request.partitions or 1, request.batch)
-    return json(answer)._replace(after=call.server.release_if_undelivered(handout))
+    return json(answer)._replace(undelivered=call.server.release_if_undelivered(handout))
 
 
 def pop_result(handout: Handout, homes: dict[LaneId, str]) -> PopResult:

@@ -81,7 +81,7 @@ async def record(call: Call) -> Response:
     if bytes(given.data) == b"null":
         raise InvalidArgument("data is required")
     partition = await partition_for(call, given.partition_id, NOT_FOUND)
-    host, port = call.scope.get("client") or ("unknown", 0)
+    host, port = call.client
     event = validate.name(given.event_type or "info", "eventType")
     group = None if given.consumer_group is None else validate.text(given.consumer_group, "group")
     trace = NewTrace(
