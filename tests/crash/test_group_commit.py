@@ -24,7 +24,7 @@ from ackflow.errors import (
     StorageFailed,
     TransactionFailed,
 )
-from ackflow.store.group_commit import Writer
+from ackflow.store.group_commit import Job, Writer
 from ackflow.store.sqlite import store as sqlite
 from ackflow.store.tx import Tx
 
@@ -309,7 +309,10 @@ def test_a_signal_while_a_verb_is_handed_over_leaves_nothing_behind(
     monkeypatch.setattr(Writer, "_promote_next", raises)
     ran: list[str] = []
     with pytest.raises(Signal):
-        writer.submit(lambda _: ran.append("never"), synced=synced, on_answer=lambda _: None)
+        jobs = [
+            Job(lambda _, n=n: ran.append(n), (), synced, on_answer=lambda _: None) for n in "ab"
+        ]
+        writer.submit(jobs)
     q.push("jobs", "after")
     assert ran == []
     assert [message.data for message in q.pop("jobs")] == ["after"]

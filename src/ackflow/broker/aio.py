@@ -35,6 +35,7 @@ class LoopBroker:
         self._loop = asyncio.get_running_loop()
         self._answered: deque[tuple[asyncio.Future[Any], Job]] = deque()
         self._woken = False
+        self._submitted: list[Job] = []
         self._returning: set[asyncio.Future[Any]] = set()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ackflow-read")
 
@@ -126,10 +127,24 @@ class LoopBroker:
     ) -> "asyncio.Future[Any]":
         self.broker.check_open()
         future = self._loop.create_future()
-        self.broker.writer.submit(
-            verb, args, synced=synced, merge=merge, on_answer=partial(self.take, future)
-        )
+        self.enqueue(Job(verb, args, synced, merge, partial(self.take, future)))
         return future
+
+    def enqueue(self, job: Job) -> None:
+        """Give a job to the writer, together with all others of this turn of the loop."""
+        if not self._submitted:
+            self._loop.call_soon(self._submit_all)
+        self._submitted.append(job)
+
+    def _submit_all(self) -> None:
+        jobs, self._submitted = self._submitted, []
+        try:
+            self.broker.writer.submit(jobs)
+        except SessionClosed as closed:
+            for job in jobs:
+                job.error = closed
+                assert job.on_answer is not None
+                job.on_answer(job)
 
     def future(self) -> "asyncio.Future[Any]":
         """Create a future of this loop, for `take`."""
@@ -169,7 +184,7 @@ class PendingPop:
         self._given_up: asyncio.Future[Any] | None = None
         self.answered = onloop.future()
         onloop.broker.check_open()
-        self._writer.submit(pop, (request,), synced=False, on_answer=self._answer)
+        onloop.enqueue(Job(pop, (request,), False, None, self._answer))
 
     def give_up(self) -> "asyncio.Future[Any]":
         """Release the messages that the pop leased or will lease; return a future for that."""
@@ -191,10 +206,9 @@ class PendingPop:
         token = None if job.error is not None else job.answer.token
         if token is not None:
             with contextlib.suppress(SessionClosed):
-                return self._writer.submit(
-                    settle, (token, [Mark(Verdict("release"))]), synced=False,
-                    on_answer=partial(self._onloop.take, returned),
-                )  # fmt: skip
+                release: tuple[Any, ...] = token, [Mark(Verdict("release"))]
+                answered = partial(self._onloop.take, returned)
+                return self._writer.submit([Job(settle, release, False, None, answered)])
         self._onloop.take(returned, job)
 
 

@@ -23,6 +23,8 @@ Role = Literal["open", "read-only", "read-write", "admin"]
 T = TypeVar("T")
 
 JSON = b"application/json"
+MAX_KNOWN_PATH = 200  # characters
+MAX_KNOWN_PATHS = 10_000
 _encode = msgspec.json.Encoder().encode
 
 
@@ -224,13 +226,13 @@ class _Node:
 class Router:
     """Finds the route of a path in a tree of its segments; `{name}` matches any one segment.
 
-    A path without parameters is found by one dictionary lookup.
+    A path that was found before is found by one dictionary lookup.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = list(routes)
         self._root = _Node()
-        self._static: dict[str, _Node] = {}
+        self._known: dict[str, tuple[_Node, list[str]]] = {}  # by path, the ones in use
         self._error_encoders: dict[str, ErrorEncoder] = {}
         for route in self.routes:
             self._add(route)
@@ -246,14 +248,11 @@ class Router:
                 node = node.child
             else:
                 node = node.children.setdefault(part, _Node())
-        if not names:
-            self._static[route.path] = node
         assert route.method not in node.routes, f"duplicate route {route.method} {route.path}"
         node.routes[route.method] = route, names
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        node = self._static.get(path)
-        node, values = (node, []) if node is not None else self._match(path)
+        node, values = self._known.get(path) or self._match(path)
         entry = node.routes.get(method)
         if entry is None and method == "HEAD" and _serves_head(node):
             entry = node.routes["GET"]
@@ -267,6 +266,10 @@ class Router:
         found = next(_walk(self._root, path.strip("/").split("/"), 0, []), None)
         if found is None:
             raise PathNotFound(f"no route matches {path}")
+        if len(path) <= MAX_KNOWN_PATH:
+            if len(self._known) >= MAX_KNOWN_PATHS:
+                self._known.clear()
+            self._known[path] = found
         return found
 
     def error_encoder(self, path: str) -> ErrorEncoder:

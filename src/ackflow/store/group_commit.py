@@ -154,25 +154,19 @@ class Writer:
             raise job.error
         return job.answer
 
-    def submit(
-        self,
-        verb: Verb,
-        args: tuple[Any, ...] = (),
-        *,
-        synced: bool,
-        merge: Any = None,
-        on_answer: Callable[[Job], None],
-    ) -> None:
-        """Run one verb without waiting for it.
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Run jobs without waiting for them; each has an `on_answer`.
 
-        `on_answer` is called from another thread, and must neither block nor raise.
+        It is called from another thread, and must neither block nor raise.
         """
-        job = Job(verb, args, synced, merge, on_answer, led_by_helper=True)
         try:
             with self._mutex:
-                self._enqueue(job)
+                for job in jobs:
+                    job.led_by_helper = True
+                    self._enqueue(job)
         except BaseException:
-            self._abandon(job)
+            for job in jobs:
+                self._abandon(job)
             raise
 
     def close(self) -> None:
