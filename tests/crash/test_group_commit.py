@@ -308,10 +308,8 @@ def test_a_signal_while_a_verb_is_handed_over_leaves_nothing_behind(
 
     monkeypatch.setattr(Writer, "_promote_next", raises)
     ran: list[str] = []
+    jobs = [Job(lambda _, n=n: ran.append(n), (), synced, on_answer=lambda _: None) for n in "ab"]
     with pytest.raises(Signal):
-        jobs = [
-            Job(lambda _, n=n: ran.append(n), (), synced, on_answer=lambda _: None) for n in "ab"
-        ]
         writer.submit(jobs)
     q.push("jobs", "after")
     assert ran == []

@@ -114,6 +114,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._accepting = False
         self._stopped = False
+        self._exhausted = False  # the process had no descriptor left; it tries again soon
         self._tasks: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         connections.on_room.append(self._resume)
@@ -127,9 +128,13 @@ class Listener:
         self._sock.close()
 
     def _resume(self) -> None:
-        if not (self._accepting or self._stopped or self._connections.full):
+        if not (self._accepting or self._stopped or self._exhausted or self._connections.full):
             self._accepting = True
             self._loop.add_reader(self._sock, self._accept)
+
+    def _try_again(self) -> None:
+        self._exhausted = False
+        self._resume()
 
     def _pause(self) -> None:
         if self._accepting:
@@ -149,7 +154,8 @@ class Listener:
                     continue  # this client has gone already
                 log.warning("cannot accept connections for now: %s", error.strerror)
                 self._pause()
-                self._loop.call_later(PAUSE_SECONDS, self._resume)
+                self._exhausted = True
+                self._loop.call_later(PAUSE_SECONDS, self._try_again)
                 return
             client.setblocking(False)
             self._connections.pending += 1
