@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 from msgspec import Struct, structs
 
-from .. import validate
+from .. import ranges, validate
 from ..errors import InvalidArgument
 from ..ids import LaneId, new_token
 from ..options import MAX_PAYLOAD, MAX_SEGMENT_COUNT, Counting, Dialect
@@ -35,6 +35,7 @@ _SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
 STAGED_AT = "a staged message takes a delay, counted from its publication, but not a time (at)"
 MAX_VALUE = 1024 * 1024
 MAX_SEQUENCE = 1 << 48
+_skip_json = msgspec.json.Decoder(msgspec.Raw).decode  # validates without building objects
 LARGEST = 1 << 60  # of batch numbers, versions and limits that have no limit of their own
 
 
@@ -100,6 +101,28 @@ class Chunk(Struct):
             raise InvalidArgument("a chunk is too large; send several")
         if self.rest is not None:
             _check_rest(self.rest, len(ends))
+        self._check_json(ends)
+
+    def _check_json(self, ends: list[int]) -> None:
+        """Refuse payloads that are not JSON: answers contain them as they are.
+
+        The data is decoded as a whole: a payload begins and ends with an ASCII character.
+        """
+        binary = self.rest.binary if self.rest is not None else []
+        data, index = self.data, 0
+        try:
+            if not binary:
+                data.decode()
+                if len(ends) == 1:
+                    _skip_json(data)
+                    return
+            for index, (start, end) in enumerate(pairwise((0, *ends))):
+                if not (binary and ranges.contains(binary, index)):
+                    _skip_json(data[start:end])
+                    if binary:
+                        data[start:end].decode()
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidArgument(f"message {index} of a chunk must be JSON: {error}") from None
 
 
 def _check_rest(rest: Rest, count: int) -> None:

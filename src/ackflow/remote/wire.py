@@ -5,6 +5,7 @@ in transit; JSON carries the same as text. An error is sent as code, message and
 """
 
 from array import array
+from base64 import b64decode
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -73,12 +74,21 @@ def _decode_hook(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, AckflowError):
         return decode_error(msgspec.convert(value, ErrorInfo))
     if kind is array or getattr(kind, "__origin__", None) is array:
-        if not isinstance(value, bytes) or len(value) % 4:
-            raise ValueError("offsets must be 32-bit integers in bytes")
-        read = array("i")
-        read.frombytes(value)
-        return read
+        return _offsets(value)
     raise TypeError(f"{kind} cannot be decoded")
+
+
+def _offsets(value: Any) -> "array[int]":
+    """Read offsets: a list of integers, or 32-bit integers in bytes, which JSON has as base64."""
+    read = array("i")
+    try:
+        if isinstance(value, list):
+            read.extend(value)
+        else:
+            read.frombytes(b64decode(value, validate=True) if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("offsets must be a list of 32-bit integers, or their bytes") from None
+    return read
 
 
 class Codec:

@@ -11,10 +11,8 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from msgspec import structs
-
 from ..errors import NoEncryptionKey, PayloadSealed
-from .records import Rest
+from .records import Rest, StoredRest
 
 VARIABLES = ("ACKFLOW_ENCRYPTION_KEY", "QUEEN_ENCRYPTION_KEY")
 ID, NONCE = 4, 12
@@ -32,7 +30,7 @@ def check_key() -> None:
     _keys()
 
 
-def encrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
+def encrypt(data: bytes, rest: Rest | None) -> tuple[bytes, StoredRest]:
     """Encrypt payload bytes; returns them and the optional fields as they are stored."""
     try:
         keys = _keys()
@@ -41,16 +39,17 @@ def encrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest]:
         raise PayloadSealed(f"nothing can be written to an encrypted queue: {error}") from None
     nonce = os.urandom(NONCE)
     sealed = keys.first + nonce + keys.ciphers[keys.first].encrypt(nonce, data, None)
-    return sealed, structs.replace(rest or Rest(), sealed=True)
+    rest = rest or Rest()
+    return sealed, StoredRest(rest.txids, rest.headers, rest.binary, sealed=True)
 
 
-def decrypt(data: bytes, rest: Rest | None) -> tuple[bytes, Rest | None]:
+def decrypt(data: bytes, rest: StoredRest | None) -> tuple[bytes, Rest | None]:
     """Decrypt payload bytes; returns them and the optional fields as they were pushed."""
     if rest is None or not rest.sealed:
         return data, rest
     from cryptography.exceptions import InvalidTag
 
-    plain = structs.replace(rest, sealed=False)
+    plain = Rest(rest.txids, rest.headers, rest.binary)
     beside = None if plain.empty else plain
     try:
         cipher = _keys().ciphers.get(data[:ID])

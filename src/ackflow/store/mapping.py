@@ -22,6 +22,7 @@ from .records import (
     Queue,
     Rest,
     Segment,
+    StoredRest,
 )
 
 Row = tuple[Any, ...]
@@ -29,7 +30,7 @@ Row = tuple[Any, ...]
 _carry = msgpack.Decoder(Carry).decode
 _fates = msgpack.Decoder(list[tuple[str, int, LaneId, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[LaneId, bytes, int]]).decode
-_rest = msgpack.Decoder(Rest).decode
+_rest = msgpack.Decoder(StoredRest).decode
 _NONE = memoryview(b"")
 ALL_ACKED = b""  # the fates of a lease whose messages were all acked when it ended
 

@@ -112,15 +112,11 @@ class Odd(NamedTuple):
 
 
 class Rest(Struct, omit_defaults=True):
-    """The optional fields of the messages of a body, by index in the body.
-
-    `sealed` applies to the whole body and is set only in storage: the data is encrypted.
-    """
+    """The optional fields of the messages of a body, by index in the body, as clients send them."""
 
     txids: dict[int, str] = {}
     headers: dict[int, dict[str, str]] = {}
     binary: Ranges = []
-    sealed: bool = False
 
     @property
     def empty(self) -> bool:
@@ -176,6 +172,12 @@ class Rest(Struct, omit_defaults=True):
                 binary.append(at)
         merged.binary = ranges.of(binary)
         return merged
+
+
+class StoredRest(Rest):
+    """The optional fields as they are stored; `sealed`: the data of the body is encrypted."""
+
+    sealed: bool = False
 
 
 NO_REST = Rest()  # shared by messages without optional fields; must not be changed

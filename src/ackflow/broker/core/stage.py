@@ -15,7 +15,7 @@ from ...errors import InvalidArgument, StageMissing, StorageFull
 from ...options import STAGE_SECONDS
 from ...store.encryption import decrypt
 from ...store.mapping import pack_body
-from ...store.records import Rest, Segment, Stage
+from ...store.records import Rest, Segment, Stage, StoredRest
 from ...store.tx import Tx
 from ..requests import STAGED_AT, Chunk, TransactionRequest, check_batch
 from ..verb import verb
@@ -117,7 +117,7 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     if beside is not None and msgpack.decode(beside, type=Rest).txids:
         row = tx.all("staged_rest", piece.body)[0]
         ends = row[0]
-        data, rest = decrypt(row[1], msgpack.decode(row[2], type=Rest))
+        data, rest = decrypt(row[1], msgpack.decode(row[2], type=StoredRest))
         tx.run("drop_body", piece.body)
         chunk = Chunk(
             piece.queue, piece.partition, piece.priority, delay, array("i", ends), data, rest
