@@ -20,6 +20,7 @@ from ackflow.broker.requests import (
     TransactionRequest,
     Verdict,
 )
+from ackflow.broker.verb import Scope
 from ackflow.errors import InvalidArgument
 
 HUGE = 1 << 64
@@ -62,8 +63,8 @@ def test_a_call_states_the_queues_and_leases_it_touches() -> None:
     scope = VERBS["commit_batch"].scope(
         (BatchCommit("p", 1, holds=[Hold(8, 1, [0, 1])], also=also),)
     )
-    assert scope == ({"other"}, {7, 8}, False)
-    assert VERBS["settle_many"].scope(({5: [Mark(Verdict("ack"))]}, False)) == (set(), {5}, False)
+    assert scope == Scope({"other"}, {7, 8}, producers={"p"})
+    assert VERBS["settle_many"].scope(({5: [Mark(Verdict("ack"))]}, False)) == Scope(leases={5})
     assert VERBS["purge"].scope(("orders", None)).queues == {"orders"}
     assert VERBS["value"].scope(("key",)).values
 

@@ -126,14 +126,6 @@ def revision(tx: Tx) -> int:
     return int(tx.value("get_meta", REVISION) or 0)
 
 
-def queue_of_lease(tx: Tx, token: int) -> str | None:
-    """Return the name of the queue of a lease, or None if the lease is unknown."""
-    row = tx.lease_row(token)
-    group = tx.group_by_id(row[2]) if row else None
-    queue = tx.queue_by_id(group.queue) if group else None
-    return queue.name if queue else None
-
-
 def changed(tx: Tx) -> None:
     """Increase the revision, so that caches of tokens are reloaded."""
     tx.run("put_meta", REVISION, str(revision(tx) + 1))

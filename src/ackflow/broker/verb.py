@@ -7,20 +7,22 @@ The decorator registers the function and returns it unchanged, so that a verb co
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, structs
 
 from . import requests
 from .requests import (
+    BatchCommit,
     BrowseRequest,
     Chunk,
     DeadFilter,
     DeleteOperation,
     Hold,
     PutOperation,
+    ReaderRequest,
     SettleOperation,
 )
 
@@ -29,19 +31,33 @@ Role = Literal["read-only", "read-write", "admin"]
 Names = tuple[str, ...]
 
 
-class Scope(NamedTuple):
-    """What a call touches: queues by name, leases by token, and whether any keyed value."""
+@dataclass(slots=True)
+class Scope:
+    """What a call touches: queues by name, what belongs to queues, and whether any keyed value.
 
-    queues: set[str]
-    leases: set[int]
-    values: bool
+    `batches`: the batches of Spark queries, by query and number.
+    """
+
+    queues: set[str] = field(default_factory=set)
+    leases: set[int] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+    producers: set[str] = field(default_factory=set)
+    stages: set[str] = field(default_factory=set)
+    batches: set[tuple[str, int]] = field(default_factory=set)
+    values: bool = False
+
+    @property
+    def indirect(self) -> bool:
+        """Whether it touches queues that only the database knows."""
+        return bool(self.leases or self.readers or self.producers or self.stages or self.batches)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Verb:
     """A verb that can be called over HTTP.
 
-    `queues` and `leases` name the parameters that hold a queue's name or a lease's token.
+    `queues` and `leases` name the parameters that hold a queue's name or a lease's token; so do
+    `readers`, `producers` and `stages`, which belong to queues as well.
     `read_only`: it runs on a snapshot, beside the writer. `repeatable`: a client may send it again
     when the answer was lost. `synced`: it is on disk before it is answered, whatever the client
     asks for. `values`: it reads keyed values, which belong to no queue. `answers`: its result is
@@ -53,6 +69,9 @@ class Verb:
     role: Role
     queues: Names
     leases: Names
+    readers: Names
+    producers: Names
+    stages: Names
     read_only: bool
     repeatable: bool
     synced: bool
@@ -75,18 +94,30 @@ class Verb:
     def scope(self, arguments: tuple[Any, ...]) -> Scope:
         """What a call touches, found in its arguments and in every request inside them."""
         given = dict(zip(self.parameters, arguments, strict=True))
-        queues = {given[name] for name in self.queues if given[name] is not None}
-        leases = {token for name in self.leases for token in _tokens(given[name])}
-        values = self.values
+        scope = Scope(
+            {given[name] for name in self.queues if given[name] is not None},
+            {token for name in self.leases for token in _tokens(given[name])},
+            {given[name] for name in self.readers},
+            {given[name] for name in self.producers},
+            {stage for name in self.stages for stage in _names(given[name])},
+            values=self.values,
+        )
         for part in _structs(arguments):
             match part:
                 case Chunk() | DeadFilter() | BrowseRequest():
-                    queues.add(part.queue)
+                    scope.queues.add(part.queue)
                 case SettleOperation() | Hold():
-                    leases.add(part.token)
+                    scope.leases.add(part.token)
                 case PutOperation() | DeleteOperation():
-                    values = True
-        return Scope(queues, leases, values)
+                    scope.values = True
+                case ReaderRequest():
+                    scope.readers.add(part.reader)
+                case BatchCommit():
+                    scope.producers.add(part.producer)
+                    scope.stages.update(part.stages)
+                    if part.query:
+                        scope.batches.add((part.query, part.batch))
+        return scope
 
 
 VERBS: dict[str, Verb] = {}
@@ -99,6 +130,9 @@ def verb(
     name: str | None = None,
     queue: str | Names = (),
     lease: str | Names = (),
+    reader: str | Names = (),
+    producer: str | Names = (),
+    stage: str | Names = (),
     read_only: bool = False,
     repeatable: bool = True,
     synced: bool = False,
@@ -111,11 +145,13 @@ def verb(
     def register(run: F) -> F:
         parameters = list(signature(run).parameters.values())[1:]
         found = Verb(
-            name or run.__name__, run, role, _names(queue), _names(lease), read_only, repeatable,
+            name or run.__name__, run, role, _names(queue), _names(lease), _names(reader),
+            _names(producer), _names(stage), read_only, repeatable,
             synced, values, answers, check, tuple(p.name for p in parameters),
             tuple(None if p.default is p.empty else p.default for p in parameters),
         )  # fmt: skip
-        assert {*found.queues, *found.leases} <= {*found.parameters}, found.name
+        named = {*found.queues, *found.leases, *found.readers, *found.producers, *found.stages}
+        assert named <= {*found.parameters}, found.name
         assert found.name not in VERBS, found.name
         VERBS[found.name] = BY_FUNCTION[run] = found
         return run
@@ -123,8 +159,8 @@ def verb(
     return register
 
 
-def _names(given: str | Names) -> Names:
-    return (given,) if isinstance(given, str) else given
+def _names(given: str | Names | list[str]) -> Names:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _tokens(value: Any) -> list[int]:

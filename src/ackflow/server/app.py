@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ..broker.access_tokens import queue_of_lease
 from ..broker.aio import LoopBroker, LoopSignal
 from ..broker.broker import Broker
 from ..broker.core.handout import Handout
+from ..broker.core.leases import queue_of_lease
 from ..broker.requests import PopRequest
 from ..errors import AckflowError, BatchTooLarge, Internal, InvalidArgument, TooManyWaiting
 from ..options import Counting

@@ -1,29 +1,41 @@
-"""Authorization of remote verbs: checks the queues in their arguments against the caller's token.
+"""Authorization of remote verbs: checks the queues that they touch against the caller's token.
 
-Lease tokens and the ids of readers and stages are random, so a caller that sends one was given it.
-Lists show lease tokens, however, so the queue of a lease is checked too.
+Leases, readers, producers and stages belong to queues, which only the database knows. Those are
+checked in the transaction of the verb itself, before it does anything.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from ..broker.registry import Verb
+from ..broker.scope import queues_behind
 from ..model import QueueStats
+from ..store.tx import Tx
 from .http import Call
 
 
-async def check(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> None:
-    """Raise Forbidden unless the caller's token covers every queue that the verb touches."""
-    server = call.server
-    if call.who is None:
-        return
+def authorized(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function to run for a verb; it raises Forbidden unless the caller's token covers every
+    queue that the verb touches. Queues that the arguments name are checked at once."""
+    server, who = call.server, call.who
+    if who is None:
+        return verb.run
     scope = verb.scope(arguments)
     for queue in scope.queues:
         server.allow(call, queue)
-    if call.who.may_everywhere(call.role):
-        return
+    if who.may_everywhere(call.role):
+        return verb.run
     if scope.values:
         server.allow_all(call)
-    await server.allow_lease(call, *scope.leases)
+    if not scope.indirect:
+        return verb.run
+
+    def run(tx: Tx, *given: Any) -> Any:
+        for queue in queues_behind(tx, scope):
+            server.allow(call, queue)
+        return verb.run(tx, *given)
+
+    return run
 
 
 def visible(call: Call, result: Any) -> Any:

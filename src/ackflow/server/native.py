@@ -5,6 +5,7 @@ them, and a settle names a lease and ranges instead of a list of messages.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -95,17 +96,19 @@ async def run(call: Call) -> Response:
     call.server.require(call, verb.role)
     synced, arguments = wire.arguments_codec(verb).read(call.body, _request_encoding(call))
     verb.check(arguments)
-    await authz.check(call, verb, arguments)
-    result = authz.visible(call, await _run(call, verb, synced, arguments))
+    function = authz.authorized(call, verb, arguments)
+    result = authz.visible(call, await _run(call, verb, function, synced, arguments))
     return _respond(call, wire.pack(result) if isinstance(result, Handout) else result)
 
 
-async def _run(call: Call, verb: Verb, synced: bool, arguments: tuple[Any, ...]) -> Any:
+async def _run(
+    call: Call, verb: Verb, function: Callable[..., Any], synced: bool, arguments: tuple[Any, ...]
+) -> Any:
     server = call.server
     if verb.read_only:
         await server.thread(server.broker.catch_up)
-        return await server.onloop.look(verb.run, *arguments)
-    result = await server.do(verb.run, synced or verb.synced, *arguments)
+        return await server.onloop.look(function, *arguments)
+    result = await server.do(function, synced or verb.synced, *arguments)
     return result if verb.answers else None
 
 

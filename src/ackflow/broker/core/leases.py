@@ -66,6 +66,14 @@ def split_for_claims(which: Ranges) -> list[Ranges]:
     return sets
 
 
+def queue_of_lease(tx: Tx, token: int) -> str | None:
+    """Return the name of the queue of a lease, or None if the lease is unknown."""
+    row = tx.lease_row(token)
+    group = tx.group_by_id(row[2]) if row else None
+    queue = tx.queue_by_id(group.queue) if group else None
+    return queue.name if queue else None
+
+
 @verb("read-write", lease="token")
 def read(tx: Tx, token: int) -> Handout:
     """Return all messages that a lease delivered; raise Gone if some no longer exist."""

@@ -8,7 +8,7 @@ import secrets
 from array import array
 from collections.abc import Iterable
 
-from msgspec import msgpack
+from msgspec import Struct, msgpack
 
 from ...clock import SECOND
 from ...errors import InvalidArgument, StageMissing, StorageFull
@@ -17,17 +17,42 @@ from ...store.encryption import decrypt
 from ...store.mapping import pack_body
 from ...store.records import Rest, Segment, Stage, StoredRest
 from ...store.tx import Tx
-from ..requests import STAGED_AT, Chunk, TransactionRequest, check_batch
+from ..requests import (
+    STAGED_AT,
+    Chunk,
+    PushOperation,
+    SettleOperation,
+    TransactionRequest,
+    check_batch,
+)
 from ..verb import verb
 from .capacity import make_room
+from .leases import queue_of_lease
 from .push import Answer, Placed, announce, created_at, not_before, push_with_rest
 from .topology import complete_cursors, lane_for, queue_for
 from .transactions import transact
 
-_answers = msgpack.Decoder(Answer).decode
+
+class Published(Struct):
+    """What is kept of a producer: its highest batch, the answer to it, and its queues.
+
+    A producer belongs to the queues that its batches have touched; others may not use its name.
+    """
+
+    batch: int
+    places: Answer
+    queues: list[str] = []
 
 
-@verb("read-write", repeatable=False, synced=True)
+class _Stored(Struct):
+    places: Answer
+    queues: list[str]
+
+
+_stored = msgpack.Decoder(_Stored | Answer).decode  # rows of older versions have only the answer
+
+
+@verb("read-write", producer="producer", repeatable=False, synced=True)
 def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     """Write messages under a new stage id; they are invisible until they are published."""
     check_batch(producer, batch)
@@ -48,7 +73,7 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
     return name
 
 
-@verb("read-write", synced=True)
+@verb("read-write", producer="producer", stage="stages", synced=True)
 def publish(
     tx: Tx, producer: str, batch: int, stages: list[str], also: TransactionRequest | None = None
 ) -> Answer:
@@ -56,11 +81,22 @@ def publish(
 
     A batch that is not above the producer's highest publishes nothing and succeeds.
     """
+    return publish_for(tx, producer, batch, stages, also, set())
+
+
+def publish_for(
+    tx: Tx, producer: str, batch: int, stages: list[str], also: TransactionRequest | None,
+    queues: set[str | None],
+) -> Answer:  # fmt: skip
+    """Publish like `publish`; the producer belongs to these queues too.
+
+    A first batch that touches no queue is not recorded, so that a name cannot be taken that way.
+    """
     check_batch(producer, batch)
-    row = tx.one("producer", producer)
-    if row is not None and batch <= row[0]:
+    known = published(tx, producer)
+    if known is not None and batch <= known.batch:
         _drop_batch(tx, producer, batch)
-        return _answers(row[1]) if batch == row[0] else []
+        return known.places if batch == known.batch else []
     pieces = {name: tx.stage(name) for name in stages}
     for name, found in pieces.items():
         if not found or (found[0].producer, found[0].batch) != (producer, batch):
@@ -73,10 +109,43 @@ def publish(
         for name in pieces:
             tx.run("drop_stage", name)
         _drop_batch(tx, producer, batch)
-        tx.run("put_producer", producer, batch, msgpack.encode(answer), tx.now)
+        queues |= {piece.queue or None for found in pieces.values() for piece in found}
+        queues |= _queues_of(tx, also)
+        bound = sorted({*(known.queues if known else ()), *(name for name in queues if name)})
+        if known is not None or bound:
+            stored = msgpack.encode(_Stored(answer, bound))
+            tx.run("put_producer", producer, batch, stored, tx.now)
         if also is not None:
             transact(tx, also)
     return answer
+
+
+def published(tx: Tx, producer: str) -> Published | None:
+    """Return what is kept of a producer, or None if it has published nothing."""
+    row = tx.one("producer", producer)
+    if row is None:
+        return None
+    found = _stored(row[1])
+    if isinstance(found, _Stored):
+        return Published(row[0], found.places, found.queues)
+    lanes = [tx.lane(place.lane) for places in found for place in places]
+    names = [tx.queue_by_id(lane.queue) for lane in lanes if lane is not None]
+    return Published(row[0], found, sorted({queue.name for queue in names if queue is not None}))
+
+
+def stage_queues(tx: Tx, name: str) -> set[str]:
+    """Return the queues for which a stage has messages."""
+    return {piece.queue for piece in tx.stage(name) if piece.queue}
+
+
+def _queues_of(tx: Tx, also: TransactionRequest | None) -> set[str | None]:
+    queues: set[str | None] = set()
+    for operation in also.operations if also is not None else ():
+        if isinstance(operation, PushOperation):
+            queues.update(chunk.queue for chunk in operation.request.chunks)
+        elif isinstance(operation, SettleOperation):
+            queues.add(queue_of_lease(tx, operation.token))
+    return queues
 
 
 def _sizes(pieces: Iterable[Stage]) -> dict[str, int]:
@@ -86,7 +155,7 @@ def _sizes(pieces: Iterable[Stage]) -> dict[str, int]:
     return sizes
 
 
-@verb("read-write")
+@verb("read-write", stage="name")
 def drop_stage(tx: Tx, name: str) -> None:
     """Drop a stage and its payloads."""
     for piece in tx.stage(name):

@@ -8,12 +8,20 @@ from ...ranges import Ranges
 from ...store.records import Claim, record_acks
 from ...store.tx import Tx
 from ..core.expiry import expire_if_over
+from ..core.leases import queue_of_lease
 from ..core.settle import settle
-from ..core.stage import publish
+from ..core.stage import publish, publish_for, published
 from ..requests import BatchCommit, Hold, SettleOperation, TransactionRequest
 from ..verb import verb
 from .reclaim import part_states
-from .records import ReaderBatch, batches_between, batches_of_query_batch, get_reader, save_batch
+from .records import (
+    ReaderBatch,
+    batches_between,
+    batches_of_query_batch,
+    get_reader,
+    reader_queue,
+    save_batch,
+)
 from .verbs import current, marks_for
 
 
@@ -25,7 +33,7 @@ class BatchDone(Struct):
     repeated: bool = False
 
 
-@verb("read-write", name="bind_batch")
+@verb("read-write", name="bind_batch", reader="reader")
 def bind(
     tx: Tx, reader: str, epoch: int, start: int, end: int, query: str, batch: int, run: str
 ) -> None:
@@ -43,8 +51,8 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
 
     A batch that is not above the producer's highest does nothing and succeeds.
     """
-    row = tx.one("producer", request.producer)
-    if row is not None and request.batch <= row[0]:
+    known = published(tx, request.producer)
+    if known is not None and request.batch <= known.batch:
         publish(tx, request.producer, request.batch, request.stages)
         return BatchDone(repeated=True)
     reader_batches = (
@@ -57,7 +65,9 @@ def commit_batch(tx: Tx, request: BatchCommit) -> BatchDone:
     with tx.savepoint():
         operations = [*request.settles, *request.also]
         also = TransactionRequest(operations) if operations else None
-        placed = publish(tx, request.producer, request.batch, request.stages, also)
+        queues = {reader_queue(tx, one.reader) for one in reader_batches}
+        queues |= {queue_of_lease(tx, one.token) for one in request.holds}
+        placed = publish_for(tx, request.producer, request.batch, request.stages, also, queues)
         done.published = sum(place.stop - place.first for run in placed for place in run)
         for some in request.holds:
             hold(tx, some)

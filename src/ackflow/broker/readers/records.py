@@ -52,6 +52,14 @@ def get_reader(tx: Tx, id: str) -> Reader | None:
     return Reader(*row) if row else None
 
 
+def reader_queue(tx: Tx, id: str) -> str | None:
+    """Return the name of the queue that a reader reads, or None if the reader is unknown."""
+    reader = get_reader(tx, id)
+    group = tx.group_by_id(reader.group_id) if reader else None
+    queue = tx.queue_by_id(group.queue) if group else None
+    return queue.name if queue else None
+
+
 def save_reader(tx: Tx, reader: Reader) -> None:
     reader.seen_at = tx.now
     tx.run("put_reader", reader.id, reader.group_id, reader.manual, reader.epoch, reader.number,

@@ -62,7 +62,7 @@ class PlannedPart(Struct):
     bytes: int
 
 
-@verb("read-write", queue="queue", synced=True)
+@verb("read-write", queue="queue", reader="reader", synced=True)
 def start_reader(
     tx: Tx, reader: str, queue: str, group: str, manual: bool, number: int
 ) -> int:  # fmt: skip
@@ -92,7 +92,7 @@ def start_reader(
     return found.epoch
 
 
-@verb("read-write", name="reader_idle", read_only=True)
+@verb("read-write", name="reader_idle", reader="reader", read_only=True)
 def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
     """Return whether `lease_next` after `start` would change nothing; read-only."""
     found = get_reader(tx, reader)
@@ -135,7 +135,7 @@ def lease_next(tx: Tx, request: ReaderRequest) -> NumberedBatch:
     return NumberedBatch(reader.number, sum(ranges.count(part.ranges) for part in parts))
 
 
-@verb("read-write", synced=True)
+@verb("read-write", reader="reader", synced=True)
 def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float) -> int:
     """Settle every batch up to `number`; returns how many messages that settled."""
     validate.positive(lease_seconds, "lease_seconds")
@@ -144,7 +144,7 @@ def settle_to(tx: Tx, reader: str, epoch: int, number: int, lease_seconds: float
     return _settle_to(tx, found, group, number, lease_seconds)
 
 
-@verb("read-write", synced=True)
+@verb("read-write", reader="reader", synced=True)
 def hand_over(
     tx: Tx, reader: str, epoch: int, start: int, end: int, lease_seconds: float
 ) -> list[PlannedPart]:
@@ -174,7 +174,7 @@ def hand_over(
     return lots
 
 
-@verb("read-write", name="keep_reader")
+@verb("read-write", name="keep_reader", reader="reader")
 def keep(tx: Tx, reader: str, epoch: int, lease_seconds: float) -> int:
     """Extend every lease of a reader; returns how many batches are no longer complete.
 
@@ -204,7 +204,8 @@ def _check_part(
         raise InvalidArgument("a part of a batch must have at least one message")
 
 
-@verb("read-write", name="reader_fetch", lease="token", read_only=True, check=_check_part)
+@verb("read-write", name="reader_fetch", reader="reader", lease="token", read_only=True,
+      check=_check_part)  # fmt: skip
 def fetch(
     tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges, size: int
 ) -> Handout:
@@ -227,7 +228,7 @@ def fetch(
     return Handout(queue.name, group.name, tx.store, token, None, runs)
 
 
-@verb("read-write", lease="token", check=_check_part)
+@verb("read-write", reader="reader", lease="token", check=_check_part)
 def mark_bad(
     tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges
 ) -> None:

@@ -1,6 +1,6 @@
 """Streams in the Queen dialect: clients compute; the server keeps state and commits each cycle."""
 
-from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from msgspec import Raw, Struct, field
@@ -121,7 +121,8 @@ async def register(call: Call) -> Response:
         call.server.allow(call, validate.name(given.sink_queue, "sink_queue"))
     query = Query("", given.config_hash, given.source_queue, given.sink_queue or None)
     try:
-        found = await call.server.do(streams.register, True, name, query, given.reset)
+        allow = partial(call.server.allow, call)
+        found = await call.server.do(streams.register, True, name, query, given.reset, allow)
     except QueryChanged as refusal:
         return _conflict(refusal)
     return json(
@@ -136,20 +137,26 @@ def _conflict(error: AckflowError) -> Response:
 async def get_state(call: Call) -> Response:
     """Return the state of a query in a partition, filtered."""
     given = body_of(call, StateBody)
-    partition = await _partition(call, given.partition_id)
+    partition = await _partition(call, given)
     wanted = Wanted(given.keys or [], given.key_prefix or "", given.ripe_at_or_before)
     found = await read_current(call, streams.get_state, given.query_id, partition, wanted)
     return json(StateResult(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
 
 
-def _partition(call: Call, text: str) -> Awaitable[PartitionId]:
-    return partition_for(call, text, f"partition {text!r} not found")
+async def _partition(call: Call, given: StateBody | CycleBody) -> PartitionId:
+    """The partition of a call; checks the token against its queue and those of the query."""
+    text = given.partition_id
+    partition = await partition_for(call, text, f"partition {text!r} not found")
+    if call.who is not None and not call.who.may_everywhere(call.role):
+        for queue in await read_current(call, streams.queues_of_query, given.query_id):
+            call.server.allow(call, queue)
+    return partition
 
 
 async def cycle(call: Call) -> Response:
     """Change state, push and ack atomically."""
     given = body_of(call, CycleBody)
-    partition = await _partition(call, given.partition_id)
+    partition = await _partition(call, given)
     items = given.push_items or []
     call.server.check_batch(len(items))
     push, places = None, None

@@ -6,6 +6,7 @@ the partition and a key of the query.
 
 import math
 import uuid
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -93,10 +94,19 @@ class Cycled(Struct):
     stale: bool = False
 
 
-def register(tx: Tx, name: str, query: Query, reset: bool) -> Registered:
-    """Find a query by its name or create it; a reset deletes its state."""
+def register(
+    tx: Tx, name: str, query: Query, reset: bool, allow: Callable[[str], None] | None = None
+) -> Registered:
+    """Find a query by its name or create it; a reset deletes its state.
+
+    A query belongs to its source and its sink. `allow` is called with those of a known query, and
+    raises if the caller may not change it.
+    """
     row = tx.one("get_value", QUERIES + name)
     known = msgspec.json.decode(row[0], type=Query) if row else None
+    if known is not None and allow is not None:
+        for queue in filter(None, (known.source, known.sink)):
+            allow(queue)
     if known is not None and known.hash != query.hash and not reset:
         raise QueryChanged(
             f"config_hash mismatch: query {name!r} is registered with another configuration; "
@@ -251,6 +261,13 @@ def _known(tx: Tx, query: str) -> str:
     if row is None:
         raise NotFound(f"query {query!r} not found; register it first")
     return msgspec.json.decode(row[0], type=str)
+
+
+def queues_of_query(tx: Tx, query: str) -> list[str]:
+    """Return the source and the sink of a registered query, or raise NotFound."""
+    row = tx.one("get_value", QUERIES + _known(tx, query))
+    known = msgspec.json.decode(row[0], type=Query) if row else None
+    return [queue for queue in (known.source, known.sink) if queue] if known else []
 
 
 def _missing(tx: Tx, key: str) -> bool:
