@@ -9,6 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
@@ -368,6 +369,7 @@ class BrowseRequest(Struct):
     after: tuple[int, ...] | None = None
 
     def check(self) -> Self:
+        validate.name(self.queue, "queue")
         validate.integer(self.limit, "limit", 1, 10_000)
         validate.seconds(self.seconds, "seconds")
         if self.after is not None and len(self.after) != 2:
@@ -410,6 +412,9 @@ class ReaderRequest(Struct):
     lease_seconds: float
 
     def check(self) -> None:
+        validate.name(self.reader, "reader")
+        validate.integer(self.epoch, "epoch", 0, LARGEST)
+        validate.integer(self.start, "start", 0, LARGEST)
         validate.integer(self.rows, "rows", 0, LARGEST)
         validate.integer(self.bytes, "bytes", 1, LARGEST)
         validate.positive(self.lease_seconds, "lease_seconds")
@@ -443,6 +448,8 @@ class BatchCommit(Struct):
 
     def check(self) -> None:
         check_batch(self.producer, self.batch)
+        if self.query:
+            validate.name(self.query, "query")
         for part in (*self.settles, *self.holds, *self.also):
             part.check()
 
@@ -481,3 +488,32 @@ def check_all(value: Any) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             check_all(item)
+
+
+def check_numbers(value: Any) -> None:
+    """Refuse numbers that the store cannot hold, wherever they are in a value."""
+    kind = type(value)
+    if kind is int:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise InvalidArgument(f"an integer must have at most 64 bits, got {value}")
+    elif kind is float:
+        if not isfinite(value):
+            raise InvalidArgument(f"a number must be finite, got {value}")
+    elif kind is list or kind is tuple:
+        for item in value:
+            check_numbers(item)
+    elif kind is dict:
+        for key, item in value.items():
+            check_numbers(key)
+            check_numbers(item)
+    elif isinstance(value, Struct):
+        for item in structs.astuple(value):
+            check_numbers(item)
+
+
+def check_seek(_queue: str, _group: str, to: str | int, time: bool, *_: object) -> None:
+    """Validate where to seek: `start`, `end`, a time in microseconds, or a sequence number."""
+    if isinstance(to, str):
+        validate.one_of(to, "to", ("start", "end"))
+    else:
+        validate.integer(to, "to", 0, 1 << 62 if time else MAX_SEQUENCE)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, structs
 
+from .. import validate
 from . import requests
 from .requests import (
     BatchCommit,
@@ -87,7 +88,11 @@ class Verb:
         for name in self.leases:
             for token in _tokens(given[name]):
                 requests.check_token(token)
+        requests.check_numbers(arguments)
         requests.check_all(arguments)
+        for name, value in given.items():
+            if name in _LIMITS and value is not None:
+                _LIMITS[name](value)
         if self.extra_check is not None:
             self.extra_check(*arguments)
 
@@ -119,6 +124,27 @@ class Verb:
                         scope.batches.add((part.query, part.batch))
         return scope
 
+
+def _from(what: str, least: int, most: int) -> Callable[[object], object]:
+    return lambda value: validate.integer(value, what, least, most)
+
+
+# The limits of parameters that mean the same in every verb.
+_LIMITS: dict[str, Callable[[object], object]] = {
+    "limit": _from("limit", 1, 100_000),
+    "offset": _from("offset", 0, requests.LARGEST),
+    "before": _from("before", 0, requests.LARGEST),
+    "batch": _from("batch", 0, requests.LARGEST),
+    "epoch": _from("epoch", 0, requests.LARGEST),
+    "number": _from("number", 0, requests.LARGEST),
+    "start": _from("start", 0, requests.LARGEST),
+    "end": _from("end", 0, requests.LARGEST),
+    "size": _from("size", 1, requests.LARGEST),
+    "reader": lambda value: validate.name(value, "reader"),
+    "producer": lambda value: validate.name(value, "producer"),
+    "seconds": lambda value: validate.seconds(value, "seconds"),
+    "lease_seconds": lambda value: validate.positive(value, "lease_seconds"),
+}
 
 VERBS: dict[str, Verb] = {}
 BY_FUNCTION: dict[Callable[..., Any], Verb] = {}

@@ -61,6 +61,7 @@ from .protocol import CommitObserver, TransactionalStore
 from .tx import Tx
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
+MAX_SPLITS = 4  # how often a group is run again without the jobs that failed it
 STORE_ERRORS = (OutcomeUnknown, StorageAway, StorageBusy)  # not caused by a verb of the group
 log = logging.getLogger("ackflow")
 Verb = Callable[..., Any]  # called with the transaction and the job's arguments
@@ -113,6 +114,7 @@ class Writer:
         self._unsynced_served = False  # whether a helper waits for their sync
         self._helper_work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
         self._helpers: list[threading.Thread] = []
+        self._running: list[Job] = []  # the jobs that a group transaction runs at the moment
         self._closing = False
         self.commits = 0
         self.verbs = 0
@@ -441,17 +443,43 @@ class Writer:
                 for job in group:
                     job.error = error
                 return
-            self._run_one_by_one(group)
+            self._run_without_failing(group)
             if not isinstance(error, Exception):
                 raise
         finally:
             for job in group:
                 job.done = True
 
-    def _run_one_by_one(self, group: list[Job]) -> None:
-        """Run each job of a group in a transaction of its own, after one failed all of them."""
+    def _run_without_failing(self, group: list[Job]) -> None:
+        """Run a group again after one of its jobs failed it: that job alone, the others together.
+
+        A second failure in the rest is handled likewise; after a few, each job runs alone.
+        """
+        rest = group
+        for _ in range(MAX_SPLITS):
+            failed, self._running = self._running, []
+            if not failed or len(failed) == len(rest):
+                break
+            rest = [job for job in rest if job not in failed]
+            self._run_one_by_one(failed)
+            try:
+                self._reset(rest)
+                return self._commit(rest)
+            except BaseException as error:
+                if isinstance(error, STORE_ERRORS):
+                    for job in rest:
+                        job.error = error
+                    return None
+        return self._run_one_by_one(rest)
+
+    def _reset(self, group: list[Job]) -> None:
         for job in group:
             job.answer = job.error = None
+
+    def _run_one_by_one(self, group: list[Job]) -> None:
+        """Run each job of a group in a transaction of its own."""
+        for job in group:
+            self._reset([job])
             try:
                 self._commit([job])
             except BaseException as error:
@@ -480,13 +508,16 @@ class Writer:
             job = group[index]
             index += 1
             if job.merge is None:
+                self._running = [job]
                 self._run_verb(job, tx)
                 continue
             run = [job]
             while index < len(group) and group[index].merge is not None:
                 run.append(group[index])
                 index += 1
+            self._running = run
             self._run_merged(run, tx)
+        self._running = []  # what fails from here on is the commit
 
     def _run_merged(self, jobs: list[Job], tx: Tx) -> None:
         answers = self._run_merged_verbs(tx, [job.merge for job in jobs])

@@ -9,7 +9,7 @@ from ...ranges import Ranges
 from ...store.encryption import check_key
 from ...store.records import LEASED, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
-from ..requests import check_group_changes, check_queue_changes
+from ..requests import check_group_changes, check_queue_changes, check_seek
 from ..verb import verb
 from .cursors import (
     LostRanges,
@@ -87,7 +87,7 @@ def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
     tx.touched.add(queue.name)
 
 
-@verb("read-write", queue="queue_name", synced=True)
+@verb("read-write", queue="queue_name", synced=True, check=check_seek)
 def seek(
     tx: Tx,
     queue_name: str,
