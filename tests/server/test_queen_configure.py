@@ -91,11 +91,12 @@ def test_an_option_not_sent_is_told_with_its_default(http: httpx.Client) -> None
     assert configure(http)["options"] == DEFAULTS
 
 
-@pytest.mark.parametrize("option", CHANGED)
+@pytest.mark.parametrize("option", [name for name in CHANGED if name != "encryptionEnabled"])
 def test_an_option_not_sent_goes_back_to_its_default(
     http: httpx.Client, served: Running, option: str
 ) -> None:
-    before = configure(http) and served.session.queue_stats("orders").options
+    configure(http, encryptionEnabled=True)
+    before = served.session.queue_stats("orders").options
     configure(http, **CHANGED)
     found = configure(http, **{k: v for k, v in CHANGED.items() if k != option})
     assert found["options"] == {**CHANGED, option: DEFAULTS[option]}
@@ -316,6 +317,15 @@ def test_encryption_enabled_hides_payloads_in_the_store(
     assert message["data"] == {"card": "4111111111111111"}
     ack(http, message, status="dlq")
     assert [m["data"] for m in dead(http)] == [{"card": "4111111111111111"}]
+
+
+def test_encryption_stays_on_until_it_is_switched_off(http: httpx.Client, served: Running) -> None:
+    configure(http, encryptionEnabled=True)
+    assert configure(http, leaseTime=10)["options"]["encryptionEnabled"]
+    assert http.post("/api/v1/configure", json={"queue": "orders"}).status_code == 200
+    assert served.session.queue_stats("orders").options.encrypted
+    assert not configure(http, encryptionEnabled=False)["options"]["encryptionEnabled"]
+    assert not served.session.queue_stats("orders").options.encrypted
 
 
 def test_without_a_key_stored_in_clear_with_a_warning(

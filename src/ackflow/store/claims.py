@@ -30,6 +30,10 @@ class Claims(Cursors):
         super().__init__(*args)
         self._random = Random()  # not the module's generator, which a program may seed
 
+    def is_encrypted(self, lane: LaneId) -> bool:
+        """Return whether the queue of a lane is encrypted."""
+        raise NotImplementedError
+
     # claims
 
     def add_claim(self, claim: Claim) -> None:
@@ -53,7 +57,7 @@ class Claims(Cursors):
 
     def _add_row(self, claim: Claim) -> None:
         claim.id = self._random.getrandbits(62) | 1
-        columns = claim_columns(claim)
+        columns = claim_columns(claim, claim.error is not None and self.is_encrypted(claim.lane))
         self.run("add_claim", claim.lane, claim.group_id, claim.id, *columns)
         claim.stored = columns[-1]
         self._count(claim, columns[2] if claim.state == LEASED else 0)
@@ -106,7 +110,7 @@ class Claims(Cursors):
         if not claim.id:
             self._take_out(claim)
             return
-        columns = claim_columns(claim)
+        columns = claim_columns(claim, claim.error is not None and self.is_encrypted(claim.lane))
         self.run("save_claim", *claim_key(claim), *columns)
         claim.stored = columns[-1]
         if claim.counted:

@@ -1,13 +1,25 @@
 """Conversion of table rows to records and back."""
 
+from collections.abc import Callable
 from typing import Any
 
-from msgspec import Raw, json, msgpack
+from msgspec import Raw, json, msgpack, structs
 
 from .. import ranges
-from ..ids import LaneId
+from ..errors import PayloadSealed
+from ..ids import GroupId, LaneId
 from ..options import QueueOptions
-from .encryption import decrypt, encrypt
+from .encryption import (
+    BOUND,
+    LOOSE,
+    STAGED,
+    Place,
+    seal,
+    seal_text,
+    unseal,
+    unseal_text,
+    unseal_text_or_keep,
+)
 from .records import (
     LEASED,
     Body,
@@ -32,6 +44,7 @@ _fates = msgpack.Decoder(list[tuple[str, int, LaneId, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[LaneId, bytes, int]]).decode
 _rest = msgpack.Decoder(StoredRest).decode
 _NONE = memoryview(b"")
+_ONE = bytes(4)  # stands for the offsets of a single payload
 ALL_ACKED = b""  # the fates of a lease whose messages were all acked when it ended
 
 items_of = json.Decoder(list[Raw]).decode
@@ -43,15 +56,77 @@ def make_body(ends: bytes, data: bytes, rest: Rest | None) -> Body:
     return Body(memoryview(ends).cast("i"), data, rest)
 
 
-def pack_body(ends: bytes, data: bytes, rest: Rest | None, sealed: bool) -> Packed:
-    if sealed:
-        data, rest = encrypt(data, rest)
-    return ends, data, _encode(rest) if rest else None
+def segment_place(lane: LaneId, first: int) -> Place:
+    return "segment", lane, first
 
 
-def unpack_body(row: Packed) -> Body:
-    data, rest = decrypt(row[1], _rest(row[2]) if row[2] else None)
-    return make_body(row[0], data, rest) if row[0] else Body(_NONE, data, rest, items_of(data))
+def stage_place(stage: str, piece: int) -> Place:
+    return "stage", stage, piece
+
+
+def dead_place(group_id: GroupId, lane: LaneId, sequence: int) -> Place:
+    return "dead", group_id, lane, sequence
+
+
+def claim_place(lane: LaneId, group_id: GroupId) -> Place:
+    """Claims of a lane are split, so that the text of an error is bound to the lane and group."""
+    return "claim", group_id, lane
+
+
+def trace_place(id: int, lane: LaneId, sequence: int) -> Place:
+    return "trace", id, lane, sequence
+
+
+def value_place(key: str) -> Place:
+    return "value", key
+
+
+def pack_body(ends: bytes, data: bytes, rest: Rest | None, place: Place | None) -> Packed:
+    """Return the columns of a body, sealed for a place unless that is None."""
+    if place is None:
+        return ends, data, _encode(rest) if rest else None
+    how = STAGED if place[0] == "stage" else BOUND
+    rest = rest or Rest()
+    packed = _encode(StoredRest(rest.txids, rest.headers, rest.binary, sealed=how))
+    return ends, seal(data, (*place, ends, packed)), packed
+
+
+def unpack_body(row: Packed, place: Callable[[int], Place]) -> Body:
+    """Return a body; `place` returns the place for which a sealed one was sealed."""
+    ends, data, packed = row
+    rest = _rest(packed) if packed else None
+    if rest is not None and rest.sealed:
+        bound = None if rest.sealed == LOOSE else (*place(rest.sealed), ends, packed)
+        data = unseal(data, bound)
+        return _body(ends, data, rest.plain())
+    return _body(ends, data, rest)
+
+
+def _body(ends: bytes | None, data: bytes, rest: Rest | None) -> Body:
+    return make_body(ends, data, rest) if ends else Body(_NONE, data, rest, items_of(data))
+
+
+def make_note(stage: str, piece: int, lane: LaneId, first: int) -> Packed:
+    """Return the columns of a published segment that name the stage of its sealed body."""
+    note = seal(_encode((stage, piece)), ("note", *segment_place(lane, first)))
+    return None, note, None
+
+
+def read_note(note: bytes | None, lane: LaneId, first: int) -> Place:
+    if note is None:
+        raise PayloadSealed("the payload was moved since it was encrypted")
+    opened = unseal(note, ("note", *segment_place(lane, first)))
+    return stage_place(*msgpack.decode(opened, type=tuple[str, int]))
+
+
+def pack_carry(segment: Segment, sealed: bool) -> bytes | None:
+    carry = segment.carry
+    if carry is None:
+        return None
+    if carry.error is not None:
+        place = ("carry", segment.lane, segment.first) if sealed else None
+        carry = structs.replace(carry, error=seal_text(carry.error, place))
+    return _encode(carry)
 
 
 def to_queue(row: Row) -> Queue:
@@ -63,7 +138,10 @@ def to_segment(row: Row) -> Segment:
     if len(row) > 9 and not segment.body:
         segment.small = row[9], row[10], row[11]
     if segment.carry is not None:
-        segment.carry = _carry(row[6])
+        carry = segment.carry = _carry(row[6])
+        if carry.error is not None:
+            place = "carry", segment.lane, segment.first
+            carry.error = unseal_text_or_keep(carry.error, place)
     return segment
 
 
@@ -71,6 +149,8 @@ def to_claim(row: Row) -> Claim:
     id, group_id, lane, lo, hi, packed, *more, lease, acked_at, out = row
     held = [lo, hi] if packed is None else ranges.unpack(packed)
     leased = ranges.count(held) if lease and not out else 0
+    if more[-1] is not None:
+        more[-1] = unseal_text_or_keep(more[-1], claim_place(lane, group_id))
     return Claim(*[id, group_id, lane, held, *more, lease or None, acked_at, lease, leased])
 
 
@@ -85,13 +165,16 @@ def cursor_columns(c: Cursor) -> Row:
     )  # fmt: skip
 
 
-def claim_columns(claim: Claim) -> Row:
+def claim_columns(claim: Claim, sealed: bool) -> Row:
     held = claim.ranges
     simple = len(held) == 2
+    error = claim.error
+    if error is not None:
+        error = seal_text(error, claim_place(claim.lane, claim.group_id) if sealed else None)
     return (
         held[0], held[-1], held[1] - held[0] if simple else ranges.count(held),
         None if simple else ranges.pack(held), claim.state, claim.at, claim.since,
-        claim.deliveries, claim.failures, claim.redelivered, claim.error,
+        claim.deliveries, claim.failures, claim.redelivered, error,
         (claim.lease or 0) if claim.state == LEASED else 0,
     )  # fmt: skip
 
@@ -129,13 +212,29 @@ def lease_columns(lease: Lease) -> Row:
 
 
 def to_dead(row: Row) -> DeadRow:
-    *columns, data, rest = row
-    return DeadRow(*[*columns, *decrypt(data, _rest(rest) if rest else None)])
+    dead = DeadRow(*[*row[:-1], None])
+    place = dead_place(dead.group_id, dead.lane, dead.seq)
+    body = unpack_body((_ONE, dead.payload, row[-1]), lambda _: place)
+    dead.payload, dead.rest = body.data, body.rest
+    texts = open_texts(dead.group_id, dead.lane, dead.seq, dead.reason, dead.error)
+    dead.reason, dead.error = texts
+    return dead
+
+
+def open_texts(
+    group_id: GroupId, lane: LaneId, sequence: int, reason: str | None, error: str | None
+) -> tuple[str | None, str | None]:
+    """Return the reason and error of a dead letter from their columns."""
+    place = dead_place(group_id, lane, sequence)
+    return unseal_text(reason, ("reason", *place)), unseal_text(error, ("error", *place))
 
 
 def dead_columns(d: DeadRow, sealed: bool) -> Row:
-    data, rest = encrypt(d.payload, d.rest) if sealed else (d.payload, d.rest)
+    place = dead_place(d.group_id, d.lane, d.seq) if sealed else None
+    _, data, rest = pack_body(_ONE, d.payload, d.rest, place)
+    reason = seal_text(d.reason, ("reason", *place) if place else None)
+    error = seal_text(d.error, ("error", *place) if place else None)
     return (
-        d.queue, d.group_id, d.lane, d.seq, d.kind, d.reason, d.error, d.deliveries, d.failures,
-        d.created_at, d.died_at, d.consumer, data, _encode(rest) if rest else None,
+        d.queue, d.group_id, d.lane, d.seq, d.kind, reason, error, d.deliveries, d.failures,
+        d.created_at, d.died_at, d.consumer, data, rest,
     )  # fmt: skip

@@ -57,7 +57,7 @@ class Carry(Struct, array_like=True):
 
 
 # The columns of a stored body: end offsets, data, msgpack of Rest.
-Packed = tuple[bytes, bytes, bytes | None]
+Packed = tuple[bytes | None, bytes, bytes | None]
 
 
 NO_BODY = BodyId(0)  # the payloads are stored in the row of the segment
@@ -175,9 +175,18 @@ class Rest(Struct, omit_defaults=True):
 
 
 class StoredRest(Rest):
-    """The optional fields as they are stored; `sealed`: the data of the body is encrypted."""
+    """The optional fields as they are stored.
 
-    sealed: bool = False
+    `sealed` applies to the whole body: how its data is encrypted, see `encryption`. Older versions
+    wrote True.
+    """
+
+    sealed: bool | int = 0
+
+    def plain(self) -> Rest | None:
+        """The fields as they were pushed; None if there are none."""
+        rest = Rest(self.txids, self.headers, self.binary)
+        return None if rest.empty else rest
 
 
 NO_REST = Rest()  # shared by messages without optional fields; must not be changed

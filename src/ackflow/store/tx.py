@@ -6,6 +6,7 @@ and its own file of statements.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from msgspec import msgpack
@@ -17,8 +18,19 @@ from ..options import GroupOptions, QueueOptions, is_plain, settings
 from ..ranges import Ranges
 from .cache import Cache
 from .claims import Claims
+from .encryption import STAGED, Place
 from .gone import GoneRows
-from .mapping import Row, dead_columns, to_dead, to_queue, to_segment, unpack_body
+from .mapping import (
+    Row,
+    dead_columns,
+    pack_carry,
+    read_note,
+    segment_place,
+    to_dead,
+    to_queue,
+    to_segment,
+    unpack_body,
+)
 from .protocol import UnsyncedMessages
 from .records import Body, DeadRow, Group, Lane, Odd, Packed, Partition, Queue, Rest, Segment, Stage
 from .statements import Execute
@@ -177,6 +189,11 @@ class Tx(Claims, GoneRows):
             self.cache.keep_lane(lane)
         return lane
 
+    def is_encrypted(self, lane: LaneId) -> bool:
+        home = self.lane(lane)
+        queue = self.queue_by_id(home.queue) if home else None
+        return queue is not None and queue.options.encrypted
+
     def add_lane(self, queue: QueueId, partition: PartitionId, priority: int) -> Lane:
         id = self.insert("add_lane", queue, partition, priority)
         lane = Lane(id, queue, partition, priority)
@@ -204,7 +221,7 @@ class Tx(Claims, GoneRows):
     def append(self, lane: Lane, segment: Segment) -> None:
         """Write a segment at the head of its lane, and advance the head."""
         s = segment
-        carry = _encode(s.carry) if s.carry else None
+        carry = pack_carry(s, self.is_encrypted(s.lane)) if s.carry else None
         self.run(
             "add_segment", s.lane, s.first, s.count, s.created_at, s.not_before, s.for_group,
             carry, s.body, s.bytes, *(s.small or NO_BODY),
@@ -286,11 +303,18 @@ class Tx(Claims, GoneRows):
     def body(self, segment: Segment) -> Body:
         found = self.cache.body(segment.lane, segment.first)
         if found is None:
-            found = unpack_body(self._packed(segment))
+            found = unpack_body(self._packed(segment), partial(self._place, segment))
             self.cache.keep_body(segment.lane, segment.first, found)
         segment.small = None  # payloads are cached separately, within a limit
         self.cache.keep_segment(segment)
         return found
+
+    def _place(self, segment: Segment, how: int) -> Place:
+        """Return the place for which the body of a segment was sealed."""
+        if how != STAGED:
+            return segment_place(segment.lane, segment.first)
+        row = self.one("small_body", segment.lane, segment.first)
+        return read_note(row[1] if row else None, segment.lane, segment.first)
 
     def rest(self, segment: Segment) -> Rest | None:
         """Return the optional fields of the messages of a segment; large payloads are not read."""

@@ -1,7 +1,7 @@
 """Dead letters: added with a copy of the message, listed, redriven, purged."""
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 
 from ... import ids, ranges
 from ...errors import StorageFailed
@@ -9,6 +9,8 @@ from ...model import DeadLetter, DeadSummary, Page, when
 from ...options import DeadLetterKind
 from ...ranges import Ranges
 from ...store.counters import Died
+from ...store.encryption import MARK
+from ...store.mapping import open_texts
 from ...store.records import NO_REST, Carry, Cursor, DeadRow, Group, Lane, Queue
 from ...store.tx import Tx
 from ..requests import DeadFilter
@@ -20,6 +22,7 @@ from .topology import find_group, find_partition, find_queue, lane_for, queue_fo
 
 SLICE = 500
 SLICE_BYTES = 8 * 1024 * 1024
+NOT_LOGGED = "(not logged: the queue is encrypted)"
 
 
 def add_dead_letters(
@@ -67,8 +70,9 @@ def _observe(
     queue = tx.queue_by_id(lane.queue)
     assert queue is not None
     tx.tally.add(group.id, f"dead_{kind}", ranges.count(which))
+    logged = NOT_LOGGED if reason and queue.options.encrypted else reason
     tx.tally.died.append(
-        Died(queue.name, group.name, tx.store, lane.id, which, kind, reason, deliveries, failures,
+        Died(queue.name, group.name, tx.store, lane.id, which, kind, logged, deliveries, failures,
              consumer)
     )  # fmt: skip
 
@@ -90,7 +94,12 @@ def count(tx: Tx, which: DeadFilter) -> int:
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
         return len(_matching_ids(tx, queue, which))
-    return int(tx.value("dead_count", queue.id, *_columns(tx, queue, which)))
+    columns = _columns(tx, queue, which)
+    if which.error is None:
+        return int(tx.value("dead_count", queue.id, *columns))
+    unmarked = tx.value("dead_count_like", queue.id, *columns, which.error, MARK)
+    marked = _texts(tx, queue, which, None)
+    return int(unmarked) + sum(_contains(texts, which.error) for _, *texts in marked)
 
 
 def rows(
@@ -98,17 +107,59 @@ def rows(
 ) -> list[DeadRow]:
     queue = find_queue(tx, which.queue)
     top = before if before is not None else 1 << 62
-    if which.ids is None:
+    if which.ids is None and which.error is None:
         return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
-    named = [id for id in reversed(_matching_ids(tx, queue, which)) if id < top]
-    return [row for id in named[offset : offset + limit] for row in tx.dead("dead_by_id", id)]
+    if which.ids is None:
+        found = _with_error(tx, queue, which, before=top)
+    else:
+        found = (id for id in reversed(_matching_ids(tx, queue, which)) if id < top)
+    named = islice(found, offset, offset + limit)
+    return [row for id in named for row in tx.dead("dead_by_id", id)]
 
 
 def _matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
     """Return the given ids that match the rest of the filter, oldest first."""
     columns = _columns(tx, queue, which)
     fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
-    return [id for id in fits if id is not None]
+    found = [id for id in fits if id is not None]
+    if which.error is not None:
+        named = {id: row for id in found for row in tx.dead("dead_by_id", id)}
+        found = [id for id, row in named.items() if _contains((row.reason, row.error), which.error)]
+    return found
+
+
+def _with_error(
+    tx: Tx, queue: Queue, which: DeadFilter, before: int | None = None
+) -> Iterator[int]:
+    """Yield the ids of letters with a text in their reason or error: oldest first, or newest."""
+    assert which.error is not None
+    for id, *texts in _texts(tx, queue, which, which.error, before):
+        if _contains(texts, which.error):
+            yield id
+
+
+Texts = tuple[int, str | None, str | None]
+
+
+def _texts(
+    tx: Tx, queue: Queue, which: DeadFilter, text: str | None, before: int | None = None
+) -> Iterator[Texts]:
+    """Yield id, reason and error of letters that contain a text, and of all that may be sealed.
+
+    SQL cannot look into a sealed text, so that the caller compares them all.
+    """
+    columns = *_columns(tx, queue, which), text, MARK
+    statement, at = ("dead_like", 0) if before is None else ("dead_like_before", before)
+    while True:
+        found = tx.all(statement, queue.id, *columns, at, SLICE)
+        for at, group_id, lane, sequence, reason, error in found:
+            yield at, *open_texts(group_id, lane, sequence, reason, error)
+        if len(found) < SLICE:
+            return
+
+
+def _contains(texts: Iterable[str | None], text: str) -> bool:
+    return any(one is not None and text in one for one in texts)
 
 
 def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
@@ -117,8 +168,11 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
     Returns fewer than `limit` when they are large, but at least one.
     """
     queue = find_queue(tx, which.queue)
+    numbers: Iterable[int]
     if which.ids is not None:
         numbers = _matching_ids(tx, queue, which)
+    elif which.error is not None:
+        numbers = list(islice(_with_error(tx, queue, which), limit))
     else:
         asked = tx.all("dead_oldest", queue.id, *_columns(tx, queue, which), limit)
         numbers = [row[0] for row in asked]
@@ -139,9 +193,17 @@ def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     queue = find_queue(tx, queue_name)
     group_id = None if group is None else find_group(tx, queue, group).id
     names = {g.id: g.name for g in tx.groups(queue.id)}
+    rows = tx.all("dead_summary", queue.id, group_id, MARK)
+    found = {(row[0], row[1], row[2]): row[3:] for row in rows}
+    for id, lane, sequence, kind, reason, at in tx.all("dead_reasons", queue.id, group_id, MARK):
+        text, _ = open_texts(id, lane, sequence, reason, None)
+        key = id, kind, (text or "").partition(":")[0]
+        n, first, last = found.get(key, (0, at, at))
+        found[key] = n + 1, min(first, at), max(last, at)
+    lines = sorted(found.items(), key=lambda line: (-line[1][0], line[0][2] or ""))
     return [
-        DeadSummary(names[row[0]], row[1], row[2] or "", row[3], when(row[4]), when(row[5]))
-        for row in tx.all("dead_summary", queue.id, group_id)
+        DeadSummary(names[id], kind, text or "", n, when(first), when(last))
+        for (id, kind, text), (n, first, last) in lines
     ]
 
 
@@ -217,7 +279,7 @@ def _columns(tx: Tx, queue: Queue, which: DeadFilter) -> tuple[object, ...]:
     partition = None
     if which.partition is not None:
         partition = find_partition(tx, queue, which.partition).id
-    return group_id, which.kind, partition, which.since, which.until, which.error
+    return group_id, which.kind, partition, which.since, which.until
 
 
 def _letter(tx: Tx, queue: Queue, row: DeadRow) -> DeadLetter:

@@ -9,7 +9,7 @@ from ...clock import AHEAD, SECOND, micros
 from ...errors import AckflowError, KeyConflict, QueueFull, StorageFull
 from ...ids import GroupId, LaneId
 from ...options import KEY_SECONDS, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT, SMALL_BYTES
-from ...store.mapping import make_body, pack_body
+from ...store.mapping import make_body, pack_body, segment_place
 from ...store.records import NO_BODY, Carry, Lane, Queue, Rest, Segment
 from ...store.tx import Tx
 from ..requests import Chunk, PushRequest
@@ -164,8 +164,9 @@ def append(
         complete_cursors(tx, queue, lane)
     count = whole or len(ends) // 4
     size = len(data) - whole - 1 if whole else len(data)
-    packed = pack_body(ends, data, rest, queue.options.encrypted)
-    stored = len(packed[0]) + len(packed[1]) + len(packed[2] or b"")
+    place = segment_place(lane.id, lane.head) if queue.options.encrypted else None
+    packed = pack_body(ends, data, rest, place)
+    stored = len(ends) + len(packed[1]) + len(packed[2] or b"")
     small = packed if stored <= SMALL_BYTES else None
     body = NO_BODY if small else tx.add_body(packed)
     segment = Segment(

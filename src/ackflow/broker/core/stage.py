@@ -13,9 +13,9 @@ from msgspec import Struct, msgpack
 from ...clock import SECOND
 from ...errors import InvalidArgument, StageMissing, StorageFull
 from ...options import STAGE_SECONDS
-from ...store.encryption import decrypt
-from ...store.mapping import pack_body
-from ...store.records import Rest, Segment, Stage, StoredRest
+from ...store.encryption import STAGED
+from ...store.mapping import make_note, pack_body, stage_place, unpack_body
+from ...store.records import Segment, Stage, StoredRest
 from ...store.tx import Tx
 from ..requests import (
     STAGED_AT,
@@ -65,8 +65,8 @@ def stage(tx: Tx, producer: str, batch: int, chunks: list[Chunk]) -> str:
         tx.run("add_stage", name, 0, producer, batch, "", "", 0, None, 0, 0, 0, tx.now)
     for piece, chunk in enumerate(chunks):
         home = tx.queue(chunk.queue)
-        sealed = home is not None and home.options.encrypted
-        body = tx.add_body(pack_body(chunk.ends.tobytes(), chunk.data, chunk.rest, sealed))
+        place = stage_place(name, piece) if home and home.options.encrypted else None
+        body = tx.add_body(pack_body(chunk.ends.tobytes(), chunk.data, chunk.rest, place))
         delay = None if chunk.delay is None else round(chunk.delay * SECOND)
         tx.run("add_stage", name, piece, producer, batch, chunk.queue, chunk.partition,
                chunk.priority, delay, len(chunk.ends), len(chunk.data), body, tx.now)  # fmt: skip
@@ -179,20 +179,23 @@ def _drop_batch(tx: Tx, producer: str, batch: int) -> None:
 def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     """Append a staged body to its lane; only a header is written.
 
-    Transaction ids are compared when they become visible: messages with any are pushed again.
+    Transaction ids are compared when they become visible: messages with any are pushed again. So
+    are messages that were staged before their queue was encrypted.
     """
     delay = None if piece.delay is None else piece.delay / SECOND
     beside = tx.value("body_rest", piece.body)
-    if beside is not None and msgpack.decode(beside, type=Rest).txids:
-        row = tx.all("staged_rest", piece.body)[0]
-        ends = row[0]
-        data, rest = decrypt(row[1], msgpack.decode(row[2], type=StoredRest))
+    rest = StoredRest() if beside is None else msgpack.decode(beside, type=StoredRest)
+    queue = queue_for(tx, piece.queue)
+    if rest.txids or (queue.options.encrypted and rest.sealed != STAGED):
+        body = unpack_body(
+            tx.all("body", piece.body)[0], lambda _: stage_place(piece.stage, piece.piece)
+        )
         tx.run("drop_body", piece.body)
         chunk = Chunk(
-            piece.queue, piece.partition, piece.priority, delay, array("i", ends), data, rest
-        )
+            piece.queue, piece.partition, piece.priority, delay, array("i", body.ends.tobytes()),
+            body.data, body.rest,
+        )  # fmt: skip
         return push_with_rest(tx, chunk)
-    queue = queue_for(tx, piece.queue)
     lane = lane_for(tx, queue, piece.partition, piece.priority)
     complete_cursors(tx, queue, lane)
     due = not_before(tx, queue, delay)
@@ -200,6 +203,8 @@ def _publish(tx: Tx, piece: Stage) -> list[Placed]:
     segment = Segment(
         lane.id, lane.head, piece.count, created, due, None, None, piece.body, piece.bytes
     )
+    if rest.sealed == STAGED:
+        segment.small = make_note(piece.stage, piece.piece, lane.id, lane.head)
     tx.append(lane, segment)
     announce(tx, queue, lane, None)
     return [Placed(lane.id, segment.first, segment.stop)]

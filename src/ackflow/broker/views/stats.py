@@ -18,6 +18,8 @@ from ...model import (
     when,
     when_or_none,
 )
+from ...store.encryption import unseal_bytes
+from ...store.mapping import value_place
 from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from ..core.cursors import hidden_copies_in
@@ -254,14 +256,19 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
 def value(tx: Tx, key: str) -> Value | None:
     """Return a small keyed value."""
     row = tx.one("get_value", key)
-    return None if row is None else Value(key, msgspec.json.decode(row[0]), row[1], when(row[2]))
+    return None if row is None else _value(key, *row)
 
 
 @verb("read-only", values=True, read_only=True)
 def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
     """Return the values whose keys begin with a prefix, by key."""
     rows = tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
-    return [Value(row[0], msgspec.json.decode(row[1]), row[2], when(row[3])) for row in rows]
+    return [_value(*row) for row in rows]
+
+
+def _value(key: str, stored: bytes, version: int, at: int) -> Value:
+    data = msgspec.json.decode(unseal_bytes(stored, value_place(key)))
+    return Value(key, data, version, when(at))
 
 
 @verb("read-only", read_only=True)

@@ -7,6 +7,7 @@ from ...clock import SECOND, micros
 from ...ids import NO_LEASE
 from ...model import Why, when
 from ...options import QUEUE_MODE
+from ...store.encryption import SealedText
 from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from ..core.cursors import hidden_copies_in
@@ -118,10 +119,11 @@ class _Case:
         return sum(ranges.count(ranges.clip(c.ranges, 0, sequence)) for c in found)
 
     def claimed(self, claim: Claim) -> Why:
+        error = "(encrypted)" if isinstance(claim.error, SealedText) else claim.error
         counters = {
             "deliveries": claim.deliveries,
             "failures": claim.failures,
-            "error": claim.error,
+            "error": error,
         }
         if claim.state == LEASED:
             lease = self.tx.lease_by_id(claim.lease or NO_LEASE)
@@ -144,8 +146,8 @@ class _Case:
             )
         last = self.last_fate()
         after = "after its lease ran out"
-        if (claim.error or claim.failures) and (last is None or last[0].verb != "expired"):
-            after = f"after {claim.error!r}" if claim.error else "after a failure without a reason"
+        if (error or claim.failures) and (last is None or last[0].verb != "expired"):
+            after = f"after {error!r}" if error else "after a failure without a reason"
         return self.say(
             "waiting", f"Waiting until {_time(claim.at)} {after}.", until=when(claim.at), **counters
         )

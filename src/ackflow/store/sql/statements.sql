@@ -534,31 +534,54 @@ select * from dead where queue = ?1 and id < ?2
   and (grp = ?3 or ?3 is null) and (kind = ?4 or ?4 is null)
   and (lane in (select id from lanes where partition = ?5) or ?5 is null)
   and (died_at >= ?6 or ?6 is null) and (died_at < ?7 or ?7 is null)
-  and (instr(reason, ?8) > 0 or instr(error, ?8) > 0 or ?8 is null)
-order by id desc limit ?9 offset ?10
+order by id desc limit ?8 offset ?9
 -- name: dead_oldest
 select id from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
-  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or ?7 is null)
-order by id limit ?8
+order by id limit ?7
+-- Dead letters with a text in their reason or error, or with one that may be sealed: begins with ?8.
+-- name: dead_like
+select id, grp, lane, seq, reason, error from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or instr(reason, ?8) = 1 or instr(error, ?8) = 1)
+  and id > ?9 order by id limit ?10
+-- name: dead_like_before
+select id, grp, lane, seq, reason, error from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or instr(reason, ?8) = 1 or instr(error, ?8) = 1)
+  and id < ?9 order by id desc limit ?10
 -- name: dead_count
 select count(*) from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
-  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or ?7 is null)
+-- name: dead_count_like
+select count(*) from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0)
+  and coalesce(instr(reason, ?8), 0) <> 1 and coalesce(instr(error, ?8), 0) <> 1
 -- name: dead_fits
 select id from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
-  and (instr(reason, ?7) > 0 or instr(error, ?7) > 0 or ?7 is null) and id = ?8
+  and id = ?7
 -- name: dead_summary
 select grp, kind, substr(reason, 1, instr(reason || ':', ':') - 1), count(*), min(died_at),
     max(died_at)
-from dead where queue = ?1 and (grp = ?2 or ?2 is null) group by 1, 2, 3 order by 4 desc, 3 nulls first
+from dead where queue = ?1 and (grp = ?2 or ?2 is null) and coalesce(instr(reason, ?3), 0) <> 1
+group by 1, 2, 3
+-- name: dead_reasons
+select grp, lane, seq, kind, reason, died_at from dead
+where queue = ?1 and (grp = ?2 or ?2 is null) and instr(reason, ?3) = 1
 -- name: dead_per_group
 select grp, count(*) from dead where queue = ?1 group by grp
 -- name: uncount_dead
@@ -613,6 +636,8 @@ select key, value, version, updated_at from kv where key >= ?1 and key < ?2 orde
 -- name: add_trace
 insert into traces (partition, txid, lane, seq, grp, consumer, event, data, at)
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+-- name: set_trace_data
+update traces set data = ?2 where id = ?1
 -- name: add_trace_name
 insert into trace_names values (?1, ?2) on conflict do nothing
 -- name: traces_of
@@ -645,8 +670,6 @@ delete from trace_names where trace = ?1
 insert into stages values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 -- name: stage
 select * from stages where stage = ?1 order by piece
--- name: staged_rest
-select ends, data, rest from bodies where id = ?1 and rest is not null
 -- name: stages_of_batch
 select distinct stage from stages where producer = ?1 and batch = ?2
 -- name: old_stages

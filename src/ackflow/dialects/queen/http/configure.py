@@ -1,7 +1,8 @@
 """Configure in the Queen dialect.
 
-An option that is not sent is reset; the response shows Queen's default for it. The two options about
-dead letters are only echoed: a message that reaches a limit always becomes a dead letter.
+An option that is not sent is reset; the response shows Queen's default for it. Encryption is not reset:
+only `encryptionEnabled: false` switches it off. The two options about dead letters are only echoed: a
+message that reaches a limit always becomes a dead letter.
 """
 
 from typing import Annotated, Any
@@ -79,7 +80,7 @@ class ConfigureResult(Struct, rename="camel"):
 
 
 async def configure(call: Call) -> Response:
-    """Create a queue or set all its options; options that are not sent are reset."""
+    """Create a queue or set all its options; those not sent are reset, except encryption."""
     given = body_of(call, ConfigureBody)
     if not given.queue:
         raise InvalidArgument("queue is required")
@@ -95,7 +96,7 @@ async def configure(call: Call) -> Response:
     return json(
         ConfigureResult(
             True, ids.row_uuid("queue", store, queue.id), ids.partition_uuid(store, home.id), name,
-            changes["namespace"], changes["task"], _echo(options),
+            changes["namespace"], changes["task"], _echo(options, queue.options),
         )
     )  # fmt: skip
 
@@ -105,7 +106,7 @@ def _label(given: str | None, default: str, what: str) -> str:
 
 
 def queue_options(given: OptionsBody) -> dict[str, Any]:
-    """Translate to queue options; 0 and options that are not sent mean off."""
+    """Translate to queue options; 0 and options that are not sent mean off, except encryption."""
     kept = bool(given.retention_enabled)
     delay = given.retry_delay
     return {
@@ -122,7 +123,7 @@ def queue_options(given: OptionsBody) -> dict[str, Any]:
         "ttl_seconds": _or_none(given.ttl),
         "window_seconds": float(given.window_buffer or 0),
         "priority": given.priority or 0,
-        "encrypted": bool(given.encryption_enabled),
+        **({} if given.encryption_enabled is None else {"encrypted": given.encryption_enabled}),
     }
 
 
@@ -134,8 +135,9 @@ def _or_unset(value: Any, made: Any) -> Any:
     return UNSET if value is None else made(value)
 
 
-def _echo(given: OptionsBody) -> QueenOptions:
+def _echo(given: OptionsBody, options: QueueOptions) -> QueenOptions:
     sent = {key: value for key, value in structs.asdict(given).items() if value is not None}
+    sent["encryption_enabled"] = options.encrypted
     return structs.replace(QueenOptions(), **sent)
 
 

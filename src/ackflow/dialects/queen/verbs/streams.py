@@ -1,7 +1,7 @@
 """Streams: queries with state by partition, changed by cycles that are all or nothing.
 
 Everything is stored in the keyed values: a query under its name, its state under its id, the id of
-the partition and a key of the query.
+the partition and a key of the query. State that is kept for an encrypted queue is sealed.
 """
 
 import math
@@ -26,6 +26,8 @@ from ....broker.requests import (
 from ....errors import AckflowError, LeaseLost, NotFound
 from ....ids import LaneId, PartitionId
 from ....ranges import Ranges
+from ....store.encryption import seal_bytes, unseal_bytes
+from ....store.mapping import value_place
 from ....store.records import Lease
 from ....store.tx import Tx
 from .settle_by_name import LeaseNames, Position
@@ -142,11 +144,11 @@ def get_state(
     if wanted.keys:
         keys = [key for key in dict.fromkeys(wanted.keys) if key.startswith(wanted.prefix)]
         found = [(key, tx.one("get_value", home + key)) for key in keys]
-        rows = [(key, row[0], row[2]) for key, row in found if row is not None]
+        rows = [(key, _open(home + key, row[0]), row[2]) for key, row in found if row is not None]
     else:
         first = home + wanted.prefix
         listed = tx.all("values_with", first, first + END, -1)
-        rows = [(row[0][len(home) :], row[1], row[3]) for row in listed]
+        rows = [(row[0][len(home) :], _open(row[0], row[1]), row[3]) for row in listed]
     if wanted.ripe_at is None:
         return rows
     return [row for row in rows if _window_end(row[1]) <= wanted.ripe_at]
@@ -179,8 +181,11 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
         if one.ack is not None:
             _release(tx, one.ack.token, one.partition)
         return Cycled(0, stale=True)
+    home = tx.partition_by_id(one.partition)
+    queue = tx.queue_by_id(home.queue) if home else None
+    sealed = queue is not None and queue.options.encrypted
     operations: list[Operation] = [
-        DeleteOperation(prefix + key) if value is None else PutOperation(prefix + key, value)
+        DeleteOperation(prefix + key) if value is None else _put_state(prefix + key, value, sealed)
         for key, value in one.state
     ]
     if one.push is not None:
@@ -192,6 +197,14 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
         if one.ack is not None:
             _settle(tx, one.partition, one.ack, done)
     return done
+
+
+def _put_state(key: str, value: bytes, sealed: bool) -> PutOperation:
+    return PutOperation(key, seal_bytes(value, value_place(key)) if sealed else value)
+
+
+def _open(key: str, stored: bytes) -> bytes:
+    return unseal_bytes(stored, value_place(key))
 
 
 def _settle(tx: Tx, partition: PartitionId, ack: CycleAck, done: Cycled) -> None:

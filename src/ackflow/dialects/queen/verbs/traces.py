@@ -5,7 +5,8 @@ from msgspec import Struct
 from ....broker.core.handout import is_binary, payload
 from ....errors import NotFound
 from ....ids import LaneId, PartitionId
-from ....store.mapping import Row
+from ....store.encryption import seal_bytes, unseal_bytes
+from ....store.mapping import Row, trace_place
 from ....store.tx import Tx
 from .locate import Located, locate
 
@@ -61,8 +62,13 @@ def record(tx: Tx, trace: NewTrace) -> int:
     found = locate(tx, trace.partition, trace.txid)
     if found is None:
         raise NotFound("Message not found")
+    sealed = found.queue.options.encrypted
+    data = b"" if sealed else trace.data
     id: int = tx.insert("add_trace", trace.partition, trace.txid, found.lane.id, found.sequence,
-                   trace.group, trace.consumer, trace.event, trace.data, tx.now)  # fmt: skip
+                   trace.group, trace.consumer, trace.event, data, tx.now)  # fmt: skip
+    if sealed:  # for its row, whose id is known now
+        place = trace_place(id, found.lane.id, found.sequence)
+        tx.run("set_trace_data", id, seal_bytes(trace.data, place))
     for name in dict.fromkeys(trace.names):
         tx.run("add_trace_name", name, id)
     return id
@@ -93,4 +99,6 @@ def names(tx: Tx, limit: int, offset: int) -> tuple[list[TraceName], int]:
 
 
 def _trace(tx: Tx, row: Row) -> Trace:
-    return Trace(*[*row, [name for (name,) in tx.all("names_of_trace", row[0])]])
+    trace = Trace(*[*row, [name for (name,) in tx.all("names_of_trace", row[0])]])
+    trace.data = unseal_bytes(trace.data, trace_place(trace.id, trace.lane, trace.sequence))
+    return trace
