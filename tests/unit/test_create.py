@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,13 +53,45 @@ def test_a_link_to_a_file_that_is_not_there_yet_is_followed(tmp_path: Path) -> N
     assert (tmp_path / "real.db").stat().st_size
 
 
-def test_a_new_file_has_the_permissions_that_sqlite_gives(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        SqliteStore(str(tmp_path / "a.db"), None).close()
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.db").stat().st_mode) == 0o640
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o277])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("links", [True, False])
+def test_only_the_owner_may_read_a_new_database_and_its_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    folder.chmod(0o700)
+    with ackflow.connect(folder / "a.db", upkeep=False) as q:
+        q.push("jobs", 1)
+        q.backup(folder / "b.db")
+        found = modes(folder)
+        assert {"a.db", "a.db-wal", "a.db-shm", "a.db-sync", "b.db"} <= found.keys()
+    found.pop("a.db-reserve")  # holds no data
+    assert set(found.values()) == {0o600}
+
+
+def test_a_file_that_exists_keeps_its_permissions(tmp_path: Path) -> None:
+    SqliteStore(str(tmp_path / "a.db"), None).close()
+    (tmp_path / "a.db-sync").unlink()
+    (tmp_path / "a.db").chmod(0o660)
+    with ackflow.connect(tmp_path / "a.db", upkeep=False) as q:
+        q.push("jobs", 1)
+        found = modes(tmp_path)
+    found.pop("a.db-reserve")
+    assert set(found.values()) == {0o660}
 
 
 def test_two_databases_in_memory_share_nothing() -> None:

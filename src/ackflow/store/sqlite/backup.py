@@ -8,6 +8,7 @@ import apsw
 
 from ...errors import StorageFailed
 
+PRIVATE = 0o600
 COPY_OF = "copy_of"  # key in `meta`; equals the store id until the copy is first opened
 
 
@@ -18,6 +19,8 @@ def backup(source: apsw.Connection, target: str, put_meta: str) -> None:
         raise StorageFailed(taken)
     part = f"{target}.{secrets.token_hex(4)}.part"
     try:
+        with contextlib.suppress(OSError):  # SQLite reports it
+            os.close(open_private(part))
         with contextlib.closing(apsw.Connection(part)) as copy:
             with copy.backup("main", source, "main") as steps:
                 steps.step()
@@ -46,6 +49,19 @@ def _rename(part: str, target: str, taken: str) -> None:
         if os.path.lexists(target):
             raise StorageFailed(taken) from None
         os.replace(part, target)
+
+
+def open_private(path: str) -> int:
+    """Create a file that only its owner may read and write, whatever the umask."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+    try:
+        os.fchmod(handle, PRIVATE)
+    except PermissionError:  # the file system has no such permissions
+        pass
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def sync_path(path: str, flags: int) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 import apsw
 
 from .. import migrate
-from .backup import sync_path
+from .backup import open_private, sync_path
 
 WAL_VERSION = b"\2\2"  # bytes 18 and 19 of a database in WAL mode
 
@@ -19,13 +19,14 @@ WAL_VERSION = b"\2\2"  # bytes 18 and 19 of a database in WAL mode
 def create_file(path: str) -> None:
     """Create an empty database in WAL mode, unless the file exists.
 
-    The file gets its final name once it is on disk. If this fails, SQLite creates the file when it
-    is opened, or reports the error.
+    Only its owner may read it. The file gets its final name once it is on disk. If this fails,
+    SQLite creates the file when it is opened, or reports the error.
     """
+    path = os.path.realpath(path)  # it may be a link to a file that does not exist yet
     part = f"{path}.{secrets.token_hex(4)}.part"
     try:
         # Closed before it is renamed: closing a file drops all locks of this process on it.
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = open_private(part)
     except OSError:
         return
     try:
