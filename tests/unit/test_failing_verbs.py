@@ -31,8 +31,7 @@ def run_together(q: ackflow.Session, verbs: Sequence[tuple[Any, tuple[Any, ...]]
             answered.set()
 
     with writer.exclusively():
-        for verb, args in verbs:
-            writer.submit(verb, args, synced=False, on_answer=on_answer)
+        writer.submit([Job(verb, args, False, on_answer=on_answer) for verb, args in verbs])
     assert answered.wait(10)
     return done
 

@@ -23,6 +23,7 @@ Role = Literal["open", "read-only", "read-write", "admin"]
 T = TypeVar("T")
 
 JSON = b"application/json"
+MAX_PARAMETERS = 100
 MAX_KNOWN_PATH = 200  # characters
 MAX_KNOWN_PATHS = 10_000
 _encode = msgspec.json.Encoder().encode
@@ -119,8 +120,7 @@ class Call:
     def query(self) -> dict[str, str]:
         """The parameters of the query by name; of repeated ones the last."""
         if self._query is None:
-            given = self.query_string.decode("latin-1")
-            self._query = dict(parse_qsl(given, keep_blank_values=True)) if given else {}
+            self._query = _parse_query(self.query_string) if self.query_string else {}
         return self._query
 
     def json_body(self, type: type[T]) -> T:
@@ -155,6 +155,12 @@ class Call:
             return min(validate.seconds(float(given), name), most)
         except ValueError:
             raise InvalidArgument(f"{name} must be a number of seconds, got {given!r}") from None
+
+
+def _parse_query(query: bytes) -> dict[str, str]:
+    if query.count(b"&") >= MAX_PARAMETERS:
+        raise InvalidArgument(f"a query must have at most {MAX_PARAMETERS} parameters")
+    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
 
 
 Handler = Callable[[Call], Coroutine[Any, Any, Response]]

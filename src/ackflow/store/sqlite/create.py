@@ -37,7 +37,10 @@ def create_file(path: str) -> None:
         os.link(part, path)
         sync_path(os.path.dirname(path), os.O_RDONLY)
     except OSError:
-        return  # another process created it, or the file system is full or has no links
+        # Another process created it, or the file system is full or has no links: then SQLite fills
+        # an empty file.
+        with contextlib.suppress(OSError):
+            os.close(open_private(path))
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)

@@ -35,7 +35,7 @@ from ..durability import MayLose, agreed, checked
 from ..mapping import Row
 from ..statements import Execute
 from ..tx import CLOCK_BACK, Tx
-from .backup import COPY_OF, PRIVATE, backup
+from .backup import COPY_OF, backup
 from .checkpoint import NOW_PAGES, Checkpointer
 from .create import create_file, fill_memory
 from .disk_reserve import DiskReserve
@@ -435,10 +435,6 @@ class SqliteStore:
             create_file(self._place)
         db = apsw.Connection(self._place, vfs=self._vfs)
         try:
-            if not existing and not self._single and not os.path.getsize(self._place):
-                # SQLite created it; the files beside it get the permissions of the database.
-                with contextlib.suppress(PermissionError):
-                    os.chmod(self._place, PRIVATE)
             if self._place == ":memory:":
                 fill_memory(db)
             elif not self._single:
