@@ -29,6 +29,7 @@ MAX_SEGMENT_COUNT = 10_000
 SMALL_BYTES = 800  # payloads up to this lie in the header of their segment, a few to a page
 MAX_CLAIM = 1_000
 MAX_BATCH = 100_000
+MAX_PUSHES = 1_000  # in one request
 MAX_PRIORITY = 2**31 - 1  # an INT column of Spark holds it
 MAX_NAME = 255
 MIN_HISTORY = 300.0

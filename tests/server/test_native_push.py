@@ -14,6 +14,7 @@ from ackflow.broker.requests import (
     PushRequest,
     TransactionRequest,
 )
+from ackflow.options import MAX_PUSHES
 from ackflow.remote import wire
 from ackflow.store.records import Rest
 
@@ -100,3 +101,29 @@ def test_json_carries_a_whole_push(served: Running, http: httpx.Client, ends: ob
 def test_offsets_in_json_that_are_none_are_refused(http: httpx.Client, ends: object) -> None:
     sent = {"queue": "q", "partition": "p", "priority": 0, "delay": None, "ends": ends, "data": ""}
     assert http.post("/v1/push", json={"chunks": [sent]}).status_code == 400
+
+
+def test_a_request_with_too_many_pushes_is_refused_before_any_is_made(
+    served: Running, http: httpx.Client
+) -> None:
+    empty: list[Any] = [PushRequest([])] * MAX_PUSHES
+    assert post(http, "/v1/pushes", empty).status_code == 200
+    refused = post(http, "/v1/pushes", [*empty, PushRequest([chunk(b"1")])])
+    assert refused.status_code == 400
+    assert served.session.queues() == []
+
+
+def test_large_bodies_are_read_off_the_event_loop(served: Running, http: httpx.Client) -> None:
+    """Each is pushed, or refused, like a small one."""
+    filler = b'"' + b"x" * 300_000 + b'"'
+    assert post(http, "/v1/push", PushRequest([chunk(filler)])).status_code == 200
+    assert post(http, "/v1/push", PushRequest([chunk(filler, b"1,")])).status_code == 400
+    staged = post(http, "/v1/verbs/stage", (True, ("producer", 1, [chunk(filler)])))
+    assert staged.status_code == 200
+    items = [
+        {"queue": "orders", "payload": "x" * 200, "transactionId": str(n)} for n in range(2_000)
+    ]
+    pushed = http.post("/api/v1/push", json={"items": items})
+    assert [one["transaction_id"] for one in pushed.json()] == [str(n) for n in range(2_000)]
+    assert http.post("/api/v1/push", content=b'{"items": [' + filler).status_code == 400
+    assert served.session.queue_stats("orders").messages == 2_001

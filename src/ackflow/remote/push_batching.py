@@ -10,6 +10,7 @@ from typing import Any
 
 from ..broker.core.push import Answer
 from ..errors import AckflowError, Unavailable
+from ..options import MAX_PUSHES
 from .protocol import Request, pushes
 from .wire import PushOutcome, decode_error, encode_error
 
@@ -44,7 +45,7 @@ class PushBatcher:
         self._under_way -= 1
         some: list[Waiting] = []
         size = 0
-        while self._waiting and size < MOST_BYTES:
+        while self._waiting and size < MOST_BYTES and len(some) < MAX_PUSHES:
             push, answer = self._waiting.popleft()
             if not answer.done():  # else its task was cancelled
                 some.append((push, answer))

@@ -7,7 +7,7 @@ them, and a settle names a lease and ranges instead of a list of messages.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -17,12 +17,16 @@ from ..broker.core.push import Answer as Places
 from ..broker.registry import VERBS, Verb
 from ..broker.requests import PopRequest, PushRequest
 from ..errors import AckflowError, NotFound
+from ..options import MAX_PUSHES
 from ..remote import wire
 from ..remote.wire import JSON, MSGPACK, Codec, PackedHandout, PushOutcome
 from . import authz
 from .http import Call, Handler, Param, Response, Route, Undelivered, json
 
-_push, _pushes, _pop = Codec(PushRequest), Codec(list[PushRequest]), Codec(PopRequest)
+Pushes = Annotated[list[PushRequest], msgspec.Meta(max_length=MAX_PUSHES)]
+_push, _pushes, _pop = Codec(PushRequest), Codec(Pushes), Codec(PopRequest)
+LARGE = 256 * 1024  # a body of more bytes is decoded and validated in a worker thread
+T = TypeVar("T")
 SECONDS = {"type": "number", "minimum": 0, "maximum": 3600}
 
 
@@ -54,25 +58,43 @@ async def about(call: Call) -> Response:
 
 async def push(call: Call) -> Response:
     """Append messages; they are on disk when the response is sent."""
-    request: PushRequest = _push.read(call.body, _request_encoding(call))
+    request = await _off_loop(call, partial(_read_push, call.body, _request_encoding(call)))
     return _respond(call, await _submit(call, request))
 
 
 async def pushes(call: Call) -> Response:
     """Run several pushes in one commit; each has its own result."""
-    requests: list[PushRequest] = _pushes.read(call.body, _request_encoding(call))
+    read = partial(_pushes.read, call.body, _request_encoding(call))
+    requests: list[PushRequest] = await _off_loop(call, read)
     return _respond(call, await asyncio.gather(*[_push_one(call, some) for some in requests]))
+
+
+async def _off_loop(call: Call, read: Callable[[], T]) -> T:
+    """Read a body, in a worker thread if it is large, so that other requests do not wait for it."""
+    return read() if len(call.body) <= LARGE else await call.server.thread(read)
+
+
+def _read_push(body: bytes, encoding: str) -> PushRequest:
+    request: PushRequest = _push.read(body, encoding)
+    request.check()
+    return request
+
+
+def _read_call(verb: Verb, body: bytes, encoding: str) -> tuple[bool, tuple[Any, ...]]:
+    synced, arguments = wire.arguments_codec(verb).read(body, encoding)
+    verb.check(arguments)
+    return synced, arguments
 
 
 async def _push_one(call: Call, request: PushRequest) -> PushOutcome:
     try:
+        request.check()
         return PushOutcome(await _submit(call, request))
     except AckflowError as refusal:
         return PushOutcome(error=wire.encode_error(refusal))
 
 
 def _submit(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
-    request.check()
     call.server.check_batch(sum(chunk.count for chunk in request.chunks))
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
@@ -94,8 +116,8 @@ async def run(call: Call) -> Response:
     if verb is None:
         raise NotFound(f"unknown verb {call.params['verb']!r}; known verbs: {', '.join(VERBS)}")
     call.server.require(call, verb.role)
-    synced, arguments = wire.arguments_codec(verb).read(call.body, _request_encoding(call))
-    verb.check(arguments)
+    read = partial(_read_call, verb, call.body, _request_encoding(call))
+    synced, arguments = await _off_loop(call, read)
     function = authz.authorized(call, verb, arguments)
     result = authz.visible(call, await _run(call, verb, function, synced, arguments))
     return _respond(call, wire.pack(result) if isinstance(result, Handout) else result)
@@ -139,7 +161,7 @@ ROUTES = (
     _route("POST", "/v1/push", push, summary="Push segments", body=PushRequest,
            responses={200: Places}, checks_queues=True),
     _route("POST", "/v1/pushes", pushes, summary="Run several pushes in one request",
-           body=list[PushRequest], responses={200: list[PushOutcome]}, checks_queues=True),
+           body=Pushes, responses={200: list[PushOutcome]}, checks_queues=True),
     _route("POST", "/v1/pop", pop, summary="Lease messages", body=PopRequest,
            query=(Param("wait", SECONDS, "Seconds to wait for the first message"),),
            responses={200: PackedHandout}, checks_queues=True),

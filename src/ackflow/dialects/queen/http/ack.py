@@ -16,7 +16,7 @@ from ....options import QUEUE_MODE
 from ....server.http import Call, Response, json
 from ..errors import AlreadyCommitted
 from ..verbs.settle_by_name import NamedMessage, NamedOutcome, settle_named
-from .common import allow_partitions, body_of, iso, partition_of
+from .common import allow_partitions, body_of, iso, large_body_of, partition_of
 
 STATUSES = ("completed", "success", "failed", "retry", "dlq", "rejected", "in_progress")
 DONE = {
@@ -100,7 +100,7 @@ async def ack(call: Call) -> Response:
 
 async def ack_batch(call: Call) -> Response:
     """Settle many messages in one transaction; each has its own result."""
-    given = body_of(call, AckBatch)
+    given = await large_body_of(call, AckBatch)
     if given.acknowledgments is None:
         raise InvalidArgument("acknowledgments array is required")
     call.server.check_batch(len(given.acknowledgments))

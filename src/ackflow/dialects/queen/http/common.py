@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from ....server.http import Call, Response, json
 
 T = TypeVar("T")
 MAX_CACHED_LANES = 100_000
+LARGE = 256 * 1024
 
 
 class QueenError(Struct):
@@ -39,6 +41,13 @@ def body_of(call: Call, type: type[T]) -> T:
     except UnicodeDecodeError:
         raise InvalidArgument("Invalid JSON: the body is not UTF-8") from None
     return call.json_body(type)
+
+
+async def large_body_of(call: Call, type: type[T]) -> T:
+    """Decode like `body_of`, in a worker thread if the body is large."""
+    if len(call.body) <= LARGE:
+        return body_of(call, type)
+    return await call.server.thread(partial(body_of, call, type))
 
 
 def iso(time: int) -> str:

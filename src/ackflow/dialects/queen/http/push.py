@@ -1,5 +1,6 @@
 """Push in the Queen dialect: items for any queues in one transaction, with results in order."""
 
+from functools import partial
 from typing import Literal
 
 from msgspec import Raw, Struct, field
@@ -12,9 +13,10 @@ from ....ids import LaneId
 from ....server.http import Call, Response, json
 from ....session import encoding
 from ....session.encoding import Item
-from .common import body_of, partition_ids
+from .common import large_body_of, partition_ids
 
 NULL = Raw(b"null")
+MANY = 1_000  # items of a push that is built in a worker thread
 TRACE_HEADER = "traceId"  # message header that holds the trace id
 
 
@@ -54,13 +56,16 @@ class PushResult(Struct):
 
 async def push(call: Call) -> Response:
     """Append messages; they are on disk when the response is sent."""
-    items = body_of(call, PushBody).items
+    items = (await large_body_of(call, PushBody)).items
     if items is None:
         raise InvalidArgument("items array is required")
     if not items:
         return json([], 201)
     call.server.check_batch(len(items))
-    request, places = push_request(call, items)
+    if len(items) > MANY:
+        request, places = await call.server.thread(partial(push_request, call, items))
+    else:
+        request, places = push_request(call, items)
     answer = await call.server.onloop.push(request)
     return json(await push_results(call, items, answer, places), 201)
 

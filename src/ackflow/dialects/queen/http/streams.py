@@ -12,7 +12,7 @@ from ....ids import PartitionId
 from ....server.http import Call, Response, json
 from ..verbs import streams
 from ..verbs.streams import Cycle, CycleAck, Query, QueryChanged, StaleState, Wanted
-from .common import body_of, iso
+from .common import body_of, iso, large_body_of
 from .paging import no_value, partition_for, read_current, route
 from .push import PushItem, PushResult, push_request, push_results
 
@@ -155,7 +155,7 @@ async def _partition(call: Call, given: StateBody | CycleBody) -> PartitionId:
 
 async def cycle(call: Call) -> Response:
     """Change state, push and ack atomically."""
-    given = body_of(call, CycleBody)
+    given = await large_body_of(call, CycleBody)
     partition = await _partition(call, given)
     items = given.push_items or []
     call.server.check_batch(len(items))

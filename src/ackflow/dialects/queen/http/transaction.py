@@ -12,7 +12,7 @@ from ....ids import PartitionId
 from ....server.http import Call, Response, json
 from ..verbs.settle_by_name import NamedSettles, transact_named
 from .ack import Ack, AckParser, check, refusal, token_of
-from .common import allow_partitions, body_of
+from .common import allow_partitions, large_body_of
 from .push import PushItem, push_request, push_results
 
 
@@ -70,7 +70,7 @@ class Step:
 
 async def transact(call: Call) -> Response:
     """Run all operations in one transaction; if one fails, none takes effect."""
-    given = body_of(call, TransactionBody)
+    given = await large_body_of(call, TransactionBody)
     if given.operations is None:
         raise InvalidArgument("operations array required")
     if not given.operations:
