@@ -26,12 +26,15 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put every test into a ring, and all tests that start Spark into one test process.
 
-    A Spark session is expensive, and two at once are slower than one after the other.
+    A Spark session is expensive, and two at once are slower than one after the other. Of the tests
+    that start Spark, the inner ring runs those with the marker inner.
     """
     soak_is_selected = "soak" in (config.option.markexpr or "")
     for item in items:
         if starts_spark(item):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("inner") is None:
+                item.add_marker(pytest.mark.outer)
         if _repeats_semantics(item):
             item.add_marker(pytest.mark.outer)
         if item.get_closest_marker("soak") and not soak_is_selected:

@@ -86,6 +86,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.inner
 def test_an_undisturbed_run_answers_as_plain_python_does(data: Path, undisturbed: Path) -> None:
     check(data, undisturbed)
     told = []

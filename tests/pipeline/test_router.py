@@ -163,6 +163,7 @@ def test_gap_03_counts_of_what_was_handled_outlive_the_router(lab: Lab) -> None:
     assert lab.counts().lag == 0
 
 
+@pytest.mark.inner
 def test_gaps_05_and_07_a_batch_that_fails_reaches_no_shard_and_is_not_acked(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def fail_after_some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     raise RuntimeError("killed in the middle of a fan-out")
 
 
+@pytest.mark.inner
 def test_gap_06_a_batch_replayed_after_its_commit_is_published_once(lab: Lab) -> None:
     lab.sales([DAY, "a", "80"])
     lab.end(batches=1, workers=2)

@@ -38,6 +38,7 @@ def test_each_message_is_settled_its_own_way(lab: Lab) -> None:
     assert {letter.reason for letter in lab.q.dead_letters("in", limit=1000).items} == {"why"}
 
 
+@pytest.mark.inner
 def test_output_and_verdicts_are_one_commit(lab: Lab) -> None:
     lab.q.push("in", list(range(10)))
 

@@ -18,6 +18,7 @@ def save(frame: DataFrame, lab: Lab, **options: object) -> None:
     writer.save()
 
 
+@pytest.mark.inner
 def test_what_a_query_writes_is_there_once_and_its_input_is_done(lab: Lab) -> None:
     lab.q.push("in", list(range(1000)))
     frame = lab.read(maxRowsPerTrigger=300, payload="string").select("payload")
@@ -132,6 +133,7 @@ def test_a_task_that_is_tried_again_counts_once(lab: Lab) -> None:
     assert lab.counts().done == 20_000
 
 
+@pytest.mark.inner
 def test_a_query_whose_messages_were_given_away_publishes_nothing(lab: Lab) -> None:
     lab.q.push("in", [1, 2, 3])
     url = lab.url

@@ -41,6 +41,7 @@ def test_batches_are_limited_and_the_last_one_is_acknowledged(lab: Lab) -> None:
     assert lab.counts().done == 10
 
 
+@pytest.mark.inner
 def test_a_query_that_ends_and_starts_again_reads_on(lab: Lab) -> None:
     lab.q.push("in", [1, 2])
     assert data(lab.collect(lab.read())) == [1, 2]

@@ -39,6 +39,8 @@ def ring(file: str, name: str) -> str:
             if "every_store" in found:
                 return "inner, every store"
             fixtures = {argument.arg for argument in node.args.args}
+            if {"lab", "spark"} & fixtures and "inner" not in found:
+                return "outer"
             on_stores = "conformance" in file and fixtures & {"q", "open_session", "half_read"}
             return "inner, memory; outer, others" if on_stores else "inner"
     return ""
