@@ -20,7 +20,7 @@ def test_state_is_asked_for_by_key_prefix_and_the_end_of_its_window(q: Session) 
 
     def keys(**asked: object) -> list[str]:
         wanted = Wanted(**asked)  # type: ignore[arg-type]
-        return [row[0] for row in q.broker.look(get_state, query, home, wanted)]
+        return [row[0] for row in q.broker.look(get_state, query, home, wanted).rows]
 
     everything = [key for key, _ in state]
     assert keys() == everything
@@ -29,3 +29,30 @@ def test_state_is_asked_for_by_key_prefix_and_the_end_of_its_window(q: Session) 
     assert keys(ripe_at=1000.0) == [everything[0], everything[3]]
     assert keys(keys=[everything[3], everything[0]], prefix="tumb:600") == everything[3:]
     assert keys(keys=everything[:2], ripe_at=1000.0) == everything[:1]
+
+
+def test_windows_of_a_partition_are_closed_idle_only_when_its_messages_are_done(q: Session) -> None:
+    q.push("orders", 1)
+    home = q.broker.do(lambda tx: tx.partition(tx.queue("orders").id, "Default").id, False)
+    query = q.broker.do(register, True, "totals", Query("", "h", "orders"), False).query.id
+    q.broker.do(cycle, True, Cycle(query, home, [("w", b'{"windowEnd":1000}')]))
+
+    def idle() -> bool:
+        ripe = q.broker.look(get_state, query, home, Wanted(ripe_at=1000.0)).rows
+        done = q.broker.do(cycle, True, Cycle(query, home, [("w", None), ("w", b"{}")]))
+        q.broker.do(cycle, True, Cycle(query, home, [("w", b'{"windowEnd":1000}')]))
+        assert done.skipped is not bool(ripe)
+        return bool(ripe)
+
+    assert idle()  # the query has not begun to read
+    (message,) = q.pop("orders", group="streams.totals")
+    assert not idle()
+    message.release()
+    assert not idle()
+    for message in q.pop("orders", group="streams.totals"):
+        message.ack()
+    assert idle()
+    q.push("orders", 2, partition="other")
+    assert idle()
+    q.push("orders", 2)
+    assert not idle()

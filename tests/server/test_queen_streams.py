@@ -251,6 +251,20 @@ def test_a_cycle_acks_what_was_served_first_by_its_priority(
     assert served.session.group_stats("orders", "totals").counts.done == 2
 
 
+def test_a_cycle_acks_all_it_counts_though_it_names_the_newest_and_not_the_last(
+    queen: Queen, http: httpx.Client, served: Running, clock: VirtualClock
+) -> None:
+    query = register(http)
+    queen.push("orders", "older", priority=5)
+    clock.advance(1)
+    queen.push("orders", "newer", priority=0)
+    messages = queen.pop("orders", batch=2, consumerGroup="totals")
+    by_time = sorted(messages, key=lambda message: message["createdAt"])  # as clients do
+    assert data(by_time) == ["older", "newer"]
+    post(http, "cycle", query_id=query, partition_id=messages[0]["partitionId"], ack=last(by_time))
+    assert served.session.group_stats("orders", "totals").counts.done == 2
+
+
 def test_a_failed_cycle_counts_as_a_failure_of_its_messages(
     queen: Queen, http: httpx.Client
 ) -> None:
@@ -294,34 +308,99 @@ def opened(queen: Queen, http: httpx.Client) -> tuple[str, str]:
     return query, home
 
 
-@pytest.mark.parametrize("acks", [True, False])
-def test_a_window_is_closed_once_whoever_comes_first(
-    queen: Queen, http: httpx.Client, acks: bool
+def closes(http: httpx.Client, **body: Any) -> bool:
+    """Close the window as a client does for an idle partition; return whether that happened."""
+    answer = post(http, "cycle", **body, **CLOSE)
+    assert len(answer["push_results"]) == answer["state_ops_applied"]
+    assert answer.get("skipped", False) is (answer["state_ops_applied"] == 0)
+    return bool(answer["state_ops_applied"])
+
+
+def ripe(http: httpx.Client, query: str, home: str) -> list[str]:
+    asked = {"query_id": query, "partition_id": home, "ripe_at_or_before": 2_000}
+    return [row["key"] for row in post(http, "state/get", **asked)["rows"]]
+
+
+def test_a_cycle_that_closes_a_closed_window_is_refused_and_its_messages_come_again(
+    queen: Queen, http: httpx.Client
 ) -> None:
     query, home = opened(queen, http)
-    messages = queen.pop("orders", consumerGroup="streams.totals")
-    ack = {"ack": last(messages)} if acks else {}
     post(http, "cycle", query_id=query, partition_id=home, **CLOSE)
-    refused = post(http, "cycle", 409, query_id=query, partition_id=home, **CLOSE, **ack)
+    messages = queen.pop("orders", consumerGroup="streams.totals")
+    body = {"query_id": query, "partition_id": home, "ack": last(messages), **CLOSE}
+    refused = post(http, "cycle", 409, **body)
     assert (refused["success"], refused["code"]) == (False, "stale_state")
     assert data(queen.pop("sums", batch=9)) == [2]
     again = queen.pop("orders", consumerGroup="streams.totals")
-    assert data(again) == ([1] if acks else [])  # at once, to be computed from what is there now
-    assert [message["deliveries"] for message in again] == [1] * acks
+    assert data(again) == [1]  # at once, to be computed from what is there now
+    assert again[0]["deliveries"] == 1
+
+
+def test_an_idle_close_that_is_repeated_changes_nothing(queen: Queen, http: httpx.Client) -> None:
+    query, home = opened(queen, http)
+    assert closes(http, query_id=query, partition_id=home)
+    assert not closes(http, query_id=query, partition_id=home)
+    assert data(queen.pop("sums", batch=9)) == [2]
+
+
+@pytest.mark.parametrize("group", ["streams.totals", "other"])
+def test_an_idle_close_is_skipped_while_messages_of_its_partition_are_held(
+    queen: Queen, http: httpx.Client, group: str
+) -> None:
+    query, home = opened(queen, http)
+    messages = queen.pop("orders", consumerGroup=group)
+    body = {"query_id": query, "partition_id": home, "consumer_group": group}
+    assert not closes(http, **body)
+    late = {"acc": 3, "windowEnd": 1_000}
+    post(http, "cycle", **body, state_ops=[upsert("w", late)], ack=last(messages))
+    assert queen.pop("sums") == []
+    assert state(http, query, home) == {"w": late}
+    assert closes(http, **body)
+
+
+def test_an_idle_close_of_state_that_changed_after_it_was_read_is_skipped(
+    queen: Queen, http: httpx.Client, clock: VirtualClock
+) -> None:
+    query, home = opened(queen, http)
+    body = {"query_id": query, "partition_id": home}
+    clock.advance(1)
+    messages = queen.pop("orders", consumerGroup="streams.totals")
+    assert state(http, query, home) == {"w": WINDOW}  # read by both
+    new = {"acc": 1, "windowEnd": 9_000}
+    ops = [upsert("w", new)]  # a new session under the key of the old one
+    post(http, "cycle", **body, state_ops=ops, push_items=EMIT, ack=last(messages))
+    assert not closes(http, **body)
+    assert data(queen.pop("sums", batch=9)) == [2]
+    assert state(http, query, home) == {"w": new}
+    assert closes(http, **body)  # read again above
 
 
 def test_ripe_state_is_left_to_the_cycle_that_is_at_work_on_its_partition(
     queen: Queen, http: httpx.Client
 ) -> None:
     query, home = opened(queen, http)
-    asked = {"query_id": query, "partition_id": home, "ripe_at_or_before": 2_000}
-
-    def ripe() -> list[str]:
-        return [row["key"] for row in post(http, "state/get", **asked)["rows"]]
-
-    assert ripe() == ["w"]
+    assert ripe(http, query, home) == ["w"]
     messages = queen.pop("orders", consumerGroup="streams.totals")
-    assert ripe() == []
+    assert ripe(http, query, home) == []
     assert state(http, query, home) == {"w": WINDOW}
     post(http, "cycle", query_id=query, partition_id=home, ack=last(messages))
-    assert ripe() == ["w"]
+    assert ripe(http, query, home) == ["w"]
+
+
+def test_ripe_state_is_left_to_the_cycle_of_the_messages_that_wait_in_its_partition(
+    queen: Queen, http: httpx.Client
+) -> None:
+    query, home = opened(queen, http)
+    group = {"consumerGroup": "streams.totals"}
+    body = {"query_id": query, "partition_id": home}
+    post(http, "cycle", **body, ack=last(queen.pop("orders", **group)))
+    assert ripe(http, query, home) == ["w"]
+    queen.push("orders", 2)
+    assert ripe(http, query, home) == []
+    assert not closes(http, **body)
+    messages = queen.pop("orders", **group)
+    post(http, "cycle", **body, ack=last(messages, status="retry"))
+    assert ripe(http, query, home) == []
+    post(http, "cycle", **body, ack=last(queen.pop("orders", **group)))
+    assert ripe(http, query, home) == ["w"]
+    assert closes(http, **body)

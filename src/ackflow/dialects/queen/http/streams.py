@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec import Raw, Struct, field
 
@@ -19,6 +20,11 @@ from .push import PushItem, PushResult, push_request, push_results
 VERDICTS: dict[str, Any] = {
     "completed": "ack", "success": "ack", "failed": "nack", "retry": "release", "dlq": "dead_letter"
 }  # fmt: skip
+READS = 10_000
+
+# By server, the time of the last change that each reader of (query, partition) has seen. Clients do
+# not send it with their cycles.
+_read_to: WeakKeyDictionary[Any, dict[tuple[str, PartitionId], int]] = WeakKeyDictionary()
 
 
 class RegisterBody(Struct):
@@ -104,12 +110,15 @@ class CycleAckResult(Struct):
 
 
 class CycleResult(Struct):
+    """A committed cycle, or one that was `skipped`: its windows are not idle, nothing was changed."""
+
     success: bool
     query_id: str
     partition_id: str
     state_ops_applied: int
     push_results: list[PushResult]
     ack_result: CycleAckResult | None
+    skipped: bool
 
 
 async def register(call: Call) -> Response:
@@ -140,7 +149,14 @@ async def get_state(call: Call) -> Response:
     partition = await _partition(call, given)
     wanted = Wanted(given.keys or [], given.key_prefix or "", given.ripe_at_or_before)
     found = await read_current(call, streams.get_state, given.query_id, partition, wanted)
-    return json(StateResult(True, [StateRow(key, Raw(value), iso(at)) for key, value, at in found]))
+    if found.read_to is not None:
+        reads = _read_to.setdefault(call.server, {})
+        reads.pop((given.query_id, partition), None)
+        reads[given.query_id, partition] = found.read_to
+        if len(reads) > READS:
+            del reads[next(iter(reads))]
+    rows = [StateRow(key, Raw(value), iso(at)) for key, value, at in found.rows]
+    return json(StateResult(True, rows))
 
 
 async def _partition(call: Call, given: StateBody | CycleBody) -> PartitionId:
@@ -163,7 +179,9 @@ async def cycle(call: Call) -> Response:
     if items:
         request, places = push_request(call, items)
         push = PushOperation(request)
-    one = Cycle(given.query_id, partition, _ops(given.state_ops or []), push, _ack(given))
+    ops, group = _ops(given.state_ops or []), given.consumer_group
+    read_to = _read_to.get(call.server, {}).get((given.query_id, partition))
+    one = Cycle(given.query_id, partition, ops, push, _ack(given), group, read_to)
     try:
         done = await call.server.do(streams.cycle, True, one)
     except (InvalidArgument, NotFound):
@@ -179,7 +197,9 @@ async def cycle(call: Call) -> Response:
         results = await push_results(call, items, done.pushed.places, places)
     ack_result = CycleAckResult(True, done.released, done.dead) if given.ack else None
     return json(
-        CycleResult(True, given.query_id, given.partition_id, done.state, results, ack_result)
+        CycleResult(
+            True, given.query_id, given.partition_id, done.state, results, ack_result, done.skipped
+        )
     )
 
 
@@ -202,7 +222,7 @@ def _ack(given: CycleBody) -> CycleAck | None:
         raise InvalidArgument(f"status must be one of {', '.join(VERDICTS)}, got {ack.status!r}")
     token = ids.parse_token(ack.lease_id)
     verdict = Verdict(VERDICTS[ack.status], ack.error)
-    return CycleAck(ack.transaction_id, token, verdict, given.release_lease)
+    return CycleAck(ack.transaction_id, token, verdict, given.release_lease, ack.count)
 
 
 ROUTES = (

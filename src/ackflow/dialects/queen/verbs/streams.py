@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from .... import ids, ranges
+from ....broker.core.cursors import count_unread
 from ....broker.core.settle import settle
 from ....broker.core.transactions import Result, transact
 from ....broker.requests import (
@@ -28,7 +29,7 @@ from ....ids import LaneId, PartitionId
 from ....ranges import Ranges
 from ....store.encryption import seal_bytes, unseal_bytes
 from ....store.mapping import value_place
-from ....store.records import Lease
+from ....store.records import Group, Lane, Lease
 from ....store.tx import Tx
 from .settle_by_name import LeaseNames, Position
 
@@ -69,6 +70,8 @@ class Registered(Struct):
 class CycleAck(Struct):
     """A verdict on a message of a lease and all before it in its partition.
 
+    `count`: on how many messages; if the lease holds no more there, the verdict is on all of them,
+    because clients sort by time and the message they name is not always the one delivered last.
     `release` gives back what the lease then still holds there; otherwise it stays leased.
     """
 
@@ -76,24 +79,37 @@ class CycleAck(Struct):
     token: int
     verdict: Verdict
     release: bool = True
+    count: int | None = None
 
 
 class Cycle(Struct):
-    """State to put (None: to delete), messages to push and what to settle, in one transaction."""
+    """State to put (None: to delete), messages to push and what to settle, in one transaction.
+
+    `group`: the group that reads the partition, by default as clients name it after the query.
+    `read_to`: the time of the last change to the state when it was last read, if that is known.
+    """
 
     query: str
     partition: PartitionId
     state: list[tuple[str, bytes | None]]
     push: PushOperation | None = None
     ack: CycleAck | None = None
+    group: str | None = None
+    read_to: int | None = None
 
 
 class Cycled(Struct):
+    """What a cycle did: the number of changes of state, what it pushed, what became of its ack.
+
+    `stale`: nothing was done, and the messages were given back. `skipped`: nothing was done.
+    """
+
     state: int
     pushed: Result | None = None
     dead: bool = False
     released: bool = False
     stale: bool = False
+    skipped: bool = False
 
 
 def register(
@@ -133,32 +149,56 @@ class Wanted(Struct):
     ripe_at: float | None = None
 
 
-def get_state(
-    tx: Tx, query: str, partition: PartitionId, wanted: Wanted
-) -> list[tuple[str, bytes, int]]:
-    """Return the state of a query in a partition as (key, JSON, time of the last change)."""
-    name = _known(tx, query)
+class State(Struct):
+    """State of a query in a partition as (key, JSON, time of the last change).
+
+    `read_to`: the time of the last change to any of it, ripe or not; None if only some keys were
+    read.
+    """
+
+    rows: list[tuple[str, bytes, int]]
+    read_to: int | None = None
+
+
+def get_state(tx: Tx, query: str, partition: PartitionId, wanted: Wanted) -> State:
+    group = _group(tx, query, partition)
     home = _prefix(tx, query, partition)
-    if wanted.ripe_at is not None and _at_work(tx, name, partition):
-        return []  # the running cycle closes what is ripe
     if wanted.keys:
         keys = [key for key in dict.fromkeys(wanted.keys) if key.startswith(wanted.prefix)]
         found = [(key, tx.one("get_value", home + key)) for key in keys]
         rows = [(key, _open(home + key, row[0]), row[2]) for key, row in found if row is not None]
+        state = State(rows)
     else:
         first = home + wanted.prefix
         listed = tx.all("values_with", first, first + END, -1)
         rows = [(row[0][len(home) :], _open(row[0], row[1]), row[3]) for row in listed]
-    if wanted.ripe_at is None:
-        return rows
-    return [row for row in rows if _window_end(row[1]) <= wanted.ripe_at]
+        state = State(rows, max((row[2] for row in rows), default=0))
+    if wanted.ripe_at is not None:
+        if group is not None and _busy(tx, group, partition):
+            state.rows = []  # the running or the next cycle closes what is ripe
+        state.rows = [row for row in state.rows if _window_end(row[1]) <= wanted.ripe_at]
+    return state
 
 
-def _at_work(tx: Tx, name: str, partition: PartitionId) -> bool:
-    """Return whether the group of a query, as clients name it, holds messages of a partition."""
-    home = tx.partition_by_id(partition)
-    group = tx.group(home.queue, f"streams.{name}") if home else None
-    return group is not None and tx.value("partition_leased", group.id, partition) is not None
+def _busy(tx: Tx, group: Group, partition: PartitionId) -> bool:
+    """Return whether a group holds messages of a partition, or a pop may give it some."""
+    tx.flush()
+    if tx.value("partition_leased", group.id, partition) is not None:
+        return True
+    return any(_waiting(tx, lane, group) for lane in tx.lanes_in(partition))
+
+
+def _waiting(tx: Tx, lane: Lane, group: Group) -> bool:
+    cursor = tx.cursor(lane.id, group.id)
+    if cursor is None or not cursor.ready:
+        return False
+    return bool(count_unread(tx, lane, cursor) or tx.due_claims(lane.id, group.id, 1))
+
+
+def _group(tx: Tx, query: str, partition: PartitionId, name: str | None = None) -> Group | None:
+    """Return the group of a query, if it reads the queue of a partition."""
+    usual, home = f"streams.{_known(tx, query)}", tx.partition_by_id(partition)
+    return tx.group(home.queue, name or usual) if home else None
 
 
 def _window_end(value: bytes) -> float:
@@ -172,14 +212,19 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
     """Move a query on: all of it happens, or nothing.
 
     State to be deleted was read before. If it is gone, another cycle closed that window meanwhile,
-    and this one is stale: it only gives its messages back, to be computed again.
+    and this one is stale: it only gives its messages back, to be computed again. A cycle without
+    messages closes windows of an idle partition; if it is not idle, the cycle is skipped.
     """
-    _known(tx, one.query)
+    group = _group(tx, one.query, one.partition, one.group)
     prefix = _prefix(tx, one.query, one.partition)
     first = dict(reversed(one.state))  # what is done first to each key
-    if any(value is None and _missing(tx, prefix + key) for key, value in first.items()):
-        if one.ack is not None:
-            _release(tx, one.ack.token, one.partition)
+    closed = [tx.one("get_value", prefix + key) for key, value in first.items() if value is None]
+    if closed and one.ack is None:
+        busy = group is not None and _busy(tx, group, one.partition)
+        if busy or any(row is None or _changed(one, row[2]) for row in closed):
+            return Cycled(0, skipped=True)
+    elif one.ack is not None and None in closed:
+        _release(tx, one.ack.token, one.partition)
         return Cycled(0, stale=True)
     home = tx.partition_by_id(one.partition)
     queue = tx.queue_by_id(home.queue) if home else None
@@ -199,6 +244,10 @@ def cycle(tx: Tx, one: Cycle) -> Cycled:
     return done
 
 
+def _changed(one: Cycle, changed_at: int) -> bool:
+    return one.read_to is not None and changed_at > one.read_to
+
+
 def _put_state(key: str, value: bytes, sealed: bool) -> PutOperation:
     return PutOperation(key, seal_bytes(value, value_place(key)) if sealed else value)
 
@@ -215,7 +264,7 @@ def _settle(tx: Tx, partition: PartitionId, ack: CycleAck, done: Cycled) -> None
     if position is None:
         raise NotFound("the message is not part of this lease")
     settled = 0
-    for outcome in settle(tx, ack.token, _marks(tx, lease, partition, position, ack.verdict)):
+    for outcome in settle(tx, ack.token, _marks(tx, lease, partition, position, ack)):
         if outcome.refused:
             raise outcome.refused[0].error
         settled += outcome.settled
@@ -229,20 +278,23 @@ def _settle(tx: Tx, partition: PartitionId, ack: CycleAck, done: Cycled) -> None
 
 
 def _marks(
-    tx: Tx, lease: Lease, partition: PartitionId, position: Position, verdict: Verdict
+    tx: Tx, lease: Lease, partition: PartitionId, position: Position, ack: CycleAck
 ) -> list[Mark]:
     """Return the verdict on a message and on all that was delivered before it in its partition."""
+    everything = _held(tx, lease, partition)
+    if ack.count == sum(ranges.count(held) for _, held in everything):
+        return [Mark(ack.verdict, id, held) for id, held in everything]
     last = tx.lane(position[0])
     assert last is not None
     marks = []
-    for id, held in _held(tx, lease, partition):
+    for id, held in everything:
         lane = tx.lane(id)
         assert lane is not None
         which = held if lane.priority < last.priority else []
         if id == last.id:
             which = ranges.clip(held, 0, position[1] + 1)
         if which:
-            marks.append(Mark(verdict, id, which))
+            marks.append(Mark(ack.verdict, id, which))
     return marks
 
 
@@ -281,10 +333,6 @@ def queues_of_query(tx: Tx, query: str) -> list[str]:
     row = tx.one("get_value", QUERIES + _known(tx, query))
     known = msgspec.json.decode(row[0], type=Query) if row else None
     return [queue for queue in (known.source, known.sink) if queue] if known else []
-
-
-def _missing(tx: Tx, key: str) -> bool:
-    return tx.one("get_value", key) is None
 
 
 def _put(tx: Tx, key: str, value: bytes) -> None:
