@@ -149,14 +149,19 @@ async def get_state(call: Call) -> Response:
     partition = await _partition(call, given)
     wanted = Wanted(given.keys or [], given.key_prefix or "", given.ripe_at_or_before)
     found = await read_current(call, streams.get_state, given.query_id, partition, wanted)
-    if found.read_to is not None:
-        reads = _read_to.setdefault(call.server, {})
-        reads.pop((given.query_id, partition), None)
-        reads[given.query_id, partition] = found.read_to
-        if len(reads) > READS:
-            del reads[next(iter(reads))]
+    if found.rows:
+        _note_read(call, (given.query_id, partition), found.read_to)
     rows = [StateRow(key, Raw(value), iso(at)) for key, value, at in found.rows]
     return json(StateResult(True, rows))
+
+
+def _note_read(call: Call, what: tuple[str, PartitionId], read_to: int | None) -> None:
+    reads = _read_to.setdefault(call.server, {})
+    reads.pop(what, None)
+    if read_to is not None:
+        reads[what] = read_to
+        if len(reads) > READS:
+            del reads[next(iter(reads))]
 
 
 async def _partition(call: Call, given: StateBody | CycleBody) -> PartitionId:

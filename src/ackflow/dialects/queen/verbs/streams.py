@@ -152,8 +152,7 @@ class Wanted(Struct):
 class State(Struct):
     """State of a query in a partition as (key, JSON, time of the last change).
 
-    `read_to`: the time of the last change to any of it, ripe or not; None if only some keys were
-    read.
+    `read_to`: the time of the last change to any of it, ripe or not; None if not all was read.
     """
 
     rows: list[tuple[str, bytes, int]]
@@ -163,6 +162,8 @@ class State(Struct):
 def get_state(tx: Tx, query: str, partition: PartitionId, wanted: Wanted) -> State:
     group = _group(tx, query, partition)
     home = _prefix(tx, query, partition)
+    if wanted.ripe_at is not None and group is not None and _busy(tx, group, partition):
+        return State([])  # the running or the next cycle closes what is ripe
     if wanted.keys:
         keys = [key for key in dict.fromkeys(wanted.keys) if key.startswith(wanted.prefix)]
         found = [(key, tx.one("get_value", home + key)) for key in keys]
@@ -174,8 +175,6 @@ def get_state(tx: Tx, query: str, partition: PartitionId, wanted: Wanted) -> Sta
         rows = [(row[0][len(home) :], _open(row[0], row[1]), row[3]) for row in listed]
         state = State(rows, max((row[2] for row in rows), default=0))
     if wanted.ripe_at is not None:
-        if group is not None and _busy(tx, group, partition):
-            state.rows = []  # the running or the next cycle closes what is ripe
         state.rows = [row for row in state.rows if _window_end(row[1]) <= wanted.ripe_at]
     return state
 
