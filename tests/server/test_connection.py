@@ -146,6 +146,12 @@ HIDDEN = b"POST /queue/hidden/push HTTP/1.1\r\nhost: localhost\r\ncontent-length
         b"transfer-encoding:\x0bchunked\r\n",
         b" content-length: 5\r\n",
         b"x: y\ncontent-length: 5\r\n\r\n",
+        b"transfer-encoding: gzip, chunked\r\n",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked;x=1\r\n",
+        b"transfer-encoding:\r\n chunked\r\n",
+        b"connection: upgrade\r\nupgrade: x\r\ntransfer-encoding: gzip, chunked\r\n",
+        b"content-length: 18446744073709551621\r\n",
     ],
 )
 def test_a_body_whose_length_is_ambiguous_smuggles_no_request(
@@ -170,6 +176,50 @@ def test_a_body_whose_length_is_ambiguous_smuggles_no_request(
 def test_a_request_must_have_one_host(served: Running, hosts: bytes) -> None:
     answer = exchange(served.url, b"GET /livez HTTP/1.1\r\n" + hosts + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /queue/q/push HTTP/1.0\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\ncontent-length: 5\r\n",
+        b"GET /livez HTTP/2.0\r\nconnection: keep-alive\r\n",
+    ],
+)
+def test_what_follows_a_request_that_proxies_frame_differently_is_not_read(
+    served: Running, head: bytes
+) -> None:
+    with connected(served) as sock:
+        sock.sendall(head + HOST + b"\r\n0\r\n\r\n" + HIDDEN + b'{"item":1}')
+        assert response(sock).startswith(b"HTTP/1.1 400 ")
+        assert sock.recv(1) == b""
+    assert served.session.queues() == []
+
+
+def test_bytes_after_the_last_request_of_a_connection_are_dropped(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer to the request is the last thing that is written, and nothing fails in the log."""
+    last = b"GET /livez HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
+    for _ in range(2):  # the second is answered at once, without reading the tokens
+        with connected(served) as sock:
+            sock.sendall(last + HIDDEN)
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+            assert sock.recv(1) == b""
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "target", [b"http://evil.example/metrics", b"http://evil.example:80/metrics"]
+)
+def test_the_host_of_an_absolute_target_counts_not_the_header(
+    served: Running, target: bytes
+) -> None:
+    answer = exchange(served.url, b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    local = b"GET http://[::1]:80/metrics HTTP/1.1\r\nhost: evil.example\r\n\r\n"
+    assert exchange(served.url, local).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_reads_nothing_holds_up_no_other(served: Running) -> None:

@@ -11,7 +11,9 @@ from .raw import exchange
 POP = "/api/v1/pop/queue/orders?autoAck=true&batch=50"
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize(
+    "site", ["cross-site", "same-site", "Cross-Site", "same-origin, cross-site"]
+)
 def test_an_image_of_another_site_takes_no_messages(
     served: Running, http: httpx.Client, site: str
 ) -> None:
@@ -27,7 +29,8 @@ def test_a_page_of_this_server_or_the_address_bar_may_call(http: httpx.Client, s
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example",
-                                  "localhost.evil.example", "10.0.0.1", "[::2]", "0x7f.1", "\xff"])  # fmt: skip
+                                  "localhost.evil.example", "10.0.0.1", "[::2]", "0x7f.1", "\xff",
+                                  "localhost:evil.example", "[::1]evil.example", "evil@localhost"])  # fmt: skip
 def test_a_host_name_that_a_page_chose_is_refused_without_a_token(
     served: Running, host: str
 ) -> None:

@@ -188,9 +188,10 @@ class Connection(asyncio.Protocol):
         call.method = self._parser.get_method().decode("latin-1")
         call.version = self._parser.get_http_version()
         call.keep_alive = self._parser.should_keep_alive()
+        _check_framing(call)
         path, _, query = self._url.partition(b"?")
         if not path.startswith(b"/"):
-            path = _path_of(path)
+            path = _absolute(call, path)
         call.path, call.query_string = path.decode("latin-1"), query
         call.arrived = time.perf_counter()
         if self._parser.should_upgrade():
@@ -376,6 +377,7 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         self._queue.clear()
+        self._last = None
         if self._lingering and transport.can_write_eof():
             self._discarding = True
             transport.write_eof()  # closing now would reset the connection under the response
@@ -438,12 +440,27 @@ def _framing_of(call: Call) -> bytes:
     return b""
 
 
-def _path_of(target: bytes) -> bytes:
-    """The path of a request target in absolute form; empty if it has none."""
+def _check_framing(call: Call) -> None:
+    """Refuse what a proxy may frame in another way; the parser makes a 400 of the exception."""
+    if call.version not in ("1.0", "1.1"):
+        raise ValueError("unknown version")
+    if call.method == "CONNECT":
+        raise ValueError("what follows is a tunnel")
+    coding = call.headers.get(b"transfer-encoding")
+    if coding is not None and (coding.lower() != b"chunked" or call.version == "1.0"):
+        raise ValueError("unknown transfer coding")
+
+
+def _absolute(call: Call, target: bytes) -> bytes:
+    """The path of a request target in absolute form; its host replaces the Host header."""
     try:
-        return httptools.parse_url(target).path or b"/"
+        url = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
         return b""
+    if url.host is not None:
+        host = b"[%b]" % url.host if b":" in url.host else url.host
+        call.headers[b"host"] = host if url.port is None else b"%b:%d" % (host, url.port)
+    return url.path or b"/"
 
 
 def _encode(call: Call, response: Response) -> bytes:

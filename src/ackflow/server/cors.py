@@ -5,6 +5,7 @@ own machine, and DNS rebinding lets a page use its own name for that server.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 
 from ..errors import Forbidden
@@ -13,7 +14,8 @@ from .http import Call, Response
 Headers = tuple[tuple[bytes, bytes], ...]
 MAX_AGE_SECONDS = b"86400"
 _KNOWN_HOSTS = 1_000
-_OTHER_SITES = (b"cross-site", b"same-site")
+_is_host = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^][:@/\s]+))(?::[0-9]*)?").fullmatch
+_THIS_SITE = (None, b"same-origin", b"none")  # of Sec-Fetch-Site; none: the address bar
 
 
 class Cors:
@@ -36,7 +38,7 @@ class Cors:
             self._check_host(headers.get(b"host", b""))
         origin = headers.get(b"origin")
         if origin is None:
-            if headers.get(b"sec-fetch-site") in _OTHER_SITES:
+            if headers.get(b"sec-fetch-site") not in _THIS_SITE:
                 raise Forbidden("requests from pages of other sites are not allowed")
             return ()
         if self._any or origin in self._origins:
@@ -46,7 +48,7 @@ class Cors:
                 (b"access-control-expose-headers", expose),
                 (b"vary", b"origin"),
             )
-        if _same_origin(call, origin) and headers.get(b"sec-fetch-site") not in _OTHER_SITES:
+        if _same_origin(call, origin) and headers.get(b"sec-fetch-site") in _THIS_SITE:
             return ()
         raise Forbidden(
             "requests from this origin are not allowed; start the server with --cors-origin",
@@ -84,11 +86,10 @@ class Cors:
 
 
 def _host_name(host: bytes) -> str:
-    """The Host header without its port."""
+    """The Host header without its port; all of it if it does not have the form of a host."""
     text = host.decode("latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.rpartition(":")[0] if text.count(":") == 1 else text
+    found = _is_host(text)
+    return text if found is None else found[1] or found[2]
 
 
 def _is_this_machine(name: str) -> bool:
