@@ -114,8 +114,8 @@ class Place(NamedTuple):
     reader_token: int
 
 
-def chunk() -> Chunk:
-    return Chunk("mine", "p", 0, None, array("i", [1]), b"1")
+def chunk(queue: str = "mine") -> Chunk:
+    return Chunk(queue, "p", 0, None, array("i", [1]), b"1")
 
 
 def arguments(verb: str, at: Place) -> tuple[Any, ...]:
@@ -153,24 +153,22 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
     return every[verb]
 
 
-def prepare(session: ackflow.Session) -> Place:
-    """Give the queue `mine` one of everything that belongs to a queue."""
-    broker = session.broker
-    broker.do(VERBS["delete_queue"].run, True, "mine")
-    session.push("mine", [1, 2, 3, 4], partition="p")
-    first, second = session.pop("mine", batch=2)
+def prepare(session: ackflow.Session, queue: str = "mine", prefix: str = "") -> Place:
+    """Give a queue one of everything that belongs to a queue."""
+    broker, producer, reader = session.broker, prefix + "producer", prefix + "reader"
+    broker.do(VERBS["delete_queue"].run, True, queue)
+    session.push(queue, [1, 2, 3, 4], partition="p")
+    first, second = session.pop(queue, batch=2)
     second.reject("bad")
     assert first.token is not None
-    (dead,) = session.dead_letters("mine")
-    broker.do(
-        stage.publish, True, "producer", 1, [broker.do(stage.stage, True, "producer", 1, [chunk()])]
-    )
-    staged = broker.do(stage.stage, True, "producer", 5, [chunk()])
-    epoch = broker.do(readers.start_reader, True, "reader", "mine", "spark", False, 0)
-    number = broker.do(
-        readers.lease_next, True, ReaderRequest("reader", epoch, 0, 1, 99, 60.0)
-    ).number
-    (part,) = broker.do(readers.hand_over, True, "reader", epoch, 0, number, 60.0)
+    (dead,) = session.dead_letters(queue)
+    made = broker.do(stage.stage, True, producer, 1, [chunk(queue)])
+    broker.do(stage.publish, True, producer, 1, [made])
+    staged = broker.do(stage.stage, True, producer, 5, [chunk(queue)])
+    epoch = broker.do(readers.start_reader, True, reader, queue, "spark", False, 0)
+    asked = ReaderRequest(reader, epoch, 0, 1, 99, 60.0)
+    number = broker.do(readers.lease_next, True, asked).number
+    (part,) = broker.do(readers.hand_over, True, reader, epoch, 0, number, 60.0)
     place = ids.parse_message_id(first.id)
     return Place(first.id, place.lane, ids.parse_token(first.token), dead.id, staged, epoch, number,
                  part.token)  # fmt: skip

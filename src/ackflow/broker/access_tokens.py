@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from .. import validate
 from ..clock import micros
-from ..errors import InvalidArgument, NotFound
+from ..errors import AckflowError, InvalidArgument, NotFound
 from ..store.tx import Tx
 
 Role = Literal["read-only", "read-write", "admin"]
@@ -55,6 +55,12 @@ class Token(Struct):
                 for grant in self.grants
             )
         return known
+
+    @property
+    def key_prefix(self) -> str:
+        """A text that only tokens with the same grants have in common."""
+        patterns = sorted({grant.pattern for grant in self.grants})
+        return hashlib.blake2b(msgspec.json.encode(patterns), digest_size=12).hexdigest()
 
     def may_somewhere(self, role: str) -> bool:
         return any(RANK[grant.role] >= RANK[role] for grant in self.grants)
@@ -124,6 +130,19 @@ def forget_all(tx: Tx) -> int:
 def revision(tx: Tx) -> int:
     """Return a number that changes whenever a token changes."""
     return int(tx.value("get_meta", REVISION) or 0)
+
+
+class TokensChanged(AckflowError):
+    """A token was changed; read the tokens again."""
+
+    code = "tokens_changed"
+    status = 503
+
+
+def check_revision(tx: Tx, revision_known: int) -> None:
+    """Raise TokensChanged if a token was changed since its revision was read."""
+    if revision(tx) != revision_known:
+        raise TokensChanged()
 
 
 def changed(tx: Tx) -> None:

@@ -17,13 +17,14 @@ from ..store.group_commit import Job
 from ..store.tx import Tx
 from .broker import Broker, wait_seconds
 from .core.handout import Handout
-from .core.pop import pop
+from .core.pop import pop as pop_now
 from .core.push import Answer
 from .core.settle import settle
 from .requests import Mark, PopRequest, PushRequest, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
+PopVerb = Callable[[Tx, PopRequest], Handout]
 READERS = 4
 
 
@@ -98,15 +99,15 @@ class LoopBroker:
         if self._returning:
             await asyncio.wait(self._returning)
 
-    async def try_pop(self, request: PopRequest) -> Handout:
-        """Pop what is there now."""
-        answer = await self._try_once(request)
+    async def try_pop(self, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
+        """Pop what is there now; `verb` is run in place of `pop`."""
+        answer = await self._try_once(request, verb)
         while answer.again and not answer.runs:
-            answer = await self._try_once(request)
+            answer = await self._try_once(request, verb)
         return answer
 
-    async def _try_once(self, request: PopRequest) -> Handout:
-        popping = PendingPop(self, request)
+    async def _try_once(self, request: PopRequest, verb: PopVerb) -> Handout:
+        popping = PendingPop(self, request, verb)
         try:
             answer: Handout = await popping.answered
         except asyncio.CancelledError:
@@ -177,14 +178,14 @@ class PendingPop:
     may be closed by then.
     """
 
-    def __init__(self, onloop: LoopBroker, request: PopRequest) -> None:
+    def __init__(self, onloop: LoopBroker, request: PopRequest, verb: PopVerb) -> None:
         self._onloop = onloop
         self._writer = onloop.broker.writer
         self._job: Job | None = None
         self._given_up: asyncio.Future[Any] | None = None
         self.answered = onloop.future()
         onloop.broker.check_open()
-        onloop.enqueue(Job(pop, (request,), False, None, self._answer))
+        onloop.enqueue(Job(verb, (request,), False, None, self._answer))
 
     def give_up(self) -> "asyncio.Future[Any]":
         """Release the messages that the pop leased or will lease; return a future for that."""

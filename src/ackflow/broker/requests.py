@@ -350,6 +350,9 @@ class TransactionRequest(Struct):
             operation.check()
         if self.key is not None:
             validate.name(self.key, "key")
+            if not self.digest:  # sessions send one; others rely on the server to compare
+                packed = msgspec.msgpack.encode(self.operations, enc_hook=array.tobytes)
+                self.digest = hashlib.blake2b(packed, digest_size=16).digest()
 
 
 # queries

@@ -58,7 +58,8 @@ class Verb:
     """A verb that can be called over HTTP.
 
     `queues` and `leases` name the parameters that hold a queue's name or a lease's token; so do
-    `readers`, `producers` and `stages`, which belong to queues as well.
+    `readers`, `producers` and `stages`, which belong to queues as well. `query_batch` names the two
+    parameters that hold a Spark query and the number of its batch.
     `read_only`: it runs on a snapshot, beside the writer. `repeatable`: a client may send it again
     when the answer was lost. `synced`: it is on disk before it is answered, whatever the client
     asks for. `values`: it reads keyed values, which belong to no queue. `answers`: its result is
@@ -73,6 +74,7 @@ class Verb:
     readers: Names
     producers: Names
     stages: Names
+    query_batch: Names
     read_only: bool
     repeatable: bool
     synced: bool
@@ -107,7 +109,7 @@ class Verb:
             {stage for name in self.stages for stage in _names(given[name])},
             values=self.values,
         )
-        for part in _structs(arguments):
+        for part in structs_in(arguments):
             match part:
                 case Chunk() | DeadFilter() | BrowseRequest():
                     scope.queues.add(part.queue)
@@ -122,6 +124,9 @@ class Verb:
                     scope.stages.update(part.stages)
                     if part.query:
                         scope.batches.add((part.query, part.batch))
+        if self.query_batch:
+            query, batch = (given[name] for name in self.query_batch)
+            scope.batches.add((query, batch))
         return scope
 
 
@@ -159,6 +164,7 @@ def verb(
     reader: str | Names = (),
     producer: str | Names = (),
     stage: str | Names = (),
+    query_batch: Names = (),
     read_only: bool = False,
     repeatable: bool = True,
     synced: bool = False,
@@ -172,11 +178,12 @@ def verb(
         parameters = list(signature(run).parameters.values())[1:]
         found = Verb(
             name or run.__name__, run, role, _names(queue), _names(lease), _names(reader),
-            _names(producer), _names(stage), read_only, repeatable,
+            _names(producer), _names(stage), query_batch, read_only, repeatable,
             synced, values, answers, check, tuple(p.name for p in parameters),
             tuple(None if p.default is p.empty else p.default for p in parameters),
         )  # fmt: skip
-        named = {*found.queues, *found.leases, *found.readers, *found.producers, *found.stages}
+        named = {*found.queues, *found.leases, *found.readers, *found.producers, *found.stages,
+                 *query_batch}  # fmt: skip
         assert named <= {*found.parameters}, found.name
         assert found.name not in VERBS, found.name
         VERBS[found.name] = BY_FUNCTION[run] = found
@@ -194,15 +201,15 @@ def _tokens(value: Any) -> list[int]:
     return list(value) if isinstance(value, dict) else [] if value is None else [value]
 
 
-def _structs(value: Any) -> Iterator[Struct]:
+def structs_in(value: Any) -> Iterator[Struct]:
     """Every struct inside an argument."""
     if isinstance(value, Struct):
         yield value
         for inner in structs.astuple(value):
-            yield from _structs(inner)
+            yield from structs_in(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _structs(inner)
+            yield from structs_in(inner)
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _structs(inner)
+            yield from structs_in(inner)

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ..broker.aio import LoopBroker, LoopSignal
+from ..broker.access_tokens import TokensChanged, check_revision
+from ..broker.aio import LoopBroker, LoopSignal, PopVerb
 from ..broker.broker import Broker
 from ..broker.core.handout import Handout
 from ..broker.core.leases import queue_of_lease
+from ..broker.core.pop import pop as pop_now
 from ..broker.requests import PopRequest
 from ..errors import AckflowError, BatchTooLarge, Internal, InvalidArgument, TooManyWaiting
 from ..options import Counting
@@ -152,24 +154,31 @@ class Server:
         call.on_disconnect = signal.stop
 
         async def admitted_attempt(request: PopRequest) -> Handout:
-            if not self.auth.fresh():
-                await self.auth.refresh()
-            self.auth.authorize_again(call, request.queue)
-            return await attempt(request)
+            """Pop in a transaction in which the token is still valid."""
+            while True:
+                if not self.auth.fresh():
+                    await self.auth.refresh()
+                self.auth.authorize_again(call)
+                try:
+                    return await attempt(request, partial(_pop_if, revision=self.auth.revision))
+                except TokensChanged:
+                    await self.auth.refresh()
 
         try:
             return await self.onloop.pop(request, wait, attempt=admitted_attempt, signal=signal)
         finally:
             self._polls.discard(signal)
 
-    async def _attempt_large(self, call: Call, request: PopRequest) -> Handout:
+    async def _attempt_large(
+        self, call: Call, request: PopRequest, verb: PopVerb = pop_now
+    ) -> Handout:
         """Pop while few others do: until a response is written, nothing limits its memory."""
         await self._large_pops.acquire()
         leased = False
         try:
             if (busy := self.in_transit.refusal()) is not None:
                 raise busy
-            answer = await self.onloop.try_pop(request)
+            answer = await self.onloop.try_pop(request, verb)
             leased = bool(answer.runs)
             return answer
         finally:
@@ -280,6 +289,12 @@ class Server:
             return given.decode("latin-1")
         self._requests += 1
         return f"{self._request_ids}-{self._requests}"
+
+
+def _pop_if(tx: Tx, request: PopRequest, revision: int) -> Handout:
+    """Pop unless a token was changed since this revision of them."""
+    check_revision(tx, revision)
+    return pop_now(tx, request)
 
 
 async def _run(undelivered: Callable[[], Awaitable[None]]) -> None:

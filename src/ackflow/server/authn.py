@@ -28,7 +28,7 @@ class Auth:
         self._required = required
         self._by_digest: dict[bytes, Token] = {}
         self.token_required = required  # callers must send a token
-        self._revision = -1
+        self.revision = -1  # of the known tokens
         self._stale_at = 0.0
         self._refreshing: asyncio.Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ackflow-auth")
@@ -81,11 +81,10 @@ class Auth:
         elif not who.may_somewhere(route.role):
             raise _forbidden(route.role)
 
-    def authorize_again(self, call: Call, queue: str) -> None:
-        """Raise unless a call that has waited may still use a queue."""
+    def authorize_again(self, call: Call) -> None:
+        """Raise unless the token of a call that has waited is still valid."""
         if call.who is not None:
             self._check_live(self._by_digest.get(call.who.digest))
-            self.allow(call, queue)
         elif self.token_required:
             raise Unauthenticated(REQUIRED, hint="send the header Authorization: Bearer <token>")
 
@@ -129,11 +128,11 @@ class Auth:
         """Read the tokens again if they have changed."""
         began = time.monotonic()
         revision = self._broker.look(access_tokens.revision)
-        if revision != self._revision:
+        if revision != self.revision:
             known = self._broker.look(access_tokens.tokens)
             self._by_digest = {token.digest: token for token in known}
             self.token_required = self._required or bool(known)
-            self._revision = revision
+            self.revision = revision
         self._stale_at = began + RELOAD_SECONDS
 
 

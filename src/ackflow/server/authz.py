@@ -8,10 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ..broker.registry import Verb
+from ..broker.requests import PushRequest, TransactionRequest
 from ..broker.scope import queues_behind
+from ..broker.verb import structs_in
+from ..errors import Forbidden
 from ..model import QueueStats
 from ..store.tx import Tx
 from .http import Call
+
+NOT_YOURS = "a lease, reader, producer, stage or batch of this call belongs to another queue"
 
 
 def authorized(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> Callable[..., Any]:
@@ -27,15 +32,27 @@ def authorized(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> Callable[.
         return verb.run
     if scope.values:
         server.allow_all(call)
+    for part in structs_in(arguments):
+        if isinstance(part, PushRequest | TransactionRequest):
+            own_key(call, part)
     if not scope.indirect:
         return verb.run
 
     def run(tx: Tx, *given: Any) -> Any:
-        for queue in queues_behind(tx, scope):
-            server.allow(call, queue)
+        if not all(server.may_see(call, queue) for queue in queues_behind(tx, scope)):
+            raise Forbidden(NOT_YOURS, role=call.role)  # it names no queue of another tenant
         return verb.run(tx, *given)
 
     return run
+
+
+def own_key(call: Call, request: PushRequest | TransactionRequest) -> None:
+    """Keep the keys of tokens with other grants apart: a key answers a repeat, or refuses it.
+
+    A key of a token for every queue stays as it is. Tokens with the same grants share their keys.
+    """
+    if request.key is not None and call.who is not None and not call.who.may_everywhere(call.role):
+        request.key = f"{call.who.key_prefix}\x1f{request.key}"
 
 
 def visible(call: Call, result: Any) -> Any:

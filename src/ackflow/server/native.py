@@ -98,6 +98,7 @@ def _submit(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
     call.server.check_batch(sum(chunk.count for chunk in request.chunks))
     for queue in {chunk.queue for chunk in request.chunks}:
         call.server.allow(call, queue)
+    authz.own_key(call, request)
     return call.server.onloop.push(request)
 
 

@@ -33,7 +33,7 @@ class BatchDone(Struct):
     repeated: bool = False
 
 
-@verb("read-write", name="bind_batch", reader="reader")
+@verb("read-write", name="bind_batch", reader="reader", query_batch=("query", "batch"))
 def bind(
     tx: Tx, reader: str, epoch: int, start: int, end: int, query: str, batch: int, run: str
 ) -> None:
