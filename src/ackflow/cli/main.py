@@ -11,7 +11,7 @@ from ..errors import InvalidArgument
 from ..options import MAX_BATCH, Counting
 from . import contexts
 from .command import CaFile, Commands, ContextName, TokenOption, Url, database_to_serve
-from .commands import admin, bench, dead, doctor, inspect, messages, pipeline, tokens, watch
+from .commands import admin, bench, dead, doctor, inspect, keys, messages, pipeline, tokens, watch
 from .errors import INTERRUPTED
 from .output import Output
 from .params import AsJson, duration, wants_json
@@ -61,6 +61,7 @@ def _options(
 for module in (messages, inspect, watch, dead, admin, doctor, bench, contexts):
     module.register(app)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
+app.add_typer(keys.app, name="keys", rich_help_panel=OPERATION)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=OPERATION)
 
 

@@ -44,7 +44,7 @@ _fates = msgpack.Decoder(list[tuple[str, int, LaneId, bytes]]).decode
 _parts = msgpack.Decoder(list[tuple[LaneId, bytes, int]]).decode
 _rest = msgpack.Decoder(StoredRest).decode
 _NONE = memoryview(b"")
-_ONE = bytes(4)  # stands for the offsets of a single payload
+ONE_PAYLOAD = bytes(4)  # stands for the offsets of a single payload
 ALL_ACKED = b""  # the fates of a lease whose messages were all acked when it ended
 
 items_of = json.Decoder(list[Raw]).decode
@@ -214,7 +214,7 @@ def lease_columns(lease: Lease) -> Row:
 def to_dead(row: Row) -> DeadRow:
     dead = DeadRow(*[*row[:-1], None])
     place = dead_place(dead.group_id, dead.lane, dead.seq)
-    body = unpack_body((_ONE, dead.payload, row[-1]), lambda _: place)
+    body = unpack_body((ONE_PAYLOAD, dead.payload, row[-1]), lambda _: place)
     dead.payload, dead.rest = body.data, body.rest
     texts = open_texts(dead.group_id, dead.lane, dead.seq, dead.reason, dead.error)
     dead.reason, dead.error = texts
@@ -231,7 +231,7 @@ def open_texts(
 
 def dead_columns(d: DeadRow, sealed: bool) -> Row:
     place = dead_place(d.group_id, d.lane, d.seq) if sealed else None
-    _, data, rest = pack_body(_ONE, d.payload, d.rest, place)
+    _, data, rest = pack_body(ONE_PAYLOAD, d.payload, d.rest, place)
     reason = seal_text(d.reason, ("reason", *place) if place else None)
     error = seal_text(d.error, ("error", *place) if place else None)
     return (

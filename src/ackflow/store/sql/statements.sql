@@ -800,3 +800,43 @@ update queues set created_at = ?2 where id in
 -- name: partitions_ahead
 update partitions set created_at = ?2 where id in
     (select id from partitions where created_at > ?1 limit ?3) returning id
+
+-- Rows with encrypted columns, to encrypt them again with another key: store/reseal.py. A page shows
+-- only the first bytes of the data, which name the key.
+
+-- name: sealed_segments
+select lane, first, body, carry, substr(data, 1, 4), rest from segments
+where (lane, first) > (?1, ?2) order by lane, first limit ?3
+-- name: sealed_segment
+select body, carry, ends, data, rest from segments where lane = ?1 and first = ?2
+-- name: sealed_body
+select substr(data, 1, 4), rest from bodies where id = ?1
+-- name: set_carry
+update segments set carry = ?3 where lane = ?1 and first = ?2
+-- name: set_small_body
+update segments set data = ?3, rest = ?4 where lane = ?1 and first = ?2
+-- name: set_body
+update bodies set data = ?2, rest = ?3 where id = ?1
+-- name: sealed_stages
+select stage, piece, body from stages where (stage, piece) > (?1, ?2) order by stage, piece limit ?3
+-- name: sealed_dead
+select id, substr(payload, 1, 4), rest, reason, error from dead where id > ?1 order by id limit ?2
+-- name: sealed_letter
+select grp, lane, seq, payload, rest, reason, error from dead where id = ?1
+-- name: set_letter
+update dead set payload = ?2, rest = ?3, reason = ?4, error = ?5 where id = ?1
+-- name: sealed_claims
+select lane, grp, lease, id, error from claim_rows where (lane, grp, lease, id) > (?1, ?2, ?3, ?4)
+order by lane, grp, lease, id limit ?5
+-- name: claim_error
+select error from claim_rows where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: set_claim_error
+update claim_rows set error = ?5 where lane = ?1 and grp = ?2 and lease = ?3 and id = ?4
+-- name: sealed_traces
+select id, substr(data, 1, 5) from traces where id > ?1 order by id limit ?2
+-- name: sealed_trace
+select lane, seq, data from traces where id = ?1
+-- name: sealed_values
+select key, substr(value, 1, 5) from kv where key > ?1 order by key limit ?2
+-- name: set_value_data
+update kv set value = ?2 where key = ?1
