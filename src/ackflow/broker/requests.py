@@ -228,9 +228,12 @@ class PopRequest(Struct):
 
 
 class Verdict(Struct, frozen=True):
-    """How a delivery ends. `delay`: None follows the back-off. `rest`: also release what follows.
+    """How a delivery ends. `delay`: None follows the back-off; a release takes place at once.
+    `rest`: also release what follows.
     `up_to`: also what comes before it in its lane under the same token. `confirm`: on disk first.
     `counting`: how the retry limit is read. `yields`: see `Settlement` in `core.settle`.
+    `headers`: set on the copy that a requeue makes. `uncounted`: the delivery that a requeue ends
+    is not counted, because the message was not processed.
     """
 
     verb: SettleVerb
@@ -241,6 +244,8 @@ class Verdict(Struct, frozen=True):
     confirm: bool = False
     counting: Counting = "failures"
     yields: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    uncounted: bool = False
 
     @property
     def synced(self) -> bool:
@@ -256,6 +261,11 @@ class Verdict(Struct, frozen=True):
         for what, value in (("rest", self.rest), ("up_to", self.up_to), ("confirm", self.confirm)):
             if value is not False:
                 validate.flag(value, what)
+        if self.headers or self.uncounted:
+            if self.verb != "requeue":
+                raise InvalidArgument("headers and uncounted are for requeue, which makes a copy")
+            validate.headers(dict(self.headers))
+            validate.flag(self.uncounted, "uncounted")
         return self
 
 

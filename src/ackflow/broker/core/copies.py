@@ -24,11 +24,14 @@ class Copy(NamedTuple):
     txid: str
 
 
-def copy(tx: Tx, group: Group, lane: Lane, which: Ranges, delay: float, carry: Carry) -> None:
-    """Append copies of messages to their own lane, for one group only."""
+def copy(
+    tx: Tx, group: Group, lane: Lane, which: Ranges, delay: float, carry: Carry,
+    headers: dict[str, str],
+) -> None:  # fmt: skip
+    """Append copies of messages to their own lane, for one group only; `headers` are set on them."""
     copies = (
         Copy(
-            payload(body, index), rest_of(body, index),
+            payload(body, index), _with_headers(rest_of(body, index), headers),
             ids.message_id(tx.store, lane.id, segment.first + index),
         )
         for segment, first, stop in tx.segments_over(lane.id, which)
@@ -36,6 +39,14 @@ def copy(tx: Tx, group: Group, lane: Lane, which: Ranges, delay: float, carry: C
         for index in range(first - segment.first, stop - segment.first)
     )  # fmt: skip
     append_copies(tx, lane, copies, delay, group.id, carry)
+
+
+def _with_headers(own: Rest | None, headers: dict[str, str]) -> Rest | None:
+    if not headers:
+        return own
+    own = own or Rest()
+    own.headers = {0: {**own.headers.get(0, {}), **headers}}
+    return own
 
 
 def append_copies(

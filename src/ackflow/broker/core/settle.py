@@ -3,7 +3,7 @@
     leased ── ack ───────────────► done
            ── requeue ───────────► done, and a copy at the end of the lane
            ── nack ──────────────► waiting or due, or dead letter at the retry limit
-           ── release ───────────► due, the delivery is not counted
+           ── release ───────────► due or waiting, the delivery is not counted
            ── reject, dead_letter ► dead letter
            ── expiry ────────────► waiting or due, or dead letter at the delivery limit
 
@@ -354,9 +354,8 @@ class Settlement:
             case "ack":
                 count_done(self._tx, cursor, part)
             case "release":
-                self._return(
-                    claim, part, self._tx.now, claim.deliveries - 1, claim.failures, claim.error
-                )
+                at = self._tx.now + micros(verdict.delay or 0.0)
+                self._return(claim, part, at, claim.deliveries - 1, claim.failures, claim.error)
             case "nack":
                 return self._nack(verdict, lane, cursor, claim, part)
             case "requeue":
@@ -412,13 +411,14 @@ class Settlement:
         self, verdict: Verdict, lane: Lane, cursor: Cursor, claim: Claim, part: Ranges
     ) -> int:
         """Append a copy for this group only; the original is done."""
-        if deliveries_exhausted(self._group.rules, claim.deliveries):
+        deliveries = claim.deliveries - verdict.uncounted
+        if deliveries_exhausted(self._group.rules, deliveries):
             return self._dead_letter(
                 lane, cursor, claim, part, "max_deliver", verdict.reason, claim.failures
             )
         reason = verdict.reason or claim.error
         copy(self._tx, self._group, lane, part, verdict.delay or 0.0,
-             Carry(claim.deliveries, claim.failures, True, reason))  # fmt: skip
+             Carry(deliveries, claim.failures, True, reason), dict(verdict.headers))  # fmt: skip
         cursor.done += ranges.count(part)
         return 0
 
