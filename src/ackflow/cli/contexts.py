@@ -44,12 +44,16 @@ class Contexts(Struct, omit_defaults=True):
 
 
 class Location(Struct):
-    """The database or server to connect to; `source` is the option or setting that named it."""
+    """The database or server to connect to; `source` is the option or setting that named it.
+
+    `chosen`: it was named for this call, by an option or the environment.
+    """
 
     url: str
     token: str | None
     ca_file: str | None
     source: str
+    chosen: bool = True
 
     @property
     def remote(self) -> bool:
@@ -84,8 +88,8 @@ def find(
     if name is not None:
         found = saved.get(name)
         token, ca_file = token or found.token, ca_file or found.ca_file
-        return Location(found.url, token, ca_file, f"context {name}")
-    return Location(data_file(), token, ca_file, "the default")
+        return Location(found.url, token, ca_file, f"context {name}", context is not None)
+    return Location(data_file(), token, ca_file, "the default", False)
 
 
 def check_url(url: str) -> str:

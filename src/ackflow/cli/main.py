@@ -11,7 +11,19 @@ from ..errors import InvalidArgument
 from ..options import MAX_BATCH, Counting
 from . import contexts
 from .command import CaFile, Commands, ContextName, TokenOption, Url, database_to_serve
-from .commands import admin, bench, dead, doctor, inspect, keys, messages, pipeline, tokens, watch
+from .commands import (
+    admin,
+    bench,
+    dead,
+    doctor,
+    inspect,
+    keys,
+    messages,
+    pipeline,
+    tokens,
+    watch,
+    work,
+)
 from .errors import INTERRUPTED
 from .output import Output
 from .params import AsJson, duration, wants_json
@@ -58,7 +70,7 @@ def _options(
 
 
 # The order of the modules is the order of their panels in the help.
-for module in (messages, inspect, watch, dead, admin, doctor, bench, contexts):
+for module in (messages, inspect, watch, dead, admin, doctor, work, bench, contexts):
     module.register(app)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATION)

@@ -1,0 +1,163 @@
+"""`ackflow work`: run the processors and tasks of a worker."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from msgspec import structs
+
+from ... import validate
+from ...errors import AckflowError, InvalidArgument, text_of
+from ..command import Target, command
+from ..params import duration
+
+if TYPE_CHECKING:
+    from ...worker.worker import Worker
+
+PANEL = "Operation"
+
+
+class ProcessorFailed(AckflowError):
+    """A processor raised an exception."""
+
+    code = "processor_failed"
+
+
+def register(app: typer.Typer) -> None:
+    command(app, panel=PANEL, creates=True, long_running=True)(work)
+
+
+def work(
+    target: Target,
+    worker: Annotated[
+        str, typer.Argument(metavar="MODULE:WORKER", help="The worker, such as shop.tasks:worker.")
+    ],
+    queues: Annotated[
+        str | None,
+        typer.Option(help="Queues to serve, with weights, such as mail=3,orders (default: all)."),
+    ] = None,
+    queue_set: Annotated[
+        str | None, typer.Option(help="A set of queues that the worker names.")
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="Order of the queues: round-robin, sequential-exhaustive, "
+            "strict-priority-interleaving, hierarchical or weighted."
+        ),
+    ] = "round-robin",
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", min=1, max=1000, help="Messages at a time.")
+    ] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
+    prefetch: Annotated[
+        int | None,
+        typer.Option(min=0, help="Messages popped ahead (default: what is begun in 0.2 s)."),
+    ] = None,
+    message_limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many messages.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, duration("Stop after this time, such as 1h.", least=0.001)
+    ] = None,
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop when the process uses so many MB.")
+    ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on after an exception of a processor.")
+    ] = False,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Start a consumer again when it ends.")
+    ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a Python file here changes.")
+    ] = False,
+    log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text",
+    log_level: Annotated[
+        str, typer.Option(help="Log level: debug, info, warning or error.")
+    ] = "info",
+) -> None:
+    """Run the processors and tasks of a worker until stopped.
+
+    Ctrl-C or TERM finishes the messages that are being processed and ends with exit code 0. An
+    exception of a processor ends the consumer with exit code 1, unless --keep-going is given;
+    --supervise starts it again.
+    """
+    # Imported here: other commands start faster without it.
+    from ...worker.loading import load_worker
+    from ...worker.modes import MODES
+    from ...worker.supervise import PARENT_PIPE, Supervisor, stop_with_parent
+
+    _start_logs(log_format, log_level)
+    validate.one_of(mode, "--mode", MODES)
+    if PARENT_PIPE not in os.environ and (supervise or reload or processes > 1):
+        if not reload:
+            load_worker(worker).select(queues, queue_set)  # an error here is no reason to try again
+        Supervisor(
+            [sys.executable, "-m", "ackflow", *_child_arguments(sys.argv[1:])],
+            processes=processes, restart=supervise or reload, reload=Path.cwd() if reload else None,
+        ).run()  # fmt: skip
+        return
+    found = load_worker(worker)
+    _connect(found, target)
+    stop_with_parent(found.stop)
+    log = logging.getLogger("ackflow.worker")
+    log.info("%r is started, %d at a time; Ctrl-C stops it", found, concurrency)
+    try:
+        counts = found.run(
+            queues=queues, queue_set=queue_set, mode=mode, concurrency=concurrency,
+            prefetch=prefetch, message_limit=message_limit, time_limit=time_limit,
+            memory_limit=memory_limit, keep_going=keep_going,
+        )  # fmt: skip
+    except (AckflowError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ProcessorFailed(
+            f"consuming was ended by an exception: {text_of(error)}. The message is at the end of "
+            "its queue; start the consumer again, or use --supervise or --keep-going"
+        ) from error
+    finally:
+        found.close()
+    done = ", ".join(f"{n:,} {name}" for name, n in structs.asdict(counts).items() if n)
+    log.info("the consumer has ended: %s", done or "no messages")
+
+
+def _connect(worker: "Worker", target: Target) -> None:
+    """Use the database that was given on the command line in place of the worker's own."""
+    location = target.location
+    if location.chosen:
+        worker.connect_to(location.url, token=location.token, ca_file=location.ca_file)
+
+
+def _child_arguments(given: list[str]) -> list[str]:
+    """The command line of one consumer: the same, without what makes a supervisor."""
+    kept: list[str] = []
+    skip = False
+    for argument in given:
+        if skip:
+            skip = False
+        elif argument == "--processes":
+            skip = True
+        elif argument not in ("--supervise", "--reload") and not argument.startswith(
+            "--processes="
+        ):
+            kept.append(argument)
+    if "work" not in kept:
+        raise InvalidArgument("--supervise, --reload and --processes need the command line")
+    return kept
+
+
+def _start_logs(log_format: str, log_level: str) -> None:
+    """Log to standard error: the worker's lines and those of the handlers' own loggers."""
+    from ...server.logs import FORMATS, LEVELS, start
+
+    chosen: Any = validate.one_of(log_format, "--log-format", FORMATS)
+    level = validate.one_of(log_level, "--log-level", LEVELS)
+    start(chosen, level)
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(logging.getLogger("ackflow").handlers[0])
+        root.setLevel(level.upper())

@@ -1,0 +1,127 @@
+"""What extensions, middleware and handlers know about the message that is being processed."""
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from .. import validate
+from ..errors import InvalidArgument
+from ..session.messages import Message
+from ..validate import Duration
+from .sending import ProcessorSession
+from .status import Status
+
+if TYPE_CHECKING:
+    from .processor import Binding, Handler
+    from .worker import Worker
+
+
+class PutOff(Struct, frozen=True):
+    """The message is not processed now, and its delivery is not counted.
+
+    Without `copy` it keeps its place and id. With `copy`, a copy with these headers goes to the end
+    of the queue.
+    """
+
+    delay: float = 0.0
+    copy: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class RunState:
+    """The state of a running consumer that hooks may see and change."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.worker = worker
+        self.interrupted = False
+        self.reason: str | None = None
+
+    def interrupt(self, reason: str) -> None:
+        """Stop the consumer after the messages that are being processed; exit code 0."""
+        if not self.interrupted:
+            self.reason = reason
+            self.interrupted = True
+
+
+class Context:
+    """One message in a worker: what it is, how it is handled, and what became of it.
+
+    `status` can be set once, by an extension in `pre_received` or by the handler's result.
+    `exception` is what the handler raised; `result` what a task returned. `notes` belongs to
+    extensions and middleware, for what they keep from one hook to the next.
+    """
+
+    __slots__ = (
+        "_status", "binding", "elapsed", "exception", "handler", "message", "notes", "put_off",
+        "reason", "result", "run", "session",
+    )  # fmt: skip
+
+    def __init__(
+        self, run: RunState, message: Message, binding: "Binding", session: ProcessorSession
+    ) -> None:
+        self.run = run
+        self.message = message
+        self.binding = binding
+        self.session = session
+        self.handler: Handler | None = None
+        self.exception: BaseException | None = None
+        self.result: Any = None
+        self.reason: str | None = None
+        self.put_off: PutOff | None = None
+        self.elapsed = 0.0
+        self.notes: dict[Any, Any] = {}
+        self._status: Status | None = None
+
+    @property
+    def worker(self) -> "Worker":
+        """The worker."""
+        return self.run.worker
+
+    @property
+    def status(self) -> Status | None:
+        """The status, once it is decided."""
+        return self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        if not isinstance(status, Status):
+            raise InvalidArgument(f"status must be ACK, REJECT or REQUEUE, got {status!r}")
+        if self._status is not None or self.put_off is not None:
+            raise InvalidArgument("the status of a message can be set once")
+        self._status = status
+
+    @property
+    def decided(self) -> bool:
+        """Whether an extension has decided, so that the handler is not called."""
+        return self._status is not None or self.put_off is not None
+
+    def release(self, delay: Duration = 0.0) -> None:
+        """Do not process the message now: return it to its place, uncounted, for `delay` seconds."""
+        if self.decided:
+            raise InvalidArgument("the status of a message can be set once")
+        self.put_off = PutOff(validate.seconds(delay, "delay"))
+
+    def requeue_later(self, delay: Duration, headers: dict[str, str]) -> None:
+        """Do not process it now: a copy goes to the end for `delay` seconds, uncounted."""
+        if self.decided:
+            raise InvalidArgument("the status of a message can be set once")
+        self.put_off = PutOff(validate.seconds(delay, "delay"), True, tuple(headers.items()))
+
+    def interrupt(self, reason: str) -> None:
+        """Stop the consumer after the messages that are being processed; exit code 0."""
+        self.run.interrupt(reason)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, starting at 1: failures of a task, else deliveries."""
+        from_task = self.handler is not None and self.handler.counts_failures
+        return self.message.failures + 1 if from_task else self.message.deliveries
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether a failure now makes the message a dead letter."""
+        limit = None if self.handler is None else self.handler.attempts
+        if limit is None:
+            limit = self.binding.max_deliver
+            return limit is not None and self.message.deliveries >= limit
+        return self.attempt >= limit

@@ -1,0 +1,1 @@
+"""Extensions of a worker: limits, signals, logging, redelivery delay and validation."""

@@ -1,0 +1,23 @@
+"""One log line for each processed message."""
+
+import logging
+
+from ..context import Context
+from ..hooks import Extension
+
+log = logging.getLogger("ackflow.worker")
+
+
+class ProcessedLog(Extension):
+    """Log status and execution time of each message, once it is settled."""
+
+    def post_received(self, context: Context) -> None:
+        """Log a message that was processed; an exception has been logged by itself."""
+        if context.status is not None and context.handler is not None:
+            if not log.isEnabledFor(logging.INFO):
+                return
+            log.info(
+                "Message processed: %s. Execution time: %d ms", context.status,
+                round(context.elapsed * 1000), extra={"message_id": context.message.id,
+                "queue": context.message.queue, "processor": context.handler.name},
+            )  # fmt: skip

@@ -1,0 +1,124 @@
+"""The hooks of extensions and middleware, and how a worker calls them.
+
+An extension follows the consumer; middleware follows one message or push. Both are added with
+`worker.add(...)`; one class may be both. A hook that fails is logged, and costs no message.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .context import Context, RunState
+from .sending import Push
+from .status import Reject, Requeue
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+log = logging.getLogger("ackflow.worker")
+
+
+class Extension:
+    """Hooks of the consumer, in the order in which they are called. All do nothing by default."""
+
+    def attached(self, worker: "Worker") -> None:
+        """Called by `worker.add`."""
+
+    def on_start(self, run: RunState) -> None:
+        """Called once, before the first message is received."""
+
+    def before_receive(self, run: RunState) -> None:
+        """Called before each pop; it may interrupt the consumer."""
+
+    def pre_received(self, context: Context) -> None:
+        """Called before a message is processed. It may decide its status, or put it off."""
+
+    def post_received(self, context: Context) -> None:
+        """Called after a message was settled."""
+
+    def idle(self, run: RunState) -> None:
+        """Called after a pop that returned nothing."""
+
+    def interrupted(self, run: RunState) -> None:
+        """Called once, when the consumer has stopped, also after an error."""
+
+
+class Middleware:
+    """Hooks around push, process and settle. The `after` hooks run in reverse order."""
+
+    def attached(self, worker: "Worker") -> None:
+        """Called by `worker.add`."""
+
+    def before_push(self, push: Push) -> None:
+        """Called before a push; it may change the push. An exception refuses it."""
+
+    def after_push(self, push: Push) -> None:
+        """Called after a push; inside a processor, before its transaction is committed."""
+
+    def before_process(self, context: Context) -> None:
+        """Called before the handler, in its thread. It may raise `Reject` or `Requeue`."""
+
+    def after_process(self, context: Context) -> None:
+        """Called after the handler; `context.exception` is set if it raised."""
+
+    def before_settle(self, context: Context) -> None:
+        """Called when the outcome is known. `context.session` may be given more to commit."""
+
+    def after_settle(self, context: Context, error: BaseException | None) -> None:
+        """Called after the message was settled; `error` says why it could not be."""
+
+
+REVERSED = frozenset({"after_push", "after_process", "after_settle"})
+HOOKS = [name for base in (Extension, Middleware) for name in vars(base) if name[0] != "_"]
+
+
+class Hooks:
+    """The hooks that a worker's extensions and middleware override, by name."""
+
+    def __init__(self, parts: Sequence[Extension | Middleware]) -> None:
+        self._by_name: dict[str, list[Callable[..., Any]]] = {}
+        for name in HOOKS:
+            some = [
+                getattr(part, name)
+                for part in parts
+                if getattr(type(part), name, None)
+                not in (None, getattr(Extension, name, None), getattr(Middleware, name, None))
+            ]
+            self._by_name[name] = some[::-1] if name in REVERSED else some
+
+    def has(self, name: str) -> bool:
+        return bool(self._by_name[name])
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call a hook of every part; what fails is logged. Reject and Requeue are passed on."""
+        for hook in self._by_name[name]:
+            try:
+                hook(*args)
+            except (Reject, Requeue):
+                raise
+            except Exception:
+                log.exception(
+                    "%s of %r failed; no message is lost by it",
+                    name,
+                    getattr(hook, "__self__", hook),
+                )
+
+    def decide(self, context: Context) -> None:
+        """Call `pre_received` until an extension has decided."""
+        for hook in self._by_name["pre_received"]:
+            if context.decided:
+                return
+            try:
+                hook(context)
+            except (Reject, Requeue):
+                raise
+            except Exception:
+                log.exception(
+                    "pre_received of %r failed; the message is processed",
+                    getattr(hook, "__self__", hook),
+                )
+
+    def before_push(self, push: Push) -> None:
+        """Call `before_push`; an exception refuses the push."""
+        for hook in self._by_name["before_push"]:
+            hook(push)

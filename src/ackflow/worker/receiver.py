@@ -1,0 +1,106 @@
+"""How a consumer gets messages from its queues, in the order of its mode."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from ..broker.broker import Broker
+from ..broker.requests import PopRequest
+from ..errors import AckflowError
+from ..session.consumer import LOCAL_WAIT, RepeatablePop
+from ..session.messages import Batch, Message
+from ..session.session import Session
+from .modes import Turns
+from .processor import Binding
+
+log = logging.getLogger("ackflow.worker")
+REMOTE_WAIT = 1.0
+Found = list[tuple[Binding, Batch[Message]]]
+
+
+class Receiver:
+    """Pops from the queues of a consumer. While all are empty, it waits for all of them."""
+
+    def __init__(
+        self, session: Session, bindings: Sequence[Binding], mode: str, stopped: Callable[[], bool]
+    ) -> None:
+        self._session = session
+        self._bindings = bindings
+        self._turns = Turns(mode, [binding.weight for binding in bindings])
+        self._stopped = stopped
+        self._wait = LOCAL_WAIT if isinstance(session.broker, Broker) else REMOTE_WAIT
+        self._pops = [RepeatablePop(self._request(binding)) for binding in bindings]
+        self._waiting: dict[Future[Batch[Message] | None], int] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def receive(self, most: int, wait: bool = True) -> Found:
+        """Take one turn, and further ones while queues are empty; an empty list after a whole
+        cycle of empty queues, for which it waits."""
+        if self._waiting:
+            return self._collect(most)
+        for _ in range(10_000):
+            index = self._turns.next()
+            alone = len(self._bindings) == 1 and wait
+            batch = self._pop(index, most, self._wait if alone else 0.0)
+            self._turns.took(bool(batch))
+            if batch:
+                return [(self._bindings[index], batch)]
+            if self._turns.idle or self._stopped():
+                break
+        if wait and len(self._bindings) > 1 and not self._stopped():
+            return self._collect(most)
+        return []
+
+    def close(self) -> Found:
+        """End the waiting pops; returns what they brought at the end."""
+        found: Found = []
+        for future, index in self._waiting.items():
+            batch = future.result()
+            if batch:
+                found.append((self._bindings[index], batch))
+        self._waiting.clear()
+        if self._pool is not None:
+            self._pool.shutdown()
+        return found
+
+    def _collect(self, most: int) -> Found:
+        """Wait for all queues at once, each in a thread of its own."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self._bindings), "ackflow-worker-receive")
+        if not self._waiting:
+            share = max(1, most // len(self._bindings))
+            for index in range(len(self._bindings)):
+                self._waiting[self._pool.submit(self._pop, index, share, self._wait)] = index
+        done, _ = wait(self._waiting, self._wait, FIRST_COMPLETED)
+        found: Found = []
+        for future in done:
+            index = self._waiting.pop(future)
+            batch = future.result()
+            if batch:
+                found.append((self._bindings[index], batch))
+        return found
+
+    def _pop(self, index: int, most: int, wait: float) -> Batch[Message] | None:
+        pop = self._pops[index]
+        request = pop.request()
+        request.batch = most
+        try:
+            batch = self._session.take(request, wait)
+        except AckflowError as error:
+            self._pause(pop.pause(error))
+            return None
+        pop.answered(batch)
+        return batch
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        pause = threading.Event()
+        while not self._stopped() and (left := until - time.monotonic()) > 0:
+            pause.wait(min(left, 0.1))
+
+    def _request(self, binding: Binding) -> PopRequest:
+        return self._session.pop_request(
+            binding.queue, group=binding.group, batch=1, lease_seconds=binding.lease_seconds
+        )

@@ -1,0 +1,115 @@
+"""How a worker sends messages: outside a processor at once, inside one with its acknowledgement."""
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from ..options import DEFAULT_PARTITION
+from ..session.messages import Receipt
+from ..session.session import Session
+from ..session.transaction import Operations
+from ..validate import Duration, Time
+
+if TYPE_CHECKING:
+    from .context import Context
+
+
+class Push(Struct):
+    """One push on its way to the queue. Middleware may change it in `before_push`.
+
+    `message_id` is known after a push that went out at once; a push inside a processor goes out
+    with the acknowledgement.
+    """
+
+    queue: str
+    data: Any
+    partition: str = DEFAULT_PARTITION
+    priority: int = 0
+    delay: Duration | None = None
+    at: Time | None = None
+    key: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    task: str | None = None
+    message_id: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)  # kept by middleware from before to after
+
+    def into(self, operations: Operations) -> None:
+        """Add the push to a transaction, which has a key of its own."""
+        operations.push(
+            self.queue, self.data, partition=self.partition, priority=self.priority,
+            delay=self.delay, at=self.at, headers=self.headers or None,
+        )  # fmt: skip
+
+    def through(self, session: Session) -> Receipt:
+        """Push now."""
+        receipt = session.push(
+            self.queue, self.data, partition=self.partition, priority=self.priority,
+            delay=self.delay, at=self.at, key=self.key, headers=self.headers or None,
+        )  # fmt: skip
+        self.message_id = receipt[0] if len(receipt) == 1 else None
+        return receipt
+
+
+class ProcessorSession:
+    """The session of a processor: what it sends goes out in the transaction of its acknowledgement.
+
+    If the processor raises, nothing is sent. `outside` is the worker's own session, for what must
+    happen at once.
+    """
+
+    def __init__(self, outside: Session, send: Callable[[Push, Operations], None]) -> None:
+        self.outside = outside
+        self._send = send
+        self._operations: Operations | None = None
+
+    def push(
+        self,
+        queue: str,
+        data: Any,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        priority: int = 0,
+        delay: Duration | None = None,
+        at: Time | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Push one message or a list of them, when the processor's message is settled."""
+        self.send(Push(queue, data, partition, priority, delay, at, None, dict(headers or {})))
+
+    def put(self, key: str, value: Any, *, expect: int | None = None) -> None:
+        """Set a keyed value in the same transaction; `expect` is its required version."""
+        self.operations.put(key, value, expect=expect)
+
+    def delete(self, key: str, *, expect: int | None = None) -> None:
+        """Delete a keyed value in the same transaction."""
+        self.operations.delete(key, expect=expect)
+
+    def send(self, push: Push) -> None:
+        """Add a push to the transaction, through the middleware of the worker."""
+        self._send(push, self.operations)
+
+    @property
+    def operations(self) -> Operations:
+        """The operations that are committed with the acknowledgement."""
+        if self._operations is None:
+            self._operations = Operations(None)
+        return self._operations
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to commit beside the acknowledgement."""
+        return self._operations is None
+
+    def discard(self) -> None:
+        """Drop everything that was collected."""
+        self._operations = None
+
+
+_current: ContextVar["Context | None"] = ContextVar("ackflow_worker_context", default=None)
+
+
+def current() -> "Context | None":
+    """The context of the message that is being processed here; None outside a processor."""
+    return _current.get()
