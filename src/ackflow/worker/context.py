@@ -8,8 +8,9 @@ from .. import validate
 from ..errors import InvalidArgument
 from ..session.messages import Message
 from ..validate import Duration
+from .schema import InvalidBody
 from .sending import ProcessorSession
-from .status import Status
+from .status import Reject, Requeue, Status
 
 if TYPE_CHECKING:
     from .processor import Binding, Handler
@@ -110,6 +111,12 @@ class Context:
     def interrupt(self, reason: str) -> None:
         """Stop the consumer after the messages that are being processed; exit code 0."""
         self.run.interrupt(reason)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the handler raised an exception that says no status."""
+        error = self.exception
+        return error is not None and not isinstance(error, Reject | Requeue | InvalidBody)
 
     @property
     def attempt(self) -> int:

@@ -234,6 +234,18 @@ class Worker:
         self.url = url
         self._connection = {k: v for k, v in connection.items() if v is not None}
 
+    def use(self, session: Session, *more: Extension | Middleware) -> Callable[[], None]:
+        """Use a session and more parts until the returned function is called; for tests."""
+        before = self.url, self._session, self._parts
+        self.url = self._session = session
+        self._parts, self._hooks = [*self._parts, *more], None
+
+        def restore() -> None:
+            self.url, self._session, self._parts = before
+            self._hooks = None
+
+        return restore
+
     @property
     def clock(self) -> Clock:
         """The clock of the session."""

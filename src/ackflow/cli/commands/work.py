@@ -102,6 +102,7 @@ def work(
         ).run()  # fmt: skip
         return
     found = load_worker(worker)
+    found.select(queues, queue_set)
     _connect(found, target)
     stop_with_parent(found.stop)
     log = logging.getLogger("ackflow.worker")

@@ -13,9 +13,9 @@ class ProcessedLog(Extension):
 
     def post_received(self, context: Context) -> None:
         """Log a message that was processed; an exception has been logged by itself."""
-        if context.status is not None and context.handler is not None:
-            if not log.isEnabledFor(logging.INFO):
-                return
+        if context.status is None or context.handler is None or context.failed:
+            return
+        if log.isEnabledFor(logging.INFO):
             log.info(
                 "Message processed: %s. Execution time: %d ms", context.status,
                 round(context.elapsed * 1000), extra={"message_id": context.message.id,
