@@ -14,7 +14,7 @@ import pytest
 
 from ackflow import VirtualClock
 from ackflow.testing import Harness
-from ackflow.worker import Worker
+from ackflow.worker import Counts, Worker
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -87,15 +87,19 @@ class Running:
     def __init__(self, worker: Worker, **options: object) -> None:
         self.worker = worker
         self.error: BaseException | None = None
-        self.counts = None
+        self.counts: Counts | None = None
         self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
         self._thread.start()
 
     def _run(self, **options: object) -> None:
         try:
-            self.counts = self.worker.run(**options)  # type: ignore[arg-type, assignment]
+            self.counts = self.worker.run(**options)  # type: ignore[arg-type]
         except BaseException as error:
             self.error = error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def join(self, seconds: float = 20.0) -> None:
         self._thread.join(seconds)

@@ -49,7 +49,7 @@ def load_worker(target: str) -> Worker:
         found = getattr(found, part)
     if not isinstance(found, Worker):
         kind = type(found).__name__
-        raise WorkerNotFound(f"{target!r} is a {kind}; it must be an ackflow.worker.Worker")
+        raise WorkerNotFound(f"{target!r} is of type {kind}; it must be an ackflow.worker.Worker")
     return found
 
 
