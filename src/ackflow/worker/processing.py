@@ -12,7 +12,7 @@ import time
 from msgspec import Struct
 
 from ..broker.requests import Verdict
-from ..errors import text_of
+from ..errors import LeaseLost, text_of
 from .context import Context, PutOff
 from .errors import TimeLimitExceeded
 from .hooks import Hooks
@@ -73,6 +73,7 @@ class Processing:
         )
         context.elapsed = handler.time_limit or 0.0
         outcome = self._failed(context, error)
+        self._hooks.call("after_process", context)
         self._hooks.call("before_settle", context)
         return outcome
 
@@ -110,7 +111,9 @@ class Processing:
         except GivenUp:
             raise
         except LeaseGone:
-            return Outcome(context, None)
+            context.elapsed = time.perf_counter() - began
+            context.exception = LeaseLost()
+            outcome = Outcome(context, None)
         except (Reject, Requeue) as error:
             context.elapsed = time.perf_counter() - began
             outcome = self._raised_status(context, error)

@@ -1,0 +1,21 @@
+"""Mistakes that type checkers find. Each line that ends with `# error` has one."""
+
+from ackflow.worker import ACK, Worker
+
+worker = Worker("shop.db")
+
+
+@worker.task("mail")
+def send_mail(to: str, subject: str = "Hello", *, copies: int = 1) -> int:
+    return copies
+
+
+send_mail.push(5)  # error
+send_mail.push("a", subjekt="Hi")  # error
+send_mail.push()  # error
+send_mail.push("a", copies="2")  # error
+send_mail.push_with(delay=60)(5)  # error
+send_mail.push_with(dellay=60)("a")  # error
+worker.run(concurency=8)  # error
+text: str = send_mail.push("a").result()  # error
+worker.add(ACK)  # error
