@@ -91,9 +91,9 @@ class Message(Delivery, gc=False, eq=False):
         """Mark it as failed: redeliver after `delay`, else after the back-off, else now."""
         await self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
-    async def release(self) -> None:
-        """Return it to its place at once, without counting a failure."""
-        await self._session.settle_one(self, Verdict("release"))
+    async def release(self, *, delay: Duration | None = None) -> None:
+        """Return it to its place, at once or after `delay`, without counting a delivery."""
+        await self._session.settle_one(self, to_verdict("release", delay=delay))
 
     async def requeue(self, *, delay: Duration | None = None) -> None:
         """Put a copy at the end of its lane for this group; this one is done."""

@@ -232,12 +232,14 @@ class Value(Struct, frozen=True):
     """A small keyed value; `version` increases by one with every change.
 
     The first version is 1, or above that of every value deleted before, so none is used twice.
+    `expires_at` is its end, if it has one; that of a value bound to a lease moves with the lease.
     """
 
     key: str
     data: Any
     version: int
     updated_at: datetime
+    expires_at: datetime | None = None
 
 
 class Why(Struct, frozen=True, omit_defaults=True):

@@ -35,6 +35,7 @@ SETTLE_VERBS: tuple[SettleVerb, ...] = (
 _SYNCED: frozenset[str] = frozenset({"requeue", "reject", "dead_letter"})
 STAGED_AT = "a staged message takes a delay, counted from its publication, but not a time (at)"
 MAX_VALUE = 1024 * 1024
+ONE_END = "a value ends after a ttl or with a lease, not both"
 MAX_SEQUENCE = 1 << 48
 _skip_json = msgspec.json.Decoder(msgspec.Raw).decode  # validates without building objects
 LARGEST = 1 << 60  # of batch numbers, versions and limits that have no limit of their own
@@ -309,11 +310,16 @@ class PushOperation(Struct, tag=True):
 
 
 class PutOperation(Struct, tag=True):
-    """Set a value; `expect` is the version it must have now: 0 if it must not exist, None for any."""
+    """Set a value; `expect` is the version it must have now: 0 if it must not exist, None for any.
+
+    It ends after `ttl` seconds, or with the lease that has the token `lease`.
+    """
 
     key: str
     value: bytes
     expect: int | None = None
+    ttl: float | None = None
+    lease: int | None = None
 
     def check(self) -> None:
         validate.name(self.key, "key")
@@ -326,6 +332,12 @@ class PutOperation(Struct, tag=True):
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument(f"a value must be JSON: {error}") from None
         _check_version(self.expect)
+        if self.ttl is not None:
+            validate.positive(self.ttl, "ttl")
+        if self.lease is not None:
+            check_token(self.lease)
+        if self.ttl is not None and self.lease is not None:
+            raise InvalidArgument(ONE_END)
 
 
 class DeleteOperation(Struct, tag=True):

@@ -24,6 +24,7 @@ from .core.retention import drop_old, drop_unread, free_segments, old_lanes, tri
 from .core.stage import drop_old_stages
 from .core.take import dead_letter_overdue, may_be_overdue
 from .core.topology import complete_cursors, group_for, is_undecided, make_more_cursors
+from .core.values import drop_ended
 from .readers.records import NO_END, forget_readers
 
 T = TypeVar("T")
@@ -172,7 +173,7 @@ class UpkeepRunner:
         return dropped
 
     def _prune(self) -> int:
-        """Delete old rows: lease history, keys, transaction ids, stages, readers, traces."""
+        """Delete old rows: lease history, keys, transaction ids, stages, readers, traces, values."""
         pruned = n = self._drop_leases()
         while n >= MOST:
             n = self._drop_leases()
@@ -285,4 +286,5 @@ def _drop_old_rows(tx: Tx) -> int:
     dropped += forget_readers(tx, tx.now - micros(READER_SECONDS), 10)
     dropped += len(tx.all("old_keys", tx.now - micros(KEY_SECONDS), ROWS))
     dropped += len(tx.all("old_txids", tx.now, ROWS))
+    dropped += drop_ended(tx, ROWS)
     return dropped

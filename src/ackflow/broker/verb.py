@@ -117,6 +117,8 @@ class Verb:
                     scope.leases.add(part.token)
                 case PutOperation() | DeleteOperation():
                     scope.values = True
+                    if isinstance(part, PutOperation) and part.lease is not None:
+                        scope.leases.add(part.lease)
                 case ReaderRequest():
                     scope.readers.add(part.reader)
                 case BatchCommit():

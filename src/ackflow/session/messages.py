@@ -210,9 +210,10 @@ class Message(Delivery, gc=False, eq=False):
         """
         self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
-    def release(self) -> None:
-        """Return the message to its old position immediately, without counting the delivery."""
-        self._session.settle_one(self, Verdict("release"))
+    def release(self, *, delay: Duration | None = None) -> None:
+        """Return the message to its old position, at once or after `delay`, without counting the
+        delivery."""
+        self._session.settle_one(self, to_verdict("release", delay=delay))
 
     def requeue(self, *, delay: Duration | None = None) -> None:
         """Append a copy, with its counters, to the lane for this group; the original is done."""

@@ -195,11 +195,24 @@ class Queries(ABC):
         validate.name(key, "key")
         return self.broker.look(stats.value, key)
 
-    def values(self, prefix: str = "", *, limit: int = 1000) -> list[Value]:
-        """The values whose keys begin with a prefix, in order of key."""
+    def values(
+        self,
+        prefix: str = "",
+        *,
+        limit: int = 1000,
+        after: str | None = None,
+        reverse: bool = False,
+    ) -> list[Value]:
+        """The values whose keys begin with a prefix, in order of key, or in reverse.
+
+        `after` is the last key of the page before.
+        """
         prefix = validate.text(prefix, "prefix") or ""
         validate.integer(limit, "limit", 1, 100_000)
-        return self.broker.look(stats.values, prefix, limit)
+        after = None if after is None else validate.name(after, "after")
+        return self.broker.look(
+            stats.values, prefix, limit, after, validate.flag(reverse, "reverse")
+        )
 
     def _dead_filter(
         self, queue: str, group: str | None, partition: str | None, kind: str | None,

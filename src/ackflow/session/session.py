@@ -281,9 +281,9 @@ class Session(Queries):
         """Mark messages as failed: redeliver after `delay`, else after the back-off, else now."""
         return self._settle_all(messages, to_verdict("nack", reason, delay))
 
-    def release(self, messages: Messages) -> Settled:
-        """Return messages to their places at once, without counting a failure."""
-        return self._settle_all(messages, Verdict("release"))
+    def release(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
+        """Return messages to their places, at once or after `delay`, without counting a delivery."""
+        return self._settle_all(messages, to_verdict("release", delay=delay))
 
     def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
         """Put copies at the end of their lanes, for this group; the originals are done."""

@@ -7,10 +7,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from .. import validate
+from .. import ids, validate
 from ..broker.core.transactions import Result
 from ..broker.requests import (
     MAX_VALUE,
+    ONE_END,
     DeleteOperation,
     Operation,
     PushOperation,
@@ -107,14 +108,32 @@ class Operations:
         """
         return TransactionPush(self, name)
 
-    def put(self, key: str, value: Any, *, expect: int | None = None) -> Self:
-        """Set a keyed value; `expect` is its required version, 0 if the key must not exist."""
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        expect: int | None = None,
+        ttl: Duration | None = None,
+        lease: Delivery | str | None = None,
+    ) -> Self:
+        """Set a keyed value; `expect` is its required version, 0 if the key must not exist.
+
+        It ends after `ttl`, or with a lease: that of a message, or of a token. A lease that is over
+        fails the transaction.
+        """
         raw = encode(value)
         if len(raw) > MAX_VALUE:
             raise InvalidArgument(
                 f"a value must have at most {MAX_VALUE:,} bytes, got {len(raw):,}"
             )
-        return self._add(PutOperation(validate.name(key, "key"), raw, _expected(expect)))
+        operation = PutOperation(
+            validate.name(key, "key"), raw, _expected(expect),
+            validate.positive_or_none(ttl, "ttl"), _token(lease),
+        )  # fmt: skip
+        if operation.ttl is not None and operation.lease is not None:
+            raise InvalidArgument(ONE_END)
+        return self._add(operation)
 
     def delete(self, key: str, *, expect: int | None = None) -> Self:
         """Delete a keyed value; `expect` is the version it must have."""
@@ -214,3 +233,11 @@ class Transaction(Operations):
 
 def _expected(value: int | None) -> int | None:
     return None if value is None else validate.integer(value, "expect", 0, 1 << 60)
+
+
+def _token(lease: Delivery | str | None) -> int | None:
+    if isinstance(lease, Delivery):
+        if lease._share.origin.token is None:
+            raise InvalidArgument("the message was delivered without a lease")
+        return lease._share.origin.token
+    return None if lease is None else ids.parse_token(lease)

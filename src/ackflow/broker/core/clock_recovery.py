@@ -29,7 +29,7 @@ DAY = 86_400 * SECOND
 NEVER = 1 << 62
 # Statements that set a time after ?1 to ?2 in up to ?3 rows, and return a row for each.
 PLAIN = (
-    "keys_ahead", "stages_ahead", "readers_ahead", "traces_ahead", "dead_ahead", "lanes_ahead",
+    "keys_ahead", "values_ahead", "stages_ahead", "readers_ahead", "traces_ahead", "dead_ahead", "lanes_ahead",
     "cursors_ahead", "queues_ahead", "partitions_ahead",
 )  # fmt: skip
 

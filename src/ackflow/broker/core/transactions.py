@@ -10,7 +10,6 @@ from ...errors import (
     AlreadySettled,
     InvalidArgument,
     TransactionFailed,
-    VersionConflict,
 )
 from ...store.tx import Tx
 from ..requests import (
@@ -24,9 +23,9 @@ from ..requests import (
 from ..verb import verb
 from .push import Placed, push, recall_answer, remember_answer
 from .settle import settle
+from .values import delete, put
 
 T = TypeVar("T")
-LAST_DELETED = "last deleted version"
 
 
 class Result(Struct):
@@ -89,9 +88,9 @@ def _run(tx: Tx, operation: Operation) -> Result:
         case PushOperation():
             return run_push(tx, operation)
         case PutOperation():
-            return Result(version=_put(tx, operation))
+            return Result(version=put(tx, operation))
         case DeleteOperation():
-            _delete(tx, operation)
+            delete(tx, operation)
             return Result()
 
 
@@ -105,34 +104,3 @@ def _settle(tx: Tx, operation: SettleOperation) -> int:
             raise AlreadySettled("the message was settled before this transaction")
         settled += outcome.settled
     return settled
-
-
-def _put(tx: Tx, operation: PutOperation) -> int:
-    version = (_check(tx, operation.key, operation.expect) or _last_deleted(tx)) + 1
-    tx.run("put_value", operation.key, operation.value, version, tx.now)
-    return version
-
-
-def _delete(tx: Tx, operation: DeleteOperation) -> None:
-    version = _check(tx, operation.key, operation.expect)
-    tx.run("drop_value", operation.key)
-    if version > _last_deleted(tx):
-        tx.run("put_meta", LAST_DELETED, str(version))
-
-
-def _last_deleted(tx: Tx) -> int:
-    """Return the highest deleted version; new values start above it.
-
-    Otherwise a new value could have the version of a deleted one.
-    """
-    return int(tx.value("get_meta", LAST_DELETED) or 0)
-
-
-def _check(tx: Tx, key: str, expect: int | None) -> int:
-    row = tx.one("get_value", key)
-    version = int(row[1]) if row else 0
-    if expect is not None and expect != version:
-        raise VersionConflict(
-            f"value {key!r} has version {version}, expected {expect}", version=version
-        )
-    return version

@@ -24,6 +24,7 @@ from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from ..core.cursors import hidden_copies_in
 from ..core.topology import find_group, find_partition, find_queue
+from ..core.values import find, find_all
 from ..verb import verb
 
 LEASES_AT_MOST = 1_000
@@ -255,20 +256,21 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
 @verb("read-only", values=True, read_only=True)
 def value(tx: Tx, key: str) -> Value | None:
     """Return a small keyed value."""
-    row = tx.one("get_value", key)
-    return None if row is None else _value(key, *row)
+    row = find(tx, key)
+    return None if row is None else _value(*row)
 
 
 @verb("read-only", values=True, read_only=True)
-def values(tx: Tx, prefix: str, limit: int) -> list[Value]:
-    """Return the values whose keys begin with a prefix, by key."""
-    rows = tx.all("values_with", prefix, prefix + "\U0010ffff", limit)
-    return [_value(*row) for row in rows]
+def values(
+    tx: Tx, prefix: str, limit: int, after: str | None = None, reverse: bool = False
+) -> list[Value]:
+    """Return the values whose keys begin with a prefix, by key, in pages."""
+    return [_value(*row) for row in find_all(tx, prefix, limit, after, reverse)]
 
 
-def _value(key: str, stored: bytes, version: int, at: int) -> Value:
+def _value(key: str, stored: bytes, version: int, at: int, end: int | None) -> Value:
     data = msgspec.json.decode(unseal_bytes(stored, value_place(key)))
-    return Value(key, data, version, when(at))
+    return Value(key, data, version, when(at), None if end is None else when(end))
 
 
 @verb("read-only", read_only=True)

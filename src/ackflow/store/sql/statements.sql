@@ -616,22 +616,39 @@ select exists (select 1 from keys where at <= ?1)
     or exists (select 1 from stages where created_at <= ?3)
     or exists (select 1 from readers where seen_at <= ?4)
     or exists (select 1 from traces where at <= ?5)
+    or exists (select 1 from kv where expires_at is not null and expires_at <= ?2)
 -- name: drop_txids_of_lane
 delete from txids where partition = ?1 and lane = ?2 and at is null
 -- name: drop_txids_of_partition
 delete from txids where partition = ?1
 
 -- name: get_value
-select value, version, updated_at from kv where key = ?1
+select value, version, updated_at, expires_at, lease from kv where key = ?1
 -- name: put_value
-insert into kv values (?1, ?2, ?3, ?4) on conflict (key) do update
-set value = excluded.value, version = excluded.version, updated_at = excluded.updated_at
+insert into kv values (?1, ?2, ?3, ?4, null, null) on conflict (key) do update
+set value = excluded.value, version = excluded.version, updated_at = excluded.updated_at,
+    expires_at = null, lease = null
+-- name: put_ending_value
+insert into kv values (?1, ?2, ?3, ?4, ?5, ?6) on conflict (key) do update
+set value = excluded.value, version = excluded.version, updated_at = excluded.updated_at,
+    expires_at = excluded.expires_at, lease = excluded.lease
+-- name: set_value_end
+update kv set expires_at = ?2 where key = ?1
+-- name: end_of_lease
+select expires_at, ended_at from leases where id = ?1
+-- name: ended_values
+select key, version, lease from kv where expires_at is not null and expires_at <= ?1
+order by expires_at limit ?2
 -- name: drop_value
 delete from kv where key = ?1
 -- name: drop_values
 delete from kv where key >= ?1 and key < ?2
 -- name: values_with
-select key, value, version, updated_at from kv where key >= ?1 and key < ?2 order by key limit ?3
+select key, value, version, updated_at, expires_at, lease from kv where key >= ?1 and key < ?2
+order by key limit ?3
+-- name: values_with_from_end
+select key, value, version, updated_at, expires_at, lease from kv where key >= ?1 and key < ?2
+order by key desc limit ?3
 
 -- name: add_trace
 insert into traces (partition, txid, lane, seq, grp, consumer, event, data, at)
@@ -772,6 +789,10 @@ update tokens set expires_at = expires_at - (created_at - ?2), created_at = ?2 w
 returning id
 -- name: keys_ahead
 update keys set at = ?2 where key in (select key from keys where at > ?1 limit ?3) returning key
+-- name: values_ahead
+update kv set expires_at = expires_at - (updated_at - ?2), updated_at = ?2 where key in
+    (select key from kv where expires_at is not null and expires_at > ?1 and updated_at > ?1 limit ?3)
+returning key
 -- name: stages_ahead
 update stages set created_at = ?2 where (stage, piece) in
     (select stage, piece from stages where created_at > ?1 limit ?3) returning piece

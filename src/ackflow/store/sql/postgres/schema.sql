@@ -1,4 +1,4 @@
--- Schema 4: a new schema gets this file, and then the migrations above 4, if there are any.
+-- Schema 5: a new schema gets this file, and then the migrations above 5, if there are any.
 -- A schema of an older version gets the missing migrations. Both ways have the same result
 -- (tests/schemas/test_fresh.py).
 --
@@ -257,8 +257,11 @@ create table kv (
     key text collate "C" primary key,
     value bytea not null,
     version bigint not null,
-    updated_at bigint not null
+    updated_at bigint not null,
+    expires_at bigint,                      -- when upkeep looks at it; null: kept until deleted
+    lease bigint                            -- it ends with this lease
 );
+create index kv_by_end on kv (expires_at) where expires_at is not null;
 
 create table stages (
     stage text collate "C" not null,

@@ -1,4 +1,4 @@
--- Schema 11: a new database gets this file, and then the migrations above 11, if there are any.
+-- Schema 12: a new database gets this file, and then the migrations above 12, if there are any.
 -- A database of an older version gets the missing migrations. Both ways have the same result
 -- (tests/schemas/test_fresh.py).
 --
@@ -235,8 +235,11 @@ create table kv (
     key text primary key,
     value blob not null,
     version integer not null,
-    updated_at integer not null
+    updated_at integer not null,
+    expires_at integer,                     -- when upkeep looks at it; null: kept until deleted
+    lease integer                           -- it ends with this lease
 ) without rowid;
+create index kv_by_end on kv (expires_at) where expires_at is not null;
 
 create table stages (
     stage text not null,
