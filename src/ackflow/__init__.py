@@ -21,6 +21,7 @@ from .session.encoding import Item
 from .session.messages import Batch, Message, Receipt, Refusal, Settled
 from .session.session import Session
 from .session.transaction import Transaction
+from .session.within import Within, within
 
 if TYPE_CHECKING:
     from . import aio
@@ -47,11 +48,13 @@ __all__ = [
     "Transaction",
     "Verdict",
     "VirtualClock",
+    "Within",
     "aio",
     "connect",
     "errors",
     "model",
     "set_may_lose",
+    "within",
 ]
 
 

@@ -141,8 +141,8 @@ class DatabaseUrl:
         # Each statement is planned once: all integers are sent as bigint, as in the tables.
         db.adapters.register_dumper(int, Int8BinaryDumper)
         db.adapters.register_dumper(bool, Int8BinaryDumper)
-        db.adapters.register_dumper(str, _TextDumper)
-        db.adapters.register_loader("numeric", _SumLoader)
+        db.adapters.register_dumper(str, TextDumper)
+        db.adapters.register_loader("numeric", TotalLoader)
         return db
 
     def end_hung(self, lock: int) -> None:
@@ -246,7 +246,7 @@ def _by_whole_key(found: re.Match[str]) -> str:
     return f"{found[1]}({key}) >= ({values}) and ({key}) <= ({values})"
 
 
-class _TextDumper(StrBinaryDumper):
+class TextDumper(StrBinaryDumper):
     """Replaces the NUL character, which PostgreSQL cannot store in text.
 
     Names never contain it; the text of an error may.
@@ -256,7 +256,7 @@ class _TextDumper(StrBinaryDumper):
         return super().dump(obj.replace("\0", "\ufffd") if "\0" in obj else obj)
 
 
-class _SumLoader(NumericBinaryLoader):
+class TotalLoader(NumericBinaryLoader):
     """Loads `numeric` as int: the sum of bigint values is numeric."""
 
     def load(self, data: Any) -> Any:

@@ -21,12 +21,17 @@ LISTEN_SECONDS = 0.05  # the longest time that `close` may have to wait
 RETRY_SECONDS = 1.0
 
 
+def channel_of(schema: str) -> str:
+    """Return the channel on which the brokers of a schema are notified."""
+    return f"ackflow_{schema}"
+
+
 class Notifier:
     """Notifies other brokers of commits, and counts the notifications received from them."""
 
     def __init__(self, open: "Callable[[], Connection]", schema: str) -> None:
         self._open = open
-        self._channel = f"ackflow_{schema}"
+        self._channel = channel_of(schema)
         self._poll = f'select n from "{schema}".writes order by n desc limit 1'
         self._requested = threading.Event()
         self._closing = threading.Event()

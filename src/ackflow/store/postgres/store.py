@@ -107,7 +107,7 @@ class PostgresStore:
         self._hurried = False
         self.sync: None = None  # a synced commit is on the server's disk when it returns
         self._synced, self._plain = chosen(LEVELS, may_lose)
-        self._lock_key = _lock_key(self._place.schema)
+        self._lock_key = lock_key(self._place.schema)
         self._statements = statements()
         self._cache = Cache()
         self._me = secrets.randbits(62)
@@ -385,7 +385,7 @@ def _store_id(db: Connection) -> int:
     return int(str(row[0]))
 
 
-def _lock_key(schema: str) -> int:
+def lock_key(schema: str) -> int:
     """Return the key of the advisory lock of the brokers on one schema."""
     digest = hashlib.blake2b(f"ackflow {schema}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
-from weakref import WeakSet
 
 import apsw
 
@@ -24,7 +23,6 @@ from ...errors import (
     InvalidArgument,
     OutcomeUnknown,
     SessionClosed,
-    SessionForked,
     StorageBusy,
     StorageFailed,
     StorageFull,
@@ -40,6 +38,7 @@ from .checkpoint import NOW_PAGES, Checkpointer
 from .create import create_file, fill_memory
 from .disk_reserve import DiskReserve
 from .errors import translated
+from .open_files import file_at, opened, refuse_inherited
 from .wal_sync import SyncRecord, WalFile, boot_id
 
 T = TypeVar("T")
@@ -105,7 +104,7 @@ class SqliteStore:
         self._committed = 0  # the highest number in the sync record that this store has committed
         self._pid = os.getpid()
         if not self._single:
-            _refuse_inherited(path)
+            refuse_inherited(path)
         with translated(path):
             self._db = self._first_open()
             self._write = self._db.cursor().execute
@@ -124,8 +123,8 @@ class SqliteStore:
         self._writing = self._tx(self._execute, self._cache, writes=True)
         if not self._single:
             self._full = not self._reserve.allocate(again=not self._created)
-            self._file = _file(self._place)
-            _opened.add(self)
+            self._file = file_at(self._place)
+            opened.add(self)
 
     def _sync(self, number: int) -> None:
         """Fsync the WAL up to a number of the sync record, and everything this store has committed.
@@ -282,7 +281,7 @@ class SqliteStore:
 
         Another process may have released the reserve or replaced the database file.
         """
-        if not self._single and _file(self._place) != self._file:
+        if not self._single and file_at(self._place) != self._file:
             raise StorageFailed(
                 f"{self.path} was moved, removed or replaced while it was open, and takes no more "
                 "writes; open it again"
@@ -307,7 +306,7 @@ class SqliteStore:
 
     def close(self) -> None:
         self._closed = True
-        _opened.discard(self)
+        opened.discard(self)
         self._checkpointer.close()
         with self._syncing, self._alone:
             if self._log is not None:
@@ -571,30 +570,3 @@ def _patience(hurried: threading.Event) -> Callable[[int], bool]:
         return time.monotonic() - started < limit
 
     return again
-
-
-# The stores that this process has open, and those it inherited when it was forked.
-_opened: WeakSet[SqliteStore] = WeakSet()
-
-
-def _file(path: str) -> tuple[int, int]:
-    """Return device and inode of the file at a path; (0, 0) for none."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_dev, found.st_ino
-
-
-def _refuse_inherited(path: str) -> None:
-    """Refuse a file that the parent process had open when it forked.
-
-    SQLite in the child would count the parent's locks as its own and take none. Another process
-    could then remove the WAL while the child writes to it, and confirmed messages would be lost.
-    """
-    inherited = [store._file for store in list(_opened) if store._pid != os.getpid()]
-    if inherited and os.path.exists(path) and _file(path) in inherited:
-        raise SessionForked(
-            f"{path} was open when this process was forked and cannot be opened here; "
-            "connect only after the fork, or start the process by spawn"
-        )

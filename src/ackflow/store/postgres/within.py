@@ -1,0 +1,191 @@
+"""Work inside a transaction of the user's own connection to PostgreSQL.
+
+The user's transaction is one more broker. It takes the lock of the brokers and keeps it until it
+ends, so sequence numbers are visible in the order in which they were assigned, and no cursor passes a
+number that is committed later. Its row in `writes` makes every broker clear its cache, and it hands
+the hints on. The notification is part of the transaction: it is sent if the transaction commits.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import RawCursor
+from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8BinaryDumper
+
+from ...clock import FAR, Clock, SystemClock
+from ...errors import InvalidArgument, NotADatabase, StorageBusy, StorageFailed, StorageFull
+from .. import hints, migrate
+from ..cache import Cache
+from ..mapping import Row
+from ..tx import Tx
+from .connection import LOCK_SECONDS, SET_LOCAL, SETTINGS, TextDumper, TotalLoader, statements
+from .notify import channel_of
+from .store import LOOK, lock_key
+
+T = TypeVar("T")
+OUTSIDE = -1  # the broker of rows in `writes` that transactions of users have written
+KEPT = 16
+PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "plan_cache_mode", "jit")
+CURRENT = """select name, current_setting(name) from unnest($1::text[]) as s (name)
+    union all select '', coalesce(to_regclass($2)::text, '')"""
+STORE = "select value from meta where key = 'store'"
+WROTE = """with before as (delete from writes where n = any($2::bigint[]) and broker = $3)
+    insert into writes (n, broker, hints) values ($1, $3, $4)"""
+NO_TRANSACTION = (
+    "the connection is in autocommit mode and has no open transaction that a message could belong to; "
+    "use `with connection.transaction():`"
+)
+
+# By store, the numbers of the last rows that this process wrote: the next one deletes them. Whether
+# they were committed is not known.
+_written: dict[int, deque[int]] = {}
+_lock = threading.Lock()
+
+
+class OuterTransaction:
+    """The open transaction of a connection; `run` adds to it, or changes nothing and raises."""
+
+    def __init__(
+        self, connection: "psycopg.Connection[Any]", schema: str, clock: Clock | None = None
+    ) -> None:
+        self._db = connection
+        self._schema = schema
+        self._clock = clock
+        self._cursor: RawCursor[Row] = RawCursor(connection, row_factory=tuple_row)
+        adapters = self._cursor.adapters
+        adapters.register_dumper(int, Int8BinaryDumper)
+        adapters.register_dumper(bool, Int8BinaryDumper)
+        adapters.register_dumper(str, TextDumper)
+        adapters.register_loader("numeric", TotalLoader)
+
+    def run(self, body: Callable[[Tx], T]) -> T:
+        """Run a body in a savepoint of the user's transaction, under the lock of the brokers."""
+        status = self._db.info.transaction_status
+        if status == TransactionStatus.INERROR:
+            raise InvalidArgument(
+                "the transaction of the connection has failed; roll it back first"
+            )
+        if status == TransactionStatus.IDLE and self._db.autocommit:
+            raise InvalidArgument(NO_TRANSACTION)
+        with _translated():
+            self._write("savepoint ackflow_within")
+            try:
+                before = self._begin()
+                answer = self._run(body)
+                self._write(SET_LOCAL, (list(before), list(before.values())))
+            except BaseException:
+                # It also gives the lock back, and the settings.
+                with contextlib.suppress(psycopg.Error):
+                    self._write("rollback to savepoint ackflow_within")
+                    self._write("release savepoint ackflow_within")
+                raise
+            self._write("release savepoint ackflow_within")
+            return answer
+
+    def _begin(self) -> dict[str, str]:
+        """Make the settings of a broker and take its lock; return the user's settings."""
+        names = [
+            *PLANNING,
+            "search_path",
+            "lock_timeout",
+            "synchronous_commit",
+            "transaction_isolation",
+        ]
+        current: dict[str, str] = dict(self._execute(CURRENT, (names, f'"{self._schema}".writes')))
+        if not current.pop(""):
+            raise NotADatabase(
+                f"the database of the connection has no queue in the schema {self._schema}; "
+                "ackflow.connect creates one"
+            )
+        isolation = current.pop("transaction_isolation")
+        if isolation != "read committed":
+            raise InvalidArgument(
+                f"the transaction is {isolation}: it sees an old state of the queue; use read committed"
+            )
+        ours = {name: SETTINGS[name] for name in PLANNING} | {"search_path": self._schema}
+        if current.pop("lock_timeout") == "0":
+            ours["lock_timeout"] = f"{LOCK_SECONDS}s"
+            current["lock_timeout"] = "0"
+        if current.pop("synchronous_commit") == "off":
+            ours["synchronous_commit"] = "on"  # up to the commit: an id must not be given twice
+        self._write(SET_LOCAL, (list(ours), list(ours.values())))
+        self._write("select pg_advisory_xact_lock($1)", (lock_key(self._schema),))
+        return current
+
+    def _run(self, body: Callable[[Tx], T]) -> T:
+        version, now, schema, known = self._execute(LOOK)[0]
+        newest = migrate.shipped("postgres")[-1][0]
+        migrate.refuse_newer(int(schema), newest)
+        if int(schema) < newest:
+            raise StorageFailed(
+                f"the database has schema {schema}; open it once with ackflow.connect"
+            )
+        store = int(self._execute(STORE)[0][0])
+        cache = Cache()
+        hints.unpack(known, cache)
+        tx = Tx(
+            self._execute,
+            self._write,
+            statements(),
+            cache,
+            self._savepoint,
+            lambda sql, args: int(self._execute(f"{sql} returning id", args)[0][0]),
+            store=store,
+            now=self._now(now),
+        )
+        answer = body(tx)
+        tx.flush()
+        with _lock:
+            written = _written.setdefault(store, deque(maxlen=KEPT))
+            before = list(written)
+            written.append(version + 1)
+        self._write(WROTE, (version + 1, before, OUTSIDE, hints.pack(cache)))
+        self._write("select pg_notify($1, '')", (channel_of(self._schema),))
+        return answer
+
+    def _now(self, server: int) -> int:
+        """The server's time, unless it differs by days from that of this machine."""
+        if self._clock is not None:
+            return self._clock.now()
+        here = SystemClock().now()
+        return server if abs(server - here) * 1000 < FAR else here
+
+    def _execute(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
+        return self._cursor.execute(sql, args, binary=True, prepare=False).fetchall()
+
+    def _write(self, sql: str, args: Sequence[Any] = ()) -> None:
+        self._cursor.execute(sql, args, binary=True, prepare=False)
+
+    @contextlib.contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        self._write("savepoint verb")
+        try:
+            yield
+        except BaseException:
+            self._write("rollback to verb")
+            self._write("release verb")
+            raise
+        self._write("release verb")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except pg.DiskFull:
+        raise StorageFull() from None
+    except (pg.LockNotAvailable, pg.DeadlockDetected) as error:
+        raise StorageBusy(
+            f"the queue is locked by another transaction ({error.diag.message_primary}); roll back and "
+            "try again. A push is best the last statement of a transaction"
+        ) from error
+    except psycopg.Error as error:
+        first = str(error).strip().partition("\n")[0]
+        raise StorageFailed(f"your connection failed: {first}") from error
