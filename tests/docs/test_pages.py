@@ -12,7 +12,7 @@ from .blocks import DOCS, blocks, run_python, run_shell, shown
 
 ELSEWHERE = {"postgresql.md", "spark.md"}  # run by tests/postgres and tests/spark
 HOW_TO = sorted(page for page in (DOCS / "how-to").glob("*.md") if page.name not in ELSEWHERE)
-PAGES = [DOCS / "index.md", DOCS / "tutorial.md", DOCS / "upgrading.md", *HOW_TO]
+PAGES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "upgrading", "jobs")] + HOW_TO
 
 
 @pytest.fixture

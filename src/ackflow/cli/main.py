@@ -17,6 +17,7 @@ from .commands import (
     dead,
     doctor,
     inspect,
+    jobs,
     keys,
     messages,
     pipeline,
@@ -72,6 +73,7 @@ def _options(
 # The order of the modules is the order of their panels in the help.
 for module in (messages, inspect, watch, dead, admin, doctor, work, bench, contexts):
     module.register(app)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=OPERATION)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATION)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=OPERATION)

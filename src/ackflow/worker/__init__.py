@@ -23,6 +23,8 @@ from .errors import (
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
 from .extensions.redelivery import RedeliveryDelay
 from .hooks import Extension, Middleware
+from .job_records import Job, JobCannotBeStarted, JobNotFound, JobStale, JobStatus
+from .jobs import Jobs, RunningJob
 from .modes import MODES
 from .sending import ProcessorSession, Push, current
 from .status import ACK, REJECT, REQUEUE, Reject, Requeue, Retry, Status
@@ -40,6 +42,12 @@ __all__ = [
     "Extension",
     "Handle",
     "InvalidStatus",
+    "Job",
+    "JobCannotBeStarted",
+    "JobNotFound",
+    "JobStale",
+    "JobStatus",
+    "Jobs",
     "MemoryLimit",
     "MessageLimit",
     "Middleware",
@@ -51,6 +59,7 @@ __all__ = [
     "Requeue",
     "Retry",
     "RunState",
+    "RunningJob",
     "SoftTimeLimitExceeded",
     "Status",
     "Task",
