@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 import ackflow
+from ackflow.worker import Worker
 
 from ..running import Running
 from .blocks import DOCS, blocks, run_python, run_shell, shown
 
 ELSEWHERE = {"postgresql.md", "spark.md"}  # run by tests/postgres and tests/spark
 HOW_TO = sorted(page for page in (DOCS / "how-to").glob("*.md") if page.name not in ELSEWHERE)
-PAGES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "upgrading", "jobs")] + HOW_TO
+RUN = ("index", "tutorial", "upgrading", "workers", "jobs")
+PAGES = [DOCS / f"{name}.md" for name in RUN] + HOW_TO
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_the_blocks_of_a_page_print_what_it_shows(
         if output is not None:
             assert shown(printed, output), f"{place} printed:\n{printed}"
     for value in names.values():
-        if isinstance(value, ackflow.Session):
+        if isinstance(value, ackflow.Session | Worker):
             value.close()
 
 

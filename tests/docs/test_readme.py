@@ -48,6 +48,8 @@ def test_a_block_runs(
     run_python(code, names, block.place)
     if names["q"] is not session:
         names["q"].close()  # type: ignore[attr-defined]
+    if "worker" in names:
+        names["worker"].close()  # type: ignore[attr-defined]
 
 
 def test_the_readme_has_blocks() -> None:

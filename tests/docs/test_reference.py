@@ -14,7 +14,7 @@ import ackflow
 from .blocks import DOCS
 
 MODULES = ("ackflow", "ackflow.aio", "ackflow.pushpop", "ackflow.jetstream", "ackflow.errors",
-           "ackflow.model", "ackflow.spark")  # fmt: skip
+           "ackflow.model", "ackflow.spark", "ackflow.worker", "ackflow.testing")  # fmt: skip
 PAGES = {page: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md")}
 SHOWN = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, re.M)}
 MENTIONED = "\n".join(PAGES.values())
