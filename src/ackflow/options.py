@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 Ordering = Literal["shared", "ordered", "exclusive"]
 AckPolicy = Literal["explicit", "all", "none"]
-Dialect = Literal["native", "queen", "pushpop", "jetstream", "middleware"]
+Dialect = Literal["native", "queen", "pushpop", "jetstream", "middleware", "rabbitmq"]
 # A group that upkeep made for messages that waited too long before any group came: the first that
 # comes takes its place.
 UNDECIDED: Literal["undecided"] = "undecided"
@@ -35,6 +35,7 @@ MAX_NAME = 255
 MIN_HISTORY = 300.0
 KEY_SECONDS = 24 * 3600
 STAGE_SECONDS = 24 * 3600
+RABBITMQ_KEEP_SECONDS = 60.0
 TRACE_SECONDS = 7 * 24 * 3600
 
 
@@ -127,6 +128,7 @@ DEFAULTS: dict[Dialect, Settings] = {
     "pushpop": Settings("exclusive", "explicit", 30.0, None, None, (), None, 1),
     "jetstream": Settings("shared", "explicit", 30.0, None, None, (), 1000, 1),
     "middleware": Settings("shared", "explicit", 10.0, None, None, (), 10, 10),
+    "rabbitmq": Settings("shared", "explicit", 30.0, None, None, (), None, 1),
 }
 
 
@@ -171,10 +173,12 @@ def initial_options(name: str, dialect: Dialect = "native") -> QueueOptions:
     """The options of a queue made by its first use; a dotted name tells its namespace and task.
 
     In the Queen dialect consumption deletes nothing, and a transaction id is known as long as its
-    message is.
+    message is. In the RabbitMQ dialect consumption deletes, after a minute.
     """
     parts = name.split(".")
     options = QueueOptions(namespace=parts[0], task=parts[1]) if len(parts) > 1 else QueueOptions()
     if dialect == "queen":
         return msgspec.structs.replace(options, keep_seconds=None, dedup_seconds=None)
+    if dialect == "rabbitmq":
+        return msgspec.structs.replace(options, keep_seconds=RABBITMQ_KEEP_SECONDS)
     return options

@@ -15,6 +15,7 @@ TABLE: dict[Dialect, tuple[str, float, int | None, int | None, int | None, int]]
     "pushpop": ("exclusive", 30, None, None, None, 1),
     "jetstream": ("shared", 30, None, None, 1000, 1),
     "middleware": ("shared", 10, None, None, 10, 10),
+    "rabbitmq": ("shared", 30, None, None, None, 1),
 }
 
 

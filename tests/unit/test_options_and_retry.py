@@ -32,6 +32,7 @@ def rules(**changes: Any) -> Settings:
         ("pushpop", "exclusive", 30.0, None, None, None, 1),
         ("jetstream", "shared", 30.0, None, None, 1000, 1),
         ("middleware", "shared", 10.0, None, None, 10, 10),
+        ("rabbitmq", "shared", 30.0, None, None, None, 1),
     ],
 )
 def test_every_dialect_has_its_defaults(
@@ -56,7 +57,7 @@ def test_every_dialect_has_its_defaults(
 
 
 def test_there_are_no_other_dialects() -> None:
-    assert set(DEFAULTS) == {"native", "queen", "pushpop", "jetstream", "middleware"}
+    assert set(DEFAULTS) == {"native", "queen", "pushpop", "jetstream", "middleware", "rabbitmq"}
 
 
 def test_a_queue_has_its_defaults() -> None:

@@ -165,6 +165,23 @@ def digest_of(chunks: Iterable[Chunk]) -> bytes:
     return digest.digest()
 
 
+class Publication(Struct):
+    """A message for an exchange: its routing keys decide which queues it reaches.
+
+    `headers` are those that are stored; `table` those that a headers exchange compares, with their
+    types. `ttl`: seconds after which it is dropped from a queue.
+    """
+
+    exchange: str
+    keys: list[str]
+    payload: bytes = b""
+    binary: bool = True
+    headers: dict[str, str] = {}
+    table: dict[str, Any] = {}
+    priority: int | None = None
+    ttl: float | None = None
+
+
 # pop
 
 

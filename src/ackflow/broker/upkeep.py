@@ -20,7 +20,8 @@ from ..store.tx import Tx
 from .core.clock_recovery import RunTransaction, recover
 from .core.expiry import Refreshed, refresh
 from .core.history import MOST, LeasePruner
-from .core.retention import drop_old, drop_unread, free_segments, old_lanes, trim
+from .core.publish import drop_expired, drop_too_old
+from .core.retention import drop_old, free_segments, old_lanes, trim
 from .core.stage import drop_old_stages
 from .core.take import dead_letter_overdue, may_be_overdue
 from .core.topology import complete_cursors, group_for, is_undecided, make_more_cursors
@@ -123,6 +124,9 @@ class UpkeepRunner:
         for queue, lane in self._walk(self._old, old_lanes):
             while n := self._do(partial(_drop, queue=queue, lane=lane), 0):
                 dropped += n
+        for (lane,) in self._read(lambda tx: tx.all("expiring_lanes", tx.now, ROWS)):
+            while n := self._do(partial(_drop_expired, lane=lane), 0):
+                dropped += n
         return dropped
 
     def _dead_letter_overdue(self) -> int:
@@ -211,7 +215,17 @@ def _drop(tx: Tx, queue: QueueId, lane: LaneId) -> int:
     if found is None or where is None:
         return 0
     complete_cursors(tx, found, where)
-    return drop_old(tx, found, where, 100) + drop_unread(tx, found, where, 100)
+    return drop_old(tx, found, where, 100) + drop_too_old(tx, found, where, 100)
+
+
+def _drop_expired(tx: Tx, lane: LaneId) -> int:
+    where = tx.lane(lane)
+    queue = tx.queue_by_id(where.queue) if where is not None else None
+    if where is None or queue is None:
+        tx.run("drop_expiring_of_lane", lane)
+        return 0
+    complete_cursors(tx, queue, where)
+    return drop_expired(tx, queue, where)
 
 
 def _drop_leases(tx: Tx, old: list[int]) -> None:

@@ -125,6 +125,14 @@ def serve(
         list[int] | None,
         typer.Option(min=0, max=65535, help="Port; may be repeated (default: 8000)."),
     ] = None,
+    amqp_port: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=65535, help="Port for AMQP 0-9-1 clients, such as 5672."),
+    ] = None,
+    amqp_tls_port: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=65535, help="Port for AMQP 0-9-1 over TLS, such as 5671."),
+    ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM file.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Private key, PEM file.")] = None,
     require_token: Annotated[
@@ -168,7 +176,7 @@ def serve(
     ] = False,
     slow: Annotated[float, duration("Log requests that take at least this long.")] = 1.0,
 ) -> None:
-    """Serve a database over HTTP until stopped."""
+    """Serve a database over HTTP, and AMQP if a port for it is given, until stopped."""
     from ..server import run
     from ..server.limits import Limits
     from ..server.logs import FORMATS, LEVELS
@@ -178,6 +186,8 @@ def serve(
         db=database_to_serve(ctx, db),
         host=host,
         ports=port or [run.DEFAULT_PORT],
+        amqp_ports=amqp_port or [],
+        amqp_tls_ports=amqp_tls_port or [],
         tls_cert=tls_cert,
         tls_key=tls_key,
         limits=Limits(

@@ -81,6 +81,24 @@ class Auth:
         elif not who.may_somewhere(route.role):
             raise _forbidden(route.role)
 
+    def log_in(self, name: str, secret: str) -> Token | None:
+        """Authenticate a client by the name of its token and the token; None where none is needed."""
+        if not self.token_required:
+            return None
+        found = self._authenticate(f"Bearer {secret}")
+        if found.name != name:
+            raise Unauthenticated(
+                REQUIRED, hint="the token has another name", error="invalid_token"
+            )
+        return found
+
+    def check_again(self, who: Token | None) -> None:
+        """Raise Unauthenticated unless a client that logged in before may still use the server."""
+        if who is not None:
+            self._check_live(self._by_digest.get(who.digest))
+        elif self.token_required:
+            raise Unauthenticated(REQUIRED, hint="log in again with a token")
+
     def authorize_again(self, call: Call) -> None:
         """Raise unless the token of a call that has waited is still valid."""
         if call.who is not None:

@@ -8,8 +8,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Hashable
+from typing import Protocol
 
-from .connection import Connection
 from .limits import Limits
 
 ACCEPTS = 64  # connections accepted before the loop does other work
@@ -23,13 +23,25 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("ackflow.server")
 
 
+class OpenConnection(Protocol):
+    """What the registry asks of a connection, whatever protocol it speaks."""
+
+    @property
+    def idle(self) -> bool: ...
+    def close_if_idle(self) -> None: ...
+    def abort(self) -> None: ...
+    def waits_for_client(self) -> tuple[Hashable, bool] | None: ...
+    def write_overdue(self, now: float) -> bool: ...
+    def end_wait(self, seconds: float) -> None: ...
+
+
 class Connections:
     """The open connections of all listeners."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._open: set[Connection] = set()
-        self._waits: dict[Connection, tuple[Hashable, float]] = {}
+        self._open: set[OpenConnection] = set()
+        self._waits: dict[OpenConnection, tuple[Hashable, float]] = {}
         self.pending = 0  # accepted, and not through with the TLS handshake
         self.on_room: list[Callable[[], None]] = []
 
@@ -45,10 +57,10 @@ class Connections:
         """The number of connections with an unanswered request."""
         return sum(not connection.idle for connection in self._open)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: OpenConnection) -> None:
         self._open.add(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: OpenConnection) -> None:
         self._open.discard(connection)
         self._waits.pop(connection, None)
         for resume in self.on_room:

@@ -10,8 +10,9 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 from msgspec import Struct, structs
@@ -50,6 +51,8 @@ class Config(Struct, kw_only=True):
     db: str | None = None
     host: str = "127.0.0.1"
     ports: Sequence[int] = (DEFAULT_PORT,)
+    amqp_ports: Sequence[int] = ()
+    amqp_tls_ports: Sequence[int] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
     limits: Limits = Limits()
@@ -63,13 +66,36 @@ class Config(Struct, kw_only=True):
     log_level: str = "info"
 
 
+class Sockets(NamedTuple):
+    """The listening sockets, by what is spoken there."""
+
+    http: list[socket.socket]
+    amqp: list[socket.socket]
+    amqp_tls: list[socket.socket]
+
+    def shown(self, secure: bool) -> Iterator[str]:
+        """The addresses, as URLs."""
+        schemes = ("https" if secure else "http", "amqp", "amqps")
+        for scheme, sockets in zip(schemes, self, strict=True):
+            for sock in sockets:
+                host, port = sock.getsockname()[:2]
+                yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT, then finish the running requests and return."""
     if bool(config.tls_cert) != bool(config.tls_key):
         raise CannotServe("TLS needs both --tls-cert and --tls-key")
+    if config.amqp_tls_ports and not config.tls_cert:
+        raise CannotServe("--amqp-tls-port needs --tls-cert and --tls-key")
     path = config.db or data_file()
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(listen(config.host, port)) for port in config.ports]
+        sockets = Sockets(
+            *(
+                [stack.enter_context(listen(config.host, port)) for port in ports]
+                for ports in (config.ports, config.amqp_ports, config.amqp_tls_ports)
+            )
+        )
         listener = logs.start(config.log_format, config.log_level)
         stack.callback(listener.stop)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -104,17 +130,14 @@ def _listen_error(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
-async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> None:
-    tls = _tls_context(config) if config.tls_cert else None
+async def _serve(config: Config, path: str, sockets: Sockets) -> None:
+    tls = _tls_context(config, "http/1.1") if config.tls_cert else None
     session = connect(path, consumer="server")
     try:
         config.limits = _within_descriptors(config.limits)
-        app = _application(config, session, sockets)
-        scheme = "https" if tls else "http"
-        for sock in sockets:
-            host, port = sock.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            print(f"ackflow listens on {scheme}://{shown}:{port}", flush=True)
+        app = _application(config, session, [sock for some in sockets for sock in some])
+        for address in sockets.shown(tls is not None):
+            print(f"ackflow listens on {address}", flush=True)
         database = validate.redact_url(path) if validate.is_url(path) else os.path.abspath(path)
         print(f"ackflow stores its data in {database}", flush=True)
         try:
@@ -127,13 +150,28 @@ async def _serve(config: Config, path: str, sockets: list[socket.socket]) -> Non
 
 
 async def _until_stopped(
-    app: Server, config: Config, sockets: list[socket.socket], tls: ssl.SSLContext | None
+    app: Server, config: Config, sockets: Sockets, tls: ssl.SSLContext | None
 ) -> None:
     """Serve until SIGTERM or SIGINT; then finish the running requests, until a second signal."""
     connections = Connections(app.limits)
     listeners = [
-        Listener(sock, connections, lambda: Connection(app, connections), tls) for sock in sockets
+        Listener(sock, connections, lambda: Connection(app, connections), tls)
+        for sock in sockets.http
     ]
+    contexts = [tls] if tls is not None else []
+    amqp = None
+    if sockets.amqp or sockets.amqp_tls:
+        from ..dialects.rabbitmq.protocol import AmqpConnection
+        from ..dialects.rabbitmq.server import AmqpServer
+
+        amqp = server = AmqpServer(app)
+        amqp_tls = _tls_context(config, None) if sockets.amqp_tls else None
+        contexts += [amqp_tls] if amqp_tls is not None else []
+        listeners += [
+            Listener(sock, connections, lambda: AmqpConnection(server, connections), context)
+            for some, context in ((sockets.amqp, None), (sockets.amqp_tls, amqp_tls))
+            for sock in some
+        ]
     sweeping = asyncio.create_task(connections.sweep())
     stopping, forced = asyncio.Event(), asyncio.Event()
 
@@ -142,8 +180,8 @@ async def _until_stopped(
 
     loop = asyncio.get_running_loop()
     handlers = {signal.SIGTERM: stop, signal.SIGINT: stop}
-    if tls is not None:
-        handlers[signal.SIGHUP] = lambda: _reload_certificate(tls, config)
+    if contexts:
+        handlers[signal.SIGHUP] = lambda: _reload_certificate(contexts, config)
     for sign, handler in handlers.items():
         loop.add_signal_handler(sign, handler)
     try:
@@ -152,6 +190,8 @@ async def _until_stopped(
             listener.stop()
         app.close()
         await connections.close(CLOSE_SECONDS, forced)
+        if amqp is not None:
+            await amqp.finished()
         await app.finished()
     finally:
         sweeping.cancel()
@@ -198,9 +238,10 @@ def _loopback(sock: socket.socket) -> bool:
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def _tls_context(config: Config) -> ssl.SSLContext:
+def _tls_context(config: Config, protocol: str | None) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
+    if protocol is not None:
+        context.set_alpn_protocols([protocol])
     _load_certificate(context, config)
     return context
 
@@ -213,12 +254,13 @@ def _load_certificate(context: ssl.SSLContext, config: Config) -> None:
         raise CannotServe(_tls_error(config, error)) from None
 
 
-def _reload_certificate(context: ssl.SSLContext, config: Config) -> None:
+def _reload_certificate(contexts: Sequence[ssl.SSLContext], config: Config) -> None:
     """Use the certificate as it is on disk now, for new connections."""
     try:
         # A context that fails to load keeps half of it, so it is tried with another one first.
         _load_certificate(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), config)
-        _load_certificate(context, config)
+        for context in contexts:
+            _load_certificate(context, config)
         log.info("the TLS certificate is reloaded")
     except CannotServe as error:
         log.error("the TLS certificate stays as it was: %s", error)

@@ -7,7 +7,21 @@ rolled back. Therefore a verb may change a cached record before its transaction 
 from collections import OrderedDict, deque
 
 from ..ids import GroupId, LaneId, LeaseId, PartitionId, QueueId
-from .records import DUE, Body, Claim, Cursor, Group, Lane, Lease, Partition, Queue, Segment
+from .records import (
+    DUE,
+    Binding,
+    Body,
+    Claim,
+    Cursor,
+    Declaration,
+    Exchange,
+    Group,
+    Lane,
+    Lease,
+    Partition,
+    Queue,
+    Segment,
+)
 
 MAX_CURSORS = 50_000
 MAX_LEASES = 1_000
@@ -44,6 +58,11 @@ class Cache:
         self.windowed: set[GroupId] = set()  # cached groups with max_ack_pending
         self.in_window: dict[GroupId, int] = {}  # of these, how many messages count against it
         self.room_known: set[GroupId] = set()  # groups for whose queue `room` is exact
+        self.exchanges: dict[str, Exchange | None] = {}
+        self.bindings: dict[str, list[Binding]] = {}  # by exchange, those from it
+        self.routes: dict[tuple[str, str], tuple[str, ...]] = {}  # queues by exchange and key
+        self.declarations: dict[QueueId, Declaration | None] = {}
+        self.expiring: dict[LaneId, bool] = {}  # whether messages have a time to live of their own
         self.last_lease: LeaseId | None = None  # the highest id assigned; None: not read yet
         self.halted: bool | None = None  # whether delivery is paused globally; None: not read yet
         # By group, consumers and the times of their first and last pop; `clear` keeps it.
@@ -72,11 +91,19 @@ class Cache:
         self.windowed.clear()
         self.in_window.clear()
         self.room_known.clear()
+        self.forget_exchanges()
+        self.declarations.clear()
+        self.expiring.clear()
         self.last_lease = None
         self.halted = None
         self._tokens.clear()
         self._bodies.clear()
         self._bytes = 0
+
+    def forget_exchanges(self) -> None:
+        self.exchanges.clear()
+        self.bindings.clear()
+        self.routes.clear()
 
     def keep_cursor(self, cursor: Cursor) -> None:
         self.cursors[cursor.lane, cursor.group_id] = cursor

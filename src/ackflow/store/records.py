@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw, Struct, field
 
@@ -437,3 +437,72 @@ class Stage(Struct):
     bytes: int
     body: BodyId
     created_at: int
+
+
+ExchangeKind = Literal["direct", "fanout", "topic", "headers"]
+Arguments = dict[str, Any]
+
+
+class Exchange(Struct):
+    """A named place to publish to; its bindings decide which queues a message reaches."""
+
+    name: str
+    kind: ExchangeKind
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Arguments = {}
+
+
+class Binding(Struct):
+    """A rule of an exchange: which messages it forwards to a queue or to another exchange."""
+
+    source: str
+    to_exchange: bool
+    destination: str
+    routing_key: str
+    arguments: Arguments = {}
+
+
+class Declaration(Struct):
+    """What a client declared about a queue, in addition to its options.
+
+    `owner`: the connection, and `server` its server, to which an exclusive queue belongs.
+    """
+
+    queue: QueueId
+    durable: bool = True
+    auto_delete: bool = False
+    owner: str | None = None
+    server: str | None = None
+    used_at: int = 0
+    arguments: Arguments = {}
+
+    @property
+    def dead_letter_exchange(self) -> str | None:
+        return self.arguments.get("x-dead-letter-exchange")
+
+    @property
+    def dead_letter_key(self) -> str | None:
+        return self.arguments.get("x-dead-letter-routing-key")
+
+    @property
+    def max_length(self) -> int | None:
+        """How many ready messages it may have; the oldest above that are dropped."""
+        if self.arguments.get("x-overflow", "drop-head") != "drop-head":
+            return None
+        return self.arguments.get("x-max-length")
+
+    @property
+    def max_priority(self) -> int | None:
+        return self.arguments.get("x-max-priority")
+
+    @property
+    def expires(self) -> int | None:
+        """After so many milliseconds without use it is deleted."""
+        return self.arguments.get("x-expires")
+
+    def lane_priority(self, priority: int | None) -> int:
+        """The priority of a lane, of which 0 is served first, for the priority of a message."""
+        most = self.max_priority
+        return 0 if most is None else most - min(priority or 0, most)

@@ -19,6 +19,7 @@ from ..ranges import Ranges
 from .cache import Cache
 from .claims import Claims
 from .encryption import STAGED, Place
+from .exchanges import ExchangeRows
 from .gone import GoneRows
 from .mapping import (
     Row,
@@ -44,7 +45,7 @@ _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
 
 
-class Tx(Claims, GoneRows):
+class Tx(Claims, GoneRows, ExchangeRows):
     """A transaction in progress; `now` decides every expiry in it."""
 
     def __init__(

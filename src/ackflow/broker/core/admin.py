@@ -19,6 +19,7 @@ from .cursors import (
     sequence_at,
     take_from_leases,
 )
+from .exchanges import forget_queue
 from .expiry import refresh, refresh_range
 from .history import record_history
 from .retention import move_base, note_deleted
@@ -178,6 +179,7 @@ def delete_queue(tx: Tx, name: str) -> bool:
         tx.run("drop_claims_of_lane", lane.id)
         tx.run("drop_cursors_of_lane", lane.id)
         tx.run("drop_gone_of_lane", lane.id)
+        tx.run("drop_expiring_of_lane", lane.id)
     for group in tx.groups(queue.id):
         _drop_readers(tx, group.id)
         tx.run("drop_leases_of_group", group.id)
@@ -191,6 +193,8 @@ def delete_queue(tx: Tx, name: str) -> bool:
     tx.run("drop_lanes", queue.id)
     tx.run("drop_partitions", queue.id)
     tx.run("drop_queue", queue.id)
+    tx.drop_declaration(queue.id)
+    forget_queue(tx, name)
     tx.cache.clear()
     tx.touched.add(name)
     return True

@@ -18,6 +18,7 @@ from ..verb import verb
 from .copies import Copy, append_copies
 from .handout import payload, rest_of
 from .history import record_history
+from .publish import REASONS, to_dead_letter_exchange
 from .topology import find_group, find_partition, find_queue, lane_for, queue_for
 
 SLICE = 500
@@ -58,6 +59,8 @@ def add_dead_letters(
     queue = tx.queue_by_id(lane.queue)
     tx.add_dead(rows, queue is not None and queue.options.encrypted)
     _observe(tx, group, lane, which, kind, reason, deliveries, failures, consumer)
+    if queue is not None:
+        to_dead_letter_exchange(tx, queue, lane, which, REASONS[kind])
     cursor.dead += len(rows)
     tx.counted(cursor)
     return len(rows)

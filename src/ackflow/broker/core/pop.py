@@ -20,6 +20,7 @@ from .expiry import refresh
 from .global_pause import is_paused
 from .handout import Handout, LaneBatch, MessageRun, TakenMessages, message_runs, set_pending
 from .leases import grant, read_lease, split_for_claims
+from .publish import has_expiring
 from .take import take, take_with_takeover
 from .topology import (
     cursor_for,
@@ -251,6 +252,7 @@ def _fast_pop(tx: Tx, group: Group, request: PopRequest, answer: Handout) -> boo
         or segment.for_group is not None
         or lane.gone_to > first
         or (id, group.id) not in tx.cache.nothing_due
+        or has_expiring(tx, id)
     ):
         return False
     cursor.next = stop

@@ -8,6 +8,7 @@ A leased message stays until its lease ends.
 """
 
 import time
+from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -51,27 +52,35 @@ def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     return sum(segment.count for segment in old) - sum(gone)
 
 
-def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
+OnDrop = Callable[[Ranges], None]
+
+
+def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int, on_drop: OnDrop | None = None) -> int:
     """Drop messages older than the queue's time to live that some group has not settled.
 
     Reads up to `limit` segments. Returns how many messages were dropped, or else passed by groups
     that do not hold them. Messages that every group has settled stay as long as the queue keeps
-    them, and leased ones until their lease is over.
+    them, and leased ones until their lease is over. `on_drop` is called before they are dropped.
     """
     age = queue.options.ttl_seconds
     if age is None or lane.base >= lane.head:
         return 0
-    cursors = tx.cursors_of_lane(lane.id)
-    start = _first_unread(tx, lane, cursors)
-    stop = start
+    stop = start = _first_unread(tx, lane, tx.cursors_of_lane(lane.id))
     for segment in islice(tx.segments_from(lane.id, start), limit):
         if segment.created_at > tx.now - micros(age):
             break
         stop = segment.stop
-    if stop <= start:
-        return 0
+    return drop_before(tx, queue, lane, stop, on_drop) if stop > start else 0
+
+
+def drop_before(tx: Tx, queue: Queue, lane: Lane, stop: int, on_drop: OnDrop | None = None) -> int:
+    """Drop the messages before a sequence that some group has not settled; see `drop_unread`."""
+    cursors = tx.cursors_of_lane(lane.id)
+    start = min(_first_unread(tx, lane, cursors), stop)
     claims = tx.claims_of_lane(lane.id)
     unread = _unread(tx, lane, cursors, claims, start, stop)
+    if unread and on_drop is not None:
+        on_drop(unread)
     passed = pass_for_all_groups(tx, queue, lane, claims, stop)
     if unread:
         for lo, hi in ranges.pairs(unread):
@@ -79,6 +88,31 @@ def drop_unread(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
         _drop_gone(tx, queue, lane, start, stop)
         tx.touched.add(queue.name)
     return ranges.count(unread) or passed
+
+
+def unread_of(tx: Tx, lane: Lane, claims: list[Claim], stop: int) -> Ranges:
+    """Return the messages below `stop` that some group has not read and no lease holds."""
+    cursors = tx.cursors_of_lane(lane.id)
+    return _unread(tx, lane, cursors, claims, min(_first_unread(tx, lane, cursors), stop), stop)
+
+
+def drop_messages(tx: Tx, queue: Queue, lane: Lane, which: Ranges) -> None:
+    """Drop single messages that no lease holds, for all groups; they count as purged."""
+    for cursor in tx.cursors_of_lane(lane.id):
+        for claim in tx.claims_in(lane.id, cursor.group_id, which[0], which[-1]):
+            part = ranges.intersection(claim.ranges, which) if claim.state != LEASED else []
+            if part:
+                claim.ranges = ranges.difference(claim.ranges, part)
+                tx.save_claim(claim) if claim.ranges else tx.drop_claim(claim)
+                cursor.purged += ranges.count(part)
+                cursor.ready = True  # the messages may have blocked those after them
+                record_history(tx, cursor.group_id, lane.id, part, "retention")
+                tx.changed(cursor)
+    for lo, hi in ranges.pairs(which):
+        tx.add_gone(lane, lo, hi)
+    tx.save_lane(lane)
+    tx.cache.room.pop(queue.id, None)
+    tx.touched.add(queue.name)
 
 
 def old_lanes(tx: Tx, after: int, end: int) -> list[tuple[QueueId, LaneId]]:

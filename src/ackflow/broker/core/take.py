@@ -14,7 +14,8 @@ from ..requests import Mark, Verdict
 from .dead_letters import add_dead_letters
 from .expiry import DELAYED_RUN
 from .handout import TakenMessages, carried_counters
-from .retention import drop_old, drop_unread
+from .publish import EXPIRED_AT_ONCE, drop_expired, drop_too_old, has_expiring
+from .retention import drop_old
 from .settle import Settlement
 from .topology import complete_cursors
 
@@ -39,10 +40,17 @@ def take(
     if queue.options.ttl_seconds is not None:
         complete_cursors(tx, queue, lane)
         for _ in range(OLD_SLICES):
-            if not drop_unread(tx, queue, lane, OLD_AT_ONCE):
+            if not drop_too_old(tx, queue, lane, OLD_AT_ONCE):
                 break
         else:
             return []  # more messages are too old; the lane stays ready
+    if has_expiring(tx, lane.id):
+        complete_cursors(tx, queue, lane)
+        for _ in range(OLD_SLICES):
+            if drop_expired(tx, queue, lane) < EXPIRED_AT_ONCE:
+                break
+        else:
+            return []
     held_at = None
     if group.rules.ordering == "ordered":
         held_at = tx.value("first_returned", lane.id, group.id)

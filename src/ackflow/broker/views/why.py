@@ -13,7 +13,8 @@ from ...store.tx import Tx
 from ..core.cursors import hidden_copies_in
 from ..core.expiry import refresh, refresh_range
 from ..core.global_pause import is_paused
-from ..core.retention import drop_old, drop_unread
+from ..core.publish import drop_too_old
+from ..core.retention import drop_old
 from ..core.take import dead_letter_overdue
 from ..core.topology import complete_cursors, cursor_for, no_group
 from ..verb import verb
@@ -298,7 +299,7 @@ def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
     complete_cursors(tx, queue, lane)
     while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
         pass
-    while options.ttl_seconds is not None and drop_unread(tx, queue, lane, 100):
+    while options.ttl_seconds is not None and drop_too_old(tx, queue, lane, 100):
         pass
     if options.max_wait_seconds is not None:
         while dead_letter_overdue(tx, lane.id, group.id)[1]:

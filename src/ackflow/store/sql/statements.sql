@@ -861,3 +861,60 @@ select lane, seq, data from traces where id = ?1
 select key, substr(value, 1, 5) from kv where key > ?1 order by key limit ?2
 -- name: set_value_data
 update kv set value = ?2 where key = ?1
+
+-- name: add_exchange
+insert into exchanges values (?1, ?2, ?3, ?4, ?5, ?6)
+-- name: exchange
+select name, kind, durable, auto_delete, internal, arguments from exchanges where name = ?1
+-- name: all_exchanges
+select name, kind, durable, auto_delete, internal, arguments from exchanges order by name
+-- name: drop_exchange
+delete from exchanges where name = ?1
+-- name: add_binding
+insert into bindings values (?1, ?2, ?3, ?4, ?5) on conflict do nothing
+-- name: drop_binding
+delete from bindings where source = ?1 and to_exchange = ?2 and destination = ?3
+    and routing_key = ?4 and arguments = ?5 returning source
+-- name: bindings_from
+select source, to_exchange, destination, routing_key, arguments from bindings where source = ?1
+-- name: bindings_to
+select source, to_exchange, destination, routing_key, arguments from bindings
+where to_exchange = ?1 and destination = ?2
+-- name: drop_bindings_from
+delete from bindings where source = ?1
+-- name: drop_bindings_to
+delete from bindings where to_exchange = ?1 and destination = ?2
+-- name: any_binding_from
+select 1 from bindings where source = ?1 limit 1
+
+-- name: put_declaration
+insert into declarations values (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+on conflict (queue) do update set durable = excluded.durable, auto_delete = excluded.auto_delete,
+    owner = excluded.owner, server = excluded.server, used_at = excluded.used_at,
+    arguments = excluded.arguments
+-- name: declaration
+select queue, durable, auto_delete, owner, server, used_at, arguments from declarations
+where queue = ?1
+-- name: all_declarations
+select queue, durable, auto_delete, owner, server, used_at, arguments from declarations
+-- name: drop_declaration
+delete from declarations where queue = ?1
+-- name: use_queue
+update declarations set used_at = ?2 where queue = ?1
+
+-- name: add_expiring
+insert into expiring values (?1, ?2, ?3)
+-- name: expiring_in
+select seq from expiring where lane = ?1 and at <= ?2 order by seq limit ?3
+-- name: expiring_lanes
+select distinct lane from (select lane from expiring where at <= ?1 order by at limit ?2) as due
+-- name: put_off_expiring
+update expiring set at = ?3 where lane = ?1 and seq = ?2
+-- name: drop_expiring
+delete from expiring where lane = ?1 and seq = ?2
+-- name: drop_expiring_of_lane
+delete from expiring where lane = ?1
+-- name: any_expiring
+select 1 from expiring where lane = ?1 limit 1
+-- name: used_at
+select used_at from declarations where queue = ?1

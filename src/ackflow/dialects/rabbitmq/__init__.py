@@ -1,0 +1,1 @@
+"""The RabbitMQ dialect: AMQP 0-9-1, spoken by `ackflow serve --amqp-port`."""

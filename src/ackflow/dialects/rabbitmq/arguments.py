@@ -1,0 +1,122 @@
+"""The arguments of queues, consumers and exchanges: what is supported, and what else is refused."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...store.records import Arguments
+from .errors import AmqpError
+
+MAX_MILLISECONDS = (1 << 32) - 1
+MAX_COUNT = 1 << 48
+QUORUM_DELIVERY_LIMIT = 20
+
+
+def _count(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _among(*texts: str) -> Callable[[Any], bool]:
+    return lambda value: value in texts
+
+
+_QUEUE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "x-message-ttl": (_count(0, MAX_MILLISECONDS), "an integer from 0 to 4294967295"),
+    "x-expires": (_count(1, MAX_MILLISECONDS), "an integer from 1 to 4294967295"),
+    "x-max-length": (_count(0, MAX_COUNT), "an integer of at least 0"),
+    "x-overflow": (_among("drop-head", "reject-publish"), "drop-head or reject-publish"),
+    "x-dead-letter-exchange": (_text, "text"),
+    "x-dead-letter-routing-key": (_text, "text"),
+    "x-delivery-limit": (_count(-1, MAX_COUNT), "an integer of at least -1"),
+    "x-max-priority": (_count(1, 255), "an integer from 1 to 255"),
+    "x-single-active-consumer": (lambda value: type(value) is bool, "a boolean"),
+    "x-queue-type": (_among("classic", "quorum"), "classic or quorum"),
+    "x-queue-mode": (_among("lazy", "default"), "lazy or default"),
+}
+
+
+def check_queue(name: str, given: Mapping[str, Any] | None) -> Arguments:
+    """Return the arguments of a queue; raise 406 for one that is unknown or has a wrong value."""
+    checked: Arguments = {}
+    for key, value in (given or {}).items():
+        value = _plain(value)
+        if key not in _QUEUE:
+            raise _invalid(key, name, "Ackflow does not support this argument")
+        allowed, shown = _QUEUE[key]
+        if not allowed(value):
+            raise _invalid(key, name, f"it must be {shown}")
+        checked[key] = value
+    if "x-dead-letter-routing-key" in checked and "x-dead-letter-exchange" not in checked:
+        raise _invalid("x-dead-letter-routing-key", name, "routing_key_but_no_dlx_defined")
+    return checked
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value).decode(errors="replace") if isinstance(value, bytes | bytearray) else value
+
+
+def _invalid(key: str, queue: str, why: str) -> AmqpError:
+    return AmqpError(406, f"invalid arg '{key}' for queue '{queue}' in vhost '/': {why}")
+
+
+def queue_options(arguments: Arguments) -> dict[str, object]:
+    """The options of a queue that its arguments set."""
+    options: dict[str, object] = {}
+    if (ttl := arguments.get("x-message-ttl")) is not None:
+        # A time to live of 0 leaves a consumer that waits the time to take the message.
+        options["ttl_seconds"] = max(ttl, 1) / 1000
+    if arguments.get("x-overflow") == "reject-publish" and "x-max-length" in arguments:
+        options["max_size"] = arguments["x-max-length"]
+    return options
+
+
+def group_options(arguments: Arguments) -> dict[str, object]:
+    """The options of the group of consumers that the arguments of a queue set.
+
+    A message is delivered once more than the limit says, because the limit counts returns.
+    """
+    limit = arguments.get("x-delivery-limit")
+    if limit is None and arguments.get("x-queue-type") == "quorum":
+        limit = QUORUM_DELIVERY_LIMIT
+    if limit is None:
+        return {}
+    return {"retry_limit": None if limit < 0 else limit + 1}
+
+
+def check_consumer(given: Mapping[str, Any] | None) -> int:
+    """Return the priority of a consumer, its only argument."""
+    for key, value in (given or {}).items():
+        if key != "x-priority":
+            raise AmqpError(406, f"invalid arg '{key}' for a consumer: Ackflow does not support it")
+        if type(value) is not int:
+            raise AmqpError(406, "invalid arg 'x-priority': it must be an integer")
+    return int((given or {}).get("x-priority", 0))
+
+
+def check_exchange(name: str, given: Mapping[str, Any] | None) -> Arguments:
+    for key in given or {}:
+        raise AmqpError(
+            406,
+            f"invalid arg '{key}' for exchange '{name}' in vhost '/': "
+            "Ackflow does not support this argument",
+        )
+    return {}
+
+
+def check_binding(given: Mapping[str, Any] | None) -> Arguments:
+    """Return the arguments of a binding: values that a headers exchange can compare."""
+    checked: Arguments = {}
+    for key, value in (given or {}).items():
+        value = _plain(value)
+        if not isinstance(value, str | int | float | None):
+            raise AmqpError(406, f"invalid arg '{key}' for a binding: it must be text or a number")
+        checked[key] = value
+    how = checked.get("x-match", "all")
+    if how not in ("all", "any", "all-with-x", "any-with-x"):
+        raise AmqpError(
+            406, f"Invalid x-match field value {how!r}; expected all, any, all-with-x or any-with-x"
+        )
+    return checked

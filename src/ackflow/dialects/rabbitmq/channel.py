@@ -1,0 +1,569 @@
+"""A channel: runs its methods in order, and knows what its client holds.
+
+Methods wait in a queue, so that each sees what those before it did. Publications that follow each
+other are published in one commit, and so are acknowledgements.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from pamqp.base import Frame
+from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
+from pamqp.commands import Channel as ChannelMethods
+
+from ...broker.core.handout import Handout
+from ...broker.core.publish import Published, publish
+from ...broker.core.settle import settle_many
+from ...broker.requests import Mark, PopRequest, Publication, Verdict
+from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
+from ...options import MAX_PAYLOAD, QUEUE_MODE
+from . import frames, topology
+from .arguments import check_consumer
+from .consumers import LEASE_SECONDS, Consumer, Delivery, message_of
+from .errors import AmqpError, no_exchange, translated
+from .frames import Ack, Method, Publish
+from .properties import Decoded, decode_properties, is_json
+from .verbs import DIALECT, commit, look_at_queue
+
+if TYPE_CHECKING:
+    from .protocol import AmqpConnection
+
+MOST_AT_ONCE = 1_000  # publications in one commit
+BYTES_AT_ONCE = 4 * 1024 * 1024
+
+
+class Content(Struct):
+    """A publication whose content arrives."""
+
+    method: Publish
+    properties: bytes = b""
+    size: int = -1  # of its body; not known before the content header
+    parts: list[bytes] = []
+    received: int = 0
+
+
+class Posted(Struct):
+    """A publication that waits for its turn; its raw properties are for a return."""
+
+    publication: Publication
+    mandatory: bool
+    properties: bytes
+
+
+Work = Posted | Method
+
+
+class Channel:
+    def __init__(self, connection: "AmqpConnection", number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.closed = False
+        self.consumers: dict[str, Consumer] = {}
+        self.unacked: dict[int, Delivery] = {}
+        self.prefetch = 0  # of new consumers
+        self.prefetch_of_all = 0
+        self.reserved = 0
+        self.last_queue = ""  # the queue that a method without a name means
+        self._flowing = True
+        self._last_tag = 0
+        self._confirms = False
+        self._published = 0
+        self._transaction: tuple[list[Posted], list[tuple[list[Delivery], Verdict]]] | None = None
+        self._content: Content | None = None
+        self._work: deque[Work] = deque()
+        self._working = False
+
+    @property
+    def server(self) -> Any:
+        return self.connection.server
+
+    @property
+    def takes_deliveries(self) -> bool:
+        return not self.closed and self._flowing and self.connection.writable
+
+    @property
+    def held_or_reserved(self) -> int:
+        return len(self.unacked) + self.reserved
+
+    # receiving
+
+    def receive_method(self, method: Method) -> None:
+        if self._content is not None:
+            raise AmqpError(505, "expected content, got a method")
+        if type(method) is Publish:
+            self._content = Content(method)
+        else:
+            self._enqueue(method, 0)
+
+    def receive_header(self, data: bytes) -> None:
+        content = self._content
+        if content is None or content.size >= 0:
+            raise AmqpError(505, "got a content header without basic.publish")
+        content.size, content.properties = frames.decode_header(data)
+        if content.size > MAX_PAYLOAD:
+            self._content = None
+            raise AmqpError(
+                406,
+                f"message size {content.size} is larger than configured max size {MAX_PAYLOAD}",
+            )
+        if content.size == 0:
+            self._complete(content)
+
+    def receive_body(self, data: bytes) -> None:
+        content = self._content
+        if content is None or content.size < 0:
+            raise AmqpError(505, "got a content body without a content header")
+        content.parts = [*content.parts, data] if content.parts else [data]
+        content.received += len(data)
+        self.connection.count_received(len(data))
+        if content.received > content.size:
+            raise AmqpError(501, "a message has more bytes than its content header says")
+        if content.received == content.size:
+            self._complete(content)
+
+    def _complete(self, content: Content) -> None:
+        self._content = None
+        body = content.parts[0] if len(content.parts) == 1 else b"".join(content.parts)
+        decoded = decode_properties(content.properties)
+        method = content.method
+        if method.immediate:
+            raise AmqpError(540, "immediate=true")
+        self._check_publication(method, decoded)
+        publication = Publication(
+            method.exchange, [method.routing_key, *decoded.copies], body,
+            not is_json(decoded, body), decoded.headers, decoded.table, decoded.priority,
+            decoded.ttl,
+        )  # fmt: skip
+        self._enqueue(Posted(publication, method.mandatory, content.properties), len(body))
+
+    def _check_publication(self, method: Publish, decoded: Decoded) -> None:
+        connection = self.connection
+        if decoded.user is not None and decoded.user != connection.user:
+            raise AmqpError(
+                406,
+                f"user_id property set to '{decoded.user}' but authenticated user was "
+                f"'{connection.user}'",
+            )
+        if connection.who is None:
+            return
+        if method.exchange:
+            connection.allow("read-write", "exchange", method.exchange)
+        else:
+            for key in (method.routing_key, *decoded.copies):
+                connection.allow("read-write", "queue", key)
+
+    def _enqueue(self, work: Work, size: int) -> None:
+        self._work.append(work)
+        self.connection.count_queued(1, size)
+        if not self._working:
+            self._working = True
+            self.connection.start(self)
+
+    # working
+
+    async def run(self) -> None:
+        """Do the work that waits, in order."""
+        try:
+            while self._work and not self.closed:
+                work = self._work.popleft()
+                if isinstance(work, Posted):
+                    await self._publish(self._following(work))
+                elif isinstance(work, Ack | Basic.Nack | Basic.Reject):
+                    self.connection.count_queued(-1, 0)
+                    self._settle(work)
+                else:
+                    self.connection.count_queued(-1, 0)
+                    await self._do(work)
+        except AmqpError as error:
+            await self.connection.fail(self, error)
+        except AckflowError as error:
+            await self.connection.fail(self, translated(error))
+        except Exception:
+            await self.connection.crash(self)
+        finally:
+            self._working = False
+
+    def _following(self, first: Posted) -> list[Posted]:
+        """Take the publications that follow a first one, within limits."""
+        posted, size = [first], len(first.publication.payload)
+        while self._work and len(posted) < MOST_AT_ONCE and size < BYTES_AT_ONCE:
+            if not isinstance(self._work[0], Posted):
+                break
+            one = self._work.popleft()
+            assert isinstance(one, Posted)
+            posted.append(one)
+            size += len(one.publication.payload)
+        self.connection.count_queued(-len(posted), -size)
+        return posted
+
+    async def _do(self, method: Method) -> None:
+        handler = _HANDLERS.get(type(method))
+        if handler is None:
+            raise AmqpError(503, f"a client does not send {getattr(method, 'name', method)}")
+        await handler(self, method)
+
+    def send(self, method: Frame) -> None:
+        self.connection.send(frames.encode(self.number, method))
+
+    # publishing
+
+    async def _publish(self, posted: list[Posted]) -> None:
+        if self._transaction is not None:
+            self._transaction[0].extend(posted)
+            return
+        publications = [one.publication for one in posted]
+        # Without confirms there is no answer that could wait for the disk.
+        results = await self.server.app.do(publish, self._confirms, publications)
+        self._report(posted, results)
+
+    def _report(self, posted: list[Posted], results: Sequence[Published]) -> None:
+        """Return what could not be routed, and confirm; the first error ends the channel."""
+        refused: list[int] = []
+        for one, result in zip(posted, results, strict=False):
+            self._published += 1
+            match result:
+                case 0:
+                    if one.mandatory:
+                        self._return(one)
+                case NotFound():
+                    raise no_exchange(one.publication.exchange)
+                case Forbidden():
+                    raise AmqpError(
+                        403,
+                        f"cannot publish to internal exchange '{one.publication.exchange}' "
+                        "in vhost '/'",
+                    )
+                case QueueFull() | StorageFull():
+                    if not self._confirms and isinstance(result, StorageFull):
+                        raise translated(result)
+                    refused.append(self._published)
+                case AckflowError():
+                    raise translated(result)
+        if self._confirms:
+            self._confirm(self._published - len(posted) + 1, refused)
+
+    def _confirm(self, first: int, refused: list[int]) -> None:
+        """Confirm publications from a number on, in order."""
+        send, number = self.connection.send, self.number
+        for tag in refused:
+            if tag > first:
+                send(frames.ack(number, tag - 1, tag - 1 > first))
+            send(frames.nack(number, tag))
+            first = tag + 1
+        if first <= self._published:
+            send(frames.ack(number, self._published, self._published > first))
+
+    def _return(self, one: Posted) -> None:
+        method = Basic.Return(312, "NO_ROUTE", one.publication.exchange, one.publication.keys[0])
+        payload = frames.encode(self.number, method)[7:-1]
+        self.connection.send(
+            frames.with_content(
+                self.number, payload, one.properties, one.publication.payload,
+                self.connection.frame_max,
+            )
+        )  # fmt: skip
+
+    # delivering
+
+    def deliver(self, consumer: Consumer, answer: Handout) -> None:
+        """Write the messages that a consumer got."""
+        count = sum(run.hi - run.lo for run in answer.runs)
+        held = None if answer.token is None else self.server.hold(answer.token, count)
+        number, frame_max = self.number, self.connection.frame_max
+        for run in answer.runs:
+            for sequence in range(run.lo, run.hi):
+                exchange, key, properties, body = message_of(run, sequence, consumer.queue)
+                self._last_tag += 1
+                if held is not None:
+                    self.unacked[self._last_tag] = Delivery(
+                        self._last_tag, held, run.lane, sequence, consumer
+                    )
+                    consumer.unacked += 1
+                method = frames.deliver(
+                    consumer.encoded_tag, self._last_tag, run.redelivered, exchange, key
+                )
+                self.connection.send(
+                    frames.with_content(number, method, properties, body, frame_max)
+                )
+
+    def cancel_by_server(self, consumer: Consumer) -> None:
+        """Tell a client that its queue is gone."""
+        consumer.cancelled = True
+        self.consumers.pop(consumer.tag, None)
+        if not self.closed and self.connection.wants_cancel:
+            self.send(Basic.Cancel(consumer.tag, True))
+
+    async def get(self, method: Basic.Get) -> None:
+        queue = self.queue_named(method.queue)
+        self.connection.allow("read-write", "queue", queue)
+        await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
+        self.server.used(queue)
+        request = PopRequest(
+            queue, QUEUE_MODE, f"{self.connection.name}/{self.number}"[:200], 1, LEASE_SECONDS,
+            bool(method.no_ack), dialect=DIALECT, create=False,
+        )  # fmt: skip
+        answer: Handout = await self.server.app.onloop.try_pop(request)
+        if self.closed:
+            if answer.token is not None:
+                await self.server.app.onloop.give_back(answer.token)
+            return
+        if not answer.runs:
+            self.send(Basic.GetEmpty())
+            return
+        run = answer.runs[0]
+        exchange, key, properties, body = message_of(run, run.lo, queue)
+        self._last_tag += 1
+        if answer.token is not None:
+            held = self.server.hold(answer.token, 1)
+            self.unacked[self._last_tag] = Delivery(self._last_tag, held, run.lane, run.lo, None)
+        payload = frames.get_ok(self._last_tag, run.redelivered, exchange, key, run.pending)
+        self.connection.send(
+            frames.with_content(self.number, payload, properties, body, self.connection.frame_max)
+        )
+
+    # settling
+
+    def _settle(self, method: "Ack | Basic.Nack | Basic.Reject") -> None:
+        tag, multiple = method.delivery_tag or 0, bool(getattr(method, "multiple", False))
+        verdict = _ACK
+        if not isinstance(method, Ack):
+            verdict = _NACK if method.requeue else _REJECT
+        found = self._take_unacked(tag, multiple)
+        if self._transaction is not None:
+            self._transaction[1].append((found, verdict))
+            return
+        if found:
+            self._settle_all([(found, verdict)])
+
+    def _take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
+        """Take deliveries off the books of the channel; an unknown tag is an error."""
+        if multiple:
+            last = tag or self._last_tag
+            tags = [one for one in self.unacked if one <= last]
+            if not tags and tag:
+                raise _unknown_tag(tag)
+        elif tag in self.unacked:
+            tags = [tag]
+        else:
+            raise _unknown_tag(tag)
+        return [self.unacked.pop(one) for one in tags]
+
+    def _settle_all(self, settled: list[tuple[list[Delivery], Verdict]]) -> None:
+        """Settle without waiting: nothing is answered, and what follows is in order behind it."""
+        marks = _marks(settled)
+        if marks:
+            self.server.background(self.server.app.do(settle_many, False, marks, False))
+        self._let_go(delivery for some, _ in settled for delivery in some)
+
+    def _let_go(self, deliveries: Any) -> None:
+        queues = set()
+        for delivery in deliveries:
+            self.server.let_go(delivery.held)
+            if delivery.consumer is not None:
+                delivery.consumer.unacked -= 1
+                queues.add(delivery.consumer.queue)
+        if self.prefetch_of_all:
+            queues.update(consumer.queue for consumer in self.consumers.values())
+        for queue in queues:
+            if (pump := self.server.pumps.get(queue)) is not None:
+                pump.kick()
+
+    async def release_all(self) -> None:
+        """Give back everything that the client holds; it comes again, flagged as redelivered."""
+        found, self.unacked = list(self.unacked.values()), {}
+        if self._transaction is not None:
+            found += [one for some, _ in self._transaction[1] for one in some]
+            self._transaction = [], []
+        marks = _marks([(found, _RELEASE)])
+        self._let_go(found)
+        if marks:
+            await self.server.app.do(settle_many, False, marks, False)
+
+    async def close(self) -> None:
+        """End the channel: cancel its consumers and give back what it holds."""
+        if self.closed:
+            return
+        self.closed = True
+        size = sum(len(one.publication.payload) for one in self._work if isinstance(one, Posted))
+        self.connection.count_queued(-len(self._work), -size)
+        self._work.clear()
+        self._content = None
+        for consumer in list(self.consumers.values()):
+            self.server.remove_consumer(consumer)
+        self.consumers.clear()
+        await self.release_all()
+
+    # methods
+
+    def queue_named(self, name: str | None) -> str:
+        """The queue that a method names; without a name, the last one declared on the channel."""
+        if name:
+            return name
+        if not self.last_queue:
+            raise AmqpError(404, "no previously declared queue")
+        return self.last_queue
+
+    async def qos(self, method: Basic.Qos) -> None:
+        if method.prefetch_size:
+            raise AmqpError(540, f"prefetch_size!=0 ({method.prefetch_size})")
+        if method.global_:
+            self.prefetch_of_all = method.prefetch_count or 0
+            self._kick_all()
+        else:
+            self.prefetch = method.prefetch_count or 0
+        self.send(Basic.QosOk())
+
+    def _kick_all(self) -> None:
+        for consumer in self.consumers.values():
+            if (pump := self.server.pumps.get(consumer.queue)) is not None:
+                pump.kick()
+
+    async def consume(self, method: Basic.Consume) -> None:
+        queue = self.queue_named(method.queue)
+        tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+        if tag in self.consumers:
+            raise AmqpError(530, f"attempt to reuse consumer tag '{tag}'")
+        self.connection.allow("read-write", "queue", queue)
+        priority = check_consumer(method.arguments)
+        facts = await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
+        if self.closed:
+            return
+        others = self.server.consumers_of(queue)
+        if any(one.exclusive for one in others) or (method.exclusive and others):
+            raise AmqpError(403, f"queue '{queue}' in vhost '/' in exclusive use")
+        if facts.single_active and not self.server.alone:
+            raise AmqpError(
+                540, "x-single-active-consumer needs a database that one server has to itself"
+            )
+        consumer = Consumer(
+            self, queue, tag, bool(method.no_ack), self.prefetch, priority, bool(method.exclusive)
+        )
+        self.consumers[tag] = consumer
+        self.server.declared(queue, facts.expires)
+        if not method.nowait:
+            self.send(Basic.ConsumeOk(tag))
+        self.server.pump_for(queue, facts).add(consumer)
+
+    async def cancel(self, method: Basic.Cancel) -> None:
+        consumer = self.consumers.pop(method.consumer_tag or "", None)
+        if consumer is not None:
+            pump = self.server.pumps.get(consumer.queue)
+            consumer.cancelled = True
+            if pump is not None:
+                await pump.settled()
+            self.server.remove_consumer(consumer)
+        if not method.nowait and not self.closed:
+            self.send(Basic.CancelOk(method.consumer_tag))
+
+    async def recover(self, method: Basic.Recover | Basic.RecoverAsync) -> None:
+        if not method.requeue:
+            raise AmqpError(540, "requeue=false")
+        await self.release_all()
+        if isinstance(method, Basic.Recover):
+            self.send(Basic.RecoverOk())
+
+    async def select_confirms(self, method: Confirm.Select) -> None:
+        if self._transaction is not None:
+            raise AmqpError(406, "cannot switch from tx to confirm mode")
+        self._confirms = True
+        if not method.nowait:
+            self.send(Confirm.SelectOk())
+
+    async def select_transactions(self, _: Tx.Select) -> None:
+        if self._confirms:
+            raise AmqpError(406, "cannot switch from confirm to tx mode")
+        if self._transaction is None:
+            self._transaction = [], []
+        self.send(Tx.SelectOk())
+
+    async def commit(self, _: Tx.Commit) -> None:
+        if self._transaction is None:
+            raise AmqpError(406, "channel is not transactional")
+        (posted, settled), self._transaction = self._transaction, ([], [])
+        publications = [one.publication for one in posted]
+        try:
+            results = await self.server.app.do(commit, True, publications, _marks(settled))
+        except NotFound as error:
+            raise no_exchange(str(error.details.get("exchange", ""))) from None
+        finally:
+            self._let_go(one for some, _ in settled for one in some)
+        for one, reached in zip(posted, results, strict=True):
+            if reached == 0 and one.mandatory:
+                self._return(one)
+        self.send(Tx.CommitOk())
+
+    async def rollback(self, _: Tx.Rollback) -> None:
+        if self._transaction is None:
+            raise AmqpError(406, "channel is not transactional")
+        settled, self._transaction = self._transaction[1], ([], [])
+        # What was acknowledged in it is held again, under the same tags.
+        for deliveries, _verdict in settled:
+            for delivery in deliveries:
+                self.unacked[delivery.tag] = delivery
+        self.unacked = dict(sorted(self.unacked.items()))
+        self.send(Tx.RollbackOk())
+
+    async def close_by_client(self, _: ChannelMethods.Close) -> None:
+        await self.connection.close_channel(self)
+
+    async def flow(self, method: ChannelMethods.Flow) -> None:
+        self._flowing = bool(method.active)
+        self.send(ChannelMethods.FlowOk(self._flowing))
+        self._kick_all()
+
+
+_ACK, _NACK, _RELEASE = Verdict("ack"), Verdict("nack"), Verdict("release")
+_REJECT = Verdict("reject")
+
+
+def _unknown_tag(tag: int) -> AmqpError:
+    return AmqpError(406, f"unknown delivery tag {tag}")
+
+
+def _marks(settled: list[tuple[list[Delivery], Verdict]]) -> dict[int, list[Mark]]:
+    """The marks of deliveries by lease; neighbours of a lane become one range."""
+    marks: dict[int, list[Mark]] = {}
+    for some, verdict in settled:
+        for delivery in some:
+            of_lease = marks.setdefault(delivery.held.token, [])
+            last = of_lease[-1] if of_lease else None
+            at = delivery.sequence
+            if (
+                last is not None
+                and last.verdict is verdict
+                and last.lane == delivery.lane
+                and last.ranges is not None
+                and last.ranges[-1] == at
+            ):
+                last.ranges[-1] = at + 1
+            else:
+                of_lease.append(Mark(verdict, delivery.lane, [at, at + 1]))
+    return marks
+
+
+_HANDLERS: dict[type, Any] = {
+    Basic.Qos: Channel.qos,
+    Basic.Consume: Channel.consume,
+    Basic.Cancel: Channel.cancel,
+    Basic.Get: Channel.get,
+    Basic.Recover: Channel.recover,
+    Basic.RecoverAsync: Channel.recover,
+    Confirm.Select: Channel.select_confirms,
+    Tx.Select: Channel.select_transactions,
+    Tx.Commit: Channel.commit,
+    Tx.Rollback: Channel.rollback,
+    ChannelMethods.Flow: Channel.flow,
+    ChannelMethods.Close: Channel.close_by_client,
+    Queue.Declare: topology.declare_queue,
+    Queue.Bind: topology.bind_queue,
+    Queue.Unbind: topology.unbind_queue,
+    Queue.Purge: topology.purge_queue,
+    Queue.Delete: topology.delete_queue,
+    Exchange.Declare: topology.declare_exchange,
+    Exchange.Delete: topology.delete_exchange,
+    Exchange.Bind: topology.bind_exchange,
+    Exchange.Unbind: topology.unbind_exchange,
+}

@@ -1,0 +1,246 @@
+"""Consumers: one pump per queue pops messages and deals them to the consumers that have room.
+
+A consumer has room while it holds fewer messages than its prefetch, and its connection takes what is
+written. Every delivery is a lease, which the server extends while the connection lives.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ...broker.aio import LoopSignal
+from ...broker.core.handout import Handout, MessageRun, payload
+from ...broker.core.publish import EXCHANGE, ROUTING_KEY
+from ...broker.requests import PopRequest
+from ...errors import AckflowError, QueueNotFound, SessionClosed
+from ...ids import LaneId
+from ...options import QUEUE_MODE
+from . import frames
+from .properties import encode_properties
+from .verbs import DIALECT
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .server import AmqpServer
+
+LEASE_SECONDS = 30.0
+MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
+SHARED_AT_ONCE = 32  # the same while others have room, too
+WAIT_SECONDS = 60.0
+RETRY_SECONDS = 1.0  # after the store failed
+_NO_HEADERS: dict[str, str] = {}
+log = logging.getLogger("ackflow.amqp")
+
+
+class Held(Struct, eq=False):
+    """A lease, and how many of its messages the client has not settled."""
+
+    token: int
+    left: int
+
+
+class Delivery(Struct, eq=False):
+    """A message that a client holds."""
+
+    tag: int
+    held: Held
+    lane: LaneId
+    sequence: int
+    consumer: "Consumer | None"  # None: it was fetched by basic.get
+
+
+class Consumer:
+    """One basic.consume of a channel."""
+
+    def __init__(
+        self, channel: "Channel", queue: str, tag: str, no_ack: bool, prefetch: int, priority: int,
+        exclusive: bool,
+    ) -> None:  # fmt: skip
+        self.channel = channel
+        self.queue = queue
+        self.tag = tag
+        self.encoded_tag = frames.short_bytes(tag)
+        self.no_ack = no_ack
+        self.prefetch = prefetch
+        self.priority = priority
+        self.exclusive = exclusive
+        self.name = f"{channel.connection.name}/{channel.number}/{tag}"[:200]
+        self.unacked = 0
+        self.reserved = 0  # asked of the broker, and not delivered yet
+        self.cancelled = False
+
+    @property
+    def room(self) -> int:
+        """How many messages it may get now."""
+        if self.cancelled or not self.channel.takes_deliveries:
+            return 0
+        room = MOST_AT_ONCE
+        if self.no_ack:
+            return room
+        if self.prefetch:
+            room = min(room, self.prefetch - self.unacked - self.reserved)
+        if self.channel.prefetch_of_all:
+            room = min(room, self.channel.prefetch_of_all - self.channel.held_or_reserved)
+        return max(0, room)
+
+
+class Pump:
+    """Delivers the messages of one queue to its consumers, in turn."""
+
+    def __init__(self, server: "AmqpServer", queue: str) -> None:
+        self._server = server
+        self.queue = queue
+        self.consumers: list[Consumer] = []
+        self.single_active = False
+        self.auto_delete = False
+        self._wanted = asyncio.Event()
+        self._waiting: LoopSignal | None = None
+        self._attempting: asyncio.Future[None] | None = None
+        self._share = 1
+        self._task = asyncio.create_task(self._run())
+
+    def add(self, consumer: Consumer) -> None:
+        self.consumers.append(consumer)
+        self.kick()
+
+    def remove(self, consumer: Consumer) -> None:
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+        if not self.consumers and self._waiting is not None:
+            self._waiting.stop()
+        self.kick()
+
+    def kick(self) -> None:
+        """Look again: a consumer has room, or is new."""
+        self._wanted.set()
+
+    async def settled(self) -> None:
+        """Wait until the pops that run now are delivered."""
+        if self._attempting is not None:
+            await asyncio.shield(self._attempting)
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    def _takers(self) -> list[Consumer]:
+        """The consumers that get the next messages, the one served longest ago first."""
+        found = [one for one in self.consumers if one.room > 0]
+        if self.single_active:
+            return found[:1] if found and found[0] is self.consumers[0] else []
+        if len({one.priority for one in found}) > 1:
+            top = max(one.priority for one in found)
+            found = [one for one in found if one.priority == top]
+        return found
+
+    async def _run(self) -> None:
+        onloop = self._server.app.onloop
+        while True:
+            try:
+                if not self._takers() or self._server.app.in_transit.refusal() is not None:
+                    self._wanted.clear()
+                    if not self._takers():
+                        await self._wanted.wait()
+                    else:
+                        await asyncio.sleep(RETRY_SECONDS / 10)
+                    continue
+                self._waiting = LoopSignal(asyncio.get_running_loop())
+                request = self._request("", 1)
+                await onloop.pop(request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting)
+            except QueueNotFound:
+                self._queue_is_gone()
+            except SessionClosed:
+                return
+            except AckflowError as error:
+                log.warning("queue %r: %s; trying again", self.queue, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("delivery from queue %r failed", self.queue)
+                await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                self._waiting = None
+
+    def _request(self, consumer: str, batch: int, no_ack: bool = False) -> PopRequest:
+        return PopRequest(
+            self.queue, QUEUE_MODE, consumer or "amqp", batch, LEASE_SECONDS, no_ack,
+            dialect=DIALECT, create=False,
+        )  # fmt: skip
+
+    async def _attempt(self, request: PopRequest) -> Handout:
+        """Pop for every consumer with room; the answer is that of one that got messages."""
+        takers = self._takers()
+        if not takers:
+            return Handout(self.queue, QUEUE_MODE, 0)
+        self._attempting = done = asyncio.get_running_loop().create_future()
+        try:
+            most = MOST_AT_ONCE if len(takers) == 1 else min(SHARED_AT_ONCE, self._share)
+            first = takers[0]
+            answers = await asyncio.gather(
+                *(self._take(one, min(most, one.room)) for one in takers if one.room > 0),
+                return_exceptions=True,
+            )
+            if len(self.consumers) > 1 and not self.single_active and first in self.consumers:
+                self.consumers.remove(first)  # the others come first next time
+                self.consumers.append(first)
+        finally:
+            self._attempting = None
+            done.set_result(None)
+        return self._outcome(answers, len(takers))
+
+    def _outcome(self, answers: list[Handout | BaseException], takers: int) -> Handout:
+        found = Handout(self.queue, QUEUE_MODE, 0)
+        failed = [one for one in answers if isinstance(one, BaseException)]
+        for one in answers:
+            if isinstance(one, BaseException):
+                continue
+            if one.runs:
+                self._share = max(1, one.runs[-1].pending // takers)
+                found = one
+            elif not found.runs and one.retry_at is not None:
+                found.retry_at = min(one.retry_at, found.retry_at or one.retry_at)
+        if failed and not found.runs:
+            raise failed[0]
+        if not found.runs:
+            self._share = 1
+        return found
+
+    async def _take(self, consumer: Consumer, batch: int) -> Handout:
+        """Pop for one consumer and deliver; what it cannot take any more is given back."""
+        server = self._server
+        consumer.reserved += batch
+        consumer.channel.reserved += batch
+        try:
+            await server.check_token(consumer.channel.connection, self.queue)
+            request = self._request(consumer.name, batch, consumer.no_ack)
+            answer = await server.app.onloop.try_pop(request)
+        finally:
+            consumer.reserved -= batch
+            consumer.channel.reserved -= batch
+        if not answer.runs:
+            return answer
+        if consumer.channel.closed or (consumer.cancelled and not consumer.no_ack):
+            if answer.token is not None:
+                await server.app.onloop.give_back(answer.token)
+        else:
+            consumer.channel.deliver(consumer, answer)
+        return answer
+
+    def _queue_is_gone(self) -> None:
+        for consumer in list(self.consumers):
+            consumer.channel.cancel_by_server(consumer)
+        self.consumers.clear()
+        self._server.drop_pump(self)
+
+
+def message_of(run: MessageRun, sequence: int, queue: str) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the encoded exchange, routing key and properties of a message, and its body."""
+    index, rest = sequence - run.first, run.body.rest
+    headers, binary, txid = _NO_HEADERS, False, None
+    if rest is not None:
+        headers = rest.headers.get(index, _NO_HEADERS)
+        binary = rest.is_binary(index)
+        txid = rest.txids.get(index)
+    exchange = frames.short_bytes(headers.get(EXCHANGE, ""))
+    key = frames.short_bytes(headers.get(ROUTING_KEY, queue))
+    return exchange, key, encode_properties(headers, binary, txid), payload(run.body, index)

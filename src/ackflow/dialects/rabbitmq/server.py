@@ -1,0 +1,197 @@
+"""What the AMQP connections of a server share: pumps, leases to extend, queues that end."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import AckflowError, Unauthenticated
+from ...store.sqlite.store import SqliteStore
+from .consumers import LEASE_SECONDS, Consumer, Held, Pump
+from .errors import AmqpError
+from .verbs import (
+    OWNER_SECONDS,
+    QueueFacts,
+    extend_many,
+    remove_abandoned,
+    remove_queue,
+    remove_unused,
+    use_queues,
+)
+
+if TYPE_CHECKING:
+    from ...server.app import Server
+    from .protocol import AmqpConnection
+
+TICK_SECONDS = 1.0
+TOKENS_AT_ONCE = 200
+log = logging.getLogger("ackflow.amqp")
+
+
+class AmqpServer:
+    """Serves AMQP on the event loop and the broker of a server."""
+
+    def __init__(self, app: "Server") -> None:
+        self.app = app
+        self.id = secrets.token_hex(8)
+        self.connections: set[AmqpConnection] = set()
+        self.pumps: dict[str, Pump] = {}
+        self._held: dict[int, Held] = {}
+        self._expiring: dict[str, tuple[int, float]] = {}  # queue: milliseconds, last use
+        self._used: dict[str, float] = {}  # queues that were recorded as used, and when
+        self._extended = time.monotonic()
+        self._background: set[asyncio.Future[Any]] = set()
+        self._task = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """Close every connection, as an operator would; give back what they hold."""
+        for connection in list(self.connections):
+            connection.close_by_server(AmqpError(320, "CONNECTION_FORCED: the server stops"))
+        while self._background:
+            await asyncio.wait(self._background)
+
+    async def finished(self) -> None:
+        """Wait for what ended connections left to do, and stop."""
+        while self._background:
+            await asyncio.wait(self._background)
+        self._task.cancel()
+        for pump in self.pumps.values():
+            pump.stop()
+
+    def background(self, work: "asyncio.Future[Any] | Any") -> None:
+        """Let something run to its end; its errors are logged."""
+        future = asyncio.ensure_future(work)
+        self._background.add(future)
+        future.add_done_callback(self._done)
+
+    def _done(self, future: "asyncio.Future[Any]") -> None:
+        self._background.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            if isinstance(error, AckflowError | AmqpError):
+                log.warning("%s", error)
+            else:
+                log.error("an operation failed", exc_info=error)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other server delivers from the same database, as far as this one can know."""
+        return isinstance(self.app.broker.store, SqliteStore)
+
+    # leases
+
+    def hold(self, token: int, messages: int) -> Held:
+        """Extend a lease until its messages are settled."""
+        held = self._held[token] = Held(token, messages)
+        return held
+
+    def let_go(self, held: Held) -> None:
+        """Count a message of a lease as settled."""
+        held.left -= 1
+        if held.left <= 0:
+            self._held.pop(held.token, None)
+
+    # consumers
+
+    def pump_for(self, queue: str, facts: QueueFacts) -> Pump:
+        pump = self.pumps.get(queue)
+        if pump is None:
+            pump = self.pumps[queue] = Pump(self, queue)
+        pump.single_active, pump.auto_delete = facts.single_active, facts.auto_delete
+        return pump
+
+    def drop_pump(self, pump: Pump) -> None:
+        if self.pumps.get(pump.queue) is pump:
+            del self.pumps[pump.queue]
+        pump.stop()
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Remove a consumer; the last one takes a queue with auto_delete with it."""
+        pump = self.pumps.get(consumer.queue)
+        consumer.cancelled = True
+        if pump is None:
+            return
+        pump.remove(consumer)
+        if not pump.consumers:
+            self.drop_pump(pump)
+            self.used(consumer.queue)
+            if pump.auto_delete:
+                owner = consumer.channel.connection.id
+                self.background(self.app.do(remove_queue, True, consumer.queue, owner, False))
+
+    def consumers_of(self, queue: str) -> list[Consumer]:
+        pump = self.pumps.get(queue)
+        return pump.consumers if pump is not None else []
+
+    # queues that end by themselves
+
+    def declared(self, queue: str, expires: int | None) -> None:
+        if expires is not None:
+            self._expiring[queue] = expires, time.monotonic()
+
+    def used(self, queue: str) -> None:
+        if (known := self._expiring.get(queue)) is not None:
+            self._expiring[queue] = known[0], time.monotonic()
+
+    # access
+
+    async def check_token(self, connection: "AmqpConnection", queue: str) -> None:
+        """Close a connection whose token was revoked, before it gets another message."""
+        if connection.who is None and not self.app.auth.token_required:
+            return
+        if not self.app.auth.fresh():
+            await self.app.auth.refresh()
+        try:
+            self.app.auth.check_again(connection.who)
+        except Unauthenticated:
+            connection.close_by_server(AmqpError(320, "the token was revoked or has expired"))
+
+    async def _tick(self) -> None:
+        with contextlib.suppress(AckflowError):
+            for queue, expires in await self.app.do(remove_abandoned, False, self.id):
+                self.declared(queue, expires)
+        swept = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                now = time.monotonic()
+                for connection in list(self.connections):
+                    connection.tick(now)
+                if now - self._extended >= LEASE_SECONDS / 3:
+                    self._extended = now
+                    await self._extend()
+                await self._end_unused(now)
+                if now - swept >= OWNER_SECONDS:
+                    swept = now
+                    await self.app.do(remove_abandoned, False, self.id)
+            except AckflowError as error:
+                log.warning("upkeep of AMQP failed and will be retried: %s", error)
+            except Exception:
+                log.exception("upkeep of AMQP failed")
+
+    async def _extend(self) -> None:
+        tokens = list(self._held)
+        for at in range(0, len(tokens), TOKENS_AT_ONCE):
+            some = tokens[at : at + TOKENS_AT_ONCE]
+            for lost in await self.app.do(extend_many, False, some, LEASE_SECONDS):
+                self._held.pop(lost, None)
+
+    async def _end_unused(self, now: float) -> None:
+        """Record the use of queues that would end without it, and delete the others."""
+        used = [name for name in self._owned() if now - self._used.get(name, 0) > OWNER_SECONDS / 3]
+        for queue, (expires, last) in list(self._expiring.items()):
+            if self.consumers_of(queue):
+                self._expiring[queue] = expires, now
+                if now - self._used.get(queue, 0) > min(OWNER_SECONDS, expires / 1000) / 3:
+                    used.append(queue)
+            elif now - last >= expires / 1000 and await self.app.do(remove_unused, True, queue):
+                self._expiring.pop(queue, None)
+                self._used.pop(queue, None)
+        if used:
+            await self.app.do(use_queues, False, used)
+            self._used.update((name, now) for name in used)
+
+    def _owned(self) -> Iterable[str]:
+        return {name for connection in self.connections for name in connection.owned}
