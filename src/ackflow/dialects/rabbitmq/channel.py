@@ -25,7 +25,8 @@ from .arguments import check_consumer
 from .consumers import LEASE_SECONDS, Consumer, Delivery, message_of
 from .errors import AmqpError, no_exchange, translated
 from .frames import Ack, Method, Publish
-from .properties import Decoded, decode_properties, is_json
+from .properties import Decoded, decode_properties, encode_properties, is_json
+from .topology import REPLY_TO
 from .verbs import DIALECT, commit, look_at_queue
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Channel:
         self._confirms = False
         self._published = 0
         self._transaction: tuple[list[Posted], list[tuple[list[Delivery], Verdict]]] | None = None
+        self._reply_id: str | None = None  # of the consumer of direct replies
         self._content: Content | None = None
         self._work: deque[Work] = deque()
         self._working = False
@@ -132,9 +134,14 @@ class Channel:
         if method.immediate:
             raise AmqpError(540, "immediate=true")
         self._check_publication(method, decoded)
+        headers = decoded.headers
+        if headers.get("reply-to") == REPLY_TO:
+            if self._reply_id is None:
+                raise AmqpError(406, "fast reply consumer does not exist")
+            headers = {**headers, "reply-to": self._reply_id}
         publication = Publication(
             method.exchange, [method.routing_key, *decoded.copies], body,
-            not is_json(decoded, body), decoded.headers, decoded.table, decoded.priority,
+            not is_json(decoded, body), headers, decoded.table, decoded.priority,
             decoded.ttl,
         )  # fmt: skip
         self._enqueue(Posted(publication, method.mandatory, content.properties), len(body))
@@ -153,7 +160,8 @@ class Channel:
             connection.allow("read-write", "exchange", method.exchange)
         else:
             for key in (method.routing_key, *decoded.copies):
-                connection.allow("read-write", "queue", key)
+                if not key.startswith(REPLY_TO):  # whoever knows the address may reply
+                    connection.allow("read-write", "queue", key)
 
     def _enqueue(self, work: Work, size: int) -> None:
         self._work.append(work)
@@ -214,36 +222,53 @@ class Channel:
         if self._transaction is not None:
             self._transaction[0].extend(posted)
             return
-        publications = [one.publication for one in posted]
-        # Without confirms there is no answer that could wait for the disk.
-        results = await self.server.app.do(publish, self._confirms, publications)
+        stored = [one.publication for one in posted if not _is_reply(one)]
+        results: list[Published] = []
+        if stored:
+            # Without confirms there is no answer that could wait for the disk.
+            results = await self.server.app.do(publish, self._confirms, stored)
+        if len(stored) < len(posted):
+            left = iter(results)
+            results = [
+                self.server.reply(one.publication) if _is_reply(one) else next(left, 0)
+                for one in posted
+            ]
         self._report(posted, results)
 
     def _report(self, posted: list[Posted], results: Sequence[Published]) -> None:
         """Return what could not be routed, and confirm; the first error ends the channel."""
         refused: list[int] = []
+        first, failed = self._published + 1, None
         for one, result in zip(posted, results, strict=False):
+            failed = self._failure(one, result)
+            if failed is not None:
+                break
             self._published += 1
-            match result:
-                case 0:
-                    if one.mandatory:
-                        self._return(one)
-                case NotFound():
-                    raise no_exchange(one.publication.exchange)
-                case Forbidden():
-                    raise AmqpError(
-                        403,
-                        f"cannot publish to internal exchange '{one.publication.exchange}' "
-                        "in vhost '/'",
-                    )
-                case QueueFull() | StorageFull():
-                    if not self._confirms and isinstance(result, StorageFull):
-                        raise translated(result)
-                    refused.append(self._published)
-                case AckflowError():
-                    raise translated(result)
+            if result == 0 and one.mandatory:
+                self._return(one)
+            elif isinstance(result, AckflowError):
+                refused.append(self._published)
         if self._confirms:
-            self._confirm(self._published - len(posted) + 1, refused)
+            self._confirm(first, refused)
+        if failed is not None:
+            raise failed
+
+    def _failure(self, one: Posted, result: Published) -> AmqpError | None:
+        """The error that closes the channel; a full queue refuses a message and is none."""
+        exchange = one.publication.exchange
+        match result:
+            case int() | QueueFull():
+                return None
+            case NotFound():
+                return no_exchange(exchange)
+            case Forbidden():
+                return AmqpError(
+                    403, f"cannot publish to internal exchange '{exchange}' in vhost '/'"
+                )
+            case StorageFull():
+                return None if self._confirms else translated(result)
+            case AckflowError():
+                return translated(result)
 
     def _confirm(self, first: int, refused: list[int]) -> None:
         """Confirm publications from a number on, in order."""
@@ -295,6 +320,30 @@ class Channel:
         self.consumers.pop(consumer.tag, None)
         if not self.closed and self.connection.wants_cancel:
             self.send(Basic.Cancel(consumer.tag, True))
+
+    def deliver_reply(self, consumer: Consumer, reply: Publication) -> None:
+        """Write a reply that goes from one client to another without being stored."""
+        self._last_tag += 1
+        method = frames.deliver(
+            consumer.encoded_tag, self._last_tag, False, b"\0", frames.short_bytes(reply.keys[0])
+        )
+        properties = encode_properties(reply.headers, True, None)
+        self.connection.send(
+            frames.with_content(
+                self.number, method, properties, reply.payload, self.connection.frame_max
+            )
+        )
+
+    def _consume_replies(self, method: Basic.Consume, tag: str) -> None:
+        if not method.no_ack:
+            raise AmqpError(406, "reply consumer cannot acknowledge")
+        if self._reply_id is not None:
+            raise AmqpError(406, "reply consumer already set")
+        consumer = Consumer(self, REPLY_TO, tag, True, 0, 0, False)
+        self.consumers[tag] = consumer
+        self._reply_id = self.server.add_reply_consumer(consumer)
+        if not method.nowait:
+            self.send(Basic.ConsumeOk(tag))
 
     async def get(self, method: Basic.Get) -> None:
         queue = self.queue_named(method.queue)
@@ -394,7 +443,12 @@ class Channel:
         for consumer in list(self.consumers.values()):
             self.server.remove_consumer(consumer)
         self.consumers.clear()
+        self._forget_replies()
         await self.release_all()
+
+    def _forget_replies(self) -> None:
+        self.server.remove_reply_consumer(self._reply_id)
+        self._reply_id = None
 
     # methods
 
@@ -426,6 +480,8 @@ class Channel:
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         if tag in self.consumers:
             raise AmqpError(530, f"attempt to reuse consumer tag '{tag}'")
+        if queue == REPLY_TO:
+            return self._consume_replies(method, tag)
         self.connection.allow("read-write", "queue", queue)
         priority = check_consumer(method.arguments)
         facts = await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
@@ -455,6 +511,8 @@ class Channel:
             if pump is not None:
                 await pump.settled()
             self.server.remove_consumer(consumer)
+            if consumer.queue == REPLY_TO:
+                self._forget_replies()
         if not method.nowait and not self.closed:
             self.send(Basic.CancelOk(method.consumer_tag))
 
@@ -517,6 +575,10 @@ class Channel:
 
 _ACK, _NACK, _RELEASE = Verdict("ack"), Verdict("nack"), Verdict("release")
 _REJECT = Verdict("reject")
+
+
+def _is_reply(one: Posted) -> bool:
+    return one.publication.exchange == "" and one.publication.keys[0].startswith(REPLY_TO + ".")
 
 
 def _unknown_tag(tag: int) -> AmqpError:

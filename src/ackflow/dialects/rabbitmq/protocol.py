@@ -50,7 +50,7 @@ _CAPABILITIES = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
-    "direct_reply_to": False,
+    "direct_reply_to": True,
 }
 _SERVER: dict[str, Any] = {
     "capabilities": _CAPABILITIES,

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ...broker.requests import Publication
 from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
+from .topology import REPLY_TO
 from .verbs import (
     OWNER_SECONDS,
     QueueFacts,
@@ -40,6 +42,7 @@ class AmqpServer:
         self.connections: set[AmqpConnection] = set()
         self.pumps: dict[str, Pump] = {}
         self._held: dict[int, Held] = {}
+        self._replies: dict[str, Consumer] = {}
         self._expiring: dict[str, tuple[int, float]] = {}  # queue: milliseconds, last use
         self._used: dict[str, float] = {}  # queues that were recorded as used, and when
         self._extended = time.monotonic()
@@ -124,6 +127,25 @@ class AmqpServer:
     def consumers_of(self, queue: str) -> list[Consumer]:
         pump = self.pumps.get(queue)
         return pump.consumers if pump is not None else []
+
+    # direct replies
+
+    def add_reply_consumer(self, consumer: Consumer) -> str:
+        """Return an address at which a consumer gets replies, from clients of this server."""
+        address = f"{REPLY_TO}.{self.id}.{secrets.token_urlsafe(16)}"
+        self._replies[address] = consumer
+        return address
+
+    def remove_reply_consumer(self, address: str | None) -> None:
+        self._replies.pop(address or "", None)
+
+    def reply(self, publication: Publication) -> int:
+        """Deliver a reply; returns how many consumers got it."""
+        consumer = self._replies.get(publication.keys[0])
+        if consumer is None or consumer.channel.closed:
+            return 0
+        consumer.channel.deliver_reply(consumer, publication)
+        return 1
 
     # queues that end by themselves
 

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, ExchangeKind] = {kind: kind for kind in get_args(ExchangeKind)}
 RESERVED = "amq."
+REPLY_TO = "amq.rabbitmq.reply-to"  # a pseudo-queue: replies are not stored
 
 
 async def declare_queue(channel: "Channel", method: Queue.Declare) -> None:
     connection, server = channel.connection, channel.server
     name = method.queue or ""
+    if name == REPLY_TO and method.passive:
+        channel.send(Queue.DeclareOk(name, 0, 1))
+        return
     if method.passive:
         name = channel.queue_named(name)
         connection.allow("read-only", "queue", name)

@@ -1,0 +1,202 @@
+"""Stock aio-pika, kombu, Celery and FastStream, unchanged, against `ackflow serve --amqp-port`."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aio_pika
+import kombu
+import pytest
+from faststream.rabbit import RabbitBroker
+
+from ..server.conftest import Process, free_port
+from .conftest import Amqp
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_aio_pika_publishes_consumes_and_gets_returns(amqp: Amqp) -> None:
+    async def run() -> None:
+        connection = await aio_pika.connect_robust(f"amqp://guest:guest@127.0.0.1:{amqp.port}/")
+        async with connection:
+            channel = await connection.channel(on_return_raises=True)
+            await channel.set_qos(prefetch_count=10)
+            exchange = await channel.declare_exchange("x", aio_pika.ExchangeType.TOPIC)
+            queue = await channel.declare_queue("q", durable=True)
+            await queue.bind(exchange, "a.#")
+            sent = [
+                exchange.publish(
+                    aio_pika.Message(
+                        b"%d" % n, headers={"n": n, "f": 0.5}, delivery_mode=2, expiration=60
+                    ),
+                    "a.b",
+                )
+                for n in range(50)
+            ]
+            await asyncio.gather(*sent)
+            seen = []
+            async with queue.iterator() as messages:
+                async for message in messages:
+                    async with message.process():
+                        seen.append((int(message.body), message.headers["n"]))
+                    if len(seen) == 50:
+                        break
+            assert seen == [(n, n) for n in range(50)]
+            with pytest.raises(aio_pika.exceptions.PublishError):
+                await exchange.publish(aio_pika.Message(b""), "nowhere")
+            with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
+                await channel.declare_queue("missing", passive=True)
+
+    asyncio.run(run())
+
+
+def test_aio_pika_calls_a_procedure(amqp: Amqp) -> None:
+    async def double(*, n: int) -> int:
+        return 2 * n
+
+    async def run() -> None:
+        connection = await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{amqp.port}/")
+        async with connection:
+            channel = await connection.channel()
+            rpc = await aio_pika.patterns.RPC.create(channel)
+            await rpc.register("double", double, auto_delete=True)
+            assert await rpc.call("double", {"n": 21}) == 42
+
+    asyncio.run(run())
+
+
+def test_kombu_sends_and_drains(amqp: Amqp) -> None:
+    url = f"pyamqp://guest:guest@127.0.0.1:{amqp.port}//"
+    queue = kombu.Queue("k", kombu.Exchange("kx", "direct"), routing_key="rk", max_priority=5)
+    with kombu.Connection(url, transport_options={"confirm_publish": True}) as connection:
+        with connection.Producer(serializer="json") as producer:
+            for n in (1, 5):
+                producer.publish(
+                    {"n": n}, exchange=queue.exchange, routing_key="rk", declare=[queue], priority=n
+                )
+        seen: list[dict[str, int]] = []
+
+        def got(body: dict[str, int], message: kombu.Message) -> None:
+            seen.append(body)
+            message.ack()
+
+        with connection.Consumer(queue, callbacks=[got]):
+            while len(seen) < 2:
+                connection.drain_events(timeout=10)
+        assert seen == [{"n": 5}, {"n": 1}]
+        simple = connection.SimpleQueue("simple")
+        simple.put({"x": 1})
+        message = simple.get(timeout=10)
+        assert message.payload == {"x": 1}
+        message.ack()
+        simple.close()
+
+
+def test_faststream_routes_between_handlers(amqp: Amqp) -> None:
+    async def run() -> None:
+        broker = RabbitBroker(f"amqp://guest:guest@127.0.0.1:{amqp.port}/")
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        @broker.subscriber("in")
+        @broker.publisher("out")
+        async def double(n: int) -> int:
+            return 2 * n
+
+        @broker.subscriber("out")
+        async def got(n: int) -> None:
+            found.set_result(n)
+
+        async with broker:
+            await broker.start()
+            await broker.publish(21, "in")
+            assert await asyncio.wait_for(found, 20) == 42
+
+    asyncio.run(run())
+
+
+class Celery:
+    """Celery workers whose broker is `ackflow serve`, and programs that call their tasks."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._log = folder / "celery.log"
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._env = {**os.environ, "BROKER": f"pyamqp://guest:guest@127.0.0.1:{port}//"}
+        (folder / "results").mkdir()
+        self._results = f"file://{folder}/results"
+
+    def start(self, pool: str, **env: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "celery", "-A", "tests.rabbitmq.celery_app", "worker"]
+        command += ["--pool", pool, "--concurrency", "2", "--loglevel", "INFO", "--hostname"]
+        command += [f"w{len(self._workers)}@local"]
+        with self._log.open("ab") as log:
+            worker = subprocess.Popen(
+                command, env={**self._env, **env, "POOL": pool}, stdout=log, stderr=log, cwd=ROOT,
+                start_new_session=True,
+            )  # fmt: skip
+        self._workers.append(worker)
+        return worker
+
+    def store_results(self) -> None:
+        """Keep results in files, for chords, which need more than a reply queue."""
+        self._env["RESULTS"] = self._results
+
+    def call(self, expression: str) -> "subprocess.Popen[bytes]":
+        """Run an expression over the tasks in a program of its own; see `result`."""
+        program = f"from tests.rabbitmq.celery_app import *; print({expression})"
+        return subprocess.Popen(
+            [sys.executable, "-c", program], env=self._env, cwd=ROOT, stdout=subprocess.PIPE
+        )
+
+    def result(self, expression: str) -> str:
+        return self.wait(self.call(expression))
+
+    def wait(self, called: "subprocess.Popen[bytes]") -> str:
+        out, _ = called.communicate(timeout=120)
+        assert called.returncode == 0, self._log.read_text()
+        return out.decode().strip()
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+
+
+@pytest.fixture
+def celery(tmp_path: Path, start_process: Callable[..., Process]) -> Iterator[Celery]:
+    port = free_port()
+    start_process("--amqp-port", str(port))
+    running = Celery(tmp_path, port)
+    yield running
+    running.stop()
+
+
+def test_a_celery_worker_runs_tasks_retries_and_countdowns(celery: Celery, tmp_path: Path) -> None:
+    celery.start("solo")
+    flaky = f"flaky.delay({str(tmp_path / 'flaky')!r}).get(timeout=60)"
+    later = "add.apply_async((1, 1), countdown=1).get(timeout=60)"
+    ping = "list(app.control.ping(timeout=5, limit=1)[0].values())"
+    found = celery.result(f"add.delay(2, 3).get(timeout=60), {flaky}, {later}, {ping}")
+    assert found == "5 3 2 [{'ok': 'pong'}]"
+
+
+@pytest.mark.outer
+def test_a_celery_chord_joins_the_results_of_prefork_workers(celery: Celery) -> None:
+    celery.store_results()
+    celery.start("prefork")
+    assert celery.result("chord([add.s(n, n) for n in range(10)])(total.s()).get(60)") == "90"
+
+
+@pytest.mark.outer
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_a_task_of_a_killed_worker_runs_again(celery: Celery, tmp_path: Path, pool: str) -> None:
+    first = celery.start(pool)
+    called = celery.call(f"killed_once.delay({str(tmp_path / 'killed')!r}).get(timeout=100)")
+    first.wait(timeout=60)
+    celery.start(pool)
+    assert celery.wait(called) == "done"
