@@ -1,8 +1,11 @@
 """A server in a thread of the test's process, so that it can share the test's clock."""
 
 import asyncio
+import contextlib
+import gc
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import uvloop
@@ -57,19 +60,50 @@ class Running:
         self._host = _host[0]
         self.session = session
         self.url = self._host.url
-        self.app = self._call(lambda: Server(session, all_routes(), **options))
+        self.app = self.call(lambda: Server(session, all_routes(), **options))
         self._host.app = self.app
 
     @property
     def connections(self) -> Connections:
         return self._host.connections
 
-    def stop(self) -> None:
-        self._call(self.app.close)
-        self._call(lambda: self.app.onloop.close())
-        self._call(self.app.auth.close)
+    @contextlib.contextmanager
+    def measured_turns(self) -> Iterator[list[float]]:
+        """The CPU seconds of each turn of the event loop during the block.
 
-    def _call(self, call: Callable[[], T]) -> T:
+        Unlike wall time they do not depend on what else the machine does.
+        """
+        turns: list[float] = []
+        running = True
+        before = 0.0
+
+        def turn() -> None:
+            nonlocal before
+            now = time.thread_time()
+            turns.append(now - before)
+            before = now
+            if running:
+                self._host.loop.call_soon(turn)
+
+        def begin() -> None:
+            nonlocal before
+            before = time.thread_time()
+            self._host.loop.call_soon(turn)
+
+        gc.disable()  # a collection looks at all objects of the tests
+        try:
+            self.call(begin)
+            yield turns
+        finally:
+            running = False
+            gc.enable()
+
+    def stop(self) -> None:
+        self.call(self.app.close)
+        self.call(lambda: self.app.onloop.close())
+        self.call(self.app.auth.close)
+
+    def call(self, call: Callable[[], T]) -> T:
         async def run() -> T:
             return call()
 

@@ -1,13 +1,18 @@
 """HTTP/1.1 on the wire: pipelining, keep-alive, chunks, HEAD, upgrades, smuggling."""
 
+import contextlib
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 
 import pytest
 
+from ackflow.broker import access_tokens
+
 from ..running import Running
 from .raw import exchange, response
+from .test_auth import make
 
 HOST = b"host: localhost\r\n"
 
@@ -263,6 +268,130 @@ def test_partial_uploads_may_hold_only_so_many_bytes(served: Running) -> None:
         assert served.app.in_transit.bytes == 900_000
         assert exchange(served.url, push(1)).startswith(b"HTTP/1.1 200 ")
     until(lambda: served.app.in_transit.bytes == 0)
+
+
+def test_a_repeated_head_is_parsed_once_and_its_bodies_are_told_apart(served: Running) -> None:
+    with connected(served) as sock:
+        for item in (1, 2, 3):
+            sock.sendall(push(item))
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+        assert len(served.app.known_heads) == 1
+        sock.sendall(push(10))  # another length is another head
+        assert response(sock).startswith(b"HTTP/1.1 200 ")
+        assert len(served.app.known_heads) == 2
+    assert items(served) == [1, 2, 3, 10]
+
+
+def test_a_known_head_is_understood_in_every_division_of_the_bytes(served: Running) -> None:
+    whole = push(5)
+    with connected(served) as sock:
+        for cut in (0, 1, 10, whole.index(b"\r\n\r\n") + 2, len(whole) - 10, len(whole) - 1):
+            sock.sendall(whole[:cut])
+            time.sleep(0.01)
+            sock.sendall(whole[cut:])
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(whole * 3 + whole[:20])
+        time.sleep(0.01)
+        sock.sendall(whole[20:])
+        for _ in range(4):
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+    assert items(served) == [5] * 10
+
+
+def test_a_known_head_does_not_outlive_the_token_in_it(served: Running) -> None:
+    secret = make(served, "read-write")
+    with connected(served) as sock:
+        for _ in range(3):
+            sock.sendall(push(1, b"authorization: Bearer %b\r\n" % secret.encode()))
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(push(2))
+        assert response(sock).startswith(b"HTTP/1.1 401 ")
+        served.session.broker.do(access_tokens.revoke, True, "one")
+        served.app.auth._stale_at = 0.0
+        sock.sendall(push(3, b"authorization: Bearer %b\r\n" % secret.encode()))
+        assert response(sock).startswith(b"HTTP/1.1 401 ")
+    assert items(served) == [1, 1, 1]
+
+
+def test_a_head_known_without_tokens_needs_one_as_soon_as_there_is_one(served: Running) -> None:
+    with connected(served) as sock:
+        for item in (1, 2):
+            sock.sendall(push(item))
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+        make(served, "read-write")
+        served.app.auth._stale_at = 0.0
+        sock.sendall(push(3))
+        assert response(sock).startswith(b"HTTP/1.1 401 ")
+    assert items(served) == [1, 2]
+
+
+def test_nothing_is_run_after_a_request_that_closes(served: Running) -> None:
+    with connected(served) as sock:
+        sock.sendall(push(1))
+        assert response(sock).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(push(2, b"connection: close\r\n") + push(3))
+        assert b"connection: close" in response(sock)
+        sock.settimeout(5)
+        assert sock.recv(100) == b""
+    assert items(served) == [1, 2]
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n", b"\r\n\n"])
+def test_a_head_with_other_line_ends_never_swallows_the_next(served: Running, end: bytes) -> None:
+    """Whatever the parser makes of such a head, bytes that follow it are not taken for a part."""
+    odd = b"GET /livez HTTP/1.1\r\nhost: localhost" + end + push(1)
+    for _ in range(2):
+        answer = exchange(served.url, odd)
+        assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 400 "))
+    assert exchange(served.url, push(7)).startswith(b"HTTP/1.1 200 ")
+    assert 7 in items(served)
+    assert all(head.count(b"HTTP/1.1") == 1 for head in served.app.known_heads)
+
+
+def test_the_known_heads_are_limited(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ackflow.server.app.MAX_KNOWN_HEADS", 10)
+    with connected(served) as sock:
+        for number in range(50):
+            sock.sendall(b"GET /livez?n=%d HTTP/1.1\r\n" % number + HOST + b"\r\n")
+            assert response(sock).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 2000 + b"\r\n\r\n")
+        assert response(sock).startswith(b"HTTP/1.1 200 ")
+    assert len(served.app.known_heads) <= 10
+    assert all(len(head) < 1100 for head in served.app.known_heads)
+
+
+def test_a_head_with_too_many_headers_is_refused(served: Running) -> None:
+    head = b"GET /livez HTTP/1.1\r\n" + HOST + b"a: b\r\n" * 200 + b"\r\n"
+    assert exchange(served.url, head).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_flood_of_pipelined_requests_leaves_others_their_turn(served: Running) -> None:
+    """Each turn parses and answers a few requests of a connection, however many it has sent."""
+    probe = b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n"
+    number = 4_000
+    got = [0] * 4
+
+    def flood(index: int, sock: socket.socket) -> None:
+        sending = threading.Thread(target=sock.sendall, args=(probe * number,))
+        sending.start()
+        answers = b""
+        while got[index] < number:
+            answers += sock.recv(1 << 20)
+            got[index] = answers.count(b"HTTP/1.1 200 ")
+        sending.join()
+
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(connected(served)) for _ in got]
+        floods = [threading.Thread(target=flood, args=pair) for pair in enumerate(socks)]
+        with served.measured_turns() as turns:
+            hold = threading.Thread(target=served.call, args=(lambda: time.sleep(0.3),))
+            hold.start()  # until then much arrives for one turn
+            for thread in floods:
+                thread.start()
+            for thread in (hold, *floods):
+                thread.join()
+    assert got == [number] * 4
+    assert max(turns) < 0.05
 
 
 def until(true) -> None:  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+from msgspec import Struct, field
 
 from .. import validate
 from ..broker.access_tokens import Token
@@ -24,8 +25,6 @@ T = TypeVar("T")
 
 JSON = b"application/json"
 MAX_PARAMETERS = 100
-MAX_KNOWN_PATH = 200  # characters
-MAX_KNOWN_PATHS = 10_000
 _encode = msgspec.json.Encoder().encode
 
 
@@ -68,47 +67,43 @@ def empty(status: int = 204) -> Response:
     return Response(status)
 
 
-class Call:
-    """One HTTP request, with the server that handles it and the token that authenticated it."""
+class Call(Struct, eq=False):
+    """One HTTP request, with the server that handles it and the token that authenticated it.
 
-    __slots__ = (
-        "_query", "admitted", "arrived", "body", "client", "cors_headers", "headers", "id", "keep_alive",
-        "long_poll", "method", "on_disconnect", "on_written", "params", "path", "query_string", "refusal",
-        "repeated", "role", "route", "secure", "server", "version", "wants_continue", "who",
-    )  # fmt: skip
+    A copy shares headers, params and query, which nothing changes once the head is complete.
+    """
 
-    def __init__(self, server: "Server", client: tuple[str, int], secure: bool) -> None:
-        self.server = server
-        self.client = client
-        self.secure = secure  # it came over TLS
-        self.method = ""
-        self.path = ""  # as sent, with percent escapes
-        self.query_string = b""
-        self.version = "1.1"
-        self.headers: dict[bytes, bytes] = {}  # by lower-case name
-        self.repeated: set[bytes] = set()  # names that were sent more than once
-        self.keep_alive = True
-        self.body = b""
-        self.arrived = 0.0  # when the head was complete, by time.perf_counter
-        self.id = ""  # in log lines and in the x-request-id header of the response
-        self.route: Route | None = None
-        self.params: dict[str, str] = {}
-        self.admitted = False  # the page and the token may use the route
-        self.cors_headers: tuple[tuple[bytes, bytes], ...] = ()
-        self.wants_continue = False  # the client sends its body only when it is asked to
-        self.refusal: AckflowError | None = None  # found in the head, before the body arrived
-        self.who: Token | None = None  # the caller's token; None if the server requires none
-        self.role = ""  # the role that the token must have
-        self.long_poll = False  # its duration includes waiting for messages
-        self.on_disconnect: Callable[[], None] | None = None
-        self.on_written: Callable[[], None] | None = None
-        self._query: dict[str, str] | None = None
+    server: "Server"
+    client: tuple[str, int]
+    secure: bool  # it came over TLS
+    method: str = ""
+    path: str = ""  # as sent, with percent escapes
+    query_string: bytes = b""
+    version: str = "1.1"
+    headers: dict[bytes, bytes] = field(default_factory=dict)  # by lower-case name
+    repeated: tuple[bytes, ...] = ()  # names that were sent more than once
+    keep_alive: bool = True
+    body: bytes = b""
+    arrived: float = 0.0  # when the head was complete, by time.perf_counter
+    id: str = ""  # in log lines and in the x-request-id header of the response
+    route: "Route | None" = None
+    params: dict[str, str] = {}
+    admitted: bool = False  # the page and the token may use the route
+    cors_headers: tuple[tuple[bytes, bytes], ...] = ()
+    wants_continue: bool = False  # the client sends its body only when it is asked to
+    refusal: AckflowError | None = None  # found in the head, before the body arrived
+    who: Token | None = None  # the caller's token; None if the server requires none
+    role: str = ""  # the role that the token must have
+    long_poll: bool = False  # its duration includes waiting for messages
+    on_disconnect: Callable[[], None] | None = None
+    on_written: Callable[[], None] | None = None
+    _query: dict[str, str] | None = None
 
     def add_header(self, name: bytes, value: bytes) -> None:
         """Add a header; repeated ones become one list, as RFC 9110 has it."""
         name = name.lower()
         if name in self.headers:
-            self.repeated.add(name)
+            self.repeated += (name,)
             value = self.headers[name] + b", " + value
         self.headers[name] = value
 
@@ -167,7 +162,7 @@ Handler = Callable[[Call], Coroutine[Any, Any, Response]]
 ErrorEncoder = Callable[[AckflowError], Response]
 
 
-class ErrorDetail(msgspec.Struct, omit_defaults=True):
+class ErrorDetail(Struct, omit_defaults=True):
     """An error: a stable code, a message that may change, and details by name."""
 
     code: str
@@ -175,7 +170,7 @@ class ErrorDetail(msgspec.Struct, omit_defaults=True):
     details: dict[str, Any] = {}
 
 
-class ErrorBody(msgspec.Struct):
+class ErrorBody(Struct):
     """The body of an error response, unless a dialect has its own form."""
 
     error: ErrorDetail
@@ -230,15 +225,11 @@ class _Node:
 
 
 class Router:
-    """Finds the route of a path in a tree of its segments; `{name}` matches any one segment.
-
-    A path that was found before is found by one dictionary lookup.
-    """
+    """Finds the route of a path in a tree of its segments; `{name}` matches any one segment."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = list(routes)
         self._root = _Node()
-        self._known: dict[str, tuple[_Node, list[str]]] = {}  # by path, the ones in use
         self._error_encoders: dict[str, ErrorEncoder] = {}
         for route in self.routes:
             self._add(route)
@@ -258,7 +249,7 @@ class Router:
         node.routes[route.method] = route, names
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        node, values = self._known.get(path) or self._match(path)
+        node, values = self._match(path)
         entry = node.routes.get(method)
         if entry is None and method == "HEAD" and _serves_head(node):
             entry = node.routes["GET"]
@@ -272,10 +263,6 @@ class Router:
         found = next(_walk(self._root, path.strip("/").split("/"), 0, []), None)
         if found is None:
             raise PathNotFound(f"no route matches {path}")
-        if len(path) <= MAX_KNOWN_PATH:
-            if len(self._known) >= MAX_KNOWN_PATHS:
-                self._known.clear()
-            self._known[path] = found
         return found
 
     def error_encoder(self, path: str) -> ErrorEncoder:
