@@ -101,22 +101,20 @@ class LoopBroker:
 
     async def try_pop(self, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
         """Pop what is there now; `verb` is run in place of `pop`."""
-        answer = await self._try_once(request, verb)
-        while answer.again and not answer.runs:
-            answer = await self._try_once(request, verb)
-        return answer
-
-    async def _try_once(self, request: PopRequest, verb: PopVerb) -> Handout:
-        popping = PendingPop(self, request, verb)
-        try:
-            answer: Handout = await popping.answered
-        except asyncio.CancelledError:
-            # A second cancellation ends this wait, not the release.
-            await self._await_return(popping.give_up())
-            raise
-        if answer.runs:
-            self.broker.waiters.wake_next(request.wait_key)
-        return answer
+        while True:
+            popping = PendingPop(self, request, verb)
+            try:
+                answer: Handout = await popping.answered
+            except asyncio.CancelledError:
+                # A second cancellation ends this wait, not the release.
+                await self._await_return(popping.give_up())
+                raise
+            if answer.runs:
+                if self.broker.waiters.by_key:
+                    self.broker.waiters.wake_next(request.wait_key)
+                return answer
+            if not answer.again:
+                return answer
 
     async def _await_return(self, returned: "asyncio.Future[Any]") -> None:
         self._returning.add(returned)
@@ -141,11 +139,13 @@ class LoopBroker:
         jobs, self._submitted = self._submitted, []
         try:
             self.broker.writer.submit(jobs)
-        except SessionClosed as closed:
+        except BaseException as error:  # closed, or no thread can be started
             for job in jobs:
-                job.error = closed
+                job.error = error
                 assert job.on_answer is not None
                 job.on_answer(job)
+            if not isinstance(error, Exception):
+                raise
 
     def future(self) -> "asyncio.Future[Any]":
         """Create a future of this loop, for `take`."""

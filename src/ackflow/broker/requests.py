@@ -532,9 +532,14 @@ def check_all(value: Any) -> None:
             check_all(item)
 
 
+_NO_NUMBERS = frozenset({str, bytes, bool, type(None)})
+
+
 def check_numbers(value: Any) -> None:
     """Refuse numbers that the store cannot hold, wherever they are in a value."""
     kind = type(value)
+    if kind in _NO_NUMBERS:
+        return
     if kind is int:
         if not -(1 << 63) <= value < 1 << 63:
             raise InvalidArgument(f"an integer must have at most 64 bits, got {value}")
@@ -550,7 +555,8 @@ def check_numbers(value: Any) -> None:
             check_numbers(item)
     elif isinstance(value, Struct):
         for item in structs.astuple(value):
-            check_numbers(item)
+            if type(item) not in _NO_NUMBERS:
+                check_numbers(item)
 
 
 def check_seek(_queue: str, _group: str, to: str | int, time: bool, *_: object) -> None:

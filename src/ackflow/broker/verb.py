@@ -86,15 +86,16 @@ class Verb:
 
     def check(self, arguments: tuple[Any, ...]) -> None:
         """Validate the arguments of a call that was sent: its tokens and every request in it."""
-        given = dict(zip(self.parameters, arguments, strict=True))
-        for name in self.leases:
-            for token in _tokens(given[name]):
-                requests.check_token(token)
         requests.check_numbers(arguments)
-        requests.check_all(arguments)
-        for name, value in given.items():
-            if name in _LIMITS and value is not None:
-                _LIMITS[name](value)
+        for name, value in zip(self.parameters, arguments, strict=True):
+            if name in self.leases:
+                for token in _tokens(value):
+                    requests.check_token(token)
+            elif name in _LIMITS:
+                if value is not None:
+                    _LIMITS[name](value)
+            else:
+                requests.check_all(value)
         if self.extra_check is not None:
             self.extra_check(*arguments)
 

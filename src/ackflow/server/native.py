@@ -5,9 +5,8 @@ them, and a settle names a lease and ranges instead of a list of messages.
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,7 +25,6 @@ from .http import Call, Handler, Param, Response, Route, Undelivered, json
 Pushes = Annotated[list[PushRequest], msgspec.Meta(max_length=MAX_PUSHES)]
 _push, _pushes, _pop = Codec(PushRequest), Codec(Pushes), Codec(PopRequest)
 LARGE = 256 * 1024  # a body of more bytes is decoded and validated in a worker thread
-T = TypeVar("T")
 SECONDS = {"type": "number", "minimum": 0, "maximum": 3600}
 
 
@@ -38,12 +36,15 @@ class About(msgspec.Struct):
     now: int
 
 
+_MSGPACK = MSGPACK.encode()
+
+
 def _request_encoding(call: Call) -> str:
-    return MSGPACK if call.header(b"content-type").startswith(MSGPACK) else JSON
+    return MSGPACK if call.headers.get(b"content-type", b"").startswith(_MSGPACK) else JSON
 
 
 def _response_encoding(call: Call) -> str:
-    return MSGPACK if MSGPACK in call.header(b"accept") else JSON
+    return MSGPACK if _MSGPACK in call.headers.get(b"accept", b"") else JSON
 
 
 def _respond(call: Call, value: Any, undelivered: Undelivered = None) -> Response:
@@ -58,20 +59,23 @@ async def about(call: Call) -> Response:
 
 async def push(call: Call) -> Response:
     """Append messages; they are on disk when the response is sent."""
-    request = await _off_loop(call, partial(_read_push, call.body, _request_encoding(call)))
+    encoding = _request_encoding(call)
+    if len(call.body) <= LARGE:
+        request = _read_push(call.body, encoding)
+    else:
+        request = await call.server.thread(partial(_read_push, call.body, encoding))
     return _respond(call, await _submit(call, request))
 
 
 async def pushes(call: Call) -> Response:
     """Run several pushes in one commit; each has its own result."""
-    read = partial(_pushes.read, call.body, _request_encoding(call))
-    requests: list[PushRequest] = await _off_loop(call, read)
+    encoding = _request_encoding(call)
+    requests: list[PushRequest]
+    if len(call.body) <= LARGE:
+        requests = _pushes.read(call.body, encoding)
+    else:
+        requests = await call.server.thread(partial(_pushes.read, call.body, encoding))
     return _respond(call, await asyncio.gather(*[_push_one(call, some) for some in requests]))
-
-
-async def _off_loop(call: Call, read: Callable[[], T]) -> T:
-    """Read a body, in a worker thread if it is large, so that other requests do not wait for it."""
-    return read() if len(call.body) <= LARGE else await call.server.thread(read)
 
 
 def _read_push(body: bytes, encoding: str) -> PushRequest:
@@ -95,11 +99,13 @@ async def _push_one(call: Call, request: PushRequest) -> PushOutcome:
 
 
 def _submit(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
-    call.server.check_batch(sum(chunk.count for chunk in request.chunks))
-    for queue in {chunk.queue for chunk in request.chunks}:
-        call.server.allow(call, queue)
+    server, messages = call.server, 0
+    for chunk in request.chunks:
+        messages += chunk.count
+        server.allow(call, chunk.queue)
+    server.check_batch(messages)
     authz.own_key(call, request)
-    return call.server.onloop.push(request)
+    return server.onloop.push(request)
 
 
 async def pop(call: Call) -> Response:
@@ -117,22 +123,21 @@ async def run(call: Call) -> Response:
     if verb is None:
         raise NotFound(f"unknown verb {call.params['verb']!r}; known verbs: {', '.join(VERBS)}")
     call.server.require(call, verb.role)
-    read = partial(_read_call, verb, call.body, _request_encoding(call))
-    synced, arguments = await _off_loop(call, read)
+    server, encoding = call.server, _request_encoding(call)
+    if len(call.body) <= LARGE:
+        synced, arguments = _read_call(verb, call.body, encoding)
+    else:
+        synced, arguments = await server.thread(partial(_read_call, verb, call.body, encoding))
     function = authz.authorized(call, verb, arguments)
-    result = authz.visible(call, await _run(call, verb, function, synced, arguments))
-    return _respond(call, wire.pack(result) if isinstance(result, Handout) else result)
-
-
-async def _run(
-    call: Call, verb: Verb, function: Callable[..., Any], synced: bool, arguments: tuple[Any, ...]
-) -> Any:
-    server = call.server
     if verb.read_only:
         await server.thread(server.broker.catch_up)
-        return await server.onloop.look(function, *arguments)
-    result = await server.do(function, synced or verb.synced, *arguments)
-    return result if verb.answers else None
+        result = await server.onloop.look(function, *arguments)
+    else:
+        result = await server.do(function, synced or verb.synced, *arguments)
+    if not verb.answers:
+        return _respond(call, None)
+    result = authz.visible(call, result)
+    return _respond(call, wire.pack(result) if isinstance(result, Handout) else result)
 
 
 async def upkeep(call: Call) -> Response:

@@ -214,6 +214,8 @@ def push_request_for_items(
 
     Their data is `msgspec.Raw` that a decoder has validated already; it is not validated again.
     """
+    if len(items) == 1:
+        return PushRequest([_only_chunk(*items[0], dialect)]), [[0]]
     targets = [
         (
             validate.name(queue, "queue"),
@@ -227,6 +229,24 @@ def push_request_for_items(
     ]
     chunks, places = _chunks([item for _, item in items], targets, bytes, dialect)
     return PushRequest(chunks), places
+
+
+def _only_chunk(queue: str, item: Item, dialect: Dialect) -> Chunk:
+    """The chunk of a push of one item: the same as `_chunks`, in fewer steps."""
+    data = bytes(item.data)
+    if len(data) > MAX_PAYLOAD:
+        _split([data])  # raises
+    if item.transaction_id is not None:
+        validate.name(item.transaction_id, "transaction_id")
+    delay, at = _late(item.delay, item.at)
+    return Chunk(
+        validate.name(queue, "queue"),
+        DEFAULT_PARTITION if item.partition is None else validate.name(item.partition, "partition"),
+        0 if item.priority is None else validate.priority(item.priority),
+        delay, array("i", [len(data)]), data,
+        _rest([item]) if item.transaction_id is not None or item.headers else None,
+        dialect, 0, at,
+    )  # fmt: skip
 
 
 def _chunks(

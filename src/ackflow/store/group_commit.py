@@ -163,9 +163,7 @@ class Writer:
         """
         try:
             with self._mutex:
-                for job in jobs:
-                    job.led_by_helper = True
-                    self._enqueue(job)
+                self._enqueue_all(jobs)
         except BaseException:
             for job in jobs:
                 self._abandon(job)
@@ -211,6 +209,16 @@ class Writer:
             return
         self._queue.append(job)
         if not self._has_leader:
+            self._promote_next(None)
+
+    def _enqueue_all(self, jobs: Sequence[Job]) -> None:
+        """Queue verbs without a thread of their own, promote the first. Called under `_mutex`."""
+        jobs[0].led_by_helper = True
+        self._enqueue(jobs[0])  # starts the helpers
+        for job in jobs[1:]:
+            job.led_by_helper = True
+            (self._deferred if job.synced and self._syncing else self._queue).append(job)
+        if self._queue and not self._has_leader:
             self._promote_next(None)
 
     def _run_alone(self, job: Job) -> None:

@@ -239,11 +239,12 @@ def _write(tx: Tx, group: list[tuple[Chunk, list[Placed]]]) -> None:
     if len(group) == 1:
         ends, data = head.ends, head.data
     else:
-        data = b"".join(chunk.data for chunk, _ in group)
-        ends = array("i")
+        data = b"".join([chunk.data for chunk, _ in group])
+        offset, flat = 0, []
         for chunk, _ in group:
-            offset = ends[-1] if ends else 0
-            ends.extend(end + offset for end in chunk.ends)
+            flat += [end + offset for end in chunk.ends]
+            offset = flat[-1]
+        ends = array("i", flat)
     segment = _append_chunk(tx, head, ends, data, None)
     at = segment.first
     for chunk, places in group:
