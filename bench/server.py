@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from . import peers
+from . import peers, singles
 from .loads import (
     Connection,
     OverHttp,
@@ -24,7 +24,12 @@ CLIENTS = 64
 
 
 def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
-    return [*_against_redis(messages, plan), _pushers(messages, plan), _latencies(messages, plan)]
+    return [
+        *singles.run(messages, plan),
+        *_against_redis(messages, plan),
+        _pushers(messages, plan),
+        _latencies(messages, plan),
+    ]
 
 
 def _against_redis(messages: Sequence[Json], plan: Plan) -> list[Table]:
