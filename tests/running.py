@@ -100,8 +100,7 @@ class Running:
 
     def stop(self) -> None:
         self.call(self.app.close)
-        self.call(lambda: self.app.onloop.close())
-        self.call(self.app.auth.close)
+        self.call(self.app.close_threads)
 
     def call(self, call: Callable[[], T]) -> T:
         async def run() -> T:

@@ -52,8 +52,12 @@ class LoopBroker:
     async def look(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a verb in a read-only transaction, on a snapshot, in a worker thread."""
-        return await self.thread(partial(self.broker.look, verb, *args, **kwargs))
+        """Run a short verb in a read-only transaction, on a snapshot, in a worker thread.
+
+        It must not depend on the cursors of new groups, which may not exist yet.
+        """
+        self.broker.check_open()
+        return await self.thread(lambda: self.broker.read(lambda tx: verb(tx, *args, **kwargs)))
 
     def thread(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Run a blocking call in a worker thread."""

@@ -145,9 +145,9 @@ class Auth:
     def _reload(self) -> None:
         """Read the tokens again if they have changed."""
         began = time.monotonic()
-        revision = self._broker.look(access_tokens.revision)
+        revision = self._broker.read(access_tokens.revision)
         if revision != self.revision:
-            known = self._broker.look(access_tokens.tokens)
+            known = self._broker.read(access_tokens.tokens)
             self._by_digest = {token.digest: token for token in known}
             self.token_required = self._required or bool(known)
             self.revision = revision

@@ -18,6 +18,7 @@ class Limits(Struct, frozen=True):
     body_bytes: int = 64 * 1024 * 1024
     batch: int = MAX_BATCH
     waiting_pops: int = 10_000
+    waiting_reads: int = 32
     connections: int = 20_000
     in_transit_bytes: int = 256 * 1024 * 1024
     read_seconds: float = 60.0
@@ -25,7 +26,7 @@ class Limits(Struct, frozen=True):
 
 
 class ServerBusy(AckflowError):
-    """The server holds too many bytes for other clients; try again later."""
+    """The server does as much for other clients as its limits allow; try again later."""
 
     code = "server_busy"
     status = 503

@@ -7,7 +7,6 @@ count from the start of the process. An empty label stands for deleted queues an
 import time
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import (
@@ -154,12 +153,6 @@ async def metrics(call: Call) -> Response:
     def is_visible(queue: str) -> bool:
         return server.may_see(call, queue) and (pattern == "*" or fnmatchcase(queue, pattern))
 
-    async with server.scrape_lock:
-        all = await server.onloop.look(snapshot)
-    seen = MetricsSnapshot(
-        {queue: n for queue, n in all.pushed.items() if is_visible(queue)},
-        [group for group in all.groups if is_visible(group.queue)],
-    )
     writer = server.broker.writer
     process = {
         "ackflow_commits_total": ("Transactions committed.", float(writer.commits)),
@@ -167,11 +160,18 @@ async def metrics(call: Call) -> Response:
         "ackflow_waiting_pops": ("Pops waiting for messages.", float(server.waiting)),
         "ackflow_uptime_seconds": ("Time since the start.", time.monotonic() - server.started),
     }
-    scrape = Scrape(
-        seen, server.broker.observer.times(), server.request_log.stats.snapshot(), process
-    )
+    requests = server.request_log.stats.snapshot()
     encode, type = choose_encoder(call.header(b"accept"))
-    return Response(200, await server.thread(partial(encode, scrape)), type.encode())
+
+    def scrape() -> bytes:
+        all = server.broker.look(snapshot)
+        seen = MetricsSnapshot(
+            {queue: n for queue, n in all.pushed.items() if is_visible(queue)},
+            [group for group in all.groups if is_visible(group.queue)],
+        )
+        return encode(Scrape(seen, server.broker.observer.times(), requests, process))
+
+    return Response(200, await server.scrapes.run(scrape), type.encode())
 
 
 ROUTES = (

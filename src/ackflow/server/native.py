@@ -130,8 +130,7 @@ async def run(call: Call) -> Response:
         synced, arguments = await server.thread(partial(_read_call, verb, call.body, encoding))
     function = authz.authorized(call, verb, arguments)
     if verb.read_only:
-        await server.thread(server.broker.catch_up)
-        result = await server.onloop.look(function, *arguments)
+        result = await server.read(function, *arguments)
     else:
         result = await server.do(function, synced or verb.synced, *arguments)
     if not verb.answers:
@@ -142,7 +141,7 @@ async def run(call: Call) -> Response:
 
 async def upkeep(call: Call) -> Response:
     """Run one round of upkeep now."""
-    return _respond(call, await call.server.thread(partial(call.server.broker.upkeep)))
+    return _respond(call, await call.server.in_read_lane(call.server.broker.upkeep))
 
 
 class NativeError(msgspec.Struct):

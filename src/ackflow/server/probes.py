@@ -11,7 +11,7 @@ async def livez(_: Call) -> Response:
 
 async def readyz(call: Call) -> Response:
     """Succeed if the database can be read."""
-    await call.server.onloop.look(stats.ready)
+    await call.server.probe(stats.ready)
     return json({"status": "ok"})
 
 

@@ -143,8 +143,7 @@ async def _serve(config: Config, path: str, sockets: Sockets) -> None:
         try:
             await _until_stopped(app, config, sockets, tls)
         finally:
-            app.onloop.close()
-            app.auth.close()
+            app.close_threads()
     finally:
         session.close()
 

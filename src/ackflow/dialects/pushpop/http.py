@@ -133,13 +133,7 @@ async def extend_lock(call: Call) -> Response:
 
 async def state(call: Call) -> Response:
     """Return the number of items ready to pop, by priority, and the live lock."""
-    broker, queue = call.server.broker, _queue(call)
-
-    def read() -> lock.Levels:
-        broker.catch_up()
-        return broker.look(lock.levels, queue, QUEUE_MODE)
-
-    found = await call.server.thread(read)
+    found = await call.server.read(lock.levels, _queue(call), QUEUE_MODE)
     result = QueueState(
         found.queue,
         sum(found.ready.values()),

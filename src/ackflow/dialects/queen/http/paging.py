@@ -51,15 +51,8 @@ def route(method: str, path: str, handler: Handler, role: Role, **more: Any) -> 
 def read_current(
     call: Call, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> Awaitable[T]:
-    """Run a read-only verb in a worker thread, after expired leases are processed."""
-    broker = call.server.broker
-
-    def look() -> Any:
-        broker.catch_up()
-        return broker.look(verb, *args, **kwargs)
-
-    found: Awaitable[T] = call.server.thread(look)
-    return found
+    """Run a read-only verb in the read lane, after expired leases are processed."""
+    return call.server.read(verb, *args, **kwargs)
 
 
 async def partition_for(call: Call, text: str, not_found: str) -> PartitionId:

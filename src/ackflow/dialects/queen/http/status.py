@@ -109,7 +109,7 @@ class PopMaintenanceResult(Struct, rename="camel"):
 async def health(call: Call) -> Response:
     """Healthy if the database can be read."""
     try:
-        await call.server.onloop.look(stats.ready)
+        await call.server.probe(stats.ready)
     except AckflowError:
         return json(Health("unhealthy", "disconnected", "ackflow", __version__), 503)
     return json(Health("healthy", "connected", "ackflow", __version__))

@@ -1,0 +1,44 @@
+"""The read lane: reads whose cost grows with the data run here, few at a time.
+
+Probes, pushes, pops and acks use other threads, so that they never wait behind such a read. The
+number of reads that wait is limited, and with it the memory of their results.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from .limits import ServerBusy
+
+T = TypeVar("T")
+THREADS = 2
+RETRY_SECONDS = 1
+
+
+class ReadLane:
+    """A few threads and a bounded queue; used on one event loop."""
+
+    def __init__(self, waiting: int, threads: int = THREADS) -> None:
+        self._most = waiting + threads
+        self._waiting = waiting
+        self._reads = 0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ackflow-lane")
+
+    def run(self, read: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run a read in the lane; raises ServerBusy if too many others wait."""
+        if self._reads >= self._most:
+            raise ServerBusy(
+                f"{self._waiting:,} reads of statistics or messages wait already; try again later",
+                retry_after=RETRY_SECONDS,
+            )
+        done = asyncio.get_running_loop().run_in_executor(self._threads, read)
+        self._reads += 1
+        done.add_done_callback(self._finished)
+        return done
+
+    def _finished(self, _: "asyncio.Future[T]") -> None:
+        self._reads -= 1
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
