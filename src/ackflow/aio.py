@@ -311,6 +311,7 @@ class Session:
     group_stats = _awaitable(session.Session.group_stats)
     partitions = _awaitable(session.Session.partitions)
     leases = _awaitable(session.Session.leases)
+    sweeps = _awaitable(session.Session.sweeps)
     progress = _awaitable(session.Session.progress)
     message = _awaitable(session.Session.message)
     browse = _awaitable(session.Session.browse)

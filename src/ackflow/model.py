@@ -213,6 +213,23 @@ class LeaseStats(Struct, frozen=True):
     partitions: list[str]
 
 
+class SweepStats(Struct, frozen=True):
+    """A seek, purge or delete that is done in slices, and how far it is.
+
+    `kind` is `seek`, `purge`, `delete queue` or `delete group`; `lanes_done` of `lanes` are done.
+    """
+
+    kind: str
+    queue: str
+    group: str | None
+    partition: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    lanes: int
+    lanes_done: int
+    purged: int
+
+
 class Progress(Struct, frozen=True):
     """The progress of a group in a partition; `leases` covers only messages of this partition."""
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -16,13 +17,15 @@ from ..errors import AckflowError, NotMyTurn, SessionClosed
 from ..model import Upkeep
 from ..store.group_commit import Writer
 from ..store.protocol import Store
-from ..store.tx import Tx
+from ..store.tx import LaneNotSwept, Tx
 from .core.handout import Handout
 from .core.pop import pop
 from .core.push import Answer, push
+from .core.sweeps import SliceResult, Unfinished, run_slice, sweep_from
 from .observers import DeliveryObserver
 from .requests import PopRequest, PushRequest
 from .upkeep import UpkeepRunner
+from .verb import IN_SLICES
 from .waiters import Waiters
 
 P = ParamSpec("P")
@@ -31,6 +34,7 @@ POLL_SECONDS = 0.005
 BUSY_ROUND_SECONDS = 0.05
 IDLE_ROUND_SECONDS = 1.0
 TURN_SECONDS = 10.0
+SWEEP_RESTS = 1.0  # a call that sweeps pauses for this many times the duration of a slice
 
 log = logging.getLogger("ackflow")
 
@@ -78,6 +82,7 @@ class Broker:
         self.writer = Writer(store, push, self.waiters.wake)
         self.observer = self.writer.observer = DeliveryObserver()
         self._keeper = UpkeepRunner(self.read, self._keep)
+        self._driven = self._keeper.driven  # sweeps that calls of this process run
         self._name = secrets.token_hex(8)
         self._turn_until: int | None = None  # monotonic time at which the turn must be renewed
         self._keeping = threading.Lock()
@@ -97,8 +102,36 @@ class Broker:
     ) -> T:
         """Run one verb in a group commit; `synced`: return only after it is on disk."""
         self.check_open()
+        if verb in IN_SLICES:
+            self.catch_up()  # in slices, so that the verb itself finds few leases to end
         some = partial(verb, **kwargs) if kwargs else verb
-        return self.writer.run(some, args, synced=synced)  # type: ignore[no-any-return]
+        answer = self.writer.run(some, args, synced=synced)
+        return self.finish(answer) if type(answer) is Unfinished else answer  # type: ignore[no-any-return]
+
+    def finish(self, begun: Unfinished) -> Any:
+        """Run the slices of sweeps until they have ended, and return the answer of their verb.
+
+        The sweeps are stored: if this process dies, the upkeep of another one goes on.
+        """
+        purged = 0
+        self._driven.update(begun.sweeps)
+        try:
+            for id in begun.sweeps:
+                while not (result := self._slice(id)).ended:
+                    pass
+                purged += result.purged
+        finally:
+            self._driven.difference_update(begun.sweeps)
+        return purged if begun.answer is None else begun.answer
+
+    def _slice(self, id: int) -> SliceResult:
+        """Run a slice of a sweep, and let others write for as long as it took."""
+        self.check_open()
+        started = time.monotonic()
+        result = self.write(partial(run_slice, id=id))
+        if not result.ended:
+            self._closed.wait(min(SWEEP_RESTS * (time.monotonic() - started), 0.1))
+        return result
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a verb in a read-only transaction, on a snapshot, concurrently with the writer."""
@@ -107,7 +140,7 @@ class Broker:
         def verb_on(tx: Tx) -> T:
             return verb(tx, *args, **kwargs)
 
-        while (found := self.store.read(partial(_look, verb=verb_on))) is _LATER:
+        while (found := self.read(partial(_look, verb=verb_on))) is _LATER:
             UpkeepRunner(self.read, self.write).make_cursors()
         return found  # type: ignore[return-value]
 
@@ -153,7 +186,12 @@ class Broker:
         return answer
 
     def read(self, verb: Callable[[Tx], T]) -> T:
-        return self.store.read(verb)
+        """Run a verb on a snapshot; sweeps are applied to the lanes that it needs first."""
+        while True:
+            try:
+                return self.store.read(verb)
+            except LaneNotSwept as found:
+                self.write(partial(sweep_from, lane_id=found.lane))
 
     def write(self, verb: Callable[[Tx], T]) -> T:
         return self.writer.run(verb, synced=False)  # type: ignore[no-any-return]

@@ -23,6 +23,7 @@ from .core.history import MOST, LeasePruner
 from .core.publish import drop_expired, drop_too_old
 from .core.retention import drop_old, free_segments, old_lanes, trim
 from .core.stage import drop_old_stages
+from .core.sweeps import KEPT_SECONDS, drop_old_sweeps, run_slice, unfinished
 from .core.take import dead_letter_overdue, may_be_overdue
 from .core.topology import complete_cursors, group_for, is_undecided, make_more_cursors
 from .core.values import drop_ended
@@ -35,6 +36,7 @@ log = logging.getLogger("ackflow")
 
 SLICE_SECONDS = 0.010
 ROWS = 500
+SLICES_AT_ONCE = 4  # of a sweep in one round
 LANES = 1_000
 RESTS = 20  # a scan of all lanes pauses for this many times its duration
 READER_SECONDS = 30 * 24 * 3600
@@ -59,10 +61,13 @@ class UpkeepRunner:
         self._old, self._waiting, self._passed = LaneScan(), LaneScan(), LaneScan()
         self._walks: dict[int, int] = {}  # by lane, where to continue
         self._history = LeasePruner()
+        self._sweeping = False
+        self.driven: set[int] = set()  # sweeps that other threads run
 
     def run_once(self) -> Upkeep:
         done = Upkeep()
         recover(self._read, self._write)
+        self._sweep()
         self.make_cursors()
         done.leases_expired = self.expire()
         done.expired = self._drop_old()
@@ -73,8 +78,9 @@ class UpkeepRunner:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a scan of the lanes continues in the next round."""
-        return any(walk.after for walk in (self._old, self._waiting, self._passed))
+        """Whether a scan of the lanes or a sweep continues in the next round."""
+        scans = self._old, self._waiting, self._passed
+        return self._sweeping or any(walk.after for walk in scans)
 
     def expire(self) -> int:
         """End expired leases and make claims due, so that waiting pops wake."""
@@ -92,6 +98,17 @@ class UpkeepRunner:
         for (id,) in self._read(lambda tx: tx.all("groups_in_the_making")):
             while self._write(partial(make_more_cursors, group_id=id)):
                 pass
+
+    def _sweep(self) -> None:
+        """Go on with seeks, purges and deletes whose caller has gone."""
+        left = [id for id in self._read(unfinished) if id not in self.driven]
+        self._sweeping = bool(left) and not self._whole
+        for id in left:
+            for _ in range(SLICES_AT_ONCE):
+                while not (ended := self._write(partial(run_slice, id=id)).ended) and self._whole:
+                    pass
+                if ended:
+                    break
 
     def _do(self, duty: Callable[[Tx], T], nothing: T) -> T:
         """Run one step of a duty; a missing encryption key must not stop the others."""
@@ -222,8 +239,7 @@ def _drop_expired(tx: Tx, lane: LaneId) -> int:
     where = tx.lane(lane)
     queue = tx.queue_by_id(where.queue) if where is not None else None
     if where is None or queue is None:
-        tx.run("drop_expiring_of_lane", lane)
-        return 0
+        return len(tx.all("drop_expiring_of_lane", lane, ROWS))  # of a deleted queue
     complete_cursors(tx, queue, where)
     return drop_expired(tx, queue, where)
 
@@ -283,7 +299,7 @@ def _passed_lanes(tx: Tx, after: int, end: int) -> list[LaneId]:
 
 
 def _anything_old(tx: Tx) -> bool:
-    ages = (KEY_SECONDS, 0, STAGE_SECONDS, READER_SECONDS, TRACE_SECONDS)
+    ages = (KEY_SECONDS, 0, STAGE_SECONDS, READER_SECONDS, TRACE_SECONDS, KEPT_SECONDS)
     return bool(tx.value("any_old", *(tx.now - micros(age) for age in ages)))
 
 
@@ -299,6 +315,6 @@ def _drop_old_rows(tx: Tx) -> int:
     dropped = drop_old_stages(tx, 10) + _drop_old_traces(tx)
     dropped += forget_readers(tx, tx.now - micros(READER_SECONDS), 10)
     dropped += len(tx.all("old_keys", tx.now - micros(KEY_SECONDS), ROWS))
-    dropped += len(tx.all("old_txids", tx.now, ROWS))
+    dropped += len(tx.all("old_txids", tx.now, ROWS)) + drop_old_sweeps(tx)
     dropped += drop_ended(tx, ROWS)
     return dropped

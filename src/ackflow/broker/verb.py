@@ -63,7 +63,7 @@ class Verb:
     `read_only`: it runs on a snapshot, beside the writer. `repeatable`: a client may send it again
     when the answer was lost. `synced`: it is on disk before it is answered, whatever the client
     asks for. `values`: it reads keyed values, which belong to no queue. `answers`: its result is
-    sent back.
+    sent back. `in_slices`: its answer may be `Unfinished`; the broker then does the rest.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Verb:
     synced: bool
     values: bool
     answers: bool
+    in_slices: bool
     extra_check: Callable[..., None] | None
     parameters: Names
     defaults: tuple[Any, ...]
@@ -156,6 +157,7 @@ _LIMITS: dict[str, Callable[[object], object]] = {
 
 VERBS: dict[str, Verb] = {}
 BY_FUNCTION: dict[Callable[..., Any], Verb] = {}
+IN_SLICES: set[Callable[..., Any]] = set()  # the functions whose answer may be `Unfinished`
 
 
 def verb(
@@ -173,6 +175,7 @@ def verb(
     synced: bool = False,
     values: bool = False,
     answers: bool = True,
+    in_slices: bool = False,
     check: Callable[..., None] | None = None,
 ) -> Callable[[F], F]:
     """Register a function over a `Tx` as a verb of the wire; see `Verb` for the facts."""
@@ -181,8 +184,8 @@ def verb(
         parameters = list(signature(run).parameters.values())[1:]
         found = Verb(
             name or run.__name__, run, role, _names(queue), _names(lease), _names(reader),
-            _names(producer), _names(stage), query_batch, read_only, repeatable,
-            synced, values, answers, check, tuple(p.name for p in parameters),
+            _names(producer), _names(stage), query_batch, read_only, repeatable, synced, values,
+            answers, in_slices, check, tuple(p.name for p in parameters),
             tuple(None if p.default is p.empty else p.default for p in parameters),
         )  # fmt: skip
         named = {*found.queues, *found.leases, *found.readers, *found.producers, *found.stages,
@@ -190,6 +193,8 @@ def verb(
         assert named <= {*found.parameters}, found.name
         assert found.name not in VERBS, found.name
         VERBS[found.name] = BY_FUNCTION[run] = found
+        if in_slices:
+            IN_SLICES.add(run)
         return run
 
     return register

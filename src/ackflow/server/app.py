@@ -78,6 +78,7 @@ class Server:
         self._read_lane = ReadLane(self.limits.waiting_reads)
         self._probes = ReadLane(self.limits.connections, threads=1)
         self.scrapes = ReadLane(self.limits.waiting_reads, threads=1)  # of /metrics
+        self._sweeps = ReadLane(self.limits.waiting_reads)
         self._onloop: LoopBroker | None = None
         self._polls: set[LoopSignal] = set()
         self._large_pops = asyncio.Semaphore(LARGE_POPS)
@@ -98,6 +99,18 @@ class Server:
     ) -> "asyncio.Future[T]":
         """Run a verb of the broker in the next group commit."""
         return self.onloop.do(verb, synced, *args, **kwargs)
+
+    def do_in_slices(
+        self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[T]":
+        """Run a seek, purge or delete to its end; others write between its slices."""
+        broker = self.broker
+
+        def run() -> T:
+            broker.catch_up()
+            return broker.do(verb, True, *args, **kwargs)
+
+        return self._sweeps.run(run)
 
     def thread(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Run a short blocking call in a worker thread."""
@@ -316,6 +329,7 @@ class Server:
         self._read_lane.close()
         self._probes.close()
         self.scrapes.close()
+        self._sweeps.close()
 
     async def finished(self) -> None:
         """Wait until the leases of undelivered responses are released."""

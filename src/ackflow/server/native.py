@@ -131,6 +131,8 @@ async def run(call: Call) -> Response:
     function = authz.authorized(call, verb, arguments)
     if verb.read_only:
         result = await server.read(function, *arguments)
+    elif verb.in_slices:
+        result = await server.do_in_slices(function, *arguments)
     else:
         result = await server.do(function, synced or verb.synced, *arguments)
     if not verb.answers:

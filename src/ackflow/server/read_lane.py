@@ -29,7 +29,7 @@ class ReadLane:
         """Run a read in the lane; raises ServerBusy if too many others wait."""
         if self._reads >= self._most:
             raise ServerBusy(
-                f"{self._waiting:,} reads of statistics or messages wait already; try again later",
+                f"{self._waiting:,} requests of this kind wait already; try again later",
                 retry_after=RETRY_SECONDS,
             )
         done = asyncio.get_running_loop().run_in_executor(self._threads, read)

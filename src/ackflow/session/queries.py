@@ -6,7 +6,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from .. import validate
 from ..broker.broker import Verbs
-from ..broker.core import dead_letters
+from ..broker.core import dead_letters, sweeps
 from ..broker.requests import BrowseRequest, DeadFilter
 from ..broker.views import browse, peek, stats
 from ..broker.views import why as whys
@@ -23,6 +23,7 @@ from ..model import (
     Progress,
     QueueStats,
     StoredMessage,
+    SweepStats,
     Value,
     Why,
 )
@@ -59,12 +60,19 @@ class Queries(ABC):
 
     def partitions(self, queue: str) -> list[PartitionStats]:
         """The partitions of a queue."""
-        return self.broker.look(stats.partitions, queue, 0, -1)
+        return self.broker.look(stats.partitions, queue, 0, None)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
         """Return the live leases of a queue or group, with consumer and expiry; at most the first
         thousand of each group."""
         return self._query(stats.leases, queue, group)
+
+    def sweeps(self) -> list[SweepStats]:
+        """The seeks, purges and deletes that run, and those that ended in the last hour.
+
+        Only those are listed that were too large for one transaction.
+        """
+        return self._query(sweeps.list_sweeps)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None

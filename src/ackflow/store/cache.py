@@ -21,6 +21,7 @@ from .records import (
     Partition,
     Queue,
     Segment,
+    Sweep,
 )
 
 MAX_CURSORS = 50_000
@@ -64,6 +65,8 @@ class Cache:
         self.declarations: dict[QueueId, Declaration | None] = {}
         self.expiring: dict[LaneId, bool] = {}  # whether messages have a time to live of their own
         self.last_lease: LeaseId | None = None  # the highest id assigned; None: not read yet
+        # By queue, sweeps to be applied to a lane before it is used, oldest first; None: not read yet.
+        self.sweeps: dict[QueueId, list[Sweep]] | None = None
         self.halted: bool | None = None  # whether delivery is paused globally; None: not read yet
         # By group, consumers and the times of their first and last pop; `clear` keeps it.
         self.seen: dict[GroupId, dict[str, tuple[int, int]]] = {}
@@ -95,6 +98,7 @@ class Cache:
         self.declarations.clear()
         self.expiring.clear()
         self.last_lease = None
+        self.sweeps = None
         self.halted = None
         self._tokens.clear()
         self._bodies.clear()

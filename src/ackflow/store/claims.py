@@ -200,7 +200,11 @@ class Claims(Cursors):
     def delayed_due(self, group_id: GroupId, limit: int) -> list[Claim]:
         """Return claims of delayed messages of which the first is due, in the order of service."""
         among = -1 if limit < 0 else CLAIMS_COMPARED
-        rows = self.all("delayed_due", group_id, self.now, among, limit, self._since(group_id))
+        given = group_id, self.now, among, limit, self._since(group_id)
+        rows = self.all("delayed_due", *given)
+        while self.sweep_first(*(row[2] for row in rows)):
+            self.flush()
+            rows = self.all("delayed_due", *given)
         return [to_claim(row) for row in rows]
 
     def over_or_due(self, group_id: GroupId) -> tuple[bool, bool]:
@@ -253,6 +257,10 @@ class Claims(Cursors):
 
     def _complete(self, lease: Lease) -> Lease:
         if lease.ended_at is None:
+            if self.sweep_first(*(part.lane for part in lease.parts)):
+                row = self.one("lease_by_id", lease.id)
+                assert row is not None
+                lease = to_lease(row)
             record_acks(lease, self.claims_of_lease(lease))
         return lease
 

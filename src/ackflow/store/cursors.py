@@ -33,8 +33,14 @@ class Cursors(Statements):
             found = self._cached_cursor(row)
         return found
 
+    def sweep_first(self, *lanes: LaneId) -> bool:
+        """Apply the sweeps that cover these lanes; False: certainly nothing was changed."""
+        raise NotImplementedError
+
     def _cached_cursor(self, row: Row) -> Cursor:
         found = self.cache.cursors.get(row[:2])
+        if found is None and self.sweep_first(row[0]):
+            found = self.cursor(row[0], row[1])
         if found is None:
             found = Cursor(*row)
             found.counted = found.settled

@@ -506,3 +506,33 @@ class Declaration(Struct):
         """The priority of a lane, of which 0 is served first, for the priority of a message."""
         most = self.max_priority
         return 0 if most is None else most - min(priority or 0, most)
+
+
+class Sweep(Struct):
+    """A seek, purge or delete that is applied lane by lane; the table `sweeps` explains the fields."""
+
+    id: int
+    kind: str
+    queue: QueueId
+    group_id: GroupId | None
+    partition: PartitionId | None
+    target: str
+    queue_name: str
+    group_name: str | None
+    upto: LaneId
+    after: int
+    phase: int
+    lanes: int
+    done: int
+    n: int
+    started_at: int
+    ended_at: int | None
+
+    @property
+    def changes_lanes(self) -> bool:
+        """Whether it must be applied to a lane before the lane is used; a delete need not be."""
+        return self.kind in ("seek", "start", "purge")
+
+    def covers(self, lane: Lane) -> bool:
+        """Return whether it is not yet applied to a lane, unless `swept` has the lane."""
+        return self.after < lane.id <= self.upto and self.partition in (None, lane.partition)

@@ -33,7 +33,20 @@ from .mapping import (
     unpack_body,
 )
 from .protocol import UnsyncedMessages
-from .records import Body, DeadRow, Group, Lane, Odd, Packed, Partition, Queue, Rest, Segment, Stage
+from .records import (
+    Body,
+    DeadRow,
+    Group,
+    Lane,
+    Odd,
+    Packed,
+    Partition,
+    Queue,
+    Rest,
+    Segment,
+    Stage,
+    Sweep,
+)
 from .statements import Execute
 
 NO_BODY = (None, None, None)
@@ -45,8 +58,25 @@ _group_options = msgpack.Decoder(GroupOptions).decode
 _encode = msgpack.Encoder().encode
 
 
+class LaneNotSwept(Exception):
+    """A read-only transaction needs a lane to which a sweep must be applied first."""
+
+    def __init__(self, lane: LaneId) -> None:
+        super().__init__(lane)
+        self.lane = lane
+
+
+def _no_sweeper(_tx: "Tx", _lane: Lane, _sweep: Sweep) -> None:
+    raise AssertionError("no module has set Tx.sweeper")
+
+
 class Tx(Claims, GoneRows, ExchangeRows):
-    """A transaction in progress; `now` decides every expiry in it."""
+    """A transaction in progress; `now` decides every expiry in it.
+
+    `sweeper` applies a sweep to a lane; the broker sets it.
+    """
+
+    sweeper: "Callable[[Tx, Lane, Sweep], None]" = staticmethod(_no_sweeper)
 
     def __init__(
         self,
@@ -59,11 +89,14 @@ class Tx(Claims, GoneRows, ExchangeRows):
         *,
         store: int,
         now: int,
+        writes: bool,
         full: bool = False,
         record: UnsyncedMessages | None = None,
     ) -> None:
         super().__init__(execute, write, statements, insert, cache)
         self._savepoint = savepoint
+        self._writes = writes
+        self._sweeping = False
         self._record = record
         self.store = store
         self.touched: set[str] = set()
@@ -152,8 +185,8 @@ class Tx(Claims, GoneRows, ExchangeRows):
 
     def _read_partition(self, statement: str, *args: Any) -> Partition | None:
         row = self.one(statement, *args)
-        if row is None:
-            return None
+        if row is None or self.queue_by_id(row[1]) is None:
+            return None  # its queue is deleted
         found = Partition(*row)
         self._keep_partition(found)
         return found
@@ -181,14 +214,87 @@ class Tx(Claims, GoneRows, ExchangeRows):
 
     def _read_lane(self, statement: str, *args: Any) -> Lane | None:
         row = self.one(statement, *args)
-        return self._cached_lane(row) if row else None
+        if row is None or self.queue_by_id(row[1]) is None:
+            return None  # its queue is deleted
+        return self._cached_lane(row)
 
     def _cached_lane(self, row: Row) -> Lane:
         lane = self.cache.lanes.get(row[0])
         if lane is None:
             lane = Lane(*row)
+            due = self._due_sweeps(lane) if self._pending_sweeps() else []
+            if due and self._sweeping:
+                return lane
+            if due and not self._writes:
+                raise LaneNotSwept(lane.id)
             self.cache.keep_lane(lane)
+            for sweep in due:
+                self._sweep(lane, sweep)
         return lane
+
+    # sweeps
+
+    def sweeps(self) -> list[Sweep]:
+        """Return all sweeps, those that ended lately included."""
+        return [Sweep(*row) for row in self.all("sweeps")]
+
+    def sweep(self, id: int) -> Sweep | None:
+        """Return a sweep; changes of it are saved by the caller."""
+        for some in self._pending_sweeps().values():
+            for sweep in some:
+                if sweep.id == id:
+                    return sweep
+        row = self.one("sweep", id)
+        return Sweep(*row) if row else None
+
+    def add_sweep(self, sweep: Sweep) -> None:
+        """Add a sweep; from now on it is applied to each lane that it covers before it is used."""
+        s = sweep
+        self.flush()
+        s.id = self.insert("add_sweep", s.kind, s.queue, s.group_id, s.partition, s.target, s.queue_name,
+                           s.group_name, s.upto, s.lanes, s.started_at)  # fmt: skip
+        self.cache.clear()
+
+    def save_sweep(self, sweep: Sweep) -> None:
+        s = sweep
+        self.run("save_sweep", s.id, s.after, s.phase, s.done, s.n, s.ended_at)
+
+    def end_sweep(self, sweep: Sweep) -> None:
+        sweep.ended_at = self.now
+        self.save_sweep(sweep)
+        self.run("drop_swept", sweep.id, sweep.upto)
+        self.cache.sweeps = None
+
+    def sweep_first(self, *lanes: LaneId) -> bool:
+        if not self._pending_sweeps() or self._sweeping:
+            return False
+        new = [lane for lane in lanes if lane not in self.cache.lanes]
+        return any([self.lane(lane) is not None for lane in new])  # noqa: C419 (all are loaded)
+
+    def _pending_sweeps(self) -> dict[QueueId, list[Sweep]]:
+        found = self.cache.sweeps
+        if found is None:
+            found = self.cache.sweeps = {}
+            for sweep in self.sweeps():
+                if sweep.changes_lanes and sweep.ended_at is None:
+                    found.setdefault(sweep.queue, []).append(sweep)
+        return found
+
+    def _due_sweeps(self, lane: Lane) -> list[Sweep]:
+        return [
+            sweep
+            for sweep in self._pending_sweeps().get(lane.queue, ())
+            if sweep.covers(lane) and self.one("is_swept", sweep.id, lane.id) is None
+        ]
+
+    def _sweep(self, lane: Lane, sweep: Sweep) -> None:
+        """Apply a sweep to a lane; meanwhile no other lane is swept."""
+        self._sweeping = True
+        try:
+            self.sweeper(self, lane, sweep)
+        finally:
+            self._sweeping = False
+        self.run("add_swept", sweep.id, lane.id)
 
     def is_encrypted(self, lane: LaneId) -> bool:
         home = self.lane(lane)
@@ -254,6 +360,9 @@ class Tx(Claims, GoneRows, ExchangeRows):
         They are read in steps of growing size, so that a caller that needs one does not read
         hundreds. The caller may drop a segment that was yielded.
         """
+        home = self.lane(lane)
+        if home is not None and sequence < home.base:
+            sequence = home.base  # segments below it may not be removed yet
         first = self.cache.segment(lane, sequence)
         if first is not None:
             yield first
@@ -277,8 +386,9 @@ class Tx(Claims, GoneRows, ExchangeRows):
                 return
             step = min(4 * step, LAST_STEP)
 
-    def segments_before(self, lane: LaneId, sequence: int, limit: int) -> list[Segment]:
-        return [to_segment(row) for row in self.all("segments_before", lane, sequence, limit)]
+    def segments_before(self, lane: Lane, sequence: int, limit: int) -> list[Segment]:
+        rows = self.all("segments_before", lane.id, sequence, limit, lane.base)
+        return [to_segment(row) for row in rows]
 
     def segments_over(self, lane: LaneId, wanted: Ranges) -> Iterator[tuple[Segment, int, int]]:
         """Yield each stored part of the wanted ranges as (segment, first, stop), in order."""
@@ -342,11 +452,19 @@ class Tx(Claims, GoneRows, ExchangeRows):
         self.cache.forget_body(segment.lane, segment.first)
         self.cache.segments.pop(segment.lane, None)
 
-    def drop_segments(self, lane: LaneId) -> None:
-        """Delete all segments of a lane."""
-        self.run("drop_bodies_of_lane", lane)
-        self.run("drop_segments_of_lane", lane)
+    def drop_segments_below(self, lane: LaneId, stop: int, limit: int, most_bytes: int) -> bool:
+        """Delete segments below a sequence, up to a limit; returns whether none is left."""
+        rows = self.all("segments_below", lane, stop, limit)
+        end, size, n = stop, 0, 0
+        for first, count, body, length in rows:
+            if n and size >= most_bytes:
+                break
+            n, size, end = n + 1, size + length, first + count
+            if body:
+                self.run("drop_body", body)
+        self.run("drop_segments_below", lane, end)
         self.cache.segments.pop(lane, None)
+        return n == len(rows) < limit
 
     # groups
 

@@ -6,26 +6,19 @@ from ... import ids, ranges, validate
 from ...ids import GroupId
 from ...options import Dialect, GroupOptions, QueueOptions
 from ...ranges import Ranges
+from ...store.counters import GONE
 from ...store.encryption import check_key
-from ...store.records import LEASED, Cursor, Group, Lane, Queue
+from ...store.records import LEASED, Cursor, Group, Lane, Queue, Sweep
 from ...store.tx import Tx
 from ..requests import check_group_changes, check_queue_changes, check_seek
 from ..verb import verb
-from .cursors import (
-    LostRanges,
-    hidden_copies_in,
-    lease_of,
-    pass_over,
-    sequence_at,
-    take_from_leases,
-)
+from . import sweeps
+from .cursors import LostRanges, lease_of, take_from_leases
 from .exchanges import forget_queue
 from .expiry import refresh, refresh_range
-from .history import record_history
-from .retention import move_base, note_deleted
+from .sweeps import Target
 from .topology import (
     complete_cursors,
-    cursor_for,
     find_group,
     find_partition,
     find_queue,
@@ -88,7 +81,7 @@ def pause(tx: Tx, queue_name: str, name: str | None, paused: bool) -> None:
     tx.touched.add(queue.name)
 
 
-@verb("read-write", queue="queue_name", synced=True, check=check_seek)
+@verb("read-write", queue="queue_name", synced=True, in_slices=True, check=check_seek)
 def seek(
     tx: Tx,
     queue_name: str,
@@ -101,135 +94,68 @@ def seek(
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
     refresh(tx, group, whole=True)
-    lanes = _lanes(tx, queue, partition)
-    for lane in lanes:
-        cursor = cursor_for(tx, group, lane)
-        seek_lane(tx, group, lane, cursor, _target(tx, lane, to, time))
-    tx.cache.room.pop(queue.id, None)
+    home = None if partition is None else find_partition(tx, queue, partition).id
     tx.run("raise_epochs", group.id)
-    tx.touched.add(queue.name)
-    return len(lanes)
+    sweep = sweeps.begin(tx, "seek", queue, group, home, Target(to, time))
+    return sweeps.run_first(tx, [sweep], sweep.lanes)  # type: ignore[no-any-return]
 
 
-def _target(tx: Tx, lane: Lane, to: str | int, time: bool) -> int:
-    if to == "end":
-        return lane.head
-    if to == "start":
-        return lane.base
-    assert isinstance(to, int)
-    return max(lane.base, min(sequence_at(tx, lane, to) if time else to, lane.head))
-
-
-def seek_lane(tx: Tx, group: Group, lane: Lane, cursor: Cursor, target: int) -> None:
-    """Move one cursor.
-
-    A seek forward counts the passed messages as skipped; a seek back counts all messages before
-    the target as skipped.
-    """
-    old = cursor.next
-    pass_over(tx, lane, cursor, max(old, target), "skipped")
-    if target < old:
-        record_history(tx, group.id, lane.id, [target, old], "sought back")
-        cursor.done = cursor.dead = cursor.purged = cursor.expired = 0
-        cursor.hide(-ranges.count(hidden_copies_in(tx, lane, group.id, target, old)))
-        cursor.skipped = target - cursor.hidden
-        cursor.next = target
-        tx.run("uncount_dead", group.id, lane.id, 0)
-    cursor.ready = cursor.next < lane.head
-    tx.changed(cursor)
-
-
-@verb("admin", queue="queue_name", repeatable=False, synced=True)
+@verb("admin", queue="queue_name", repeatable=False, synced=True, in_slices=True)
 def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int:
     """Remove every message of a queue or partition; dead letters stay."""
     queue = find_queue(tx, queue_name)
     _refresh_all(tx, queue)
-    removed = 0
-    for lane in _lanes(tx, queue, partition):
-        removed += lane.head - lane.base - lane.gone
-        complete_cursors(tx, queue, lane)
-        for cursor in tx.cursors_of_lane(lane.id):
-            pass_over(tx, lane, cursor, lane.head, "purged")
-            cursor.ready = False
-            tx.changed(cursor)
-        if lane.gone:
-            note_deleted(tx, lane, list(tx.headers_from(lane.id, lane.base)))
-        tx.drop_segments(lane.id)
-        tx.run("drop_txids_of_lane", lane.partition, lane.id)
-        move_base(tx, lane, lane.head)
+    home = None if partition is None else find_partition(tx, queue, partition).id
     for group_id in tx.group_ids(queue.id):
         tx.run("raise_epochs", group_id)
-    tx.cache.room.pop(queue.id, None)
-    tx.touched.add(queue.name)
-    return removed
+    sweep = sweeps.begin(tx, "purge", queue, partition=home)
+    return sweeps.run_first(tx, [sweep])  # type: ignore[no-any-return]
 
 
-@verb("admin", queue="name", repeatable=False, synced=True)
+@verb("admin", queue="name", repeatable=False, synced=True, in_slices=True)
 def delete_queue(tx: Tx, name: str) -> bool:
     """Delete a queue with its messages, groups and dead letters; its leases become LeaseLost."""
     queue = tx.queue(validate.name(name, "queue"))
     if queue is None:
         return False
     tx.flush()
+    sweeps.end_all(tx, queue)
     for group in tx.groups(queue.id):
-        _keep_counts(tx, group)
-    tx.run("keep_pushed_of_queue", queue.id)
-    for lane in tx.lanes(queue.id):
-        tx.drop_segments(lane.id)
-        tx.run("drop_claims_of_lane", lane.id)
-        tx.run("drop_cursors_of_lane", lane.id)
-        tx.run("drop_gone_of_lane", lane.id)
-        tx.run("drop_expiring_of_lane", lane.id)
-    for group in tx.groups(queue.id):
-        _drop_readers(tx, group.id)
-        tx.run("drop_leases_of_group", group.id)
-        tx.run("drop_group", group.id)
+        _drop_group(tx, group)
+    copies = tx.value("tally", -queue.id, "copies") or 0
+    tx.tally.add(GroupId(GONE), "pushed", -copies)
     tx.run("drop_tallies", -queue.id)
-    for partition in tx.partitions(queue.id):
-        tx.run("drop_txids_of_partition", partition.id)
-        tx.run("drop_trace_names_of_partition", partition.id)
-        tx.run("drop_traces_of_partition", partition.id)
-    tx.run("drop_dead_of_queue", queue.id)
-    tx.run("drop_lanes", queue.id)
-    tx.run("drop_partitions", queue.id)
     tx.run("drop_queue", queue.id)
     tx.drop_declaration(queue.id)
     forget_queue(tx, name)
-    tx.cache.clear()
-    tx.touched.add(name)
-    return True
+    return sweeps.run_first(tx, [sweeps.begin(tx, "queue", queue)], True)  # type: ignore[no-any-return]
 
 
-@verb("admin", queue="queue_name", repeatable=False, synced=True)
+@verb("admin", queue="queue_name", repeatable=False, synced=True, in_slices=True)
 def delete_group(tx: Tx, queue_name: str, name: str) -> bool:
     """Delete a group with its claims and dead letters; its name can be used again."""
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, validate.name(name, "group"))
     if group is None:
         return False
+    return sweeps.run_first(tx, [remove_group(tx, queue, group)], True)  # type: ignore[no-any-return]
+
+
+def remove_group(tx: Tx, queue: Queue, group: Group) -> Sweep:
+    """Remove a group; a sweep removes its rows."""
     tx.flush()
-    _drop_readers(tx, group.id)
-    _keep_counts(tx, group)
-    tx.run("drop_claims_of_group", group.id)
-    tx.run("drop_leases_of_group", group.id)
-    tx.run("drop_dead_of_group", group.id)
-    tx.run("drop_cursors_of_group", group.id)
-    tx.run("drop_group", group.id)
-    tx.cache.clear()
-    return True
+    sweeps.end_all(tx, queue, group.id)
+    _drop_group(tx, group)
+    return sweeps.begin(tx, "group", queue, group)
 
 
-def _drop_readers(tx: Tx, group_id: GroupId) -> None:
-    """Drop the readers of a group and their batches."""
+def _drop_group(tx: Tx, group: Group) -> None:
+    """Drop the row of a group, its readers and their batches; its counts are kept."""
     for table in ("hand_parts", "hands", "readers"):
-        tx.run(f"drop_{table}_of_group", group_id)
-
-
-def _keep_counts(tx: Tx, group: Group) -> None:
-    """Keep the counts of a deleted group, so that totals never decrease."""
-    tx.run("keep_counts_of_group", group.id)
+        tx.run(f"drop_{table}_of_group", group.id)
     tx.run("keep_tallies_of_group", group.id)
     tx.run("drop_tallies", group.id)
+    tx.run("drop_group", group.id)
 
 
 @verb("read-write", queue="queue_name", repeatable=False, synced=True)
@@ -283,9 +209,3 @@ def _refresh_all(tx: Tx, queue: Queue) -> None:
     """End expired leases by the current options, before anything is removed or changed."""
     for group in tx.groups(queue.id):
         refresh(tx, group, whole=True)
-
-
-def _lanes(tx: Tx, queue: Queue, partition: str | None) -> list[Lane]:
-    if partition is None:
-        return tx.lanes(queue.id)
-    return tx.lanes_in(find_partition(tx, queue, partition).id)

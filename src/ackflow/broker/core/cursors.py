@@ -29,7 +29,7 @@ def unblock_partitions(tx: Tx, group: Group, lanes: set[LaneId]) -> None:
 
 def sequence_at(tx: Tx, lane: Lane, time: int) -> int:
     """Return the first sequence pushed at or after a time."""
-    found = tx.value("segment_since", lane.id, time)
+    found = tx.value("segment_since", lane.id, time, lane.base)
     return lane.head if found is None else int(found)
 
 

@@ -89,7 +89,8 @@ def _end_over(tx: Tx, group: Group, some: WorkBudget) -> tuple[int, bool]:
             return ended, True
         lease = tx.lease_by_id(id)
         assert lease is not None, "a leased claim without its lease"
-        expire(tx, group, lease)
+        if lease.ended_at is None:  # a sweep that was applied meanwhile has ended it
+            expire(tx, group, lease)
         some.count(n)
     return len(leases), more
 

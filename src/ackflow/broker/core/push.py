@@ -292,7 +292,11 @@ def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
     here: dict[str, int] = {}
     given = json.encode(list(rest.txids.values())).decode()
     rows = tx.all("get_txids", home.id, given) if home else []
-    before = {txid: (lane, seq) for txid, lane, seq, at in rows if at is None or at > tx.now}
+    before = {
+        txid: (lane, seq)
+        for txid, lane, seq, at in rows
+        if (_is_stored(tx, lane, seq) if at is None else at > tx.now)
+    }
     for index, txid in sorted(rest.txids.items()):
         if txid in here:
             known[index] = here[txid]
@@ -301,6 +305,12 @@ def _duplicates(tx: Tx, chunk: Chunk, rest: Rest) -> dict[int, Placed | int]:
         else:
             here[txid] = index
     return known
+
+
+def _is_stored(tx: Tx, id: LaneId, sequence: int) -> bool:
+    """Return whether a message is stored; the transaction ids of purged ones are removed later."""
+    lane = tx.lane(id)
+    return lane is not None and sequence >= lane.base
 
 
 def _remember_txids(

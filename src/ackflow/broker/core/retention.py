@@ -262,7 +262,7 @@ def drop_segment(tx: Tx, queue: Queue, lane: Lane, segment: Segment) -> None:
 
 def close_gaps(tx: Tx, lane: Lane, dropped: list[Segment]) -> None:
     """Move the base of a lane to its first remaining segment, and record the gaps above it."""
-    first = tx.value("first_segment", lane.id)
+    first = tx.value("first_segment", lane.id, lane.base)
     base = lane.head if first is None else int(first)
     note_deleted(tx, lane, dropped)
     for segment in dropped:

@@ -60,9 +60,11 @@ def snapshot(tx: Tx) -> MetricsSnapshot:
         _count(groups[id], tallies.get(id, {}))
     _unread(tx, groups)
     _claimed(tx, groups)
-    if GONE in tallies:
-        pushed[""] = tallies[GONE].get("pushed", 0)
-        groups[GONE] = _deleted(tallies[GONE])
+    deleted = tallies.get(GONE, {})
+    _add_unswept(tx, deleted)
+    if deleted:
+        pushed[""] = deleted.get("pushed", 0)
+        groups[GONE] = _deleted(deleted)
     return MetricsSnapshot(pushed, list(groups.values()))
 
 
@@ -82,14 +84,32 @@ def _deleted(tally: dict[str, int]) -> GroupMetrics:
     return group
 
 
+def _add_unswept(tx: Tx, tally: dict[str, int]) -> None:
+    """Add the counts of deleted queues and groups whose rows are not removed yet."""
+    running = [sweep for sweep in tx.sweeps() if sweep.ended_at is None]
+    queues = {sweep.queue for sweep in running if sweep.kind == "queue"}
+    counts = [tx.all("deleted_counts_of_queue", queue)[0] for queue in queues]
+    for sweep in running:
+        if sweep.kind == "group" and sweep.queue not in queues:
+            counts.append(tx.all("deleted_counts_of_group", sweep.group_id)[0])
+    for one in counts:
+        for name, n in zip(("delivered", "acked", "failed"), one, strict=True):
+            tally[name] = tally.get(name, 0) + n
+    for queue in queues:
+        tally["pushed"] = tally.get("pushed", 0) + tx.value("deleted_pushed", queue)
+
+
 def _unread(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
     """Subtract copies for other groups and delayed messages from what is ready."""
     for group_id, hidden, delayed in tx.all("odd_figures", tx.now):
+        if group_id not in groups:
+            continue  # it is deleted, and its rows are not removed yet
         groups[group_id].ready -= hidden + delayed
         groups[group_id].waiting += delayed
     for group_id, lane_id, start in tx.all("cursors_with_gone"):
         lane = tx.lane(lane_id)
-        assert lane is not None
+        if lane is None or group_id not in groups:
+            continue
         there, delayed = visible_in(tx, group_id, lane, start, lane.head)
         fresh = ranges.difference(there, tx.gone(lane, start, lane.head))
         groups[group_id].ready += ranges.count(fresh) - delayed
@@ -99,7 +119,9 @@ def _unread(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
 def _claimed(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
     oldest: dict[int, int | None] = {row[0]: row[1] for row in tx.all("oldest_figures", tx.now)}
     for group_id, state, n, since in tx.all("claim_figures", tx.now):
-        group = groups[group_id]
+        group = groups.get(group_id)
+        if group is None:
+            continue
         if state == LEASED:
             group.leased += n
         elif state == DUE:
@@ -108,5 +130,5 @@ def _claimed(tx: Tx, groups: dict[int, GroupMetrics]) -> None:
         else:
             group.waiting += n
     for group_id, time in oldest.items():
-        if time is not None and groups[group_id].ready:
+        if time is not None and group_id in groups and groups[group_id].ready:
             groups[group_id].oldest_ready_seconds = max(0.0, (tx.now - time) / SECOND)

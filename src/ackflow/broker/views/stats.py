@@ -167,12 +167,12 @@ def visible_in(
 
 
 @verb("read-only", queue="queue_name", read_only=True)
-def partitions(tx: Tx, queue_name: str, after: int, limit: int) -> list[PartitionStats]:
+def partitions(tx: Tx, queue_name: str, after: int, limit: int | None) -> list[PartitionStats]:
     queue = find_queue(tx, queue_name)
     result = []
-    for home in tx.partitions(queue.id, after, limit):
+    for home in tx.partitions(queue.id, after, -1 if limit is None else limit):
         lanes = tx.lanes_in(home.id)
-        totals = [tx.all("lane_totals", lane.id)[0] for lane in lanes]
+        totals = [tx.all("lane_totals", lane.id, lane.base)[0] for lane in lanes]
         result.append(
             PartitionStats(queue.name, home.name, when(home.created_at),
                            [lane.priority for lane in lanes],

@@ -170,7 +170,8 @@ def remove_unused(tx: Tx, name: str) -> bool:
         return True
     if tx.value("used_at", known.queue) + known.expires * 1000 > tx.now:
         return False
-    return delete_queue(tx, name)
+    delete_queue(tx, name)
+    return True
 
 
 def use_queues(tx: Tx, names: Sequence[str]) -> None:

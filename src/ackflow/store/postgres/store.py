@@ -253,7 +253,7 @@ class PostgresStore:
             raise SessionClosed()
         if self._writer is None:
             self._writer = PipelinedConnection(self._place.open())
-            self._tx = self._new_tx(self._writer, self._cache)
+            self._tx = self._new_tx(self._writer, self._cache, writes=True)
             self._tx.latest = self._latest
         return self._writer
 
@@ -281,7 +281,7 @@ class PostgresStore:
         channel = self._readers.pop() if self._readers else PipelinedConnection(self._place.open())
         try:
             channel.begin("begin isolation level repeatable read read only")
-            answer = body(self._new_tx(channel, Cache()))
+            answer = body(self._new_tx(channel, Cache(), writes=False))
             channel.commit()
         except BaseException as error:
             if channel.rollback(error):
@@ -290,7 +290,7 @@ class PostgresStore:
         self._readers.append(channel)
         return answer
 
-    def _new_tx(self, channel: PipelinedConnection, cache: Cache) -> Tx:
+    def _new_tx(self, channel: PipelinedConnection, cache: Cache, *, writes: bool) -> Tx:
         return Tx(
             channel.execute,
             channel.write,
@@ -300,6 +300,7 @@ class PostgresStore:
             channel.insert,
             store=self.id,
             now=self.clock.now(),
+            writes=writes,
         )
 
     @contextlib.contextmanager

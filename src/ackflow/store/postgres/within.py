@@ -139,6 +139,7 @@ class OuterTransaction:
             lambda sql, args: int(self._execute(f"{sql} returning id", args)[0][0]),
             store=store,
             now=self._now(now),
+            writes=True,
         )
         answer = body(tx)
         tx.flush()

@@ -26,17 +26,6 @@ select grp, name, n from tallies
 -- name: keep_tallies_of_group
 insert into tallies select 0, name, n from tallies where grp = ?1 and name <> 'in_window'
 on conflict (grp, name) do update set n = tallies.n + excluded.n
--- name: keep_counts_of_group
-insert into tallies
-select 0, 'delivered', coalesce(sum(delivered), 0) from cursors where grp = ?1
-union all select 0, 'acked', coalesce(sum(consumed), 0) from cursors where grp = ?1
-union all select 0, 'failed', coalesce(sum(failed), 0) from cursors where grp = ?1
-on conflict (grp, name) do update set n = tallies.n + excluded.n
--- name: keep_pushed_of_queue
-insert into tallies select 0, 'pushed', coalesce(sum(head), 0)
-    - coalesce((select n from tallies where grp = -cast(?1 as bigint) and name = 'copies'), 0)
-from lanes where queue = ?1
-on conflict (grp, name) do update set n = tallies.n + excluded.n
 -- name: drop_tallies
 delete from tallies where grp = ?1
 -- name: pushed_figures
@@ -94,8 +83,10 @@ select id, queue, name, created_at from partitions where id = ?1
 select id, queue, name, created_at from partitions where queue = ?1 and id > ?2 order by id limit ?3
 -- name: add_partition
 insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
--- name: drop_partitions
-delete from partitions where queue = ?1
+-- name: first_partition
+select id from partitions where queue = ?1 order by id limit 1
+-- name: drop_partition
+delete from partitions where id = ?1
 
 -- name: lane_of
 select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes
@@ -131,9 +122,22 @@ delete from gone where lane = ?1 and lo = ?2
 -- name: drop_gone_below
 delete from gone where lane = ?1 and lo < ?2
 -- name: drop_gone_of_lane
-delete from gone where lane = ?1
--- name: drop_lanes
-delete from lane_rows where queue = ?1
+delete from gone where lane = ?1 and lo in (select lo from gone where lane = ?1 limit ?2)
+returning lo
+-- name: first_lane
+select id, partition, head from lanes where queue = ?1 order by id limit 1
+-- name: drop_lane
+delete from lane_rows where id = ?1
+-- name: last_lane
+select max(id) from lane_rows
+-- name: count_lanes
+select count(*) from lane_rows where queue = ?1 and (partition = ?2 or ?2 is null)
+-- name: count_read_partitions
+select count(distinct partition) from lane_rows where queue = ?1
+-- name: lanes_between
+select id from lane_rows where queue = ?1 and id > ?2 and id <= ?3 order by id limit ?4
+-- name: partition_between
+select id from lane_rows where partition = ?1 and id > ?2 and id <= ?3 order by id limit ?4
 
 -- name: add_body
 insert into bodies (ends, data, rest) values (?1, ?2, ?3)
@@ -156,17 +160,17 @@ where lane = ?1
   and first >= coalesce((select max(first) from segments where lane = ?1 and first <= ?2), ?2)
 order by first limit ?3
 -- name: first_segment
-select min(first) from segments where lane = ?1
+select min(first) from segments where lane = ?1 and first >= ?2
 -- name: segments_before
 select lane, first, count, created_at, not_before, for_group, carry, body, bytes from segments
-where lane = ?1 and first < ?2 order by first desc limit ?3
+where lane = ?1 and first < ?2 and first >= ?4 order by first desc limit ?3
 -- name: pushed_by_time
-select created_at / ?4, sum(count) from segments
-where lane in (select id from lanes where queue = ?1) and created_at >= ?2 and created_at < ?3
+select created_at / ?4, sum(count) from segments s join lane_rows l on l.id = s.lane
+where l.queue = ?1 and s.first >= l.base and s.created_at >= ?2 and s.created_at < ?3
 group by 1 order by 1
 -- name: pushed_since
 select coalesce(sum(count), 0) from segments s join lanes l on l.id = s.lane
-where l.queue = ?1 and l.last_at >= ?2 and s.created_at >= ?2
+where l.queue = ?1 and l.last_at >= ?2 and s.first >= l.base and s.created_at >= ?2
 -- name: small_body
 select ends, data, rest from segments where lane = ?1 and first = ?2
 -- name: body_rest
@@ -174,7 +178,7 @@ select rest from bodies where id = ?1
 -- name: created_at
 select created_at from segments where lane = ?1 and first <= ?2 order by first desc limit 1
 -- name: segment_since
-select first from segments where lane = ?1 and created_at >= ?2 order by first limit 1
+select first from segments where lane = ?1 and first >= ?3 and created_at >= ?2 order by first limit 1
 -- name: odd_segments
 select first, count, not_before, for_group from segments
 where lane = ?1 and (not_before is not null or for_group is not null)
@@ -189,7 +193,8 @@ from (select first, count, not_before, for_group from segments
 -- name: queue_totals
 select coalesce(sum(head), 0), coalesce(sum(head - base - gone), 0) from lanes where queue = ?1
 -- name: queue_bytes
-select coalesce(sum(s.bytes), 0) from segments s join lane_rows l on l.id = s.lane where l.queue = ?1
+select coalesce(sum(s.bytes), 0) from segments s join lane_rows l on l.id = s.lane
+where l.queue = ?1 and s.first >= l.base
 -- name: uneven_lanes
 select l.id from lane_rows l join cursors c on c.lane = l.id and c.grp = ?2
 where l.queue = ?1 and (l.odd > 0 or l.gone_to > 0) and (l.odd > c.next or l.gone_to > c.next)
@@ -212,13 +217,14 @@ from claims c where grp = ?1 group by now_state
 -- name: count_partitions
 select count(*) from partitions where queue = ?1
 -- name: lane_totals
-select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments where lane = ?1
+select count(*), coalesce(sum(count), 0), coalesce(sum(bytes), 0) from segments
+where lane = ?1 and first >= ?2
 -- name: drop_segment
 delete from segments where lane = ?1 and first = ?2
--- name: drop_bodies_of_lane
-delete from bodies where id in (select body from segments where lane = ?1)
--- name: drop_segments_of_lane
-delete from segments where lane = ?1
+-- name: segments_below
+select first, count, body, bytes from segments where lane = ?1 and first < ?2 order by first limit ?3
+-- name: drop_segments_below
+delete from segments where lane = ?1 and first < ?2
 
 -- name: group_named
 select id, queue, name, created_at, dialect, paused, options, made_priority, made_lane from groups
@@ -260,8 +266,8 @@ from (select begun.*, case when odd <= base or start <= base then 0 else
             and g.for_group is not null and g.for_group <> ?1 and g.lo >= begun.start)
         end as ahead
     from (select l.*, case when ?6 = 'all' then base when ?6 = 'new' then head else
-            coalesce((select first from segments s where s.lane = l.id and s.created_at >= ?7
-                order by first limit 1), head) end as start
+            coalesce((select first from segments s where s.lane = l.id and s.first >= l.base
+                and s.created_at >= ?7 order by first limit 1), head) end as start
         from (select * from lanes where queue = ?2 and (priority, id) > (?3, ?4)
             order by priority, id limit ?5) as l) as begun) as made
 where not exists (select 1 from cursors k where k.lane = made.id and k.grp = ?1)
@@ -281,7 +287,7 @@ from cursors where lane = ?1 and grp = ?2
 select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
     done, dead, skipped, purged, expired, hidden, copies, last_seq, last_created, last_at, keeps,
     kept
-from cursors where lane = ?1
+from cursors where lane = ?1 and exists (select 1 from groups g where g.id = cursors.grp)
 -- name: cursors_of_group
 select lane, grp, partition, priority, next, served, ready, blocked, delivered, consumed, failed,
     done, dead, skipped, purged, expired, hidden, copies, last_seq, last_created, last_at, keeps,
@@ -336,7 +342,7 @@ select min(last) from (select max(l.last_at) as last from cursors c
     where c.grp = ?1 and c.ready = 1 and c.blocked = 0 group by c.partition) as quiet where last > ?2
 -- name: unread_of_queue
 select c.lane, c.grp, c.next from cursors c join lanes l on l.id = c.lane
-where l.queue = ?1 and c.next < l.head
+where l.queue = ?1 and c.next < l.head and c.grp in (select id from groups where queue = ?1)
 -- name: block_partition
 update cursors set blocked = ?3 where grp = ?1 and partition = ?2
 -- name: cursors_in
@@ -350,9 +356,11 @@ update cursors set blocked = 0 where grp = ?1 and blocked = 1
 update cursors set blocked = 1 where grp = ?1 and partition in
     (select l.partition from claims c join lanes l on l.id = c.lane where c.grp = ?1 and c.state = 0)
 -- name: drop_cursors_of_group
-delete from cursors where grp = ?1
+delete from cursors where (lane, grp) in (select lane, grp from cursors where grp = ?1 limit ?2)
+returning delivered, consumed, failed
 -- name: drop_cursors_of_lane
-delete from cursors where lane = ?1
+delete from cursors where (lane, grp) in (select lane, grp from cursors where lane = ?1 limit ?2)
+returning delivered, consumed, failed
 -- name: lowest_cursor
 select min(next) from cursors where lane = ?1
 -- name: ready_lanes
@@ -462,9 +470,11 @@ select g.id from groups g where exists
     or exists (select 1 from claim_rows c where c.grp = g.id and c.state = 1 and c.at <= ?1)
     or exists (select 1 from cursors k where k.grp = g.id and k.keeps = 1 and k.kept_at <= ?1)
 -- name: drop_claims_of_group
-delete from claim_rows where grp = ?1
+delete from claim_rows where (lane, grp, lease, id) in
+    (select lane, grp, lease, id from claim_rows where grp = ?1 limit ?2) returning id
 -- name: drop_claims_of_lane
-delete from claim_rows where lane = ?1
+delete from claim_rows where (lane, grp, lease, id) in
+    (select lane, grp, lease, id from claim_rows where lane = ?1 limit ?2) returning id
 
 -- name: first_lease
 select min(id) from leases
@@ -507,8 +517,9 @@ select id, grp, acquired_at, ended_at,
 from leases where id = ?1
 -- name: drop_lease
 delete from leases where id = ?1
--- name: drop_leases_of_group
-delete from leases where grp = ?1
+-- name: leases_and_groups
+select id, exists (select 1 from groups g where g.id = leases.grp) from leases
+where id > ?1 order by id limit ?2
 
 -- name: add_dead
 insert into dead (queue, grp, lane, seq, kind, reason, error, deliveries, failures, created_at,
@@ -589,9 +600,10 @@ update dead set counted = 0 where grp = ?1 and lane = ?2 and seq >= ?3
 -- name: drop_dead
 delete from dead where id = ?1
 -- name: drop_dead_of_queue
-delete from dead where queue = ?1
+delete from dead where id in (select id from dead where queue = ?1 order by id limit ?2) returning id
 -- name: drop_dead_of_group
-delete from dead where grp = ?1
+delete from dead where id in (select id from dead where grp = ?1 order by lane, seq limit ?2)
+returning id
 
 -- name: get_key
 select digest, answer from keys where key = ?1 and at > ?2
@@ -617,10 +629,12 @@ select exists (select 1 from keys where at <= ?1)
     or exists (select 1 from readers where seen_at <= ?4)
     or exists (select 1 from traces where at <= ?5)
     or exists (select 1 from kv where expires_at is not null and expires_at <= ?2)
--- name: drop_txids_of_lane
-delete from txids where partition = ?1 and lane = ?2 and at is null
+    or exists (select 1 from sweeps where ended_at <= ?6)
+-- name: has_txids
+select exists (select 1 from txids where partition = ?1)
 -- name: drop_txids_of_partition
-delete from txids where partition = ?1
+delete from txids where (partition, txid) in
+    (select partition, txid from txids where partition = ?1 limit ?2) returning txid
 
 -- name: get_value
 select value, version, updated_at, expires_at, lease from kv where key = ?1
@@ -674,10 +688,8 @@ from trace_names n join traces t on t.id = n.trace group by n.name order by 4 de
 select count(distinct name) from trace_names
 -- name: old_traces
 select id from traces where at <= ?1 order by at limit ?2
--- name: drop_trace_names_of_partition
-delete from trace_names where trace in (select id from traces where partition = ?1)
--- name: drop_traces_of_partition
-delete from traces where partition = ?1
+-- name: traces_of_partition
+select id from traces where partition = ?1 limit ?2
 -- name: drop_trace
 delete from traces where id = ?1
 -- name: drop_names_of_trace
@@ -913,8 +925,46 @@ update expiring set at = ?3 where lane = ?1 and seq = ?2
 -- name: drop_expiring
 delete from expiring where lane = ?1 and seq = ?2
 -- name: drop_expiring_of_lane
-delete from expiring where lane = ?1
+delete from expiring where (lane, seq) in
+    (select lane, seq from expiring where lane = ?1 limit ?2) returning seq
 -- name: any_expiring
 select 1 from expiring where lane = ?1 limit 1
 -- name: used_at
 select used_at from declarations where queue = ?1
+
+-- Seek, purge and delete in slices; see broker/core/sweeps.py.
+-- name: add_sweep
+insert into sweeps (kind, queue, grp, partition, target, queue_name, group_name, upto, lanes, started_at)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+-- name: sweep
+select id, kind, queue, grp, partition, target, queue_name, group_name, upto, after, phase, lanes, done, n,
+    started_at, ended_at from sweeps where id = ?1
+-- name: sweeps
+select id, kind, queue, grp, partition, target, queue_name, group_name, upto, after, phase, lanes, done, n,
+    started_at, ended_at from sweeps order by id
+-- name: save_sweep
+update sweeps set after = ?2, phase = ?3, done = ?4, n = ?5, ended_at = ?6 where id = ?1
+-- name: drop_sweep
+delete from sweeps where id = ?1
+-- name: old_sweeps
+delete from sweeps where ended_at <= ?1 returning id
+-- name: is_swept
+select 1 from swept where sweep = ?1 and lane = ?2
+-- name: add_swept
+insert into swept values (?1, ?2)
+-- name: drop_swept
+delete from swept where sweep = ?1 and lane <= ?2
+-- name: put_cut_lane
+insert into cut_lanes values (?1, ?2) on conflict (lane) do update set stop = excluded.stop
+-- name: cut_lane
+select lane, stop from cut_lanes order by lane limit 1
+-- name: drop_cut_lane
+delete from cut_lanes where lane = ?1
+-- name: deleted_pushed
+select coalesce(sum(head), 0) from lanes where queue = ?1
+-- name: deleted_counts_of_queue
+select coalesce(sum(c.delivered), 0), coalesce(sum(c.consumed), 0), coalesce(sum(c.failed), 0)
+from lane_rows l join cursors c on c.lane = l.id where l.queue = ?1
+-- name: deleted_counts_of_group
+select coalesce(sum(delivered), 0), coalesce(sum(consumed), 0), coalesce(sum(failed), 0)
+from cursors where grp = ?1

@@ -393,6 +393,7 @@ class SqliteStore:
             insert,
             store=self.id,
             now=self.clock.now(),
+            writes=writes,
             full=self._full,
             record=None if self.sync is None else self._record,
         )

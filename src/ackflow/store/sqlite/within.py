@@ -124,6 +124,7 @@ class OuterTransaction:
             lambda sql, args: _insert(execute, sql, args),
             store=int(meta["store"]),
             now=self._clock.now(),
+            writes=True,
             full=not DiskReserve(path).allocated(),
             record=None if mode in LOSSY else self._record(execute, path, str(mode)),
         )

@@ -238,7 +238,7 @@ async def _delete(call: Call, queue: str | None) -> Response:
     for home in await read_current(call, names, name):
         if queue in (None, home):
             call.server.allow(call, home)
-    dropped = await call.server.do(unsubscribe, True, queue, name, forget)
+    dropped = await call.server.do_in_slices(unsubscribe, queue, name, forget)
     partitions = sum(n for _, n in dropped)
     return json(DeleteGroupResult(True, name, partitions, forget, queue))
 
@@ -252,7 +252,7 @@ async def subscription(call: Call) -> Response:
     time = _time(call, given, "subscriptionTimestamp")
     for home in await read_current(call, names, name):
         call.server.allow(call, home)
-    changed = await call.server.do(resubscribe, True, name, time)
+    changed = await call.server.do_in_slices(resubscribe, name, time)
     return json(SubscriptionResult(True, name, iso(time), len(changed)))
 
 
@@ -284,7 +284,9 @@ async def _seek(call: Call, partition: str | None, given: SeekBody) -> Response:
     if given.timestamp is not None and not given.to_end:
         time = _time(call, given.timestamp, "timestamp")
     target: str | int = "end" if time is None else time + 1  # messages pushed after it
-    moved = await call.server.do(admin.seek, True, queue, name, target, time is not None, partition)
+    moved = await call.server.do_in_slices(
+        admin.seek, queue, name, target, time is not None, partition
+    )
     return json(SeekResult(True, name, queue, time is None, iso_or_none(time), moved, partition))
 
 

@@ -181,14 +181,14 @@ async def queue(call: Call) -> Response:
 async def delete_queue(call: Call) -> Response:
     """Delete a queue with all its data; succeeds if it does not exist."""
     name = validate.name(call.params["queue"], "queue")
-    existed = await call.server.do(admin.delete_queue, True, name)
+    existed = await call.server.do_in_slices(admin.delete_queue, name)
     return json(DeleteQueueResult(True, name, existed))
 
 
 async def clear_queue(call: Call) -> Response:
     """Purge all messages of a queue or of one partition."""
     name, partition = call.params["queue"], call.query.get("partition") or None
-    count = await call.server.do(admin.purge, True, name, partition)
+    count = await call.server.do_in_slices(admin.purge, name, partition)
     return json(ClearQueueResult(True, name, count, count))
 
 

@@ -61,7 +61,7 @@ def _search(tx: Tx, home: Partition, txid: str) -> settle_by_name.Position | Non
     for lane in tx.lanes_in(home.id):
         top = lane.head
         while top > lane.base and time.monotonic() < deadline:
-            segments = tx.segments_before(lane.id, top, SEGMENTS_AT_ONCE)
+            segments = tx.segments_before(lane, top, SEGMENTS_AT_ONCE)
             for segment in segments:
                 rest = tx.rest(segment)
                 for index, known in rest.txids.items() if rest else ():

@@ -102,7 +102,7 @@ def _lanes(tx: Tx, request: RecentRequest) -> Iterator[Iterator[Found]]:
 def _newest(tx: Tx, queue: Queue, lane: Lane, request: RecentRequest) -> Iterator[Found]:
     top = lane.head
     while top > lane.base:
-        segments = tx.segments_before(lane.id, top, SEGMENTS_AT_ONCE)
+        segments = tx.segments_before(lane, top, SEGMENTS_AT_ONCE)
         if not segments:
             return
         for segment in segments:

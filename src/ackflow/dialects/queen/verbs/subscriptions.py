@@ -2,9 +2,10 @@
 
 from msgspec import structs
 
-from ....broker.core.admin import configure, delete_group, seek_lane
-from ....broker.core.cursors import sequence_at
-from ....broker.core.topology import find_queue, group_for, make_all_cursors
+from ....broker.core import sweeps
+from ....broker.core.admin import configure, remove_group
+from ....broker.core.sweeps import Target
+from ....broker.core.topology import find_queue, group_for
 from ....options import Dialect, GroupOptions
 from ....store.records import Group, Partition, Queue
 from ....store.tx import Tx
@@ -24,21 +25,20 @@ def unsubscribe(tx: Tx, queue_name: str | None, name: str, forget: bool) -> list
 
     Without `forget` it stays subscribed, and starts again where it first started.
     """
-    dropped = []
+    dropped, begun = [], []
     for queue in tx.queues():
         if queue_name not in (None, queue.name):
             continue
         group = tx.group(queue.id, name)
         if group is None:
             continue
-        make_all_cursors(tx, group)
-        partitions = len({cursor.partition for cursor in tx.cursors_of_group(group.id)})
+        partitions = tx.value("count_read_partitions", queue.id)
         dialect, options = group.dialect, _start_kept(group)
-        delete_group(tx, queue.name, name)
+        begun.append(remove_group(tx, queue, group))
         if not forget:
             group_for(tx, find_queue(tx, queue.name), name, dialect, options)
         dropped.append((queue.name, partitions))
-    return dropped
+    return sweeps.run_first(tx, begun, dropped)  # type: ignore[no-any-return]
 
 
 def _start_kept(group: Group) -> GroupOptions:
@@ -50,23 +50,16 @@ def _start_kept(group: Group) -> GroupOptions:
 
 def resubscribe(tx: Tx, name: str, time: int) -> list[str]:
     """Start a group at a time in every queue that has it, in lanes it has not read yet."""
-    changed = []
+    changed, begun = [], []
     for queue in tx.queues():
         group = tx.group(queue.id, name)
         if group is None:
             continue
-        make_all_cursors(tx, group)
         group.options = structs.replace(group.options, start=time)
         tx.save_group(group)
-        for cursor in tx.cursors_of_group(group.id):
-            lane = tx.lane(cursor.lane)
-            if lane is not None and not cursor.delivered:
-                target = max(lane.base, sequence_at(tx, lane, time))
-                seek_lane(tx, group, lane, cursor, target)
-        tx.cache.room.pop(queue.id, None)
-        tx.touched.add(queue.name)
+        begun.append(sweeps.begin(tx, "start", queue, group, target=Target(time, True)))
         changed.append(queue.name)
-    return changed
+    return sweeps.run_first(tx, begun, changed)  # type: ignore[no-any-return]
 
 
 def names(
