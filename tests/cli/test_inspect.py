@@ -5,6 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ackflow.broker.broker import Broker
+from ackflow.broker.core import admin
+from ackflow.broker.core import sweeps as core_sweeps
+
 from .conftest import Cli
 
 
@@ -76,6 +80,22 @@ def test_leases_tell_who_holds_what_until_when(cli: Cli) -> None:
     assert row.endswith(str(batch.token))
     assert cli.json("leases", "-g", "g")[0]["held"] == 2
     assert str(batch.token) in cli("leases", "orders", "-g", "g")
+
+
+def test_sweeps_show_how_far_a_purge_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("sweeps") == "no sweeps\n"
+    monkeypatch.setattr(core_sweeps, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(core_sweeps, "LANES_AT_ONCE", 1)
+    for n in range(5):
+        cli.q.push("orders", n, partition=f"p{n}")
+    broker = cli.q.broker
+    assert isinstance(broker, Broker)
+    broker.writer.run(admin.purge, ("orders",), synced=True)
+    assert cli("sweeps").splitlines()[1].split()[:5] == ["purge", "orders", "0", "5", "0"]
+    cli.q.upkeep()
+    (found,) = cli.json("sweeps")
+    assert (found["lanes_done"], found["purged"]) == (5, 5)
+    assert found["ended_at"] is not None
 
 
 def test_leases_of_a_queue_that_is_not_there_are_refused(cli: Cli) -> None:

@@ -53,7 +53,7 @@ CALLERS = {
 VERB_TABLE = {
     "read-only mine": """browse dead_count dead_letters dead_summary follow group_stats leases message
         partitions peek progress queue_stats why""",
-    "read-only any": "overdue queues",
+    "read-only any": "overdue queues sweeps",
     "read-only all": "value values",
     "read-write mine": """bind_batch commit_batch configure configure_group delete_message drop_stage
         extend hand_over judge keep_reader lease_next mark_bad pause publish read reader_fetch
@@ -129,6 +129,7 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "leases": ("mine", None), "message": ("mine", at.id, None), "partitions": ("mine", 0, 10),
         "peek": ("mine", QUEUE_MODE, 10), "progress": ("mine", QUEUE_MODE, None),
         "queue_stats": ("mine",), "why": ("mine", at.id, QUEUE_MODE), "overdue": (), "queues": (),
+        "sweeps": (),
         "value": ("key",), "values": ("", 10),
         "bind_batch": ("reader", at.epoch, 0, 1, "query", 1, "run"),
         "commit_batch": (BatchCommit("producer", 9),),

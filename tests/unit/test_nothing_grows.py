@@ -8,6 +8,7 @@ import pytest
 
 import ackflow
 from ackflow import Session
+from ackflow.broker.core import sweeps
 from ackflow.clock import VirtualClock
 
 Fill = Callable[[Session, VirtualClock, int], None]
@@ -114,3 +115,59 @@ def test_an_ack_at_random_costs_the_same_in_a_large_lease(tmp_path: Path) -> Non
             cost = Cost(q)
             found.append(max(cost.of(message.ack) for message in taken[n // 2 : n // 2 + 20]))
     assert found[1] <= 1.2 * found[0]
+
+
+@pytest.mark.parametrize("way", ["purge", "seek", "delete"])
+@pytest.mark.parametrize("shape", ["lanes", "messages", "claims"])
+def test_no_transaction_of_a_sweep_takes_more_steps_the_more_it_covers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, shape: str
+) -> None:
+    """Counted are the steps of the longest transaction; slices end by count, not by time."""
+    monkeypatch.setattr(sweeps, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(sweeps, "ROWS_AT_ONCE", 20)
+    found = []
+    for n in (150, 1_500):
+        with ackflow.connect(tmp_path / f"{n}.db", clock=VirtualClock(), upkeep=False) as q:
+            q.group("q", "g")
+            for number in range(n):
+                q.push("q", number, partition=f"p{number}" if shape == "lanes" else "p")
+            if shape == "claims":
+                for _ in range(20):
+                    q.pop("q", group="g")
+            verbs: dict[str, Callable[[], object]] = {
+                "purge": lambda: q.purge("q"),
+                "seek": lambda: q.seek("q", "g", to="end"),
+                "delete": lambda: q.delete_queue("q"),
+            }
+            found.append(longest(q, verbs[way]))
+    lanes = 1_500 if shape == "lanes" else 0
+    assert found[1] <= 1.3 * found[0] + 4 * lanes  # they are counted, by an index
+
+
+def longest(q: Session, call: Callable[[], object]) -> int:
+    """Return the steps of the longest transaction of a call."""
+    store = q.broker.store  # type: ignore[attr-defined]
+    steps, most = 0, 0
+    transact = store._transact
+
+    def step() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    def counted(*args: object) -> object:
+        nonlocal steps, most
+        steps = 0
+        try:
+            return transact(*args)
+        finally:
+            most = max(most, steps)
+
+    store._transact = counted
+    store._db.set_progress_handler(step, 1)
+    try:
+        call()
+    finally:
+        store._db.set_progress_handler(None)
+        store._transact = transact
+    return most

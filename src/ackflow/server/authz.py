@@ -12,7 +12,7 @@ from ..broker.requests import PushRequest, TransactionRequest
 from ..broker.scope import queues_behind
 from ..broker.verb import structs_in
 from ..errors import Forbidden
-from ..model import QueueStats
+from ..model import QueueStats, SweepStats
 from ..store.tx import Tx
 from .http import Call
 
@@ -59,7 +59,13 @@ def visible(call: Call, result: Any) -> Any:
     """Remove the queues that the caller's token does not cover from a list."""
     if call.who is None or not isinstance(result, list):
         return result
-    return [
-        one for one in result
-        if not isinstance(one, QueueStats) or call.server.may_see(call, one.name)
-    ]  # fmt: skip
+    return [one for one in result if _is_visible(call, one)]
+
+
+def _is_visible(call: Call, one: Any) -> bool:
+    match one:
+        case QueueStats():
+            return call.server.may_see(call, one.name)
+        case SweepStats():
+            return call.server.may_see(call, one.queue)
+    return True

@@ -71,10 +71,14 @@ def begin(
     partition: PartitionId | None = None, target: Target | None = None,
 ) -> Sweep:  # fmt: skip
     """Add a sweep over the lanes that exist now."""
+    if partition is None:
+        lanes = tx.value("count_lanes", queue.id)
+    else:
+        lanes = tx.value("count_lanes_of_partition", partition)
     sweep = Sweep(
         0, kind, queue.id, group.id if group else None, partition,
         json.encode(target or Target()).decode(), queue.name, group.name if group else None,
-        LaneId(tx.value("last_lane") or 0), 0, 0, tx.value("count_lanes", queue.id, partition), 0, 0,
+        LaneId(tx.value("last_lane") or 0), 0, 0, lanes, 0, 0,
         tx.now, None,
     )  # fmt: skip
     tx.add_sweep(sweep)
@@ -316,10 +320,10 @@ def _in_phases(tx: Tx, sweep: Sweep, step: Callable[[Tx, Sweep], bool], last: in
 
 
 def _delete_lane(tx: Tx, sweep: Sweep) -> bool:
-    row = tx.one("first_lane", sweep.queue)
+    row = tx.one("first_lane", sweep.queue, sweep.after)
     if row is None:
         return False
-    lane, _, head = row
+    lane, head = row
     for name in ("drop_claims_of_lane", "drop_gone_of_lane", "drop_expiring_of_lane"):
         if len(tx.all(name, lane, ROWS_AT_ONCE)) == ROWS_AT_ONCE:
             return True
@@ -329,7 +333,7 @@ def _delete_lane(tx: Tx, sweep: Sweep) -> bool:
         tx.tally.add(GroupId(GONE), "pushed", head)
         tx.run("drop_lane", lane)
         tx.run("drop_cut_lane", lane)
-        sweep.done += 1
+        sweep.done, sweep.after = sweep.done + 1, lane
     return True
 
 

@@ -1,4 +1,4 @@
-"""Read-only commands: queues, groups, leases, messages, why."""
+"""Read-only commands: queues, groups, leases, sweeps, messages, why."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated
@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from ...errors import NotFound
-from ...model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, Why
+from ...model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, SweepStats, Why
 from ...options import QUEUE_MODE
 from .. import output
 from ..command import Target, command
@@ -36,10 +36,14 @@ LEASES = Columns(
     ("queue", "group", "consumer", ">held", ">of", "since", "ends", "token"),
     ("of", "since", "group", "consumer", "ends", "held"),
 )
+SWEEPS = Columns(
+    ("kind", "queue", "group", "partition", ">done", ">lanes", ">purged", "started", "ended"),
+    ("partition", "started", "group", "purged", "ended", "lanes"),
+)
 
 
 def register(app: typer.Typer) -> None:
-    for function in (queues, groups, leases, why, peek, browse, search):
+    for function in (queues, groups, leases, sweeps, why, peek, browse, search):
         command(app, panel=PANEL, needs_reader=True)(function)
 
 
@@ -145,6 +149,23 @@ def _lease_row(lease: LeaseStats) -> list[Cell]:
     return [
         lease.queue, group_name(lease.group), lease.consumer, f"{lease.held:,}",
         f"{lease.batch:,}", ago(lease.acquired_at), ago(lease.expires_at), lease.token,
+    ]  # fmt: skip
+
+
+def sweeps(target: Target) -> None:
+    """List seeks, purges and deletes that take more than one transaction, and their progress."""
+    found = target.session.sweeps()
+    if not found:
+        target.out.say("no sweeps")
+        return
+    target.out.table(SWEEPS, map(_sweep_row, found), found)
+
+
+def _sweep_row(sweep: SweepStats) -> list[Cell]:
+    return [
+        sweep.kind, sweep.queue, "" if sweep.group is None else group_name(sweep.group),
+        sweep.partition or "", f"{sweep.lanes_done:,}", f"{sweep.lanes:,}", f"{sweep.purged:,}",
+        ago(sweep.started_at), "" if sweep.ended_at is None else ago(sweep.ended_at),
     ]  # fmt: skip
 
 

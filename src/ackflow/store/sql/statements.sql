@@ -84,7 +84,7 @@ select id, queue, name, created_at from partitions where queue = ?1 and id > ?2 
 -- name: add_partition
 insert into partitions (queue, name, created_at) values (?1, ?2, ?3)
 -- name: first_partition
-select id from partitions where queue = ?1 order by id limit 1
+select id from partitions where queue = ?1 order by name limit 1
 -- name: drop_partition
 delete from partitions where id = ?1
 
@@ -125,13 +125,15 @@ delete from gone where lane = ?1 and lo < ?2
 delete from gone where lane = ?1 and lo in (select lo from gone where lane = ?1 limit ?2)
 returning lo
 -- name: first_lane
-select id, partition, head from lanes where queue = ?1 order by id limit 1
+select id, head from lanes where queue = ?1 and id > ?2 order by id limit 1
 -- name: drop_lane
 delete from lane_rows where id = ?1
 -- name: last_lane
 select max(id) from lane_rows
 -- name: count_lanes
-select count(*) from lane_rows where queue = ?1 and (partition = ?2 or ?2 is null)
+select count(*) from lane_rows where queue = ?1
+-- name: count_lanes_of_partition
+select count(*) from lane_rows where partition = ?1
 -- name: count_read_partitions
 select count(distinct partition) from lane_rows where queue = ?1
 -- name: lanes_between
