@@ -9,13 +9,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from ..broker.broker import Broker
 from ..broker.requests import PopRequest
 from ..errors import AckflowError
-from ..session.consumer import LOCAL_WAIT, RepeatablePop
+from ..session.consumer import RepeatablePop
 from ..session.messages import Batch, Message
 from ..session.session import Session
 from .modes import Turns
 from .processor import Binding
 
 log = logging.getLogger("ackflow.worker")
+LOCAL_WAIT = 0.5  # a signal ends the wait for messages no sooner
 REMOTE_WAIT = 1.0
 Found = list[tuple[Binding, Batch[Message]]]
 

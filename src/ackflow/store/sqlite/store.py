@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file in WAL mode, used by any number of threads and processes.
 
-Limits: one writer at a time per file; other processes detect a push by polling (every 5 ms while
-they wait); local disks only: SQLite's shared memory does not work on network file systems.
+Limits: one writer at a time per file; other processes detect a push by polling (every 5 to
+40 ms while they wait); local disks only: SQLite's shared memory does not work on network file systems.
 """
 
 import contextlib
