@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial, wraps
@@ -34,6 +34,7 @@ from .session.dead_letters import Alert
 from .session.fluent import FluentQueue
 from .session.lease import Lease as PlainLease
 from .session.messages import Batch, Delivery, Receipt, to_verdict, waits
+from .session.results import put_progress
 from .session.transaction import Committed, Operations
 from .store.durability import MayLose
 from .validate import Duration, Reason
@@ -114,6 +115,12 @@ class Message(Delivery, gc=False, eq=False):
     async def in_progress(self) -> None:
         """Restart the lease time. JetStream's name for `extend`."""
         await self.extend()
+
+    async def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
+        """Record how far the message is, from 0 to 1; only for messages that ask for a result."""
+        t = self._session.transaction()
+        put_progress(t, self, part, data)
+        await t.commit()
 
     async def term(self, reason: Reason | None = None) -> None:
         """JetStream's name for `reject`."""

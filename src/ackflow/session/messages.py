@@ -1,6 +1,6 @@
 """Messages as a consumer receives them; payloads are decoded on access."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar, overload
 
@@ -178,6 +178,7 @@ class MessageSession(Protocol):
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None: ...
     def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None: ...
+    def transaction(self) -> Any: ...
 
 
 class Message(Delivery, gc=False, eq=False):
@@ -237,6 +238,17 @@ class Message(Delivery, gc=False, eq=False):
     def in_progress(self) -> None:
         """Restart the lease time; the JetStream name for `extend`."""
         self.extend()
+
+    def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
+        """Record how far the message is, from 0 to 1, for `Result.progress` and later attempts.
+
+        Only for messages that ask for a result.
+        """
+        from .results import put_progress
+
+        t = self._session.transaction()
+        put_progress(t, self, part, data)
+        t.commit()
 
     def term(self, reason: Reason | None = None) -> None:
         """Never deliver the message again; the JetStream name for `reject`."""

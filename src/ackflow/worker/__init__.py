@@ -25,7 +25,10 @@ from .extensions.redelivery import RedeliveryDelay
 from .hooks import Extension, Middleware
 from .job_records import Job, JobCannotBeStarted, JobNotFound, JobStale, JobStatus
 from .jobs import Jobs, RunningJob
+from .limits import Deferred, LimitHooks, Limits, Permit, Rate
 from .modes import MODES
+from .results import Progress, Result, ResultFailed, ResultHooks, ResultTimeout, ask
+from .schedules import Cron, Every, Schedule, ScheduleHooks, Schedules, Tick, cron, every
 from .sending import ProcessorSession, Push, current
 from .status import ACK, REJECT, REQUEUE, Reject, Requeue, Retry, Status
 from .tasks import Handle, Task
@@ -39,6 +42,9 @@ __all__ = [
     "ConsumerDied",
     "Context",
     "Counts",
+    "Cron",
+    "Deferred",
+    "Every",
     "Extension",
     "Handle",
     "InvalidStatus",
@@ -48,24 +54,40 @@ __all__ = [
     "JobStale",
     "JobStatus",
     "Jobs",
+    "LimitHooks",
+    "Limits",
     "MemoryLimit",
     "MessageLimit",
     "Middleware",
+    "Permit",
     "ProcessorExited",
     "ProcessorSession",
+    "Progress",
     "Push",
+    "Rate",
     "RedeliveryDelay",
     "Reject",
     "Requeue",
+    "Result",
+    "ResultFailed",
+    "ResultHooks",
+    "ResultTimeout",
     "Retry",
     "RunState",
     "RunningJob",
+    "Schedule",
+    "ScheduleHooks",
+    "Schedules",
     "SoftTimeLimitExceeded",
     "Status",
     "Task",
+    "Tick",
     "TimeLimit",
     "TimeLimitExceeded",
     "Worker",
     "WorkerNotFound",
+    "ask",
+    "cron",
     "current",
+    "every",
 ]

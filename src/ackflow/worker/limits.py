@@ -1,0 +1,236 @@
+"""Limits across all workers of a database: how many messages of a key run at once, and how often.
+
+    limits/slot/KEY/N      a message that runs, bound to the lease of its message
+    limits/line/KEY        when the last message that found no slot comes again
+    limits/held/KEY        how long messages of the key run, on average
+    limits/starts/KEY      when the last messages of the key started, or are going to
+    limits/wait/KEY/ID     the start that is reserved for a message
+
+A slot ends with the lease, so a worker that is killed gives it back. A message over a limit is not
+worth a loop: it is released, uncounted, until the time at which its turn comes. The messages that wait
+for a slot come back one after another, at the pace at which slots become free.
+"""
+
+import random
+import re
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from .. import validate
+from ..clock import SECOND, micros
+from ..errors import InvalidArgument, TransactionFailed
+from ..session.messages import Delivery
+from ..session.session import Session
+from ..session.transaction import Operations
+
+PREFIX = "limits/"
+TRIES = 8
+MOST_STARTS = 1_000  # of a rate; their times are one value
+MOST_KEY = 160  # bytes, after quoting
+LONGEST_WAIT = 30.0
+HELD = 0.25  # seconds that a message is thought to run, while that is not known
+SHORTEST_STEP, LONGEST_STEP = 0.01, 1.0
+KEEP_SECONDS = 3_600.0
+UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+RATE = re.compile(r"(\d+)\s*/\s*(\d+)?\s*(s|m|h|d)(?:ec|in|our|ay)?")
+
+
+class Rate(Struct, frozen=True):
+    """At most `count` starts in any `seconds`."""
+
+    count: int
+    seconds: float
+
+    @property
+    def late_seconds(self) -> float:
+        """How late a reserved start may be used; after that another one is reserved."""
+        return min(max(0.05, self.seconds / 20), self.seconds / 2)
+
+
+class Deferred(Struct, frozen=True):
+    """The message is over a limit: release it, and it comes again after `delay` seconds."""
+
+    delay: float
+
+
+class Permit:
+    """The message may run. `release` gives its slot back, in the transaction that settles it."""
+
+    def __init__(self, slot: str | None, held: str, average: float | None, started: int) -> None:
+        self._slot = slot
+        self._held = held
+        self._average = average
+        self._started = started
+
+    def release(self, t: Operations, now: int) -> None:
+        """Add the end of the permit to a transaction. Without it, the slot ends with the lease."""
+        if self._slot is None:
+            return
+        t.delete(self._slot)
+        took = max(0.0, (now - self._started) / SECOND)
+        average = took if self._average is None else 0.8 * self._average + 0.2 * took
+        if self._average is None or abs(average - self._average) > 0.2 * self._average:
+            t.put(self._held, average, ttl=KEEP_SECONDS)
+
+
+def parse_rate(text: "str | Rate") -> Rate:
+    """A rate as text: 10/s, 100/m, 5/h, 20/10s."""
+    if isinstance(text, Rate):
+        return text
+    found = RATE.fullmatch(text) if isinstance(text, str) else None
+    if found is None or not 1 <= int(found[1]) <= MOST_STARTS or found[2] == "0":
+        raise InvalidArgument(
+            f"a rate must be 1 to {MOST_STARTS:,} per time, such as 10/s, 100/m or 20/10s, got {text!r}"
+        )
+    return Rate(int(found[1]), float(found[2] or 1) * UNITS[found[3]])
+
+
+class Limits:
+    """Asks whether a message may run now."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def acquire(
+        self,
+        message: Delivery,
+        key: str,
+        *,
+        concurrency: int | None = None,
+        rate: str | Rate | None = None,
+    ) -> Permit | Deferred:
+        """Take a slot and a start for a message, or say when it may ask again.
+
+        `concurrency` messages of the key run at once, in all workers together; `rate` of them start
+        per time.
+        """
+        name = quote(validate.name(key, "key"), safe=" :@+=,;~!$&'()*")
+        if len(name.encode()) > MOST_KEY:
+            raise InvalidArgument(f"the key of a limit must have at most {MOST_KEY} bytes")
+        if concurrency is not None:
+            validate.integer(concurrency, "concurrency", 1, 10_000)
+        asked = None if rate is None else parse_rate(rate)
+        if concurrency is None and asked is None:
+            raise InvalidArgument("a limit needs a concurrency, a rate, or both")
+        for _ in range(TRIES):
+            t = self._session.transaction()
+            answer = self._try(t, message, name, concurrency, asked)
+            try:
+                t.commit()
+                return answer
+            except TransactionFailed as error:  # another worker was faster
+                if error.details.get("code") != "version_conflict":
+                    raise
+        return Deferred(random.uniform(SHORTEST_STEP, 5 * SHORTEST_STEP))
+
+    def now(self) -> int:
+        """The time of the broker."""
+        return self._session.broker.clock.now()
+
+    def _try(
+        self, t: Operations, message: Delivery, key: str, concurrency: int | None, rate: Rate | None
+    ) -> Permit | Deferred:
+        now, slot, held = self.now(), None, f"{PREFIX}held/{key}"
+        average: float | None = None
+        if concurrency is not None:
+            found = self._session.value(held)
+            average = None if found is None else float(found.data)
+            slot = self._free_slot(key, concurrency)
+            if slot is None:
+                return self._stand_in_line(t, key, concurrency, average, now)
+        if rate is not None:
+            start = self._take_start(t, message, key, rate, now)
+            if start > now:
+                return Deferred((start - now) / SECOND)
+        if slot is not None:
+            t.put(slot, message.transaction_id, expect=0, lease=message)
+        return Permit(slot, held, average, now)
+
+    def _free_slot(self, key: str, concurrency: int) -> str | None:
+        prefix = f"{PREFIX}slot/{key}/"
+        used = {value.key for value in self._session.values(prefix, limit=10_000)}
+        free = [name for n in range(concurrency) if (name := f"{prefix}{n}") not in used]
+        return random.choice(free) if free and len(used) < concurrency else None
+
+    def _stand_in_line(
+        self, t: Operations, key: str, concurrency: int, average: float | None, now: int
+    ) -> Deferred:
+        """No slot is free: come again behind the others that wait."""
+        name = f"{PREFIX}line/{key}"
+        found = self._session.value(name)
+        step = (HELD if average is None else average) / concurrency
+        step = min(max(step, SHORTEST_STEP), LONGEST_STEP)
+        last = now if found is None else max(now, int(found.data))
+        turn = min(last + micros(step), now + micros(LONGEST_WAIT))
+        t.put(name, turn, expect=found.version if found else 0, ttl=KEEP_SECONDS)
+        return Deferred((turn - now) / SECOND)
+
+    def _take_start(self, t: Operations, message: Delivery, key: str, rate: Rate, now: int) -> int:
+        """The time at which a message may start: now, or the time reserved for it."""
+        period, name = micros(rate.seconds), f"{PREFIX}starts/{key}"
+        wait = f"{PREFIX}wait/{key}/{message.transaction_id}"
+        mine = self._session.value(wait)
+        if mine is not None and mine.data > now:
+            return int(mine.data)
+        if mine is not None and now - mine.data <= micros(rate.late_seconds):
+            t.delete(wait, expect=mine.version)
+            return now
+        found = self._session.value(name)
+        starts: list[int] = [] if found is None else list(found.data)
+        if mine is not None and mine.data in starts:
+            starts.remove(mine.data)  # it came too late for that one
+        start = now
+        if len(starts) >= rate.count:
+            start = max(now, starts[-rate.count] + period)
+        starts = sorted([*starts, start])[-rate.count :]
+        seconds = (starts[-1] - now) / SECOND + rate.seconds + 60.0
+        t.put(name, starts, expect=found.version if found else 0, ttl=seconds)
+        if start > now:
+            t.put(wait, start, ttl=(start - now) / SECOND + 600.0)
+        elif mine is not None:
+            t.delete(wait)
+        return start
+
+
+class LimitHooks:
+    """The limits of tasks as hooks of a worker.
+
+    A task has a `concurrency` (messages at once) or a `rate` ("10/s"), or both, for each
+    `concurrency_key`: a text, or a function of the message. Without a key, the task itself is one.
+    """
+
+    options = ("concurrency", "concurrency_key", "rate")
+
+    def __init__(self) -> None:
+        self._limits: Limits | None = None
+
+    def pre_received(self, context: Any) -> None:
+        """Release a message that is over a limit until its turn comes."""
+        handler = context.binding.handler_of(context.message)
+        options = getattr(handler, "options", None) or {}
+        concurrency, rate = options.get("concurrency"), options.get("rate")
+        key = options.get("concurrency_key")
+        if concurrency is None and rate is None:
+            if key is None:
+                return
+            concurrency = 1
+        if callable(key):
+            key = key(context.message)
+        if self._limits is None:
+            self._limits = Limits(context.session.outside)
+        answer = self._limits.acquire(
+            context.message, f"{handler.name}:{key}" if key is not None else handler.name,
+            concurrency=concurrency, rate=rate,
+        )  # fmt: skip
+        if isinstance(answer, Deferred):
+            context.release(answer.delay)
+        else:
+            context.notes[self] = answer
+
+    def before_settle(self, context: Any) -> None:
+        """Give the slot back in the transaction that settles the message."""
+        permit = context.notes.get(self)
+        if permit is not None and self._limits is not None:
+            permit.release(context.session.operations, self._limits.now())

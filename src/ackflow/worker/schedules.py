@@ -1,0 +1,322 @@
+"""Schedules: messages that are pushed by the clock, one for each tick however many workers run.
+
+    schedules/NAME     the last tick that was pushed, and its specification
+
+A tick is a push, in one transaction with the record that it was pushed. A worker that finds the record
+changed has lost the race, and pushes nothing. So a tick is neither lost nor repeated by a worker that
+is killed.
+
+Cron expressions are read by cronsim: it is small, maintained, works with `zoneinfo`, and does what
+Debian's cron does when the clock changes. A fixed time that is skipped in spring runs right after the
+change, and one that occurs twice in autumn runs once; expressions with `*` or steps in the hour or
+minute follow elapsed time.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Literal, Protocol, cast
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from msgspec import Struct
+
+from .. import validate
+from ..clock import SECOND
+from ..errors import AckflowError, InvalidArgument, TransactionFailed
+from ..session.session import Session
+from ..session.transaction import Operations
+
+log = logging.getLogger("ackflow.worker")
+Missed = Literal["skip", "once", "all"]
+MISSED: tuple[str, ...] = ("skip", "once", "all")
+Send = Callable[[Operations, "Tick"], Any]
+PREFIX = "schedules/"
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+SHORTEST = 0.1  # seconds between ticks
+AT_ONCE = 100  # ticks that one transaction pushes
+LOOK_SECONDS = 5.0  # the clock may be set, and a tick may be pushed by others
+GRACE_SECONDS = 60.0  # a tick that is later than this was missed
+TICK_HEADER, MISSED_HEADER = "ackflow-tick", "ackflow-missed"
+
+
+class Tick(Struct, frozen=True):
+    """One tick: its time in the zone of the schedule, and how many before it were left out."""
+
+    name: str
+    at: datetime
+    missed: int = 0
+
+
+class Spec(Protocol):
+    """When ticks are due. `text` identifies the specification."""
+
+    @property
+    def text(self) -> str: ...
+    def after(self, time: datetime) -> Iterator[datetime]: ...
+
+
+class Every(Struct, frozen=True):
+    """Ticks at whole multiples of an interval since 1970, so that all workers agree on them."""
+
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return f"every {self.seconds:g}s"
+
+    def after(self, time: datetime) -> Iterator[datetime]:
+        step = round(self.seconds * SECOND)
+        number = _micros(time) // step
+        while True:
+            number += 1
+            yield datetime.fromtimestamp(0, UTC) + timedelta(microseconds=number * step)
+
+
+class Cron(Struct, frozen=True):
+    """Ticks of a cron expression in a time zone."""
+
+    expression: str
+    tz: str = "UTC"
+
+    @property
+    def text(self) -> str:
+        return f"cron {self.expression} {self.tz}"
+
+    def after(self, time: datetime) -> Iterator[datetime]:
+        return iter(_cronsim()(self.expression, time.astimezone(ZoneInfo(self.tz))))
+
+
+def every(interval: str | float) -> Every:
+    """A schedule by interval: seconds, or text such as 15m or 1h30m."""
+    if isinstance(interval, str):
+        parts = DURATION.findall(interval)
+        if not parts or "".join(n + unit for n, unit in parts) != interval:
+            raise InvalidArgument(f"an interval must be like 30s, 15m or 1h30m, got {interval!r}")
+        interval = sum(float(n) * UNITS[unit] for n, unit in parts)
+    return Every(validate.seconds(interval, "interval", SHORTEST))
+
+
+def cron(expression: str, tz: str = "UTC") -> Cron:
+    """A schedule by cron expression: minute, hour, day, month and weekday, in a time zone."""
+    spec = Cron(validate.some_text(expression, "expression"), validate.some_text(tz, "tz"))
+    try:
+        ZoneInfo(spec.tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise InvalidArgument(f"there is no time zone {tz!r}; Europe/Berlin is one") from None
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    try:
+        found = next(spec.after(now), None)
+    except _cron_error() as error:
+        raise InvalidArgument(
+            f"{expression!r} is not a cron expression ({error}); 0 6 * * 1-5 is one"
+        ) from None
+    if found is None:
+        raise InvalidArgument(f"the cron expression {expression!r} is never due")
+    return spec
+
+
+class Schedule(Struct, frozen=True):
+    """A name, when it is due, and what a tick pushes."""
+
+    name: str
+    spec: Spec
+    send: Send
+    missed: Missed
+
+
+class Schedules:
+    """The schedules of a worker: `run_due` pushes the ticks that are due, `start` does so in time.
+
+    Any number of workers may have the same schedules.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._schedules: dict[str, Schedule] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(
+        self,
+        name: str,
+        spec: Spec,
+        *,
+        queue: str | None = None,
+        data: Any = None,
+        send: Send | None = None,
+        missed: Missed = "once",
+    ) -> Schedule:
+        """Push to a queue at every tick, or what `send(t, tick)` adds to the transaction.
+
+        `missed` ticks, while no worker ran or the clock was set, are left out (`skip`), pushed as one
+        (`once`), or pushed each (`all`). A schedule begins with the tick after it is first seen.
+        """
+        validate.name(PREFIX + validate.name(name, "name"), "name")
+        validate.one_of(missed, "missed", MISSED)
+        if (queue is None) == (send is None):
+            raise InvalidArgument("a schedule needs a queue, or a function that sends")
+        if queue is not None:
+            Operations(None).push(queue, data)  # validates both
+            send = _push_to(queue, data)
+        if name in self._schedules:
+            raise InvalidArgument(f"there is a schedule {name!r} already")
+        made = self._schedules[name] = Schedule(name, spec, cast(Send, send), missed)
+        return made
+
+    def run_due(self) -> int:
+        """Push every tick that is due and not pushed yet; returns how many were pushed here."""
+        return sum(self._run(schedule) for schedule in self._schedules.values())
+
+    def next_due(self) -> datetime | None:
+        """When the next tick is due."""
+        now = self._now()
+        found = [next(one.spec.after(now), None) for one in self._schedules.values()]
+        return min((at for at in found if at is not None), default=None)
+
+    def start(self) -> None:
+        """Push ticks in time, from a thread, until `stop`."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._loop, name="ackflow-ticks", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.run_due()
+            except AckflowError as error:
+                log.warning("a tick could not be pushed now, and is tried again: %s", error)
+            except Exception:
+                log.exception("a schedule failed; its tick is tried again")
+            due = self.next_due()
+            left = LOOK_SECONDS if due is None else (due - self._now()).total_seconds()
+            self._stop.wait(min(max(left, 0.0), LOOK_SECONDS))
+
+    def _run(self, schedule: Schedule) -> int:
+        pushed = 0
+        while True:
+            n, more = self._step(schedule)
+            pushed += n
+            if not more:
+                return pushed
+
+    def _step(self, schedule: Schedule) -> tuple[int, bool]:
+        """Push ticks of a schedule, up to a limit; returns how many, and whether more are due."""
+        key, now = PREFIX + schedule.name, self._now()
+        found = self._session.value(key)
+        text = schedule.spec.text
+        t = self._session.transaction()
+        if found is None or found.data["spec"] != text:  # it begins now
+            t.put(key, {"spec": text, "last": _micros(now)}, expect=found.version if found else 0)
+            self._commit(t)
+            return 0, False
+        due, more = self._due(schedule, int(found.data["last"]), now)
+        if due is None:
+            return 0, False
+        last, ticks = due
+        for tick in ticks:
+            schedule.send(t, tick)
+        t.put(key, {"spec": text, "last": last}, expect=found.version)
+        return (len(ticks), more) if self._commit(t) else (0, True)
+
+    def _due(
+        self, schedule: Schedule, last: int, now: datetime
+    ) -> tuple[tuple[int, list[Tick]] | None, bool]:
+        """The ticks to push now, with the time of the last one; and whether more are due."""
+        after, times, more = _time(last), list[datetime](), False
+        missed = 0
+        for at in schedule.spec.after(after):
+            if at > now:
+                break
+            if schedule.missed == "all" and len(times) == AT_ONCE:
+                more = True
+                break
+            if schedule.missed != "all" and times:
+                missed += 1
+                times.clear()
+            times.append(at)
+        if not times:
+            return None, False
+        stop = _micros(times[-1])
+        if schedule.missed == "skip" and (now - times[-1]).total_seconds() > GRACE_SECONDS:
+            return (stop, []), False
+        missed = 0 if schedule.missed == "skip" else missed
+        return (stop, [Tick(schedule.name, at, missed) for at in times]), more
+
+    def _commit(self, t: Any) -> bool:
+        """Commit; False if another worker has pushed the tick."""
+        try:
+            t.commit()
+            return True
+        except TransactionFailed as error:
+            if error.details.get("code") != "version_conflict":
+                raise
+            return False
+
+    def _now(self) -> datetime:
+        return _time(self._session.broker.clock.now())
+
+
+class ScheduleHooks:
+    """Schedules as a part of a worker: ticks are pushed while it runs."""
+
+    def __init__(self, schedules: Schedules) -> None:
+        self.schedules = schedules
+
+    def on_start(self, run: Any) -> None:
+        """Begin to push ticks."""
+        self.schedules.start()
+
+    def interrupted(self, run: Any) -> None:
+        """Stop."""
+        self.schedules.stop()
+
+
+def _push_to(queue: str, data: Any) -> Send:
+    def send(t: Operations, tick: Tick) -> None:
+        headers = {TICK_HEADER: tick.at.isoformat()}
+        if tick.missed:
+            headers[MISSED_HEADER] = str(tick.missed)
+        t.push(queue, data, headers=headers)
+
+    return send
+
+
+def upcoming(spec: Spec, start: datetime, count: int) -> list[datetime]:
+    """The next ticks of a specification."""
+    return list(islice(spec.after(start), count))
+
+
+def _cronsim() -> Any:
+    try:
+        from cronsim import CronSim
+    except ImportError:
+        raise InvalidArgument("cron expressions need cronsim: pip install ackflow[cron]") from None
+    return CronSim
+
+
+def _cron_error() -> type[Exception]:
+    try:
+        from cronsim import CronSimError
+    except ImportError:
+        return KeyError  # `_cronsim` has refused before
+    return cast("type[Exception]", CronSimError)
+
+
+def _time(micros: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
+
+
+def _micros(time: datetime) -> int:
+    return (time - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
