@@ -413,3 +413,39 @@ def test_children_that_end_at_the_same_time_are_all_counted(tmp_path: Path) -> N
         (root,) = jobs.roots()
         assert (root.status, root.counts["success"], root.progress) == ("success", 61, 1.0)
         assert [m.data for m in q.pop("after", batch=9)] == ["done"]
+
+
+KILLED = """
+import sys, time, ackflow
+from ackflow.worker import Jobs
+q = ackflow.connect(sys.argv[1], upkeep=False)
+(message,) = q.pop("work", lease_seconds=2)
+
+def run(job):
+    job.progress(0.5, {"page": 3})
+    job.add_dependent("after", 1)
+    print("runs", flush=True)
+    time.sleep(60)
+
+Jobs(q).run_unique(message, "import", run)
+"""
+
+
+def test_a_job_of_a_killed_process_goes_on_in_another(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with ackflow.connect(path) as q:
+        jobs = Jobs(q)
+        q.push("work", 1)
+        process = subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"runs\n"
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert jobs.run_unique("other", "import", lambda job: True) is None
+        (message,) = q.pop("work", wait=20)
+        assert jobs.run_unique(message, "import", lambda job: job.data["page"]) == 3
+        (root,) = jobs.roots()
+        assert (root.status, root.counts["success"]) == ("success", 1)
+        assert [m.data for m in q.pop("after", batch=9)] == [1]
+        assert q.group_stats("work").counts.done == 1

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,31 @@ def test_messages_over_the_limit_come_back_one_after_another(q: Session, limits:
     times = [one.delay for one in delays if isinstance(one, Deferred)]
     assert len(times) == 29
     assert times == sorted(times)
-    assert all(b - a == pytest.approx(0.25) for a, b in itertools.pairwise(times))
+    assert all(b - a == pytest.approx(0.05) for a, b in itertools.pairwise(times))
+
+
+def test_while_that_is_not_known_the_pace_follows_how_long_the_oldest_runs(
+    q: Session, limits: Limits, clock: VirtualClock
+) -> None:
+    one, two = popped(q, 2)
+    limits.acquire(one, "k", concurrency=1)
+    for passed, delay in ((0.5, 0.5), (4.5, 1.0)):
+        clock.advance(passed)
+        answer = limits.acquire(two, "k", concurrency=1)
+        assert isinstance(answer, Deferred)
+        assert answer.delay == pytest.approx(delay)
+
+
+def test_many_slots_are_all_found(q: Session, limits: Limits) -> None:
+    messages = popped(q, 21)
+    got = [limits.acquire(message, "k", concurrency=20) for message in messages]
+    assert [type(one) for one in got] == [Permit] * 20 + [Deferred]
+
+
+def test_a_long_transaction_id_has_a_start_of_its_own(q: Session, limits: Limits) -> None:
+    q.push("work", [ackflow.Item(data=n, transaction_id=f"{'x' * 250}{n}") for n in range(3)])
+    got = [limits.acquire(m, "k" * 160, rate="1/10s") for m in q.pop("work", batch=3)]
+    assert [round(one.delay) for one in got if isinstance(one, Deferred)] == [10, 20]
 
 
 def test_the_pace_follows_how_long_messages_run(
@@ -234,3 +259,36 @@ def test_processes_together_keep_the_limit(tmp_path: Path) -> None:
         ]
         assert [worker.wait(100) for worker in workers] == [0, 0, 0]
         assert q.group_stats("work").counts.done == 40
+
+
+KILLED = """
+import sys, time, ackflow
+from ackflow.worker import Limits
+q = ackflow.connect(sys.argv[1], upkeep=False)
+(message,) = q.pop("work", lease_seconds=3)
+Limits(q).acquire(message, "k", concurrency=1)
+print("runs", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_slot_of_a_killed_process_is_free_when_its_lease_is_over(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with ackflow.connect(path) as q:
+        q.push("work", ["killed", "other"])
+        process = subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"runs\n"
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        limits = Limits(q)
+        (message,) = q.pop("work", wait=5)
+        deferred = 0
+        while isinstance(answer := limits.acquire(message, "k", concurrency=1), Deferred):
+            deferred += 1
+            time.sleep(answer.delay)
+        assert deferred >= 1
+        message.ack()
+        (again,) = q.pop("work", wait=5)
+        assert again.data == "killed"

@@ -17,6 +17,7 @@ the ack (or reject) of the message are one transaction, and a child whose worker
 again as soon as the lease of its message is over.
 """
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ from ..session.transaction import Operations
 from ..validate import Duration
 from .job_records import (
     ACTIVE,
+    MOST_NAME,
     NAME,
     OWNER,
     ROOT,
@@ -505,7 +507,12 @@ class Jobs:
 
 
 def _owner(owner: str | Delivery) -> str:
-    return checked_name(owner.transaction_id if isinstance(owner, Delivery) else owner, "owner")
+    """The name of an owner; a message is one by its transaction id, which a requeued copy keeps."""
+    if isinstance(owner, Delivery):
+        id = owner.transaction_id
+        long = len(id.encode()) > MOST_NAME
+        return hashlib.blake2b(id.encode(), digest_size=16).hexdigest() if long else id
+    return checked_name(owner, "owner")
 
 
 def _root(id: str) -> str:

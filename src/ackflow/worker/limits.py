@@ -11,6 +11,7 @@ worth a loop: it is released, uncounted, until the time at which its turn comes.
 for a slot come back one after another, at the pace at which slots become free.
 """
 
+import hashlib
 import random
 import re
 from typing import Any
@@ -30,7 +31,9 @@ TRIES = 8
 MOST_STARTS = 1_000  # of a rate; their times are one value
 MOST_KEY = 160  # bytes, after quoting
 LONGEST_WAIT = 30.0
-HELD = 0.25  # seconds that a message is thought to run, while that is not known
+HELD = 0.05  # seconds that a message is thought to run at least, while that is not known
+MOST_AT_ONCE = 1_000
+PROBES = 3
 SHORTEST_STEP, LONGEST_STEP = 0.01, 1.0
 KEEP_SECONDS = 3_600.0
 UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -110,7 +113,7 @@ class Limits:
         if len(name.encode()) > MOST_KEY:
             raise InvalidArgument(f"the key of a limit must have at most {MOST_KEY} bytes")
         if concurrency is not None:
-            validate.integer(concurrency, "concurrency", 1, 10_000)
+            validate.integer(concurrency, "concurrency", 1, MOST_AT_ONCE)
         asked = None if rate is None else parse_rate(rate)
         if concurrency is None and asked is None:
             raise InvalidArgument("a limit needs a concurrency, a rate, or both")
@@ -137,9 +140,11 @@ class Limits:
         if concurrency is not None:
             found = self._session.value(held)
             average = None if found is None else float(found.data)
-            slot = self._free_slot(key, concurrency)
+            slot, oldest = self._free_slot(key, concurrency)
             if slot is None:
-                return self._stand_in_line(t, key, concurrency, average, now)
+                age = 0.0 if oldest is None else (now - oldest) / SECOND
+                seconds = max(HELD, age) if average is None else average
+                return self._stand_in_line(t, key, seconds / concurrency, now)
         if rate is not None:
             start = self._take_start(t, message, key, rate, now)
             if start > now:
@@ -148,21 +153,25 @@ class Limits:
             t.put(slot, message.transaction_id, expect=0, lease=message)
         return Permit(slot, held, average, now)
 
-    def _free_slot(self, key: str, concurrency: int) -> str | None:
+    def _free_slot(self, key: str, concurrency: int) -> tuple[str | None, int | None]:
+        """A slot that is free; or None, and when the oldest of them was taken."""
         prefix = f"{PREFIX}slot/{key}/"
-        used = {value.key for value in self._session.values(prefix, limit=10_000)}
+        if concurrency > PROBES:  # in most cases, looking at a few is enough
+            for n in random.sample(range(concurrency), PROBES):
+                if self._session.value(f"{prefix}{n}") is None:
+                    return f"{prefix}{n}", None
+        used = {one.key: one for one in self._session.values(prefix, limit=2 * MOST_AT_ONCE)}
         free = [name for n in range(concurrency) if (name := f"{prefix}{n}") not in used]
-        return random.choice(free) if free and len(used) < concurrency else None
+        if free and len(used) < concurrency:  # it may have been larger
+            return random.choice(free), None
+        return None, min(round(one.updated_at.timestamp() * SECOND) for one in used.values())
 
-    def _stand_in_line(
-        self, t: Operations, key: str, concurrency: int, average: float | None, now: int
-    ) -> Deferred:
-        """No slot is free: come again behind the others that wait."""
+    def _stand_in_line(self, t: Operations, key: str, step: float, now: int) -> Deferred:
+        """No slot is free: come again behind the others that wait, at their pace."""
         name = f"{PREFIX}line/{key}"
         found = self._session.value(name)
-        step = (HELD if average is None else average) / concurrency
-        step = min(max(step, SHORTEST_STEP), LONGEST_STEP)
         last = now if found is None else max(now, int(found.data))
+        step = min(max(step, SHORTEST_STEP), LONGEST_STEP)
         turn = min(last + micros(step), now + micros(LONGEST_WAIT))
         t.put(name, turn, expect=found.version if found else 0, ttl=KEEP_SECONDS)
         return Deferred((turn - now) / SECOND)
@@ -170,7 +179,7 @@ class Limits:
     def _take_start(self, t: Operations, message: Delivery, key: str, rate: Rate, now: int) -> int:
         """The time at which a message may start: now, or the time reserved for it."""
         period, name = micros(rate.seconds), f"{PREFIX}starts/{key}"
-        wait = f"{PREFIX}wait/{key}/{message.transaction_id}"
+        wait = f"{PREFIX}wait/{key}/{_short(message.transaction_id)}"
         mine = self._session.value(wait)
         if mine is not None and mine.data > now:
             return int(mine.data)
@@ -192,6 +201,11 @@ class Limits:
         elif mine is not None:
             t.delete(wait)
         return start
+
+
+def _short(text: str) -> str:
+    """A digest: a key has no room for a long transaction id."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 class LimitHooks:
