@@ -151,3 +151,15 @@ def test_a_bad_delay_of_a_release_changes_nothing(q: Session) -> None:
     with pytest.raises(errors.InvalidArgument):
         message.release(delay=-1)
     message.ack()
+
+
+def test_a_value_does_not_come_back_with_a_later_lease(q: Session) -> None:
+    """When all leases are removed, their ids are given again; tokens are not."""
+    q.push("orders", 1)
+    (message,) = q.pop("orders")
+    put(q, "lock", lease=message)
+    q.delete_queue("orders")
+    assert q.value("lock") is None
+    q.push("orders", 1)
+    q.pop("orders")
+    assert q.value("lock") is None

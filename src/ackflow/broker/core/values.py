@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from ...clock import micros
 from ...errors import LeaseLost, VersionConflict
-from ...ids import LeaseId
-from ...store.mapping import Row
+from ...store.mapping import Row, to_lease
 from ...store.tx import Tx
 from ..requests import DeleteOperation, PutOperation
 
@@ -28,7 +27,10 @@ def put(tx: Tx, operation: PutOperation) -> int:
     if operation.ttl is not None:
         tx.run("put_ending_value", *known, tx.now + micros(operation.ttl), None)
     elif operation.lease is not None:
-        tx.run("put_ending_value", *known, *_live(tx, operation.lease))
+        end = _lease_end(tx, operation.lease)
+        if end is None:
+            raise LeaseLost()
+        tx.run("put_ending_value", *known, end, operation.lease)
     else:
         tx.run("put_value", *known)
     return version
@@ -98,19 +100,12 @@ def _unless_over(tx: Tx, row: Row) -> Row | None:
     return None if over else (key, value, version, updated_at, end)
 
 
-def _lease_end(tx: Tx, lease: LeaseId) -> int | None:
-    """Return the end of a live lease, or None."""
-    row = tx.one("end_of_lease", lease)
-    return None if row is None or row[1] is not None or row[0] <= tx.now else int(row[0])
-
-
-def _live(tx: Tx, token: int) -> tuple[int, LeaseId]:
-    """Return the end and the id of a lease, which must be live."""
-    lease = tx.lease(token)
-    end = None if lease is None else _lease_end(tx, lease.id)
-    if lease is None or end is None:
-        raise LeaseLost()
-    return end, lease.id
+def _lease_end(tx: Tx, token: int) -> int | None:
+    """Return the end of a live lease, or None. A token is never used again, as an id may be."""
+    row = tx.lease_row(token)
+    lease = None if row is None else to_lease(row)
+    over = lease is None or lease.ended_at is not None or lease.expires_at <= tx.now
+    return None if lease is None or over else lease.expires_at
 
 
 def _drop(tx: Tx, key: str, version: int) -> None:

@@ -93,6 +93,14 @@ class Connection(psycopg.Connection[Row]):
             yield
 
 
+def check_schema(name: str) -> None:
+    """Refuse what is no plain name of a schema: it becomes a part of statements."""
+    if not re.fullmatch("[a-z_][a-z0-9_]{0,62}", name):
+        raise InvalidArgument(
+            f"schema={name} is no name of a schema: a to z, 0 to 9 and _, at most 63"
+        )
+
+
 class DatabaseUrl:
     """The location of a store: server, database and schema (by default `ackflow`)."""
 
@@ -100,10 +108,7 @@ class DatabaseUrl:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         self.schema = query.pop("schema", "ackflow")
-        if not re.fullmatch("[a-z_][a-z0-9_]{0,62}", self.schema):
-            raise InvalidArgument(
-                f"schema={self.schema} is no name of a schema: a to z, 0 to 9 and _, at most 63"
-            )
+        check_schema(self.schema)
         bare = urlunsplit(parts._replace(query=urlencode(query, quote_via=quote)))
         try:
             known = conninfo_to_dict(bare)

@@ -25,7 +25,15 @@ from .. import hints, migrate
 from ..cache import Cache
 from ..mapping import Row
 from ..tx import Tx
-from .connection import LOCK_SECONDS, SET_LOCAL, SETTINGS, TextDumper, TotalLoader, statements
+from .connection import (
+    LOCK_SECONDS,
+    SET_LOCAL,
+    SETTINGS,
+    TextDumper,
+    TotalLoader,
+    check_schema,
+    statements,
+)
 from .notify import channel_of
 from .store import LOOK, lock_key
 
@@ -55,6 +63,7 @@ class OuterTransaction:
     def __init__(
         self, connection: "psycopg.Connection[Any]", schema: str, clock: Clock | None = None
     ) -> None:
+        check_schema(schema)
         self._db = connection
         self._schema = schema
         self._clock = clock

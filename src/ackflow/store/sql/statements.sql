@@ -650,8 +650,6 @@ set value = excluded.value, version = excluded.version, updated_at = excluded.up
     expires_at = excluded.expires_at, lease = excluded.lease
 -- name: set_value_end
 update kv set expires_at = ?2 where key = ?1
--- name: end_of_lease
-select expires_at, ended_at from leases where id = ?1
 -- name: ended_values
 select key, version, lease from kv where expires_at is not null and expires_at <= ?1
 order by expires_at limit ?2

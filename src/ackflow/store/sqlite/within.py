@@ -129,7 +129,7 @@ class OuterTransaction:
             record=None if mode in LOSSY else self._record(execute, path, str(mode)),
         )
 
-    def _record(self, execute: "Execute", path: str, mode: str) -> SyncRecord:
+    def _record(self, execute: "Execute", path: str, mode: str) -> SyncRecord | None:
         synchronous = execute("pragma synchronous", ())[0][0]
         if synchronous == 0 or (mode == "nothing" and synchronous < 2):
             raise InvalidArgument(
@@ -145,7 +145,7 @@ class OuterTransaction:
             raise StorageFailed(
                 f"the disk of {path} did not confirm earlier writes; open it with ackflow.connect"
             )
-        return record
+        return None if mode == "nothing" else record  # there, every commit is synced
 
 
 Execute = Callable[[str, Sequence[Any]], list[Row]]

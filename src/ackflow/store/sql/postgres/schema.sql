@@ -259,7 +259,7 @@ create table kv (
     version bigint not null,
     updated_at bigint not null,
     expires_at bigint,                      -- when upkeep looks at it; null: kept until deleted
-    lease bigint                            -- it ends with this lease
+    lease bigint                            -- it ends with the lease of this token
 );
 create index kv_by_end on kv (expires_at) where expires_at is not null;
 

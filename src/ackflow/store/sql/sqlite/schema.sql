@@ -237,7 +237,7 @@ create table kv (
     version integer not null,
     updated_at integer not null,
     expires_at integer,                     -- when upkeep looks at it; null: kept until deleted
-    lease integer                           -- it ends with this lease
+    lease integer                           -- it ends with the lease of this token
 ) without rowid;
 create index kv_by_end on kv (expires_at) where expires_at is not null;
 
