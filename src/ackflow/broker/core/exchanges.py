@@ -87,10 +87,14 @@ def matches(
         case "direct":
             return binding.routing_key in keys
         case "topic":
-            pattern = binding.routing_key.split(".")
-            return any(topic_matches(pattern, key.split(".")) for key in keys)
+            pattern = _words(binding.routing_key)
+            return any(topic_matches(pattern, _words(key)) for key in keys)
         case "headers":
             return headers_match(binding.arguments, headers)
+
+
+def _words(key: str) -> list[str]:
+    return key.split(".") if key else []
 
 
 def topic_matches(pattern: Sequence[str], words: Sequence[str]) -> bool:

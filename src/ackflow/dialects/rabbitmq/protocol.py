@@ -162,7 +162,7 @@ class AmqpConnection(asyncio.Protocol):
         if self._state is State.HEADER:
             at = self._read_protocol_header(data)
         size = len(data)
-        while size - at >= OVERHEAD and self._state is not State.CLOSED:
+        while size - at >= 7 and self._state is not State.CLOSED:
             kind, number, length = frames.unpack_start(data, at)
             if length > self.frame_max - OVERHEAD:
                 raise AmqpError(501, f"a frame has {length} bytes, above the maximum")

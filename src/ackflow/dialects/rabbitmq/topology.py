@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pamqp.commands import Exchange, Queue
 
+from ...broker.core.exchanges import PREDECLARED
 from ...store.records import Binding, ExchangeKind
 from ...store.records import Exchange as ExchangeRecord
 from .arguments import check_binding, check_exchange, check_queue
@@ -136,6 +137,8 @@ async def declare_exchange(channel: "Channel", method: Exchange.Declare) -> None
     else:
         if name == "":
             raise AmqpError(403, "operation not permitted on the default exchange")
+        if name.startswith(RESERVED) and name not in PREDECLARED:
+            raise AmqpError(403, f"exchange name '{name}' contains reserved prefix 'amq.*'")
         if method.exchange_type not in KINDS:
             raise AmqpError(503, f"unknown exchange type '{method.exchange_type}'")
         arguments = check_exchange(name, method.arguments)
@@ -154,7 +157,7 @@ async def delete_exchange(channel: "Channel", method: Exchange.Delete) -> None:
     if name == "":
         raise AmqpError(403, "operation not permitted on the default exchange")
     if name.startswith(RESERVED):
-        raise AmqpError(403, f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        raise AmqpError(403, f"deletion of system exchange '{name}' in vhost '/' not allowed")
     channel.connection.allow_removal("exchange", name)
     await channel.server.app.do(remove_exchange, True, name, bool(method.if_unused))
     if not method.nowait:

@@ -77,6 +77,8 @@ def _check_equivalent(known: Declaration, asked: QueueRequest) -> None:
             raise _inequivalent(name, asked.name, _shown(received), _shown(current))
     for key in sorted({*known.arguments, *asked.arguments}):
         given, stored = asked.arguments.get(key), known.arguments.get(key)
+        if None not in (given, stored) and given != stored:
+            raise _inequivalent(key, asked.name, _shown(given), _shown(stored))
         if given != stored:
             raise AmqpError(
                 406,
@@ -95,8 +97,8 @@ def _inequivalent(
     )
 
 
-def _shown(value: bool) -> str:
-    return "true" if value else "false"
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _typed(value: Any) -> str:

@@ -1,0 +1,11 @@
+"""Scenarios that run on RabbitMQ and on Ackflow; each returns a trace of what its client saw.
+
+Names of queues begin with the name of the scenario, so that they do not disturb each other.
+"""
+
+from . import consuming, declaring, limits, publishing, routing, settling
+from .client import SCENARIOS, run
+
+__all__ = [
+    "SCENARIOS", "consuming", "declaring", "limits", "publishing", "routing", "run", "settling",
+]  # fmt: skip
