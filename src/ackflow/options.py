@@ -30,6 +30,7 @@ SMALL_BYTES = 800  # payloads up to this lie in the header of their segment, a f
 MAX_CLAIM = 1_000
 MAX_BATCH = 100_000
 MAX_PUSHES = 1_000  # in one request
+MAX_OPERATIONS = 10_000  # settlements, holds, values or names in one request of a client
 MAX_PRIORITY = 2**31 - 1  # an INT column of Spark holds it
 MAX_NAME = 255
 MIN_HISTORY = 300.0

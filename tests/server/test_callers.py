@@ -15,6 +15,7 @@ from ackflow import ids
 from ackflow.broker import access_tokens
 from ackflow.broker.core import stage
 from ackflow.broker.readers import verbs as readers
+from ackflow.broker.readers.records import forget_reader
 from ackflow.broker.registry import VERBS
 from ackflow.broker.requests import (
     BatchCommit,
@@ -37,6 +38,7 @@ from ackflow.options import QUEUE_MODE
 from ackflow.remote import wire
 from ackflow.server import authn
 from ackflow.server.routes import all_routes
+from ackflow.store.tx import Tx
 
 from ..running import Running
 
@@ -158,6 +160,7 @@ def prepare(session: ackflow.Session, queue: str = "mine", prefix: str = "") -> 
     """Give a queue one of everything that belongs to a queue."""
     broker, producer, reader = session.broker, prefix + "producer", prefix + "reader"
     broker.do(VERBS["delete_queue"].run, True, queue)
+    broker.do(_forget, True, reader, producer)
     session.push(queue, [1, 2, 3, 4], partition="p")
     first, second = session.pop(queue, batch=2)
     second.reject("bad")
@@ -173,6 +176,13 @@ def prepare(session: ackflow.Session, queue: str = "mine", prefix: str = "") -> 
     place = ids.parse_message_id(first.id)
     return Place(first.id, place.lane, ids.parse_token(first.token), dead.id, staged, epoch, number,
                  part.token)  # fmt: skip
+
+
+def _forget(tx: Tx, reader: str, producer: str) -> None:
+    """Remove a reader and a producer; they outlive their queue."""
+    forget_reader(tx, reader)
+    mark = "$1" if "$1" in tx._sql["producer"] else "?1"
+    tx._write(f"delete from producers where producer = {mark}", (producer,))
 
 
 @pytest.fixture

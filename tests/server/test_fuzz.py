@@ -4,16 +4,20 @@ import json
 import random
 from collections import Counter
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
 import pytest
 
+import ackflow
+from ackflow import VirtualClock
 from ackflow.broker.registry import VERBS
 from ackflow.remote import wire
 
 from ..running import Running
 from .test_callers import arguments, prepare
+from .test_tenants import Victim, routes
 
 BIG = 1 << 63
 HOSTILE: list[Any] = [
@@ -22,6 +26,7 @@ HOSTILE: list[Any] = [
     "new", "all", "mine", "p", "reader", "producer", "x" * 300, "x" * 100_000, "a\0b", "\0", "\n",
     "\U0010ffff", "%", "*", "mine/../x", b"", b"\xff", b"1", b'"x"', b"\0\0\0\0", [], [[]], [0], [0, 1],
     [1, 0], [0, 0], [0, BIG - 1], [-1, 1], [None], ["a"], {}, {"a": 1}, {"": {}}, {1: []}, {BIG: 1},
+    "error\0of", "x" * 1_000_000, "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
     {"start": "ack"}, {"max_size": -1}, {"max_size": BIG}, {"backoff": [float("nan")]},
     {"lease_seconds": 1e300}, {"type": "PushOperation"}, [{"type": "PutOperation", "key": "", "value": b""}],
 ]  # fmt: skip
@@ -76,6 +81,41 @@ def fuzz(served: Running, http: httpx.Client, seed: int, calls: int) -> Counter[
     return statuses
 
 
+def fuzz_routes(served: Running, http: httpx.Client, seed: int, calls: int) -> Counter[int]:
+    """Send requests of the other dialects with hostile bodies, paths and parameters."""
+    chosen = random.Random(seed)
+    statuses: Counter[int] = Counter()
+    texts = [one for one in HOSTILE if isinstance(one, str) and len(one) < 50_000]
+    for number in range(calls):
+        if number % 40 == 0:
+            at, owned = prepare(served.session, "evil.q", "evil-"), Victim(served, http, {})
+        method, path, body = routes(at, owned.pool, chosen)
+        if chosen.random() < 0.3:
+            parts = path.split("/")
+            parts[-1] = quote(chosen.choice(texts)[:2_000], safe="")
+            path = "/".join(parts)
+        if chosen.random() < 0.2:
+            name = chosen.choice(["limit", "offset", "batch", "partitions", "from", "to", "status"])
+            hostile = chosen.choice([*texts, "-1", "1e999", "9" * 30, "NaN", "2026-13-45"])
+            path += ("&" if "?" in path else "?") + f"{name}={quote(hostile)}"
+        given = mutate(body, chosen) if body is not None and chosen.random() < 0.8 else body
+        text = json.dumps(given, default=lambda value: value.decode("latin-1"))
+        if chosen.random() < 0.03:
+            text = chosen.choice(RAW).decode("latin-1")
+        answer = http.request(method, path, content=text.encode("latin-1", "replace"))
+        statuses[answer.status_code] += 1
+        assert answer.status_code < 500, (method, path[:300], text[:500], answer.text)
+    return statuses
+
+
+def test_no_request_of_a_dialect_fails_with_an_internal_error(
+    served: Running, http: httpx.Client
+) -> None:
+    statuses = fuzz_routes(served, http, 1, 400)
+    assert statuses[200] > 40
+    assert statuses[400] > 40
+
+
 def test_no_call_of_a_verb_fails_with_an_internal_error(
     served: Running, http: httpx.Client
 ) -> None:
@@ -84,9 +124,22 @@ def test_no_call_of_a_verb_fails_with_an_internal_error(
     assert statuses[400] > 100
 
 
+@pytest.mark.outer
+def test_no_call_of_a_verb_fails_with_an_internal_error_on_postgresql(
+    postgres_url: str, clock: VirtualClock
+) -> None:
+    with ackflow.connect(postgres_url, clock=clock, upkeep=False) as session:
+        running = Running(session)
+        with httpx.Client(base_url=running.url, timeout=30) as client:
+            statuses = fuzz(running, client, 2, 1_000)
+            statuses += fuzz_routes(running, client, 2, 1_000)
+        running.stop()
+    assert statuses[200] > 100
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_no_call_of_many_fails_with_an_internal_error(
     served: Running, http: httpx.Client, seed: int
 ) -> None:
-    fuzz(served, http, 100 + seed, 5_000)
+    print(fuzz(served, http, 100 + seed, 5_000), fuzz_routes(served, http, seed, 5_000))

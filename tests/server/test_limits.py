@@ -9,6 +9,16 @@ import httpx
 import pytest
 
 from ackflow import VirtualClock, connect
+from ackflow.broker.requests import (
+    DeadFilter,
+    Hold,
+    Mark,
+    PutOperation,
+    TransactionRequest,
+    Verdict,
+)
+from ackflow.options import MAX_OPERATIONS
+from ackflow.remote import wire
 from ackflow.server.limits import Limits
 
 from ..running import Running
@@ -227,3 +237,40 @@ def test_a_query_with_very_many_parameters_is_refused_before_it_is_read(small: R
     assert answer.status_code == 400
     assert "at most 100 parameters" in answer.json()["message"]
     assert httpx.post(small.url + "/queue/orders/pop?" + "a=1&" * 50).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/queue/q/acknowledge", "/queue/q/release", "/api/v1/ack", "/api/v1/configure", "/v1/pop",
+     "/api/v1/consumer-groups/g/subscription", "/streams/v1/queries"],
+)  # fmt: skip
+def test_a_large_body_where_a_small_one_belongs_is_not_decoded(
+    served: Running, http: httpx.Client, path: str
+) -> None:
+    answer = http.post(path, content=b'{"z":[' + b"1," * 200_000 + b"1]}")
+    assert answer.status_code == 413
+
+
+def test_a_request_with_too_many_operations_is_refused_before_any_is_run(
+    served: Running, http: httpx.Client
+) -> None:
+    """200,000 settlements in one request held the writer for seconds."""
+    many = MAX_OPERATIONS + 1
+    ack = [Mark(Verdict("ack"))]
+    for verb, arguments in {
+        "settle_many": (dict.fromkeys(range(many), ack), False),
+        "settle": (1, ack * many),
+        "judge": ([], [Hold(1, 1, [0, 1])] * many),
+        "transact": (TransactionRequest([PutOperation("k", b"1")] * many),),
+        "publish": ("p", 1, ["stage"] * many, None),
+        "dead_count": (DeadFilter("q", ids=list(range(many))),),
+    }.items():
+        packed = wire.write((True, arguments), wire.MSGPACK)
+        answer = http.post(f"/v1/verbs/{verb}", content=packed,
+                           headers={"content-type": wire.MSGPACK})  # fmt: skip
+        assert answer.status_code == 400, verb
+        assert "at most 10,000" in answer.text
+    assert served.session.value("k") is None
+    cycle = {"query_id": "q", "partition_id": "p",
+             "state_ops": [{"type": "upsert", "key": "k", "value": 1}] * many}  # fmt: skip
+    assert http.post("/streams/v1/cycle", json=cycle).status_code == 400

@@ -50,7 +50,7 @@ class Victim:
         item = {"queue": "mine", "partition": "p", "payload": SECRET, "transactionId": "tx"}
         pushed = http.post("/api/v1/push", json={"items": [item]}, headers=admin).json()
         self.partition = pushed[0]["partition_id"]
-        named = {"name": "query", "source_queue": "mine", "config_hash": "h"}
+        named = {"name": "query", "source_queue": "mine", "config_hash": "h", "reset": True}
         answer = http.post("/streams/v1/queries", json=named, headers=admin)
         self.query = answer.json()["query_id"]
         ops = [{"type": "upsert", "key": "k", "value": SECRET}]

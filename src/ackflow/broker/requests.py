@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from .. import ranges, validate
 from ..errors import InvalidArgument
 from ..ids import LaneId, new_token
-from ..options import MAX_PAYLOAD, MAX_SEGMENT_COUNT, Counting, Dialect
+from ..options import MAX_OPERATIONS, MAX_PAYLOAD, MAX_SEGMENT_COUNT, Counting, Dialect
 from ..ranges import Ranges
 from ..store.records import Rest
 from .waiters import WaitKey
@@ -437,6 +437,8 @@ class DeadFilter(Struct):
     def check(self) -> Self:
         validate.name(self.queue, "queue")
         validate.kind(self.kind)
+        if self.ids is not None and len(self.ids) > MAX_OPERATIONS:
+            raise _too_many(len(self.ids))
         return self
 
 
@@ -532,11 +534,18 @@ def check_all(value: Any) -> None:
             check_all(item)
 
 
+def _too_many(count: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"a request must have at most {MAX_OPERATIONS:,} of each, got {count:,}; send several"
+    )
+
+
 _NO_NUMBERS = frozenset({str, bytes, bool, type(None)})
 
 
 def check_numbers(value: Any) -> None:
-    """Refuse numbers that the store cannot hold, wherever they are in a value."""
+    """Refuse numbers that the store cannot hold, and lists of too many items that are no numbers,
+    wherever they are in a value."""
     kind = type(value)
     if kind in _NO_NUMBERS:
         return
@@ -547,9 +556,13 @@ def check_numbers(value: Any) -> None:
         if not isfinite(value):
             raise InvalidArgument(f"a number must be finite, got {value}")
     elif kind is list or kind is tuple:
+        if len(value) > MAX_OPERATIONS and type(value[0]) is not int:
+            raise _too_many(len(value))
         for item in value:
             check_numbers(item)
     elif kind is dict:
+        if len(value) > MAX_OPERATIONS and type(next(iter(value.values()))) is not int:
+            raise _too_many(len(value))
         for key, item in value.items():
             check_numbers(key)
             check_numbers(item)

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 JSON = b"application/json"
 MAX_PARAMETERS = 100
+MAX_SMALL_BODY = 256 * 1024  # what is decoded on the event loop
 _encode = msgspec.json.Encoder().encode
 
 
@@ -118,8 +119,18 @@ class Call(Struct, eq=False):
             self._query = _parse_query(self.query_string) if self.query_string else {}
         return self._query
 
-    def json_body(self, type: type[T]) -> T:
-        """The body decoded as JSON of this type, whatever its content type."""
+    def check_small_body(self) -> None:
+        """Raise BodyTooLarge for a body that would take long to decode on the event loop."""
+        if len(self.body) > MAX_SMALL_BODY:
+            raise too_large(MAX_SMALL_BODY)
+
+    def json_body(self, type: type[T], large: bool = False) -> T:
+        """The body decoded as JSON of this type, whatever its content type.
+
+        `large`: bodies of any size; those above `MAX_SMALL_BODY` are decoded in a worker thread.
+        """
+        if not large:
+            self.check_small_body()
         try:
             return msgspec.json.decode(self.body, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -20,11 +20,10 @@ from ..options import MAX_PUSHES
 from ..remote import wire
 from ..remote.wire import JSON, MSGPACK, Codec, PackedHandout, PushOutcome
 from . import authz
-from .http import Call, Handler, Param, Response, Route, Undelivered, json
+from .http import MAX_SMALL_BODY, Call, Handler, Param, Response, Route, Undelivered, json
 
 Pushes = Annotated[list[PushRequest], msgspec.Meta(max_length=MAX_PUSHES)]
 _push, _pushes, _pop = Codec(PushRequest), Codec(Pushes), Codec(PopRequest)
-LARGE = 256 * 1024  # a body of more bytes is decoded and validated in a worker thread
 SECONDS = {"type": "number", "minimum": 0, "maximum": 3600}
 
 
@@ -60,7 +59,7 @@ async def about(call: Call) -> Response:
 async def push(call: Call) -> Response:
     """Append messages; they are on disk when the response is sent."""
     encoding = _request_encoding(call)
-    if len(call.body) <= LARGE:
+    if len(call.body) <= MAX_SMALL_BODY:
         request = _read_push(call.body, encoding)
     else:
         request = await call.server.thread(partial(_read_push, call.body, encoding))
@@ -70,11 +69,11 @@ async def push(call: Call) -> Response:
 async def pushes(call: Call) -> Response:
     """Run several pushes in one commit; each has its own result."""
     encoding = _request_encoding(call)
-    requests: list[PushRequest]
-    if len(call.body) <= LARGE:
-        requests = _pushes.read(call.body, encoding)
+    requests: list[PushRequest | AckflowError]
+    if len(call.body) <= MAX_SMALL_BODY:
+        requests = _read_pushes(call.body, encoding)
     else:
-        requests = await call.server.thread(partial(_pushes.read, call.body, encoding))
+        requests = await call.server.thread(partial(_read_pushes, call.body, encoding))
     return _respond(call, await asyncio.gather(*[_push_one(call, some) for some in requests]))
 
 
@@ -84,15 +83,28 @@ def _read_push(body: bytes, encoding: str) -> PushRequest:
     return request
 
 
+def _read_pushes(body: bytes, encoding: str) -> list[PushRequest | AckflowError]:
+    """The pushes, each validated; an invalid one is replaced by its error."""
+    found: list[PushRequest | AckflowError] = []
+    for request in _pushes.read(body, encoding):
+        try:
+            request.check()
+            found.append(request)
+        except AckflowError as refusal:
+            found.append(refusal)
+    return found
+
+
 def _read_call(verb: Verb, body: bytes, encoding: str) -> tuple[bool, tuple[Any, ...]]:
     synced, arguments = wire.arguments_codec(verb).read(body, encoding)
     verb.check(arguments)
     return synced, arguments
 
 
-async def _push_one(call: Call, request: PushRequest) -> PushOutcome:
+async def _push_one(call: Call, request: PushRequest | AckflowError) -> PushOutcome:
     try:
-        request.check()
+        if isinstance(request, AckflowError):
+            raise request
         return PushOutcome(await _submit(call, request))
     except AckflowError as refusal:
         return PushOutcome(error=wire.encode_error(refusal))
@@ -110,6 +122,7 @@ def _submit(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
 
 async def pop(call: Call) -> Response:
     """Lease messages, waiting up to `wait` seconds for the first."""
+    call.check_small_body()
     request: PopRequest = _pop.read(call.body, _request_encoding(call))
     request.check()
     call.server.allow(call, request.queue)
@@ -124,11 +137,12 @@ async def run(call: Call) -> Response:
         raise NotFound(f"unknown verb {call.params['verb']!r}; known verbs: {', '.join(VERBS)}")
     call.server.require(call, verb.role)
     server, encoding = call.server, _request_encoding(call)
-    if len(call.body) <= LARGE:
+    if len(call.body) <= MAX_SMALL_BODY:
         synced, arguments = _read_call(verb, call.body, encoding)
+        function = authz.authorized(call, verb, arguments)
     else:
         synced, arguments = await server.thread(partial(_read_call, verb, call.body, encoding))
-    function = authz.authorized(call, verb, arguments)
+        function = await server.thread(partial(authz.authorized, call, verb, arguments))
     if verb.read_only:
         result = await server.read(function, *arguments)
     elif verb.in_slices:

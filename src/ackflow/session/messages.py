@@ -1,6 +1,6 @@
 """Messages as a consumer receives them; payloads are decoded on access."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar, overload
 
@@ -18,6 +18,8 @@ from ..model import Metadata, Sequences, when
 from ..options import DEFAULT_PARTITION
 from ..ranges import Ranges
 from ..validate import Duration, Reason
+
+LEASES_AT_ONCE = 1_000  # settled in one transaction
 
 _decode = msgspec.json.Decoder().decode
 
@@ -475,6 +477,13 @@ def waits(session: object, messages: Sequence[Delivery]) -> Callable[[float], An
     """
     origin = messages[0]._share.origin if messages else None
     return origin.pause if origin is not None and origin.session is session else None
+
+
+def in_slices(marks: dict[int, list[Mark]]) -> Iterator[dict[int, list[Mark]]]:
+    """Yield the leases in parts, each settled in a transaction of its own."""
+    tokens = list(marks)
+    for at in range(0, len(tokens), LEASES_AT_ONCE):
+        yield {token: marks[token] for token in tokens[at : at + LEASES_AT_ONCE]}
 
 
 def marks_of(

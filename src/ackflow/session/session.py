@@ -41,6 +41,7 @@ from .messages import (
     Receipt,
     Settled,
     deliveries,
+    in_slices,
     judged,
     marks_of,
     record,
@@ -376,8 +377,9 @@ class Session(Queries):
             return result
         broker = self.broker
         with self._acks.measure(messages) as call:
-            for outcome in broker.do(settle.settle_many, synced, marks, atomic):
-                result.add(broker.store.id, outcome)
+            for some in [marks] if atomic else in_slices(marks):
+                for outcome in broker.do(settle.settle_many, synced, some, atomic):
+                    result.add(broker.store.id, outcome)
             call.successful = result.settled + result.noop
             call.refused = len(result.refused)
         return result

@@ -4,6 +4,7 @@ A body is read as JSON whatever its content type; items pass through byte for by
 """
 
 from array import array
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from ...broker.requests import Chunk, PopRequest, PushRequest, Verdict
 from ...clock import SECOND
 from ...errors import InvalidArgument, PayloadTooLarge
 from ...options import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
-from ...server.http import Call, Handler, Response, Route, json
+from ...server.http import MAX_SMALL_BODY, Call, Handler, Response, Route, json
 from . import lock
 from .common import (
     ITEM_REQUIRED,
@@ -55,7 +56,10 @@ _FLAGS = {"": False, "true": True, "1": True, "false": False, "0": False}
 
 async def push(call: Call) -> Response:
     """Append an item to its priority; it is on disk when the response is sent."""
-    body = call.json_body(PushBody)
+    if len(call.body) <= MAX_SMALL_BODY:
+        body = call.json_body(PushBody)
+    else:
+        body = await call.server.thread(partial(call.json_body, PushBody, large=True))
     if body.priority < 0:
         raise InvalidArgument(NEGATIVE_PRIORITY)
     queue, priority = _queue(call), validate.priority(_integer(body.priority, "priority"))

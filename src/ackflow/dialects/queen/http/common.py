@@ -14,11 +14,10 @@ from ....clock import micros
 from ....errors import AckflowError, InvalidArgument
 from ....ids import LaneId, PartitionId
 from ....model import when
-from ....server.http import Call, Response, json
+from ....server.http import MAX_SMALL_BODY, Call, Response, json
 
 T = TypeVar("T")
 MAX_CACHED_LANES = 100_000
-LARGE = 256 * 1024
 
 
 class QueenError(Struct):
@@ -32,22 +31,24 @@ def error_response(error: AckflowError) -> Response:
     return json(QueenError(error.message, error.code), error.status)
 
 
-def body_of(call: Call, type: type[T]) -> T:
+def body_of(call: Call, type: type[T], large: bool = False) -> T:
     """Decode the body as JSON; payloads stay raw, so the encoding of the whole is checked first."""
     if not call.body:
         raise InvalidArgument("Empty request body")
+    if not large:
+        call.check_small_body()
     try:
         call.body.decode()
     except UnicodeDecodeError:
         raise InvalidArgument("Invalid JSON: the body is not UTF-8") from None
-    return call.json_body(type)
+    return call.json_body(type, large)
 
 
 async def large_body_of(call: Call, type: type[T]) -> T:
     """Decode like `body_of`, in a worker thread if the body is large."""
-    if len(call.body) <= LARGE:
+    if len(call.body) <= MAX_SMALL_BODY:
         return body_of(call, type)
-    return await call.server.thread(partial(body_of, call, type))
+    return await call.server.thread(partial(body_of, call, type, large=True))
 
 
 def iso(time: int) -> str:

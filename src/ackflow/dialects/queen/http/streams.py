@@ -1,5 +1,6 @@
 """Streams in the Queen dialect: clients compute; the server keeps state and commits each cycle."""
 
+from collections.abc import Sized
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,6 +11,7 @@ from .... import ids, validate
 from ....broker.requests import PushOperation, Verdict
 from ....errors import AckflowError, InvalidArgument, NotFound
 from ....ids import PartitionId
+from ....options import MAX_OPERATIONS
 from ....server.http import Call, Response, json
 from ..verbs import streams
 from ..verbs.streams import Cycle, CycleAck, Query, QueryChanged, StaleState, Wanted
@@ -145,7 +147,8 @@ def _conflict(error: AckflowError) -> Response:
 
 async def get_state(call: Call) -> Response:
     """Return the state of a query in a partition, filtered."""
-    given = body_of(call, StateBody)
+    given = await large_body_of(call, StateBody)
+    _check_count(given.keys, "keys")
     partition = await _partition(call, given)
     wanted = Wanted(given.keys or [], given.key_prefix or "", given.ripe_at_or_before)
     found = await read_current(call, streams.get_state, given.query_id, partition, wanted)
@@ -177,6 +180,7 @@ async def _partition(call: Call, given: StateBody | CycleBody) -> PartitionId:
 async def cycle(call: Call) -> Response:
     """Change state, push and ack atomically."""
     given = await large_body_of(call, CycleBody)
+    _check_count(given.state_ops, "state_ops")
     partition = await _partition(call, given)
     items = given.push_items or []
     call.server.check_batch(len(items))
@@ -206,6 +210,13 @@ async def cycle(call: Call) -> Response:
             True, given.query_id, given.partition_id, done.state, results, ack_result, done.skipped
         )
     )
+
+
+def _check_count(given: Sized | None, what: str) -> None:
+    if given is not None and len(given) > MAX_OPERATIONS:
+        raise InvalidArgument(
+            f"{what} must have at most {MAX_OPERATIONS:,} items, got {len(given):,}"
+        )
 
 
 def _ops(given: list[StateOp]) -> list[tuple[str, bytes | None]]:

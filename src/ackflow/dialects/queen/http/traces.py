@@ -9,7 +9,7 @@ from ....errors import InvalidArgument
 from ....server.http import Call, Response, json
 from ..verbs import traces
 from ..verbs.traces import NewTrace, Trace
-from .common import body_of, iso
+from .common import iso, large_body_of
 from .paging import PAGE, Paging, no_value, paging, partition_for, payload_json, read_current, route
 
 MAX_NAMES = 100
@@ -75,7 +75,7 @@ class TraceNameLines(Struct):
 
 async def record(call: Call) -> Response:
     """Record an event about a message."""
-    given = body_of(call, TraceBody)
+    given = await large_body_of(call, TraceBody)
     if not given.transaction_id or not given.partition_id:
         raise InvalidArgument("transactionId and partitionId are required")
     if bytes(given.data) == b"null":
