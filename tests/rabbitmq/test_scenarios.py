@@ -12,6 +12,7 @@ import pytest
 
 import ackflow
 
+from ..postgres.server import Server, empty
 from .conftest import Amqp
 from .real import RabbitMQ, found
 from .record import TRACES
@@ -81,6 +82,25 @@ def test_ackflow_does_what_rabbitmq_does(port: int, name: str) -> None:
         assert expected[line] != other, "the table names a difference that there is not"
         expected[line] = other
     assert plain(run(port, name)) == expected
+
+
+@pytest.fixture(scope="module")
+def port_on_postgres(postgres_server: Server) -> Iterator[int]:
+    empty(postgres_server.url)
+    with ackflow.connect(postgres_server.url) as session:
+        running = Amqp(session)
+        yield running.port
+        running.stop()
+
+
+# Another broker on the same database would not know which consumer is active.
+ONE_BROKER = {"single_active_consumer"}
+
+
+@pytest.mark.outer
+@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - ONE_BROKER))
+def test_ackflow_on_postgresql_does_what_rabbitmq_does(port_on_postgres: int, name: str) -> None:
+    test_ackflow_does_what_rabbitmq_does(port_on_postgres, name)
 
 
 @pytest.fixture(scope="module")

@@ -211,7 +211,6 @@ class Pump:
         consumer.reserved += batch
         consumer.channel.reserved += batch
         try:
-            await server.check_token(consumer.channel.connection, self.queue)
             request = self._request(consumer.name, batch, consumer.no_ack)
             answer = await server.app.onloop.try_pop(request)
         finally:

@@ -454,6 +454,10 @@ class AmqpConnection(asyncio.Protocol):
 
     # called once in a while
 
+    @property
+    def logged_in(self) -> bool:
+        return self._state in (State.TUNE, State.OPEN, State.RUNNING)
+
     def tick(self, now: float) -> None:
         """Send a heartbeat if one is due, and end a connection whose peer is gone."""
         if self._transport is None:

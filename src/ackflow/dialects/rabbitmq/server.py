@@ -157,18 +157,21 @@ class AmqpServer:
         if (known := self._expiring.get(queue)) is not None:
             self._expiring[queue] = known[0], time.monotonic()
 
-    # access
+    # once in a while
 
-    async def check_token(self, connection: "AmqpConnection", queue: str) -> None:
-        """Close a connection whose token was revoked, before it gets another message."""
-        if connection.who is None and not self.app.auth.token_required:
-            return
-        if not self.app.auth.fresh():
-            await self.app.auth.refresh()
-        try:
-            self.app.auth.check_again(connection.who)
-        except Unauthenticated:
-            connection.close_by_server(AmqpError(320, "the token was revoked or has expired"))
+    async def _check_tokens(self) -> None:
+        """Close the connections whose tokens were revoked, or that need one by now."""
+        auth = self.app.auth
+        if not auth.fresh():
+            await auth.refresh()
+        for connection in list(self.connections):
+            if connection.logged_in:
+                try:
+                    auth.check_again(connection.who)
+                except Unauthenticated:
+                    connection.close_by_server(
+                        AmqpError(320, "the token was revoked or has expired")
+                    )
 
     async def _tick(self) -> None:
         with contextlib.suppress(AckflowError):
@@ -181,6 +184,8 @@ class AmqpServer:
                 now = time.monotonic()
                 for connection in list(self.connections):
                     connection.tick(now)
+                if self.connections:
+                    await self._check_tokens()
                 if now - self._extended >= LEASE_SECONDS / 3:
                     self._extended = now
                     await self._extend()
