@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from . import client, compare, endurance, engine, pipeline, postgres, scale, server, spark
+from . import client, compare, endurance, engine, heavy, pipeline, postgres, scale, server, spark
 from .measure import FULL, QUICK, make_messages
 
 PARTS = {
@@ -19,6 +19,7 @@ PARTS = {
     "compare": compare.run,
     "postgres": postgres.run,
     "server": server.run,
+    "heavy": heavy.run,
     "client": client.run,
     "spark": spark.run,
     "pipeline": pipeline.run,
