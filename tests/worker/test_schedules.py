@@ -180,6 +180,23 @@ def test_a_function_adds_to_the_transaction_of_the_tick(q: Session, clock: Virtu
     assert value.data == "2023-11-15T06:00:00+01:00"
 
 
+def test_a_tick_that_cannot_be_pushed_stops_no_other_and_is_pushed_later(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.configure("full", max_size=1)
+    q.push("full", 0)
+    schedules = Schedules(q)
+    schedules.add("bad", every("1h"), queue="full")
+    schedules.add("good", every("1h"), queue="ticks")
+    schedules.run_due()
+    clock.advance(3600)
+    with pytest.raises(ackflow.AckflowError, match="refused"):
+        schedules.run_due()
+    assert ticks(q) == ["23:00"]
+    q.pop("full")[0].ack()
+    assert schedules.run_due() == 1
+
+
 def test_a_bad_schedule_is_refused(q: Session) -> None:
     schedules = opened(q)
     with pytest.raises(InvalidArgument, match="already"):

@@ -32,6 +32,7 @@ from .schedules import Cron, Every, Schedule, ScheduleHooks, Schedules, Tick, cr
 from .sending import ProcessorSession, Push, current
 from .status import ACK, REJECT, REQUEUE, Reject, Requeue, Retry, Status
 from .tasks import Handle, Task
+from .unique import Unique, UniqueHooks
 from .worker import Worker
 
 __all__ = [
@@ -84,6 +85,8 @@ __all__ = [
     "Tick",
     "TimeLimit",
     "TimeLimitExceeded",
+    "Unique",
+    "UniqueHooks",
     "Worker",
     "WorkerNotFound",
     "ask",

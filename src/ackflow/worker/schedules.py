@@ -168,8 +168,19 @@ class Schedules:
         return made
 
     def run_due(self) -> int:
-        """Push every tick that is due and not pushed yet; returns how many were pushed here."""
-        return sum(self._run(schedule) for schedule in self._schedules.values())
+        """Push every tick that is due and not pushed yet; returns how many were pushed here.
+
+        A schedule that cannot be pushed does not stop the others; its error is raised at the end.
+        """
+        pushed, failed = 0, None
+        for schedule in self._schedules.values():
+            try:
+                pushed += self._run(schedule)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return pushed
 
     def next_due(self) -> datetime | None:
         """When the next tick is due."""
