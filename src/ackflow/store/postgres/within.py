@@ -43,7 +43,7 @@ KEPT = 16
 PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "plan_cache_mode", "jit")
 CURRENT = """select name, current_setting(name) from unnest($1::text[]) as s (name)
     union all select '', coalesce(to_regclass($2)::text, '')"""
-STORE = "select value from meta where key = 'store'"
+LOOK_STORE = LOOK.replace("hints from", "hints, (select value from meta where key = 'store') from")
 WROTE = """with before as (delete from writes where n = any($2::bigint[]) and broker = $3)
     insert into writes (n, broker, hints) values ($1, $3, $4)"""
 NO_TRANSACTION = (
@@ -67,12 +67,8 @@ class OuterTransaction:
         self._db = connection
         self._schema = schema
         self._clock = clock
-        self._cursor: RawCursor[Row] = RawCursor(connection, row_factory=tuple_row)
-        adapters = self._cursor.adapters
-        adapters.register_dumper(int, Int8BinaryDumper)
-        adapters.register_dumper(bool, Int8BinaryDumper)
-        adapters.register_dumper(str, TextDumper)
-        adapters.register_loader("numeric", TotalLoader)
+        # The results of a statement that is not waited for must not replace those of another.
+        self._asking, self._telling = _cursor(connection), _cursor(connection)
 
     def run(self, body: Callable[[Tx], T]) -> T:
         """Run a body in a savepoint of the user's transaction, under the lock of the brokers."""
@@ -86,9 +82,10 @@ class OuterTransaction:
         with _translated():
             self._write("savepoint ackflow_within")
             try:
-                before = self._begin()
-                answer = self._run(body)
-                self._write(SET_LOCAL, (list(before), list(before.values())))
+                with self._pipeline():
+                    before = self._begin()
+                    answer = self._run(body)
+                    self._write(SET_LOCAL, (list(before), list(before.values())))
             except BaseException:
                 # It also gives the lock back, and the settings.
                 with contextlib.suppress(psycopg.Error):
@@ -97,6 +94,11 @@ class OuterTransaction:
                 raise
             self._write("release savepoint ackflow_within")
             return answer
+
+    def _pipeline(self) -> contextlib.AbstractContextManager[object]:
+        """Statements that return no rows are not waited for, where libpq can do that."""
+        supported = psycopg.Pipeline.is_supported()
+        return self._db.pipeline() if supported else contextlib.nullcontext()
 
     def _begin(self) -> dict[str, str]:
         """Make the settings of a broker and take its lock; return the user's settings."""
@@ -129,14 +131,14 @@ class OuterTransaction:
         return current
 
     def _run(self, body: Callable[[Tx], T]) -> T:
-        version, now, schema, known = self._execute(LOOK)[0]
+        version, now, schema, known, store = self._execute(LOOK_STORE)[0]
         newest = migrate.shipped("postgres")[-1][0]
         migrate.refuse_newer(int(schema), newest)
         if int(schema) < newest:
             raise StorageFailed(
                 f"the database has schema {schema}; open it once with ackflow.connect"
             )
-        store = int(self._execute(STORE)[0][0])
+        store = int(store)
         cache = Cache()
         hints.unpack(known, cache)
         tx = Tx(
@@ -168,10 +170,10 @@ class OuterTransaction:
         return server if abs(server - here) * 1000 < FAR else here
 
     def _execute(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
-        return self._cursor.execute(sql, args, binary=True, prepare=False).fetchall()
+        return self._asking.execute(sql, args, binary=True, prepare=False).fetchall()
 
     def _write(self, sql: str, args: Sequence[Any] = ()) -> None:
-        self._cursor.execute(sql, args, binary=True, prepare=False)
+        self._telling.execute(sql, args, binary=True, prepare=False)
 
     @contextlib.contextmanager
     def _savepoint(self) -> Iterator[None]:
@@ -183,6 +185,16 @@ class OuterTransaction:
             self._write("release verb")
             raise
         self._write("release verb")
+
+
+def _cursor(connection: "psycopg.Connection[Any]") -> RawCursor[Row]:
+    """A cursor with the types of a broker, whatever the connection is set to."""
+    cursor: RawCursor[Row] = RawCursor(connection, row_factory=tuple_row)
+    cursor.adapters.register_dumper(int, Int8BinaryDumper)
+    cursor.adapters.register_dumper(bool, Int8BinaryDumper)
+    cursor.adapters.register_dumper(str, TextDumper)
+    cursor.adapters.register_loader("numeric", TotalLoader)
+    return cursor
 
 
 @contextlib.contextmanager
