@@ -321,3 +321,67 @@ def test_two_writers_and_a_broker_lose_nothing_and_agree_with_the_rows(
         assert [d for d in got if d.startswith(name)] == [r for r in rows if r.startswith(name)]
     counts = q.group_stats("orders").counts
     assert (counts.done, counts.ready, counts.leased) == (84, 0, 0)
+
+
+def test_a_message_is_on_disk_before_it_is_delivered_also_if_the_commit_did_not_sync_it(
+    q: Session, db: apsw.Connection
+) -> None:
+    """Otherwise its id could be given to another message after a power cut."""
+    record = q._broker.store._record  # type: ignore[attr-defined]
+    db.execute("pragma synchronous = normal; begin immediate")
+    ackflow.within(db).push("orders", 1)
+    db.execute("commit")
+    assert record.synced < record.begun
+    q.pop("orders")
+    assert record.synced == record.begun
+
+
+def test_a_rollback_leaves_no_message_that_waits_for_a_sync(
+    q: Session, db: apsw.Connection
+) -> None:
+    db.execute("begin immediate")
+    ackflow.within(db).push("orders", 1)
+    db.execute("rollback")
+    q.push("orders", 2)
+    assert [m.data for m in q.pop("orders", batch=9)] == [2]
+
+
+LOOP = """
+import itertools, sys, apsw, ackflow
+db = apsw.Connection(sys.argv[1])
+db.set_busy_timeout(30_000)
+print("up", flush=True)
+for n in itertools.count():
+    note = f"{sys.argv[2]} {n}"
+    db.execute("begin immediate")
+    db.execute("insert into my_orders (note) values (?)", (note,))
+    ackflow.within(db).push("orders", note)
+    db.execute("rollback" if n % 3 == 0 else "commit")
+"""
+
+
+@pytest.mark.outer
+def test_writers_that_are_killed_anywhere_leave_as_many_rows_as_messages(
+    q: Session, db: apsw.Connection, path: str
+) -> None:
+    got: list[str] = []
+    for run in range(8):
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOOP, path, str(run)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        until = time.monotonic() + 0.2 + run * 0.037
+        while time.monotonic() < until:
+            batch = q.pop("orders", batch=50, wait=0.02)
+            got += [message.data for message in batch]
+            q.ack(batch)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    while batch := q.pop("orders", batch=1_000):
+        got += [message.data for message in batch]
+        q.ack(batch)
+    rows = [note for (note,) in db.execute("select note from my_orders order by id").fetchall()]
+    assert got == rows
+    assert len(rows) > 20

@@ -331,3 +331,76 @@ def test_two_writers_and_two_brokers_lose_nothing_and_agree_with_the_rows(
     assert (counts.done, counts.ready, counts.leased) == (84, 0, 0)
     (writes,) = db.execute("select count(*) as n from ackflow.writes").fetchall()
     assert writes["n"] < 50
+
+
+LOOP = """
+import itertools, sys, psycopg, ackflow
+db = psycopg.connect(sys.argv[1])
+print("up", flush=True)
+for n in itertools.count():
+    note = f"{sys.argv[2]} {n}"
+    db.execute("insert into my_orders (note) values (%s)", (note,))
+    ackflow.within(db).push("orders", note)
+    db.rollback() if n % 3 == 0 else db.commit()
+"""
+
+
+@pytest.mark.outer
+def test_writers_that_are_killed_anywhere_leave_as_many_rows_as_messages(
+    q: Session, db: Db, postgres_url: str
+) -> None:
+    got: list[str] = []
+    for run in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOOP, postgres_url, str(run)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        until = time.monotonic() + 0.4 + run * 0.037
+        while time.monotonic() < until:
+            batch = q.pop("orders", batch=50, wait=0.05)
+            got += [message.data for message in batch]
+            q.ack(batch)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    q.push("last", 1)  # the server has ended the last transaction
+    while batch := q.pop("orders", batch=1_000):
+        got += [message.data for message in batch]
+        q.ack(batch)
+    rows = notes(db)
+    assert got == rows
+    assert len(rows) > 10
+
+
+def test_a_connection_that_waits_for_the_lock_too_long_gives_up_and_can_go_on(
+    q: Session, db: Db, postgres_url: str
+) -> None:
+    with psycopg.connect(postgres_url) as other:
+        ackflow.within(other).push("orders", "other")
+        add(db, "row")
+        db.execute("set local lock_timeout = '200ms'")
+        with pytest.raises(StorageBusy, match="roll back and try again"):
+            ackflow.within(db).push("orders", "mine")
+        other.commit()
+    ackflow.within(db).push("orders", "mine")
+    db.commit()
+    assert notes(db) == ["row"]
+    assert [m.data for m in q.pop("orders", batch=9)] == ["other", "mine"]
+
+
+def test_a_connection_without_synced_commits_syncs_this_one(q: Session, db: Db) -> None:
+    db.execute("set synchronous_commit = off")
+    db.commit()
+    ackflow.within(db).push("orders", 1)
+    (row,) = db.execute("show synchronous_commit").fetchall()
+    assert row["synchronous_commit"] == "on"
+    db.commit()
+    (row,) = db.execute("show synchronous_commit").fetchall()
+    assert row["synchronous_commit"] == "off"
+
+
+@pytest.mark.parametrize("schema", ["Other", 'a"b', "", "a" * 64])
+def test_a_bad_name_of_a_schema_is_refused(db: Db, schema: str) -> None:
+    with pytest.raises(InvalidArgument, match="schema"):
+        ackflow.within(db, schema=schema)
