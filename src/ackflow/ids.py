@@ -9,6 +9,7 @@ messages, with a sequence that no message ever gets.
 import os
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from functools import lru_cache
 from typing import Literal, NamedTuple, NewType
 from uuid import UUID
 
@@ -50,6 +51,7 @@ def message_id(store: int, lane: int, sequence: int) -> str:
     return _text(store << 82 | lane << 48 | sequence)
 
 
+@lru_cache(4096)
 def id_prefix(store: int, lane: int) -> str:
     """Return the common prefix of a lane's message ids; the sequence follows as `:012x`."""
     return message_id(store, lane, 0)[:-12]

@@ -201,3 +201,74 @@ def until(true: Callable[[], object]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+# Requests that are small for a client to send and large for the server to answer.
+TINY = b'{"queue":"q"}'
+MANY_PUSHES = b"[" + b",".join([b'{"chunks":[]}'] * 200_000) + b"]"
+MANY_MESSAGES = b'{"items":[' + b",".join([b'{"queue":"q","payload":{"a":1}}'] * 100_000) + b"]}"
+TOO_MANY_MESSAGES = b'{"items":[' + b",".join([TINY] * 2_000_000) + b"]}"
+MANY_ACKS = b'{"acknowledgments":[' + b",".join(
+    [b'{"transactionId":"%d","partitionId":"p"}' % n for n in range(100_000)]
+) + b"]}"  # fmt: skip
+
+
+def body_request(path: bytes, body: bytes) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    return head % (path, len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        pytest.param(body_request(b"/v1/pushes", MANY_PUSHES), 413, id="empty pushes"),
+        pytest.param(body_request(b"/api/v1/push", MANY_MESSAGES), 201, id="Queen messages"),
+        pytest.param(body_request(b"/api/v1/push", TOO_MANY_MESSAGES), 413, id="too many of them"),
+        pytest.param(body_request(b"/api/v1/ack/batch", MANY_ACKS), 200, id="Queen acks"),
+        pytest.param(
+            b"GET /api/v1/pop/queue/q?" + b"a=%&" * 4_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            400, id="parameters",
+        ),
+        pytest.param(
+            b"GET /queue/" + b"%" * 60_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, id="path"
+        ),
+    ],
+)  # fmt: skip
+def test_a_costly_request_holds_up_the_others_only_briefly(
+    start_process: Start, request_bytes: bytes, status: int
+) -> None:
+    """A probe beside it waits at most 100 ms, and the memory of the server is bounded.
+
+    The best of a few tries counts: on a busy machine a probe waits for other processes as well.
+    """
+    server = start_process()
+    process = psutil.Process(server.process.pid)
+    longest = []
+    while not longest or (min(longest) > 0.1 and len(longest) < 8):
+        longest.append(_longest_probe(server, request_bytes, status))
+    assert min(longest) <= 0.1, longest
+    assert process.memory_info().rss < 400 * 1024 * 1024
+
+
+def _longest_probe(server: Process, request_bytes: bytes, status: int) -> float:
+    """The longest wait of a probe while a request is sent and answered."""
+    ended = threading.Event()
+    answers: list[bytes] = []
+
+    def send() -> None:
+        answers.append(exchange(server.url, request_bytes, timeout=60))
+        ended.set()
+
+    sending = threading.Thread(target=send)
+    waits = []
+    with connect(server) as sock:
+        sending.start()
+        while not (waits and ended.is_set()):
+            start = time.perf_counter()
+            sock.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            response(sock)
+            waits.append(time.perf_counter() - start)
+            time.sleep(0.001)
+    sending.join()
+    assert answers[0].startswith(b"HTTP/1.1 %d " % status), answers[0][:300]
+    return max(waits)

@@ -25,6 +25,8 @@ from ..store.tx import Tx
 from .authn import Auth, challenge
 from .cors import Cors
 from .http import (
+    FEW_ITEMS,
+    MAX_TARGET,
     Call,
     ErrorEncoder,
     MethodNotAllowed,
@@ -136,6 +138,10 @@ class Server:
         """Run a short read in the thread of the probes, which nothing else uses."""
         return self._probes.run(partial(self.broker.read, verb))
 
+    async def compute(self, items: int, work: Callable[[], T]) -> T:
+        """Run a computation, in a worker thread if it is over many items, so that others go on."""
+        return work() if items <= FEW_ITEMS else await self.thread(work)
+
     def allow(self, call: Call, queue: str) -> None:
         """Raise Forbidden unless the caller's token covers a queue; called before any write."""
         if call.who is not None:
@@ -243,6 +249,10 @@ class Server:
             if b"host" in call.repeated or (b"host" not in call.headers and call.version != "1.0"):
                 call.keep_alive, call.admitted = False, True  # there is nothing more to check
                 raise InvalidArgument("a request must have one Host header")
+            if len(call.path) + len(call.query_string) > MAX_TARGET:
+                raise InvalidArgument(
+                    f"a path and its query must have at most {MAX_TARGET:,} bytes"
+                )
             call.route, call.params = self.router.find(call.method, call.path)
             if self.auth.fresh():
                 self._admit(call)

@@ -6,7 +6,10 @@ the role it needs and the function that encodes its errors; the OpenAPI document
 the same table.
 """
 
+import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -15,7 +18,7 @@ from msgspec import Struct, field
 
 from .. import validate
 from ..broker.access_tokens import Token
-from ..errors import AckflowError, BodyTooLarge, InvalidArgument
+from ..errors import AckflowError, BatchTooLarge, BodyTooLarge, InvalidArgument
 
 if TYPE_CHECKING:
     from .app import Server
@@ -24,9 +27,46 @@ Role = Literal["open", "read-only", "read-write", "admin"]
 T = TypeVar("T")
 
 JSON = b"application/json"
+LARGE_BODY = 256 * 1024  # a body of more bytes is decoded and validated in a worker thread
+FEW_ITEMS = 1_000  # of a request, which are converted on the loop
 MAX_PARAMETERS = 100
-MAX_SMALL_BODY = 256 * 1024  # what is decoded on the event loop
+MAX_TARGET = 16 * 1024  # bytes of a path with its query
 _encode = msgspec.json.Encoder().encode
+
+
+class _Decoding(threading.local):
+    left: float = inf
+
+
+_decoding = _Decoding()
+
+
+class Counted(Struct, gc=False):
+    """An item of a request body that may have many: one too many ends the decoding of a large body.
+
+    As each item runs some Python, other threads have their turn while a large body is decoded. Such
+    structs refer to no other objects of their kind, and the garbage collector does not look at them:
+    a collection holds up all threads for as long as it has objects to look at.
+    """
+
+    def __post_init__(self) -> None:
+        _decoding.left -= 1
+        if _decoding.left < 0:
+            raise ValueError
+
+
+@contextlib.contextmanager
+def at_most(items: int) -> Iterator[None]:
+    """Inside the context, raise BatchTooLarge if a body has more counted items."""
+    _decoding.left = items
+    try:
+        yield
+    except (msgspec.ValidationError, InvalidArgument):
+        if _decoding.left >= 0:
+            raise
+        raise BatchTooLarge(f"a request must have at most {items:,} items") from None
+    finally:
+        _decoding.left = inf
 
 
 class PathNotFound(AckflowError):
@@ -58,6 +98,11 @@ class Response(NamedTuple):
 
 def json(value: object, status: int = 200, *headers: tuple[bytes, bytes]) -> Response:
     return Response(status, _encode(value), JSON, headers)
+
+
+def json_list(values: Iterable[object], status: int = 200) -> Response:
+    """Encode many values one by one, so that other threads have their turn."""
+    return Response(status, b"[%b]" % b",".join([_encode(value) for value in values]))
 
 
 def text(value: str, status: int = 200, type: str = "text/plain; charset=utf-8") -> Response:
@@ -121,18 +166,21 @@ class Call(Struct, eq=False):
 
     def check_small_body(self) -> None:
         """Raise BodyTooLarge for a body that would take long to decode on the event loop."""
-        if len(self.body) > MAX_SMALL_BODY:
-            raise too_large(MAX_SMALL_BODY)
+        if len(self.body) > LARGE_BODY:
+            raise too_large(LARGE_BODY)
 
     def json_body(self, type: type[T], large: bool = False) -> T:
         """The body decoded as JSON of this type, whatever its content type.
 
-        `large`: bodies of any size; those above `MAX_SMALL_BODY` are decoded in a worker thread.
+        `large`: bodies of any size; those above `LARGE_BODY` are decoded in a worker thread.
         """
         if not large:
             self.check_small_body()
         try:
-            return msgspec.json.decode(self.body, type=type)
+            if len(self.body) <= LARGE_BODY:
+                return msgspec.json.decode(self.body, type=type)
+            with at_most(self.server.limits.batch):
+                return msgspec.json.decode(self.body, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument(f"invalid request body: {error}") from None
 

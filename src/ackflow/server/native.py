@@ -20,10 +20,27 @@ from ..options import MAX_PUSHES
 from ..remote import wire
 from ..remote.wire import JSON, MSGPACK, Codec, PackedHandout, PushOutcome
 from . import authz
-from .http import MAX_SMALL_BODY, Call, Handler, Param, Response, Route, Undelivered, json
+from .http import (
+    LARGE_BODY,
+    Call,
+    Counted,
+    Handler,
+    Param,
+    Response,
+    Route,
+    Undelivered,
+    at_most,
+    json,
+)
+
+
+class OneOfPushes(PushRequest, Counted):
+    """One of several pushes in a request."""
+
 
 Pushes = Annotated[list[PushRequest], msgspec.Meta(max_length=MAX_PUSHES)]
-_push, _pushes, _pop = Codec(PushRequest), Codec(Pushes), Codec(PopRequest)
+_push, _pop = Codec(PushRequest), Codec(PopRequest)
+_pushes = Codec(Annotated[list[OneOfPushes], msgspec.Meta(max_length=MAX_PUSHES)])
 SECONDS = {"type": "number", "minimum": 0, "maximum": 3600}
 
 
@@ -59,7 +76,7 @@ async def about(call: Call) -> Response:
 async def push(call: Call) -> Response:
     """Append messages; they are on disk when the response is sent."""
     encoding = _request_encoding(call)
-    if len(call.body) <= MAX_SMALL_BODY:
+    if len(call.body) <= LARGE_BODY:
         request = _read_push(call.body, encoding)
     else:
         request = await call.server.thread(partial(_read_push, call.body, encoding))
@@ -69,8 +86,7 @@ async def push(call: Call) -> Response:
 async def pushes(call: Call) -> Response:
     """Run several pushes in one commit; each has its own result."""
     encoding = _request_encoding(call)
-    requests: list[PushRequest | AckflowError]
-    if len(call.body) <= MAX_SMALL_BODY:
+    if len(call.body) <= LARGE_BODY:
         requests = _read_pushes(call.body, encoding)
     else:
         requests = await call.server.thread(partial(_read_pushes, call.body, encoding))
@@ -84,15 +100,18 @@ def _read_push(body: bytes, encoding: str) -> PushRequest:
 
 
 def _read_pushes(body: bytes, encoding: str) -> list[PushRequest | AckflowError]:
-    """The pushes, each validated; an invalid one is replaced by its error."""
-    found: list[PushRequest | AckflowError] = []
-    for request in _pushes.read(body, encoding):
-        try:
-            request.check()
-            found.append(request)
-        except AckflowError as refusal:
-            found.append(refusal)
-    return found
+    """The pushes of a request, each valid or the reason why it is not."""
+    with at_most(MAX_PUSHES):
+        requests: list[PushRequest] = _pushes.read(body, encoding)
+    return [_checked(request) for request in requests]
+
+
+def _checked(request: PushRequest) -> PushRequest | AckflowError:
+    try:
+        request.check()
+        return request
+    except AckflowError as refusal:
+        return refusal
 
 
 def _read_call(verb: Verb, body: bytes, encoding: str) -> tuple[bool, tuple[Any, ...]]:
@@ -137,7 +156,7 @@ async def run(call: Call) -> Response:
         raise NotFound(f"unknown verb {call.params['verb']!r}; known verbs: {', '.join(VERBS)}")
     call.server.require(call, verb.role)
     server, encoding = call.server, _request_encoding(call)
-    if len(call.body) <= MAX_SMALL_BODY:
+    if len(call.body) <= LARGE_BODY:
         synced, arguments = _read_call(verb, call.body, encoding)
         function = authz.authorized(call, verb, arguments)
     else:

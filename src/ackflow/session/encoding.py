@@ -31,7 +31,7 @@ UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.Msgs
 _check = msgspec.json.Decoder(msgspec.Raw).decode  # for a Raw inside a value, written as it is
 
 
-class Item(Struct, frozen=True, kw_only=True):
+class Item(Struct, frozen=True, kw_only=True, gc=False):
     """A message to push with settings of its own.
 
     Anything not given follows the push call. `at`: not delivered before this time, instead of a

@@ -15,7 +15,7 @@ from ...broker.requests import Chunk, PopRequest, PushRequest, Verdict
 from ...clock import SECOND
 from ...errors import InvalidArgument, PayloadTooLarge
 from ...options import DEFAULT_PARTITION, MAX_PAYLOAD, QUEUE_MODE
-from ...server.http import MAX_SMALL_BODY, Call, Handler, Response, Route, json
+from ...server.http import LARGE_BODY, Call, Handler, Response, Route, json
 from . import lock
 from .common import (
     ITEM_REQUIRED,
@@ -56,7 +56,7 @@ _FLAGS = {"": False, "true": True, "1": True, "false": False, "0": False}
 
 async def push(call: Call) -> Response:
     """Append an item to its priority; it is on disk when the response is sent."""
-    if len(call.body) <= MAX_SMALL_BODY:
+    if len(call.body) <= LARGE_BODY:
         body = call.json_body(PushBody)
     else:
         body = await call.server.thread(partial(call.json_body, PushBody, large=True))

@@ -13,7 +13,7 @@ from ....broker.requests import Verdict
 from ....errors import AckflowError, InvalidArgument, LeaseLost, NotFound, RolledBack
 from ....ids import PartitionId
 from ....options import QUEUE_MODE
-from ....server.http import Call, Response, json
+from ....server.http import Call, Counted, Response, json, json_list
 from ..errors import AlreadyCommitted
 from ..verbs.settle_by_name import NamedMessage, NamedOutcome, settle_named
 from .common import allow_partitions, body_of, iso, large_body_of, partition_of
@@ -27,7 +27,7 @@ INVALID_LEASE = "Lease validation failed"
 _ACK = Verdict("ack")
 
 
-class Ack(Struct, rename="camel"):
+class Ack(Counted, rename="camel", gc=False):
     """A verdict on one message; the default `status` is completed."""
 
     transaction_id: str | None = None
@@ -50,7 +50,7 @@ class AckBatch(Struct, rename="camel"):
     atomic: bool = False
 
 
-class AckResult(Struct, rename="camel"):
+class AckResult(Struct, rename="camel", gc=False):
     """The result of one ack. `message` is one word; `reason` explains a rejected ack."""
 
     success: bool
@@ -66,7 +66,7 @@ class AckResult(Struct, rename="camel"):
     lease_expires_at: str | None = None
 
 
-class AckBatchResult(AckResult, kw_only=True, rename="camel"):
+class AckBatchResult(AckResult, kw_only=True, rename="camel", gc=False):
     index: int
 
 
@@ -103,18 +103,25 @@ async def ack_batch(call: Call) -> Response:
     given = await large_body_of(call, AckBatch)
     if given.acknowledgments is None:
         raise InvalidArgument("acknowledgments array is required")
-    call.server.check_batch(len(given.acknowledgments))
-    for one in given.acknowledgments:
-        check(one)
-    items = AckParser(call).named(given.acknowledgments, given.consumer_group)
+    acks, server = given.acknowledgments, call.server
+    server.check_batch(len(acks))
+
+    def parse() -> list[NamedMessage]:
+        for one in acks:
+            check(one)
+        return AckParser(call).named(acks, given.consumer_group)
+
+    items = await server.compute(len(acks), parse)
     if not items:
         return json([])
     answers = await _settle(call, items, given.atomic)
-    return json(
-        [
-            AckBatchResult(*_result_fields(item, outcome), index=index)
-            for index, (item, outcome) in enumerate(zip(items, answers, strict=True))
-        ]
+    return await server.compute(len(acks), lambda: _batch_response(items, answers))
+
+
+def _batch_response(items: list[NamedMessage], answers: list[NamedOutcome]) -> Response:
+    return json_list(
+        AckBatchResult(*_result_fields(item, outcome), index=index)
+        for index, (item, outcome) in enumerate(zip(items, answers, strict=True))
     )
 
 

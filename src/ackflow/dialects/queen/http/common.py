@@ -14,7 +14,7 @@ from ....clock import micros
 from ....errors import AckflowError, InvalidArgument
 from ....ids import LaneId, PartitionId
 from ....model import when
-from ....server.http import MAX_SMALL_BODY, Call, Response, json
+from ....server.http import LARGE_BODY, Call, Response, json
 
 T = TypeVar("T")
 MAX_CACHED_LANES = 100_000
@@ -46,7 +46,7 @@ def body_of(call: Call, type: type[T], large: bool = False) -> T:
 
 async def large_body_of(call: Call, type: type[T]) -> T:
     """Decode like `body_of`, in a worker thread if the body is large."""
-    if len(call.body) <= MAX_SMALL_BODY:
+    if len(call.body) <= LARGE_BODY:
         return body_of(call, type)
     return await call.server.thread(partial(body_of, call, type, large=True))
 

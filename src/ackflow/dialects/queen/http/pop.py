@@ -24,7 +24,7 @@ MODES: dict[str, Literal["all", "new"]] = {
 }  # fmt: skip
 
 
-class PoppedMessage(Struct, rename="camel"):
+class PoppedMessage(Struct, rename="camel", gc=False):
     """One message; some fields appear under the names of several Queen versions."""
 
     id: str
@@ -137,10 +137,18 @@ async def _pop(call: Call, request: PopRequest) -> Response:
     if not handout.runs:
         return empty()
     homes = await partition_ids(call, {run.lane for run in handout.runs})
-    answer = pop_result(handout, homes)
+    chosen: AutopilotChoice | UnsetType = UNSET
     if call.flag("autopilot"):
-        answer.autopilot = AutopilotChoice(request.partitions or 1, request.batch)
-    return json(answer)._replace(undelivered=call.server.release_if_undelivered(handout))
+        chosen = AutopilotChoice(request.partitions or 1, request.batch)
+
+    def encode() -> Response:
+        answer = pop_result(handout, homes)
+        answer.autopilot = chosen
+        return json(answer)
+
+    messages = sum(run.hi - run.lo for run in handout.runs)
+    response = await call.server.compute(messages, encode)
+    return response._replace(undelivered=call.server.release_if_undelivered(handout))
 
 
 def pop_result(handout: Handout, homes: dict[LaneId, str]) -> PopResult:

@@ -10,13 +10,12 @@ from ....broker.core.push import Answer as Places
 from ....broker.requests import PushRequest
 from ....errors import InvalidArgument
 from ....ids import LaneId
-from ....server.http import Call, Response, json
+from ....server.http import FEW_ITEMS, Call, Counted, Response, json, json_list
 from ....session import encoding
 from ....session.encoding import Item
 from .common import large_body_of, partition_ids
 
 NULL = Raw(b"null")
-MANY = 1_000  # items of a push that is built in a worker thread
 TRACE_HEADER = "traceId"  # message header that holds the trace id
 
 
@@ -24,7 +23,7 @@ def _null() -> Raw:
     return NULL
 
 
-class PushItem(Struct, rename="camel"):
+class PushItem(Counted, rename="camel", gc=False):
     """One message. `data` is used if there is no `payload`."""
 
     queue: str
@@ -42,7 +41,7 @@ class PushBody(Struct):
     items: list[PushItem] | None = None
 
 
-class PushResult(Struct):
+class PushResult(Struct, gc=False):
     """The result of one item; a duplicate has the id of the first message."""
 
     index: int
@@ -62,12 +61,15 @@ async def push(call: Call) -> Response:
     if not items:
         return json([], 201)
     call.server.check_batch(len(items))
-    if len(items) > MANY:
-        request, places = await call.server.thread(partial(push_request, call, items))
-    else:
+    server = call.server
+    if len(items) <= FEW_ITEMS:
         request, places = push_request(call, items)
-    answer = await call.server.onloop.push(request)
-    return json(await push_results(call, items, answer, places), 201)
+    else:
+        request, places = await server.thread(partial(push_request, call, items))
+    results = await push_results(call, items, await server.onloop.push(request), places)
+    if len(items) <= FEW_ITEMS:
+        return json(results, 201)
+    return await server.thread(partial(json_list, results, 201))
 
 
 def push_request(call: Call, items: list[PushItem]) -> tuple[PushRequest, list[list[int]]]:
@@ -96,15 +98,23 @@ async def push_results(
     call: Call, items: list[PushItem], answer: Places, places: list[list[int]]
 ) -> list[PushResult]:
     """The result of every item, in the order of the request."""
-    store = call.server.broker.store.id
+    lanes = {place.lane for runs in answer for place in runs}
+    homes = await partition_ids(call, lanes)
+    prefixes = {lane: ids.id_prefix(call.server.broker.store.id, lane) for lane in lanes}
+    if len(items) <= FEW_ITEMS:
+        return _results(items, answer, places, homes, prefixes)
+    return await call.server.thread(partial(_results, items, answer, places, homes, prefixes))
+
+
+def _results(
+    items: list[PushItem], answer: Places, places: list[list[int]], homes: dict[LaneId, str],
+    prefixes: dict[LaneId, str],
+) -> list[PushResult]:  # fmt: skip
     spots = [(LaneId(0), 0, False)] * len(items)
     for indexes, runs in zip(places, answer, strict=True):
         flat = ((p.lane, s, p.duplicate) for p in runs for s in range(p.first, p.stop))
         for index, spot in zip(indexes, flat, strict=True):
             spots[index] = spot
-    lanes = {lane for lane, _, _ in spots}
-    homes = await partition_ids(call, lanes)
-    prefixes = {lane: ids.id_prefix(store, lane) for lane in lanes}
     result = []
     for index, (item, (lane, sequence, duplicate)) in enumerate(zip(items, spots, strict=True)):
         id = f"{prefixes[lane]}{sequence:012x}"

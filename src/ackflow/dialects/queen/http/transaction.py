@@ -1,6 +1,7 @@
 """Transactions in the Queen dialect: atomic pushes and acks."""
 
 import uuid
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -13,10 +14,10 @@ from ....server.http import Call, Response, json
 from ..verbs.settle_by_name import NamedSettles, transact_named
 from .ack import Ack, AckParser, check, refusal, token_of
 from .common import allow_partitions, large_body_of
-from .push import PushItem, push_request, push_results
+from .push import PushItem, PushResult, push_request, push_results
 
 
-class Operation(Ack, rename="camel", kw_only=True):
+class Operation(Ack, rename="camel", kw_only=True, gc=False):
     """A push of `items` or an ack, according to `type`."""
 
     type: str
@@ -32,7 +33,7 @@ class TransactionBody(Struct, rename="camel"):
     timers: list[Raw] | None = None
 
 
-class OperationResult(Struct, rename="camel"):
+class OperationResult(Struct, rename="camel", gc=False):
     """The result of one pushed item or one ack."""
 
     index: int
@@ -78,8 +79,9 @@ async def transact(call: Call) -> Response:
     if given.kv or given.timers:
         # Ignoring a guard that the client relies on would be worse than an error.
         raise InvalidArgument("kv and timers in a transaction are not supported")
-    call.server.check_batch(sum(len(one.items or [0]) for one in given.operations))
-    steps = _steps(call, given.operations)
+    size = sum(len(one.items or [0]) for one in given.operations)
+    call.server.check_batch(size)
+    steps = await call.server.compute(size, partial(_steps, call, given.operations))
     await allow_partitions(call, _partitions(steps))
     id = str(uuid.uuid4())
     tokens = [token_of(text) for text in given.required_leases or []]
@@ -92,7 +94,14 @@ async def transact(call: Call) -> Response:
         )
     except TransactionFailed as failed:
         return json(_failure(id, steps, failed))
-    return json(TransactionResult(id, True, await _done(call, steps, results)))
+    pushed = [
+        [] if isinstance(step.operation, NamedSettles)
+        else await push_results(call, step.items, result.places, step.places)
+        for step, result in zip(steps, results, strict=True)
+    ]  # fmt: skip
+    return await call.server.compute(
+        size, lambda: json(TransactionResult(id, True, _done(steps, results, pushed)))
+    )
 
 
 def _steps(call: Call, operations: list[Operation]) -> list[Step]:
@@ -125,15 +134,17 @@ def _partitions(steps: list[Step]) -> set[PartitionId | None]:
     return {item.partition for items in acks for item in items}
 
 
-async def _done(call: Call, steps: list[Step], results: list[Result]) -> list[OperationResult]:
+def _done(
+    steps: list[Step], results: list[Result], pushed: list[list[PushResult]]
+) -> list[OperationResult]:
     done: list[OperationResult] = []
-    for step, result in zip(steps, results, strict=True):
+    for step, result, places in zip(steps, results, pushed, strict=True):
         if isinstance(step.operation, NamedSettles):
             for at, ack in enumerate(step.given):
                 dead = at in result.dead
                 done.append(OperationResult(len(done), "ack", True, ack.transaction_id, dlq=dead))
             continue
-        for one in await push_results(call, step.items, result.places, step.places):
+        for one in places:
             done.append(
                 OperationResult(
                     len(done), "push", True, one.transaction_id, None, one.message_id,

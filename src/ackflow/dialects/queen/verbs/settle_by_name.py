@@ -33,7 +33,7 @@ Position = tuple[LaneId, int]  # lane and sequence
 FEW = 8  # listing this many messages of a lease takes as long as looking up one
 
 
-class NamedMessage(Struct):
+class NamedMessage(Struct, gc=False):
     """A verdict on a message known by name; None extends its lease instead.
 
     `partition` is None when the client named an impossible one; `stale` is set when the lease it
@@ -48,7 +48,7 @@ class NamedMessage(Struct):
     stale: bool = False
 
 
-class NamedOutcome(Struct):
+class NamedOutcome(Struct, gc=False):
     """What happened to one named message: an error, or settled, now or before."""
 
     error: AckflowError | None = None
@@ -133,11 +133,12 @@ def _run(tx: Tx, operation: NamedSettles | PushOperation, required: list[int]) -
 def _settle_all(tx: Tx, items: list[NamedMessage]) -> list[NamedOutcome]:
     results = [NamedOutcome() for _ in items]
     leases: dict[int, list[int]] = {}
+    missing, lost = _not_found(), LeaseLost()  # shared, as there may be 100,000 of them
     for index, item in enumerate(items):
         if item.partition is None:
-            results[index].error = _not_found()
+            results[index].error = missing
         elif item.stale:
-            results[index].error = LeaseLost()
+            results[index].error = lost
         elif item.token is None:
             _settle_alone(tx, item, item.partition, results[index])
         else:
@@ -151,8 +152,9 @@ def _settle_lease(tx: Tx, token: int, some: list[tuple[NamedMessage, NamedOutcom
     """Settle messages of one lease; those with one verdict and lane are settled together."""
     settlement = open_settlement(tx, token)
     if settlement is None:
+        lost = LeaseLost()
         for _, result in some:
-            result.error = LeaseLost()
+            result.error = lost
         return
     many = len(some) * FEW > settlement.lease.n
     names = LeaseNames(tx, settlement.lease.parts, many=many)
