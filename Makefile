@@ -35,6 +35,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
 		&& command -v apt-get >/dev/null && { echo "installing pgbouncer for the tests"; \
 		apt-get update -qq; apt-get install -y -qq pgbouncer; }; } \
 		|| echo "pgbouncer is missing: the tests behind a pooler are left out"
+	@test -x /usr/lib/rabbitmq/bin/rabbitmq-server || { [ "$$(id -u)" = 0 ] \
+		&& command -v apt-get >/dev/null && { echo "installing rabbitmq-server for the tests"; \
+		apt-get update -qq; apt-get install -y -qq --no-install-recommends rabbitmq-server; }; } \
+		|| echo "rabbitmq-server is missing: the comparison with RabbitMQ is left out"
 	@cc --version >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
 		echo "installing a C compiler for the power-cut tests"; apt-get update -qq; \
 		apt-get install -y -qq gcc libc6-dev; }; } \

@@ -9,8 +9,8 @@ import ackflow
 
 from .blocks import ROOT, Block, blocks, run_python
 
-# Run by tests/client (consume loop), tests/postgres and tests/spark.
-ELSEWHERE = (".consume(", "postgresql://", "readStream")
+# Run by tests/client (consume loop), tests/postgres, tests/spark and tests/rabbitmq (Celery).
+ELSEWHERE = (".consume(", "postgresql://", "readStream", "Celery(")
 BLOCKS = [
     block
     for block in blocks(ROOT / "README.md")

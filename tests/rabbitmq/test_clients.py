@@ -14,6 +14,7 @@ import kombu
 import pytest
 from faststream.rabbit import RabbitBroker
 
+from ..docs.blocks import blocks, run_python
 from ..server.conftest import Process, free_port
 from .conftest import Amqp
 
@@ -200,3 +201,32 @@ def test_a_task_of_a_killed_worker_runs_again(celery: Celery, tmp_path: Path, po
     first.wait(timeout=60)
     celery.start(pool)
     assert celery.wait(called) == "done"
+
+
+@pytest.mark.outer
+def test_the_celery_block_of_the_readme_runs(
+    tmp_path: Path, start_process: Callable[..., Process]
+) -> None:
+    (code,) = [block.code for block in blocks(ROOT / "README.md") if "Celery(" in block.code]
+    port = free_port()
+    assert "localhost:5672" in code
+    (tmp_path / "tasks.py").write_text(code.replace("localhost:5672", f"127.0.0.1:{port}"))
+    start_process("--amqp-port", str(port))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "tasks", "worker", "--pool", "solo"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        program = "import tasks; print(tasks.add.delay(2, 3).get(timeout=60))"
+        called = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)
+        assert called.stdout == b"5\n", called.stderr.decode()
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_the_page_of_the_dialect_runs(amqp: Amqp) -> None:
+    (block,) = blocks(ROOT / "docs" / "rabbitmq.md")
+    assert '"localhost", 5672' in block.code
+    code = block.code.replace('"localhost", 5672', f'"127.0.0.1", {amqp.port}')
+    assert run_python(code, {}, block.place) == block.output
