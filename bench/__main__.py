@@ -9,7 +9,19 @@ from pathlib import Path
 
 import apsw
 
-from . import client, compare, endurance, engine, heavy, pipeline, postgres, scale, server, spark
+from . import (
+    client,
+    compare,
+    endurance,
+    engine,
+    heavy,
+    pipeline,
+    postgres,
+    scale,
+    server,
+    spark,
+    worker,
+)
 from .measure import FULL, QUICK, make_messages
 
 PARTS = {
@@ -23,6 +35,7 @@ PARTS = {
     "client": client.run,
     "spark": spark.run,
     "pipeline": pipeline.run,
+    "worker": worker.run,
 }
 
 

@@ -75,7 +75,7 @@ HOOKS = [name for base in (Extension, Middleware) for name in vars(base) if name
 class Hooks:
     """The hooks that a worker's extensions and middleware override, by name."""
 
-    def __init__(self, parts: Sequence[Extension | Middleware]) -> None:
+    def __init__(self, parts: Sequence[Any]) -> None:
         self._by_name: dict[str, list[Callable[..., Any]]] = {}
         for name in HOOKS:
             some = [
@@ -90,13 +90,13 @@ class Hooks:
         return bool(self._by_name[name])
 
     def call(self, name: str, *args: Any) -> None:
-        """Call a hook of every part; what fails is logged. Reject and Requeue are passed on."""
+        """Call a hook of every part; what fails is logged. `before_process` may raise a status."""
         for hook in self._by_name[name]:
             try:
                 hook(*args)
-            except (Reject, Requeue):
-                raise
-            except Exception:
+            except Exception as error:
+                if name == "before_process" and isinstance(error, Reject | Requeue):
+                    raise
                 log.exception(
                     "%s of %r failed; no message is lost by it",
                     name,

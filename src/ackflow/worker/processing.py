@@ -50,15 +50,14 @@ class Processing:
         """Process a message. Raises GivenUp if the attempt was given up meanwhile."""
         token = _current.set(context)
         try:
-            outcome = self._decide(context)
+            try:
+                outcome = self._decide(context)
+            except (Reject, Requeue) as error:  # raised by an extension
+                outcome = self._raised_status(context, error)
             if outcome is None:
                 outcome = self._handle(context, attempt)
             self._hooks.call("before_settle", context)
             return outcome
-        except GivenUp:
-            raise
-        except (Reject, Requeue) as error:
-            return self._raised_status(context, error)
         finally:
             _current.reset(token)
 

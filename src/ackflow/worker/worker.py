@@ -23,7 +23,7 @@ from .extensions.logs import ProcessedLog
 from .extensions.redelivery import DELAY_SECONDS, RedeliveryDelay
 from .extensions.signals import Signals
 from .extensions.validation import BodyValidation
-from .hooks import Extension, Hooks, Middleware
+from .hooks import HOOKS, Extension, Hooks
 from .processor import LEASE_SECONDS, Binding, Job, Processor, wrap
 from .sending import Push, current
 from .tasks import BACKOFF, Task
@@ -31,7 +31,7 @@ from .tasks import BACKOFF, Task
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
-Part = TypeVar("Part", bound=Extension | Middleware)
+Part = TypeVar("Part")
 DEFAULT_QUEUE = "default"
 Queues = str | Sequence[str] | Mapping[str, int]
 
@@ -65,7 +65,7 @@ class Worker:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._bindings: dict[tuple[str, str], Binding] = {}
-        self._parts: list[Extension | Middleware] = []
+        self._parts: list[Any] = []
         self._hooks: Hooks | None = None
         self._consumer: Consumer | None = None
 
@@ -191,12 +191,18 @@ class Worker:
         return register
 
     def add(self, part: Part) -> Part:
-        """Add an extension or middleware; the first added is called first."""
-        if not isinstance(part, Extension | Middleware):
-            raise InvalidArgument(f"{part!r} is neither an Extension nor a Middleware")
+        """Add an extension or middleware; the first added is called first.
+
+        Any object with methods of these names will do.
+        """
+        if not any(callable(getattr(type(part), name, None)) for name in HOOKS):
+            raise InvalidArgument(
+                f"{part!r} is no extension or middleware: it has none of the hooks"
+            )
         self._parts.append(part)
         self._hooks = None
-        part.attached(self)
+        if hasattr(part, "attached"):
+            part.attached(self)
         return part
 
     def _binding(self, queue: str, group: str, lease_seconds: Duration | None) -> Binding:
@@ -234,7 +240,7 @@ class Worker:
         self.url = url
         self._connection = {k: v for k, v in connection.items() if v is not None}
 
-    def use(self, session: Session, *more: Extension | Middleware) -> Callable[[], None]:
+    def use(self, session: Session, *more: Any) -> Callable[[], None]:
         """Use a session and more parts until the returned function is called; for tests."""
         before = self.url, self._session, self._parts
         self.url = self._session = session
@@ -388,7 +394,7 @@ class Worker:
             self._hooks = Hooks(self._parts)
         return self._hooks
 
-    def parts(self) -> list[Extension | Middleware]:
+    def parts(self) -> list[Any]:
         """The built-in extensions and what was added, in the order in which they are called."""
         delay = RedeliveryDelay(self._redelivery_delay)
         return [delay, BodyValidation(), *self._parts, ProcessedLog()]

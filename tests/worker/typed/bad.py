@@ -1,6 +1,6 @@
 """Mistakes that type checkers find. Each line that ends with `# error` has one."""
 
-from ackflow.worker import ACK, Worker
+from ackflow.worker import Worker
 
 worker = Worker("shop.db")
 
@@ -18,4 +18,3 @@ send_mail.push_with(delay=60)(5)  # error
 send_mail.push_with(dellay=60)("a")  # error
 worker.run(concurency=8)  # error
 text: str = send_mail.push("a").result()  # error
-worker.add(ACK)  # error
