@@ -17,6 +17,7 @@ from ackflow.cli.main import app
 EXTRAS = {
     "cli": "typer,rich,shellingham",
     "client": "aiohttp,greenlet,urllib3",
+    "cron": "cronsim",
     "server": "cryptography,httptools,prometheus_client,uvloop",
     "postgres": "psycopg,psycopg_binary",
     "spark": "pyspark,pyarrow,py4j",
@@ -29,7 +30,7 @@ ARGUMENTS = {
     **dict.fromkeys(("purge", "pause", "resume", "delete", "pop", "tail", "peek", "browse"), "q"),
     "push": "q 1", "why": "q e535afea-2e00-8000-8001-000000000000", "search": "q text",
     "dlq show": "q 1", "dlq redrive": "q --all", "dlq purge": "q --all", "seek": "q g end",
-    "configure": "q retry_limit=1", "backup": "copy.db",
+    "configure": "q retry_limit=1", "backup": "copy.db", "jobs show": "x", "jobs interrupt": "x",
 }  # fmt: skip
 LOCAL = {"serve", "version", "completion"}  # these and `context`, `token`, `pipeline` name no URL
 

@@ -341,6 +341,20 @@ def test_cleanup_removes_old_roots_with_everything_of_theirs(
     assert len(q.values("jobs/")) == 5  # the root, its child, its status, its name, its owner
 
 
+def test_an_asynchronous_function_is_refused_and_not_taken_for_success(
+    q: Session, jobs: Jobs
+) -> None:
+    async def run(job: RunningJob) -> bool:
+        return True
+
+    with pytest.raises(InvalidArgument, match="asynchronous"):
+        jobs.run_unique("owner", "import", run)
+    assert jobs.roots() == []
+    with pytest.raises(InvalidArgument, match="asynchronous"):
+        jobs.run_unique("owner", "import", lambda job: run(job))
+    assert jobs.roots()[0].status == "running"
+
+
 @pytest.mark.parametrize("bad", ["", "x" * 201, 7, None, "a\nb"])
 def test_a_bad_name_or_owner_changes_nothing(q: Session, jobs: Jobs, bad: Any) -> None:
     with pytest.raises(InvalidArgument):

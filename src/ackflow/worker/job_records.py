@@ -14,7 +14,7 @@ root and one child, whatever the number of children.
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -26,6 +26,7 @@ from ..errors import AckflowError, InvalidArgument, NotFound, StorageBusy, Trans
 from ..model import Value
 from ..session.session import Session
 from ..session.transaction import Operations
+from ..validate import Duration
 
 T = TypeVar("T")
 JobStatus = Literal[
@@ -40,6 +41,7 @@ ROOT, CHILD, STATUS = "jobs/root/", "jobs/child/", "jobs/status/"
 OWNER, NAME, RUN = "jobs/owner/", "jobs/name/", "jobs/run/"
 MOST_NAME = 200  # bytes: a key has room for a prefix and a name
 RETRY_SECONDS = 30.0
+DEFAULT = "default"  # the entry of `stale_after` for all other names
 
 
 class JobNotFound(NotFound):
@@ -241,6 +243,43 @@ class JobRecords:
         counts[status] = counts.get(status, 0) + 1
         child.put(t)
         self.save_root(t, root)
+
+
+class StaleRule:
+    """When a root is not active any more, so that another one may take its name."""
+
+    def __init__(
+        self,
+        after: Duration | Mapping[str, Duration | None] | None,
+        max_redelivery: Duration | None,
+    ) -> None:
+        given = after if isinstance(after, Mapping) else {DEFAULT: after}
+        self._after = {
+            name: validate.positive_or_none(seconds, "stale_after")
+            for name, seconds in given.items()
+        }
+        self._max_redelivery = validate.positive_or_none(max_redelivery, "max_redelivery_seconds")
+
+    def applies(self, root: Job, now: int) -> bool:
+        """Whether a root was not active for too long, or is only run again and again."""
+        if root.counts.get("new"):
+            return False
+        limit = self._limit(root.name)
+        if limit is not None and seconds_since(root.last_active_at, now) >= limit:
+            return True
+        again = root.counts.get("failed_redelivered", 0)
+        ended = again + root.counts.get("success", 0) == sum(root.counts.values())
+        runs = seconds_since(root.started_at or root.created_at, root.last_active_at)
+        most = self._max_redelivery
+        return most is not None and runs >= most and bool(again) and ended
+
+    def _limit(self, name: str) -> float | None:
+        """The time for a name: its own, that of its longest prefix, or the default."""
+        ends = [len(name), *(at for at, letter in enumerate(name) if letter in ".:")]
+        for end in sorted(ends, reverse=True):
+            if name[:end] in self._after:
+                return self._after[name[:end]]
+        return self._after.get(DEFAULT)
 
 
 def loaded(value: Value) -> Loaded:

@@ -18,6 +18,7 @@ again as soon as the lease of its message is over.
 """
 
 import hashlib
+import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,7 @@ from .job_records import (
     JobStale,
     JobStatus,
     Loaded,
+    StaleRule,
     checked_name,
     key_of,
     loaded,
@@ -63,7 +65,7 @@ DAY = 86_400.0
 KEEP_SUCCESS, KEEP_FAILED = 14 * DAY, 30 * DAY
 SLICE = 200  # children that one transaction changes
 PAGE = 200
-DEFAULT = "default"
+ASYNC = "the function of a job must not be asynchronous: nothing would await it"
 
 
 class RunningJob:
@@ -142,14 +144,7 @@ class Jobs:
         max_redelivery_seconds: Duration | None = None,
     ) -> None:
         self._records = JobRecords(session)
-        given = stale_after if isinstance(stale_after, Mapping) else {DEFAULT: stale_after}
-        self._stale_after = {
-            name: validate.positive_or_none(seconds, "stale_after")
-            for name, seconds in given.items()
-        }
-        self._max_redelivery = validate.positive_or_none(
-            max_redelivery_seconds, "max_redelivery_seconds"
-        )
+        self._stale = StaleRule(stale_after, max_redelivery_seconds)
 
     # running
 
@@ -172,6 +167,8 @@ class Jobs:
         the job was cancelled. For an owner whose job has ended already, returns True if it succeeded
         and False if it failed. A message as `owner` is also used as `message`.
         """
+        if inspect.iscoroutinefunction(run):
+            raise InvalidArgument(ASYNC)
         if isinstance(owner, Delivery) and message is None:
             message = owner
         root = self._find_or_create(_owner(owner), checked_name(name, "name"))
@@ -189,11 +186,16 @@ class Jobs:
         With `message`, a result that is true acks it and one that is false rejects it, in the
         transaction that ends the job.
         """
+        if inspect.iscoroutinefunction(run):
+            raise InvalidArgument(ASYNC)
         child = self._start(id, message)
         if child.status != "running":
             return {"success": True, "failed": False}.get(child.status)
         try:
             result = run(RunningJob(self, child))
+            if inspect.iscoroutine(result):
+                result.close()
+                raise InvalidArgument(ASYNC)
         except BaseException:
             try:
                 self._end(child, "failed_redelivered", None)
@@ -371,7 +373,7 @@ class Jobs:
         taken, name_version = self._records.pointer(NAME + name)
         if taken is not None and (other := self._records.find(taken)) is not None:
             if other.job.active:
-                return other.job.id if self._is_stale(other.job) else None
+                return other.job.id if self._stale.applies(other.job, self._records.now()) else None
             if other.job.stopped_at is None:
                 return None  # interrupted, and some children still run
         now = self._records.now()
@@ -383,27 +385,6 @@ class Jobs:
         t.put(NAME + name, root.job.id, expect=name_version)
         self._records.move(t, root, Loaded(child, 0), "new")
         return root
-
-    def _is_stale(self, root: Job) -> bool:
-        """Whether a root is not active any more, or is run again and again for too long."""
-        if root.counts.get("new"):
-            return False
-        now, limit = self._records.now(), self._stale_limit(root.name)
-        if limit is not None and seconds_since(root.last_active_at, now) >= limit:
-            return True
-        again = root.counts.get("failed_redelivered", 0)
-        ended = again + root.counts.get("success", 0) == sum(root.counts.values())
-        runs = seconds_since(root.started_at or root.created_at, root.last_active_at)
-        most = self._max_redelivery
-        return most is not None and runs >= most and bool(again) and ended
-
-    def _stale_limit(self, name: str) -> float | None:
-        """The time for a name: its own, that of its longest prefix, or the default."""
-        ends = [len(name), *(at for at, letter in enumerate(name) if letter in ".:")]
-        for end in sorted(ends, reverse=True):
-            if name[:end] in self._stale_after:
-                return self._stale_after[name[:end]]
-        return self._stale_after.get(DEFAULT)
 
     def _replace_stale(self, id: str) -> None:
         def attempt(t: Operations) -> None:
