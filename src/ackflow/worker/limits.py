@@ -12,6 +12,7 @@ for a slot come back one after another, at the pace at which slots become free.
 """
 
 import hashlib
+import logging
 import random
 import re
 from typing import Any
@@ -21,11 +22,12 @@ from msgspec import Struct
 
 from .. import validate
 from ..clock import SECOND, micros
-from ..errors import InvalidArgument, TransactionFailed
+from ..errors import AckflowError, InvalidArgument, TransactionFailed
 from ..session.messages import Delivery
 from ..session.session import Session
 from ..session.transaction import Operations
 
+log = logging.getLogger("ackflow.worker")
 PREFIX = "limits/"
 TRIES = 8
 MOST_STARTS = 1_000  # of a rate; their times are one value
@@ -34,6 +36,7 @@ LONGEST_WAIT = 30.0
 HELD = 0.05  # seconds that a message is thought to run at least, while that is not known
 MOST_AT_ONCE = 1_000
 PROBES = 3
+FAILED_SECONDS = 1.0
 SHORTEST_STEP, LONGEST_STEP = 0.01, 1.0
 KEEP_SECONDS = 3_600.0
 UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -234,10 +237,12 @@ class LimitHooks:
             key = key(context.message)
         if self._limits is None:
             self._limits = Limits(context.session.outside)
-        answer = self._limits.acquire(
-            context.message, f"{handler.name}:{key}" if key is not None else handler.name,
-            concurrency=concurrency, rate=rate,
-        )  # fmt: skip
+        name = f"{handler.name}:{key}" if key is not None else handler.name
+        try:
+            answer = self._limits.acquire(context.message, name, concurrency=concurrency, rate=rate)
+        except AckflowError as error:  # a limit that cannot be asked must not be exceeded
+            log.error("the limit of %s could not be asked, and is asked again: %s", name, error)
+            answer = Deferred(FAILED_SECONDS)
         if isinstance(answer, Deferred):
             context.release(answer.delay)
         else:

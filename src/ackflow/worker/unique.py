@@ -11,17 +11,19 @@ The key of a worker that was killed is free when its lease is over, so no key is
 is delivered again; if another one has the key by then, it waits until that one is settled.
 """
 
+import logging
 import secrets
 from typing import Any
 from urllib.parse import quote
 
 from .. import validate
-from ..errors import InvalidArgument, TransactionFailed
+from ..errors import AckflowError, InvalidArgument, TransactionFailed
 from ..session.messages import Delivery, Receipt
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration
 
+log = logging.getLogger("ackflow.worker")
 PREFIX = "unique/"
 HEADER = "ackflow-unique"
 MOST_KEY = 200
@@ -104,7 +106,12 @@ class UniqueHooks:
             return
         if self._unique is None:
             self._unique = Unique(context.session.outside, self._ttl)
-        if self._unique.start(context.message):
+        try:
+            started = self._unique.start(context.message)
+        except AckflowError as error:  # without its key the message must not run
+            log.error("the key of %s could not be taken: %s", context.message, error)
+            started = False
+        if started:
             context.notes[self] = True
         else:
             context.release(TAKEN_SECONDS)
