@@ -77,6 +77,10 @@ demo: $(DEMO)
 	$(BIN)/python -m ackflow.demo
 
 bench: setup
+	@{ command -v wrk && command -v redis-server; } >/dev/null || { [ "$$(id -u)" = 0 ] \
+		&& command -v apt-get >/dev/null && { echo "installing wrk and Redis to compare with"; \
+		apt-get update -qq; apt-get install -y -qq --no-install-recommends wrk redis-server; }; } \
+		|| echo "wrk or redis-server is missing: some measurements are left out"
 	$(BIN)/python -m bench
 
 soak: setup
