@@ -7,7 +7,7 @@ other are published in one commit, and so are acknowledgements.
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from pamqp.base import Frame
@@ -54,6 +54,8 @@ class Posted(Struct):
     properties: bytes
 
 
+Settle = Ack | Basic.Nack | Basic.Reject
+SETTLES = (Ack, Basic.Nack, Basic.Reject)
 Work = Posted | Method
 
 
@@ -179,8 +181,7 @@ class Channel:
                 work = self._work.popleft()
                 if isinstance(work, Posted):
                     await self._publish(self._following(work))
-                elif isinstance(work, Ack | Basic.Nack | Basic.Reject):
-                    self.connection.count_queued(-1, 0)
+                elif isinstance(work, SETTLES):
                     self._settle(work)
                 else:
                     self.connection.count_queued(-1, 0)
@@ -375,17 +376,26 @@ class Channel:
 
     # settling
 
-    def _settle(self, method: "Ack | Basic.Nack | Basic.Reject") -> None:
-        tag, multiple = method.delivery_tag or 0, bool(getattr(method, "multiple", False))
-        verdict = _ACK
-        if not isinstance(method, Ack):
-            verdict = _NACK if method.requeue else _REJECT
-        found = self._take_unacked(tag, multiple)
-        if self._transaction is not None:
-            self._transaction[1].append((found, verdict))
-            return
-        if found:
-            self._settle_all([(found, verdict)])
+    def _settle(self, first: Settle) -> None:
+        """Settle what a method and those that follow it name, in one commit."""
+        settled: list[tuple[list[Delivery], Verdict]] = []
+        method: Settle | None = first
+        try:
+            while method is not None:
+                self.connection.count_queued(-1, 0)
+                verdict = _ACK
+                if not isinstance(method, Ack):
+                    verdict = _NACK if method.requeue else _REJECT
+                multiple = bool(getattr(method, "multiple", False))
+                settled.append((self._take_unacked(method.delivery_tag or 0, multiple), verdict))
+                method = None
+                if self._work and isinstance(self._work[0], SETTLES):
+                    method = cast(Settle, self._work.popleft())
+        finally:
+            if self._transaction is not None:
+                self._transaction[1].extend(settled)
+            else:
+                self._settle_all(settled)
 
     def _take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
         """Take deliveries off the books of the channel; an unknown tag is an error."""
