@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -118,6 +119,24 @@ def test_faststream_routes_between_handlers(amqp: Amqp) -> None:
             assert await asyncio.wait_for(found, 20) == 42
 
     asyncio.run(run())
+
+
+def test_amqplib_of_npm(amqp: Amqp) -> None:
+    installed = Path(sys.prefix) / "clients" / "amqplib" / "node_modules"
+    if not (installed / "amqplib").exists():
+        assert os.environ.get("CI") != "true", "CI needs amqplib: run `make setup`"
+        pytest.skip("amqplib is not installed")
+    done = subprocess.run(
+        ["node", Path(__file__).with_name("amqplib.js"), f"amqp://127.0.0.1:{amqp.port}"],
+        env={**os.environ, "NODE_PATH": str(installed)}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    seen = json.loads(done.stdout)
+    assert seen.pop("headers") == [{"n": n, "nested": {"deep": [True, 1.5]}} for n in (3, 3, 2, 1)]
+    assert seen == {
+        "returned": "NO_ROUTE", "order": ["3", "3 again", "2", "1"], "dead": ["1", "rejected"],
+        "error": 404,
+    }  # fmt: skip
 
 
 class Celery:
