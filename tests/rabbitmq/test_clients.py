@@ -196,6 +196,7 @@ def celery(tmp_path: Path, start_process: Callable[..., Process]) -> Iterator[Ce
     running.stop()
 
 
+@pytest.mark.outer
 def test_a_celery_worker_runs_tasks_retries_and_countdowns(celery: Celery, tmp_path: Path) -> None:
     celery.start("solo")
     flaky = f"flaky.delay({str(tmp_path / 'flaky')!r}).get(timeout=60)"

@@ -121,6 +121,22 @@ def alive(amqp: Amqp) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_was_published_before_the_end_is_stored(amqp: Amqp, closes: bool) -> None:
+    body = frame.marshal(frame.body.ContentBody(b"hello"), 1)
+    with opened(amqp.port) as sock:
+        sock.sendall(frame.marshal(commands.Queue.Declare(0, "q"), 1))
+        assert sock.recv(1000)
+        end = frame.marshal(commands.Connection.Close(200, "bye", 0, 0), 0) if closes else b""
+        sock.sendall((PUBLISH + content(5) + body) * 500 + end)
+        if closes:
+            assert frame.unmarshal(sock.recv(1000))[2].name == "Connection.CloseOk"
+    deadline = time.monotonic() + 10
+    while amqp.session.queue_stats("q").messages < 500 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert amqp.session.queue_stats("q").messages == 500
+
+
 @pytest.mark.parametrize(
     "first", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00", b"\x16\x03\x01"]
 )

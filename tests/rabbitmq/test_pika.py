@@ -317,3 +317,43 @@ def test_tokens_are_required_and_cover_queues_and_exchanges() -> None:
             connection.close()
         finally:
             running.stop()
+
+
+def test_an_error_of_a_channel_does_not_undo_what_came_before(
+    connect: Callable[..., Any], channel: Any
+) -> None:
+    channel.queue_declare("q")
+    other = connect().channel()
+    for n in range(50):
+        other._impl.basic_publish("", "q", b"%d" % n)
+    wrong = pika.BasicProperties(expiration="soon")
+    other._impl.basic_publish("", "q", b"wrong", wrong)
+    other._impl.basic_publish("", "q", b"after")
+    with pytest.raises(ChannelClosedByBroker):
+        other.queue_declare("q", passive=True)
+    assert len(bodies(channel, "q")) == 50
+
+
+def test_large_messages_are_delivered_in_small_batches(channel: Any) -> None:
+    channel.queue_declare("q")
+    sent = [b"%d" % n * 1_000_000 for n in range(10)]
+    for body in sent:
+        channel.basic_publish("", "q", body)
+    seen = []
+    for method, _, body in channel.consume("q", inactivity_timeout=20):
+        assert method is not None
+        channel.basic_ack(method.delivery_tag)
+        seen.append(body)
+        if len(seen) == len(sent):
+            break
+    assert seen == sent
+
+
+def test_headers_too_large_for_a_frame_are_left_out(
+    amqp: Amqp, connect: Callable[..., Any]
+) -> None:
+    channel = connect(frame_max=4096).channel()
+    channel.queue_declare("q")
+    amqp.session.push("q", 1, headers={"large": "x" * 5000, "type": "t"})
+    _, properties, body = get(channel, "q")
+    assert (body, properties.type, properties.headers) == (b"1", "t", None)

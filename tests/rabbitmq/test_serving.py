@@ -73,6 +73,7 @@ def test_a_stopped_server_closes_its_connections_with_320(start_process: Start) 
     assert process.process.wait(30) == 0
 
 
+@pytest.mark.outer
 def test_amqp_over_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     port = free_port()
@@ -129,5 +130,6 @@ def test_a_revoked_token_ends_its_connections() -> None:
         running.stop()
 
 
+@pytest.mark.outer
 def test_tls_needs_a_certificate(tmp_path: Path) -> None:
     assert "--amqp-tls-port needs --tls-cert" in failed(tmp_path, "--amqp-tls-port", 0)

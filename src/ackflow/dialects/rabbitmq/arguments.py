@@ -106,8 +106,10 @@ def check_exchange(name: str, given: Mapping[str, Any] | None) -> Arguments:
     return {}
 
 
-def check_binding(given: Mapping[str, Any] | None) -> Arguments:
+def check_binding(key: str, given: Mapping[str, Any] | None) -> Arguments:
     """Return the arguments of a binding: values that a headers exchange can compare."""
+    if "\0" in key:
+        raise AmqpError(406, "a routing key must not contain NUL")
     checked: Arguments = {}
     for key, value in (given or {}).items():
         value = _plain(value)

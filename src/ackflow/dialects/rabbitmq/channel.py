@@ -4,6 +4,7 @@ Methods wait in a queue, so that each sees what those before it did. Publication
 other are published in one commit, and so are acknowledgements.
 """
 
+import asyncio
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ class Posted(Struct):
 
 Settle = Ack | Basic.Nack | Basic.Reject
 SETTLES = (Ack, Basic.Nack, Basic.Reject)
-Work = Posted | Method
+Work = Posted | Method | AmqpError
 
 
 class Channel:
@@ -78,7 +79,8 @@ class Channel:
         self._reply_id: str | None = None  # of the consumer of direct replies
         self._content: Content | None = None
         self._work: deque[Work] = deque()
-        self._working = False
+        self._running: asyncio.Future[None] | None = None
+        self._failing = False  # an error waits for its turn; what follows it is discarded
 
     @property
     def server(self) -> Any:
@@ -94,7 +96,15 @@ class Channel:
 
     # receiving
 
+    def fail_in_turn(self, error: AmqpError) -> None:
+        """Close the channel because of an error, after the methods that came before it."""
+        self._drop_content()
+        self._failing = True
+        self._enqueue(error, 0)
+
     def receive_method(self, method: Method) -> None:
+        if self._failing:
+            return
         if self._content is not None:
             raise AmqpError(505, "expected content, got a method")
         if type(method) is Publish:
@@ -104,6 +114,8 @@ class Channel:
 
     def receive_header(self, data: bytes) -> None:
         content = self._content
+        if self._failing:
+            return
         if content is None or content.size >= 0:
             raise AmqpError(505, "got a content header without basic.publish")
         content.size, content.properties = frames.decode_header(data)
@@ -118,6 +130,8 @@ class Channel:
 
     def receive_body(self, data: bytes) -> None:
         content = self._content
+        if self._failing:
+            return
         if content is None or content.size < 0:
             raise AmqpError(505, "got a content body without a content header")
         content.parts = [*content.parts, data] if content.parts else [data]
@@ -133,6 +147,8 @@ class Channel:
         body = content.parts[0] if len(content.parts) == 1 else b"".join(content.parts)
         decoded = decode_properties(content.properties)
         method = content.method
+        if "\0" in method.routing_key:
+            raise AmqpError(406, "a routing key must not contain NUL")
         if method.immediate:
             raise AmqpError(540, "immediate=true")
         self._check_publication(method, decoded)
@@ -168,19 +184,30 @@ class Channel:
     def _enqueue(self, work: Work, size: int) -> None:
         self._work.append(work)
         self.connection.count_queued(1, size)
-        if not self._working:
-            self._working = True
-            self.connection.start(self)
+        if self._running is None:
+            self._running = self.server.background(self._run())
+
+    async def finish(self) -> None:
+        """Wait until the work that was received is done."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
+    def _drop_content(self) -> None:
+        if self._content is not None:
+            self.connection.count_received(-self._content.received)
+            self._content = None
 
     # working
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Do the work that waits, in order."""
         try:
             while self._work and not self.closed:
                 work = self._work.popleft()
                 if isinstance(work, Posted):
                     await self._publish(self._following(work))
+                elif isinstance(work, AmqpError):
+                    raise work
                 elif isinstance(work, SETTLES):
                     self._settle(work)
                 else:
@@ -193,7 +220,7 @@ class Channel:
         except Exception:
             await self.connection.crash(self)
         finally:
-            self._working = False
+            self._running = None
 
     def _following(self, first: Posted) -> list[Posted]:
         """Take the publications that follow a first one, within limits."""
@@ -294,14 +321,17 @@ class Channel:
 
     # delivering
 
-    def deliver(self, consumer: Consumer, answer: Handout) -> None:
-        """Write the messages that a consumer got."""
+    def deliver(self, consumer: Consumer, answer: Handout) -> int:
+        """Write the messages that a consumer got; returns how many bytes they have."""
+        size = 0
         count = sum(run.hi - run.lo for run in answer.runs)
         held = None if answer.token is None else self.server.hold(answer.token, count)
         number, frame_max = self.number, self.connection.frame_max
         for run in answer.runs:
             for sequence in range(run.lo, run.hi):
-                exchange, key, properties, body = message_of(run, sequence, consumer.queue)
+                exchange, key, properties, body = message_of(
+                    run, sequence, consumer.queue, frame_max
+                )
                 self._last_tag += 1
                 if held is not None:
                     self.unacked[self._last_tag] = Delivery(
@@ -311,9 +341,11 @@ class Channel:
                 method = frames.deliver(
                     consumer.encoded_tag, self._last_tag, run.redelivered, exchange, key
                 )
+                size += len(body)
                 self.connection.send(
                     frames.with_content(number, method, properties, body, frame_max)
                 )
+        return size
 
     def cancel_by_server(self, consumer: Consumer) -> None:
         """Tell a client that its queue is gone."""
@@ -364,7 +396,7 @@ class Channel:
             self.send(Basic.GetEmpty())
             return
         run = answer.runs[0]
-        exchange, key, properties, body = message_of(run, run.lo, queue)
+        exchange, key, properties, body = message_of(run, run.lo, queue, self.connection.frame_max)
         self._last_tag += 1
         if answer.token is not None:
             held = self.server.hold(answer.token, 1)
@@ -449,7 +481,7 @@ class Channel:
         size = sum(len(one.publication.payload) for one in self._work if isinstance(one, Posted))
         self.connection.count_queued(-len(self._work), -size)
         self._work.clear()
-        self._content = None
+        self._drop_content()
         for consumer in list(self.consumers.values()):
             self.server.remove_consumer(consumer)
         self.consumers.clear()

@@ -18,7 +18,8 @@ from ...errors import AckflowError, QueueNotFound, SessionClosed
 from ...ids import LaneId
 from ...options import QUEUE_MODE
 from . import frames
-from .properties import encode_properties
+from .frames import HEADER_OVERHEAD
+from .properties import encode_properties, without_table
 from .verbs import DIALECT
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 30.0
 MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
+BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they were larger than this before
 SHARED_AT_ONCE = 32  # the same while others have room, too
 WAIT_SECONDS = 60.0
 RETRY_SECONDS = 1.0  # after the store failed
@@ -66,7 +68,8 @@ class Consumer:
         self.prefetch = prefetch
         self.priority = priority
         self.exclusive = exclusive
-        self.name = f"{channel.connection.name}/{channel.number}/{tag}"[:200]
+        name = f"{channel.connection.name}/{channel.number}/{tag}"[:200]
+        self.name = name if name.isprintable() else ascii(name)
         self.unacked = 0
         self.reserved = 0  # asked of the broker, and not delivered yet
         self.cancelled = False
@@ -99,6 +102,7 @@ class Pump:
         self._waiting: LoopSignal | None = None
         self._attempting: asyncio.Future[None] | None = None
         self._share = 1
+        self._most = 8  # messages of one pop; it follows their size
         self._task = asyncio.create_task(self._run())
 
     def add(self, consumer: Consumer) -> None:
@@ -149,7 +153,7 @@ class Pump:
                 request = self._request("", 1)
                 await onloop.pop(request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting)
             except QueueNotFound:
-                self._queue_is_gone()
+                self.queue_is_gone()
             except SessionClosed:
                 return
             except AckflowError as error:
@@ -174,7 +178,9 @@ class Pump:
             return Handout(self.queue, QUEUE_MODE, 0)
         self._attempting = done = asyncio.get_running_loop().create_future()
         try:
-            most = MOST_AT_ONCE if len(takers) == 1 else min(SHARED_AT_ONCE, self._share)
+            most = self._most
+            if len(takers) > 1:
+                most = min(most, SHARED_AT_ONCE, self._share)
             first = takers[0]
             answers = await asyncio.gather(
                 *(self._take(one, min(most, one.room)) for one in takers if one.room > 0),
@@ -218,21 +224,30 @@ class Pump:
             consumer.channel.reserved -= batch
         if not answer.runs:
             return answer
-        if consumer.channel.closed or (consumer.cancelled and not consumer.no_ack):
+        if consumer.channel.closed:
             if answer.token is not None:
                 await server.app.onloop.give_back(answer.token)
         else:
-            consumer.channel.deliver(consumer, answer)
+            self._adapt(batch, consumer.channel.deliver(consumer, answer))
         return answer
 
-    def _queue_is_gone(self) -> None:
+    def _adapt(self, asked: int, size: int) -> None:
+        """Choose how many messages the next pop takes, by the bytes of the last one."""
+        if size > BYTES_AT_ONCE:
+            self._most = max(1, asked * BYTES_AT_ONCE // size)
+        elif size < BYTES_AT_ONCE // 4 and asked >= self._most:
+            self._most = min(MOST_AT_ONCE, 2 * self._most)
+
+    def queue_is_gone(self) -> None:
         for consumer in list(self.consumers):
             consumer.channel.cancel_by_server(consumer)
         self.consumers.clear()
         self._server.drop_pump(self)
 
 
-def message_of(run: MessageRun, sequence: int, queue: str) -> tuple[bytes, bytes, bytes, bytes]:
+def message_of(
+    run: MessageRun, sequence: int, queue: str, frame_max: int
+) -> tuple[bytes, bytes, bytes, bytes]:
     """Return the encoded exchange, routing key and properties of a message, and its body."""
     index, rest = sequence - run.first, run.body.rest
     headers, binary, txid = _NO_HEADERS, False, None
@@ -242,4 +257,7 @@ def message_of(run: MessageRun, sequence: int, queue: str) -> tuple[bytes, bytes
         txid = rest.txids.get(index)
     exchange = frames.short_bytes(headers.get(EXCHANGE, ""))
     key = frames.short_bytes(headers.get(ROUTING_KEY, queue))
-    return exchange, key, encode_properties(headers, binary, txid), payload(run.body, index)
+    properties = encode_properties(headers, binary, txid)
+    if len(properties) > frame_max - HEADER_OVERHEAD:  # those of a client of another protocol
+        properties = encode_properties(without_table(headers), binary, txid)
+    return exchange, key, properties, payload(run.body, index)

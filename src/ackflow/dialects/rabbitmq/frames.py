@@ -13,6 +13,7 @@ METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 END = 0xCE
 FRAME_MAX, FRAME_MIN = 131_072, 4_096
 OVERHEAD = 8  # of a frame: type, channel, size, end
+HEADER_OVERHEAD = OVERHEAD + 12  # of a content header, which is one frame
 MAX_METHOD = 16 * 1024  # `pamqp` decodes tables in quadratic time
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _END = b"\xce"

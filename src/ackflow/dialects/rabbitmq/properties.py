@@ -190,6 +190,11 @@ def encode_properties(headers: Mapping[str, str], binary: bool, txid: str | None
     return found
 
 
+def without_table(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that are properties: the others are too large for a frame."""
+    return {name: value for name, value in headers.items() if name in _KINDS}
+
+
 def _encode(headers: Mapping[str, str]) -> bytes:
     table: list[bytes] = []
     values: dict[str, bytes] = {}

@@ -225,7 +225,7 @@ class AmqpConnection(asyncio.Protocol):
         except AmqpError as error:
             if error.hard:
                 raise
-            self.server.background(self.fail(channel, error))
+            channel.fail_in_turn(error)
 
     def _receive_on_closing(self, kind: int, number: int, data: bytes) -> None:
         """Discard what a client sent before it saw that the server closed the channel."""
@@ -251,8 +251,9 @@ class AmqpConnection(asyncio.Protocol):
     def _receive_own(self, method: Any) -> None:
         state = self._state
         if isinstance(method, Methods.Close):
-            self.send_method(0, Methods.CloseOk())
-            self._close_transport()
+            self._state = State.CLOSING
+            self._close_by = time.monotonic() + CLOSE_SECONDS
+            self.server.background(self._close_by_client())
         elif isinstance(method, Methods.CloseOk):
             self._close_transport()
         elif state is State.CLOSING:
@@ -346,9 +347,6 @@ class AmqpConnection(asyncio.Protocol):
 
     # for channels
 
-    def start(self, channel: Channel) -> None:
-        self.server.background(channel.run())
-
     def count_queued(self, n: int, size: int) -> None:
         """Count the methods that wait for their turn; a client that is too fast is not read."""
         self._queued += n
@@ -427,6 +425,14 @@ class AmqpConnection(asyncio.Protocol):
         else:
             self._close_transport()
 
+    async def _close_by_client(self) -> None:
+        """Answer connection.close when what the client sent before it is done."""
+        if not self._ended:
+            self._ended = True
+            await self._end_channels()
+        self.send_method(0, Methods.CloseOk())
+        self._close_transport()
+
     def _close_transport(self) -> None:
         self._flush()
         self._state = State.CLOSED
@@ -445,11 +451,13 @@ class AmqpConnection(asyncio.Protocol):
         channels, self._channels = list(self._channels.values()), {}
         try:
             for channel in channels:
+                await channel.finish()
                 await channel.close()
         finally:
             self.server.app.in_transit.bytes -= self._receiving
             self._receiving = 0
             if self.owned:
+                # Its name is known to no one any more, also if this fails: see `remove_abandoned`.
                 await self.server.app.do(remove_owned, True, self.id, list(self.owned))
 
     # called once in a while

@@ -18,6 +18,7 @@ from .verbs import (
     OWNER_SECONDS,
     QueueFacts,
     extend_many,
+    new_server_id,
     remove_abandoned,
     remove_queue,
     remove_unused,
@@ -38,7 +39,7 @@ class AmqpServer:
 
     def __init__(self, app: "Server") -> None:
         self.app = app
-        self.id = secrets.token_hex(8)
+        self.id = new_server_id()
         self.connections: set[AmqpConnection] = set()
         self.pumps: dict[str, Pump] = {}
         self._held: dict[int, Held] = {}
@@ -64,11 +65,12 @@ class AmqpServer:
         for pump in self.pumps.values():
             pump.stop()
 
-    def background(self, work: "asyncio.Future[Any] | Any") -> None:
+    def background(self, work: "asyncio.Future[Any] | Any") -> "asyncio.Future[Any]":
         """Let something run to its end; its errors are logged."""
-        future = asyncio.ensure_future(work)
+        future: asyncio.Future[Any] = asyncio.ensure_future(work)
         self._background.add(future)
         future.add_done_callback(self._done)
+        return future
 
     def _done(self, future: "asyncio.Future[Any]") -> None:
         self._background.discard(future)
@@ -104,6 +106,11 @@ class AmqpServer:
             pump = self.pumps[queue] = Pump(self, queue)
         pump.single_active, pump.auto_delete = facts.single_active, facts.auto_delete
         return pump
+
+    def queue_deleted(self, queue: str) -> None:
+        """Cancel the consumers of a queue, also if another one gets its name at once."""
+        if (pump := self.pumps.get(queue)) is not None:
+            pump.queue_is_gone()
 
     def drop_pump(self, pump: Pump) -> None:
         if self.pumps.get(pump.queue) is pump:

@@ -96,6 +96,7 @@ async def delete_queue(channel: "Channel", method: Queue.Delete) -> None:
         remove_queue, True, name, connection.id, bool(method.if_empty)
     )
     connection.owned.discard(name)
+    channel.server.queue_deleted(name)
     if not method.nowait:
         channel.send(Queue.DeleteOk(deleted))
 
@@ -116,7 +117,7 @@ async def _bind_queue(channel: "Channel", method: Queue.Bind | Queue.Unbind) -> 
     key = method.routing_key or ""
     if not method.queue and not key:
         key = name
-    binding = Binding(method.exchange, False, name, key, check_binding(method.arguments))
+    binding = Binding(method.exchange, False, name, key, check_binding(key, method.arguments))
     verb = bind if isinstance(method, Queue.Bind) else unbind
     _check_binding(channel, binding, isinstance(method, Queue.Bind))
     channel.connection.allow("read-write", "queue", name)
@@ -177,9 +178,10 @@ async def unbind_exchange(channel: "Channel", method: Exchange.Unbind) -> None:
 
 
 async def _bind_exchange(channel: "Channel", method: Exchange.Bind | Exchange.Unbind) -> None:
+    key = method.routing_key or ""
     binding = Binding(
         method.source, True, method.destination, method.routing_key or "",
-        check_binding(method.arguments),
+        check_binding(key, method.arguments),
     )  # fmt: skip
     verb = bind if isinstance(method, Exchange.Bind) else unbind
     _check_binding(channel, binding, isinstance(method, Exchange.Bind))

@@ -1,5 +1,8 @@
 """Verbs of the RabbitMQ dialect over the core: declare, bind, purge and delete."""
 
+import os
+import secrets
+import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -184,6 +187,25 @@ def use_queues(tx: Tx, names: Sequence[str]) -> None:
             tx.run("use_queue", queue.id, tx.now)
 
 
+def new_server_id() -> str:
+    """A name for a server, by which others see whether its process lives."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+
+
+def _is_killed(server: str) -> bool:
+    """Whether a server ran on this machine and its process does not exist any more."""
+    host, _, rest = server.rpartition(":")[0].rpartition(":")
+    if host != socket.gethostname() or not rest.isdecimal():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def remove_abandoned(tx: Tx, server: str) -> list[tuple[str, int]]:
     """Delete the exclusive queues of servers that were killed; returns the queues that expire."""
     expiring = []
@@ -192,7 +214,8 @@ def remove_abandoned(tx: Tx, server: str) -> list[tuple[str, int]]:
         if queue is None:
             tx.drop_declaration(known.queue)
         elif known.owner is not None and known.server != server:
-            if known.used_at + micros(OWNER_SECONDS) <= tx.now:
+            over = known.used_at + micros(OWNER_SECONDS) <= tx.now
+            if over or _is_killed(known.server or ""):
                 delete_queue(tx, queue.name)
         elif known.expires is not None:
             expiring.append((queue.name, known.expires))
@@ -225,6 +248,10 @@ def _purge_around_leases(tx: Tx, queue: Queue) -> None:
 
 def declare_exchange(tx: Tx, asked: Exchange) -> None:
     """Create an exchange, or check that it is as declared."""
+    try:
+        validate.name(asked.name, "exchange")
+    except InvalidArgument as error:
+        raise AmqpError(406, error.message) from None
     known = find_exchange(tx, asked.name)
     if known is None:
         tx.add_exchange(asked)
