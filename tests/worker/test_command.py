@@ -24,6 +24,7 @@ worker = Worker("q.db", redelivery_delay=0)
 
 @worker.processor("orders")
 def process(message, session):
+    logging.getLogger("app").info("begun: %s", message.data)
     match message.data:
         case "sleep": time.sleep(1)
         case "hang": time.sleep(600)
@@ -52,6 +53,7 @@ def test_ctrl_c_finishes_the_current_message_and_exits_with_0(
     q.push("orders", ["sleep", "never begun"])
     process = work("app:worker", "--prefetch", "5")
     until(lambda: counts(q).leased == 2)
+    process.wait_for("begun: sleep")
     process.interrupt()
     assert process.end() == 0
     assert (counts(q).done, counts(q).ready) == (1, 1)
@@ -66,7 +68,7 @@ def test_a_handler_that_never_returns_is_named_and_a_second_ctrl_c_stops_at_once
 ) -> None:
     q.push("orders", "hang")
     process = work("app:worker")
-    until(lambda: counts(q).leased == 1)
+    process.wait_for("begun: hang")
     process.interrupt()
     process.wait_for("process has been running for")
     process.interrupt()

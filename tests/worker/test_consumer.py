@@ -204,7 +204,43 @@ def test_several_queues_are_waited_for_at_once(q: Session, worker: Worker) -> No
         assert name == queue
         assert at - began < 1.0
         time.sleep(0.05)
+    began = time.monotonic()
+    for _ in range(10):  # a queue is served while the others are waited for
+        q.push("b", 1)
+        until(lambda: got)
+        got.clear()
+    assert time.monotonic() - began < 2.5
     running.stop()
+
+
+def test_an_ordered_group_is_processed_in_order_by_many_threads(q: Session) -> None:
+    worker = Worker(q)
+    seen: dict[str, list[int]] = {}
+
+    @worker.processor("a", group="g", ordering="ordered")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        seen.setdefault(message.partition, []).append(message.data)
+        time.sleep(0.002 if message.data % 3 else 0.0)
+        return ACK
+
+    for partition in ("x", "y", "z"):
+        q.push("a", list(range(30)), partition=partition)
+    worker.run(concurrency=6, message_limit=90)
+    assert seen == {name: list(range(30)) for name in ("x", "y", "z")}
+
+
+def test_a_push_with_a_key_inside_a_processor_adds_nothing_twice(
+    q: Session, worker: Worker
+) -> None:
+    @worker.processor("a")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        session.push("next", "once", key="one")
+        return ACK
+
+    q.push("a", [1, 2, 3])
+    q.push("next", "once", key="one")
+    worker.run(message_limit=3)
+    assert len(q.pop("next", batch=9)) == 1
 
 
 def test_awaited_handlers_run_at_the_same_time_in_one_loop(q: Session, worker: Worker) -> None:

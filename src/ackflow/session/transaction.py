@@ -90,11 +90,15 @@ class Operations:
         priority: int = 0,
         delay: Duration | None = None,
         at: Time | None = None,
+        key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Self:
-        """Push one message or a list of them, if the transaction commits."""
+        """Push one message or a list of them, if the transaction commits.
+
+        A push with a `key` that was pushed before adds nothing, as outside of a transaction.
+        """
         request, places = encoding.request(
-            queue, data, partition=partition, priority=priority, delay=delay, key=None, at=at,
+            queue, data, partition=partition, priority=priority, delay=delay, key=key, at=at,
             headers=headers,
         )  # fmt: skip
         self._add(PushOperation(request))
@@ -143,6 +147,12 @@ class Operations:
         """Add an operation given as a request struct; raises after the commit."""
         operation.check()
         return self._add(operation)
+
+    def include(self, other: "Operations") -> Self:
+        """Add the operations of another transaction, which are then committed with this one."""
+        self.check_open()
+        self._operations += other._operations
+        return self
 
     def _add(self, operation: Operation) -> Self:
         """Add an operation that is valid by construction."""

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from .. import validate
 from ..broker.requests import Verdict
 from ..errors import InvalidArgument, text_of
-from ..options import QUEUE_MODE
+from ..options import QUEUE_MODE, Ordering
 from ..session.messages import Delivery
 from ..session.session import Session
 from .context import Context
@@ -208,7 +208,8 @@ class Binding(Struct, eq=False):
     weight: int = 1
     max_deliver: int | None = None
     lease_seconds: float = LEASE_SECONDS
-    group_options: dict[str, Any] = field(default_factory=dict)
+    ordering: Ordering | None = None
+    one_by_one: bool = False  # the group has an order, which a batch in several threads would break
 
     @property
     def label(self) -> str:

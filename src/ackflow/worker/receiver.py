@@ -37,21 +37,24 @@ class Receiver:
         self._pool: ThreadPoolExecutor | None = None
 
     def receive(self, most: int, wait: bool = True) -> Found:
-        """Take one turn, and further ones while queues are empty; an empty list after a whole
-        cycle of empty queues, for which it waits."""
-        if self._waiting:
-            return self._collect(most)
-        for _ in range(10_000):
+        """Take turns until a queue has messages; an empty list after a whole cycle of empty
+        queues, for which it waits."""
+        if found := self._arrived():
+            return found
+        alone = len(self._bindings) == 1 and wait
+        waiting = set(self._waiting.values())
+        while True:
             index = self._turns.next()
-            alone = len(self._bindings) == 1 and wait
-            batch = self._pop(index, most, self._wait if alone else 0.0)
+            batch = None
+            if index not in waiting:  # its waiting pop brings what it has
+                batch = self._pop(index, most, self._wait if alone else 0.0)
             self._turns.took(bool(batch))
             if batch:
                 return [(self._bindings[index], batch)]
             if self._turns.idle or self._stopped():
                 break
-        if wait and len(self._bindings) > 1 and not self._stopped():
-            return self._collect(most)
+        if wait and not alone and not self._stopped():
+            return self._wait_for_all(most)
         return []
 
     def close(self) -> Found:
@@ -66,27 +69,29 @@ class Receiver:
             self._pool.shutdown()
         return found
 
-    def _collect(self, most: int) -> Found:
-        """Wait for all queues at once, each in a thread of its own."""
+    def _wait_for_all(self, most: int) -> Found:
+        """Wait for all queues at once, each in a thread of its own, until one has messages."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self._bindings), "ackflow-worker-receive")
-        if not self._waiting:
-            share = max(1, most // len(self._bindings))
-            for index in range(len(self._bindings)):
-                self._waiting[self._pool.submit(self._pop, index, share, self._wait)] = index
-        done, _ = wait(self._waiting, self._wait, FIRST_COMPLETED)
+        share = max(1, most // len(self._bindings))
+        for index in set(range(len(self._bindings))).difference(self._waiting.values()):
+            self._waiting[self._pool.submit(self._pop, index, share, self._wait)] = index
+        wait(self._waiting, self._wait, FIRST_COMPLETED)
+        return self._arrived()
+
+    def _arrived(self) -> Found:
+        """What waiting pops have brought."""
         found: Found = []
-        for future in done:
+        for future in [future for future in self._waiting if future.done()]:
             index = self._waiting.pop(future)
-            batch = future.result()
-            if batch:
+            if batch := future.result():
                 found.append((self._bindings[index], batch))
         return found
 
     def _pop(self, index: int, most: int, wait: float) -> Batch[Message] | None:
         pop = self._pops[index]
         request = pop.request()
-        request.batch = most
+        request.batch = 1 if self._bindings[index].one_by_one else most
         try:
             batch = self._session.take(request, wait)
         except AckflowError as error:

@@ -36,10 +36,10 @@ class Push(Struct):
     notes: dict[str, Any] = field(default_factory=dict)  # kept by middleware from before to after
 
     def into(self, operations: Operations) -> None:
-        """Add the push to a transaction, which has a key of its own."""
+        """Add the push to a transaction."""
         operations.push(
             self.queue, self.data, partition=self.partition, priority=self.priority,
-            delay=self.delay, at=self.at, headers=self.headers or None,
+            delay=self.delay, at=self.at, key=self.key, headers=self.headers or None,
         )  # fmt: skip
 
     def through(self, session: Session) -> Receipt:
@@ -73,10 +73,11 @@ class ProcessorSession:
         priority: int = 0,
         delay: Duration | None = None,
         at: Time | None = None,
+        key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Push one message or a list of them, when the processor's message is settled."""
-        self.send(Push(queue, data, partition, priority, delay, at, None, dict(headers or {})))
+        self.send(Push(queue, data, partition, priority, delay, at, key, dict(headers or {})))
 
     def put(self, key: str, value: Any, *, expect: int | None = None) -> None:
         """Set a keyed value in the same transaction; `expect` is its required version."""

@@ -113,8 +113,11 @@ class Settler:
         try:
             result = self._patiently(lambda: self._session.settle(pairs))
         except AckflowError as error:
-            for outcome in outcomes:
-                self._end(outcome, error)
+            if len(outcomes) == 1:
+                self._end(outcomes[0], error)
+            else:  # such as a full disk, which refuses a requeue and no ack
+                for outcome in outcomes:
+                    self._settle_plain([outcome])
             return
         refused = {one.message_id: one for one in result.refused} if result.refused else {}
         for outcome in outcomes:
@@ -127,9 +130,7 @@ class Settler:
         for outcome in outcomes:
             assert outcome.verdict is not None
             operations.settle(outcome.context.message, outcome.verdict)
-            sent = outcome.context.session.operations.request().operations
-            for operation in sent:
-                operations.add(operation)
+            operations.include(outcome.context.session.operations)
         try:
             self._patiently(lambda: self._session.commit(operations))
         except AckflowError as error:

@@ -5,12 +5,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from .. import validate
 from ..clock import Clock
 from ..errors import GroupNotFound, InvalidArgument, QueueNotFound
-from ..options import DEFAULT_PARTITION, QUEUE_MODE
+from ..options import DEFAULT_PARTITION, QUEUE_MODE, Ordering
 from ..session.connect import connect
 from ..session.encoding import Item
 from ..session.session import Session
@@ -84,6 +84,7 @@ class Worker:
         schema: Any = None,
         weight: int = 1,
         max_deliver: int | None = None,
+        ordering: Ordering | None = None,
         lease_seconds: Duration | None = None,
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
@@ -93,10 +94,11 @@ class Worker:
         It takes the message and a `ProcessorSession`, and optionally the body: a parameter whose
         type is a msgspec Struct or a dataclass. With `group`, several processors of one queue each
         get every message. `max_deliver` makes a message a dead letter after so many deliveries.
+        With `ordering="ordered"` the messages of a partition are processed one after the other.
         """
         return self._register(
-            Processor, queue, group, name, schema, weight, max_deliver, lease_seconds, time_limit,
-            soft_time_limit,
+            Processor, queue, group, name, schema, weight, max_deliver, ordering, lease_seconds,
+            time_limit, soft_time_limit,
         )  # fmt: skip
 
     def job(
@@ -108,20 +110,21 @@ class Worker:
         schema: Any = None,
         weight: int = 1,
         max_deliver: int | None = None,
+        ordering: Ordering | None = None,
         lease_seconds: Duration | None = None,
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
     ) -> Callable[[T], T]:
         """Register a callable that returns True for ACK and False for REJECT."""
         return self._register(
-            Job, queue, group, name, schema, weight, max_deliver, lease_seconds, time_limit,
-            soft_time_limit,
+            Job, queue, group, name, schema, weight, max_deliver, ordering, lease_seconds,
+            time_limit, soft_time_limit,
         )  # fmt: skip
 
     def _register(
         self, kind: type[Processor], queue: str, group: str, name: str | None, schema: Any,
-        weight: int, max_deliver: int | None, lease_seconds: Duration | None,
-        time_limit: Duration | None, soft_time_limit: Duration | None,
+        weight: int, max_deliver: int | None, ordering: Ordering | None,
+        lease_seconds: Duration | None, time_limit: Duration | None, soft_time_limit: Duration | None,
     ) -> Callable[[T], T]:  # fmt: skip
         limits = _limits(time_limit, soft_time_limit)
 
@@ -141,6 +144,8 @@ class Worker:
             binding.weight = validate.integer(weight, "weight", 1, 1_000_000)
             if max_deliver is not None:
                 binding.max_deliver = validate.integer(max_deliver, "max_deliver", 1, 1 << 31)
+            if ordering is not None:
+                binding.ordering = validate.one_of(ordering, "ordering", get_args(Ordering))
             return target
 
         return register
@@ -439,17 +444,21 @@ class Worker:
                         f"task {task.name} has the option {unknown[0]!r}, which no extension of the "
                         "worker knows"
                     )
-            chosen = {} if binding.max_deliver is None else {"max_deliver": binding.max_deliver}
-            try:
-                rules = self.session.group_stats(binding.queue, binding.group).settings
-            except (QueueNotFound, GroupNotFound):
-                options = {"retry_limit": None, "max_deliver": None, **chosen}
-                self.session.group(binding.queue, binding.group, **options)  # type: ignore[arg-type]
-            else:
-                if chosen and rules.max_deliver != binding.max_deliver:
-                    self.session.group(binding.queue, binding.group, **chosen)  # type: ignore[arg-type]
-                if binding.max_deliver is None:
-                    binding.max_deliver = rules.max_deliver
+            self._prepare_group(binding)
+
+    def _prepare_group(self, binding: Binding) -> None:
+        named = {"max_deliver": binding.max_deliver, "ordering": binding.ordering}
+        chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        try:
+            rules = self.session.group_stats(binding.queue, binding.group).settings
+        except (QueueNotFound, GroupNotFound):
+            options = {"retry_limit": None, "max_deliver": None, **chosen}
+            rules = self.session.group(binding.queue, binding.group, **options).settings
+        else:
+            if any(getattr(rules, name) != value for name, value in chosen.items()):
+                rules = self.session.group(binding.queue, binding.group, **chosen).settings
+        binding.max_deliver = rules.max_deliver
+        binding.one_by_one = rules.ordering != "shared"
 
 
 _batch: ContextVar[list[tuple[Worker, Push]] | None] = ContextVar("ackflow_batch", default=None)
