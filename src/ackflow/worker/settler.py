@@ -46,6 +46,7 @@ class Settler:
         self._busy = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._failures: list[tuple[Message, BaseException]] = []  # of one call of `settle`
         self.error: BaseException | None = None
 
     def put(self, outcome: Outcome) -> None:
@@ -102,6 +103,11 @@ class Settler:
             self._settle_plain(plain)
         for start in range(0, len(sending), TOGETHER):
             self._commit(sending[start : start + TOGETHER])
+        if self._failures:
+            (first, error), n = self._failures[0], len(self._failures)
+            which = str(first) if n == 1 else f"{n:,} messages, {first} first,"
+            log.warning("%s could not be settled and will come again: %s", which, error)
+            self._failures.clear()
 
     def release(self, messages: Sequence[Message]) -> None:
         """Return messages that were not begun; their deliveries are not counted."""
@@ -164,7 +170,7 @@ class Settler:
     def _end(self, outcome: Outcome, error: BaseException | None) -> None:
         context = outcome.context
         if error is not None:
-            log.warning("%s was not settled and comes again: %s", context.message, error)
+            self._failures.append((context.message, error))
         self._settled(outcome, error)
         self._hooks.call("after_settle", context, error)
         if error is None:

@@ -1,8 +1,8 @@
 """Typed tasks: plain functions whose calls are messages."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Union, get_type_hints
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Union, get_type_hints, overload
 
 import msgspec
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+X = TypeVar("X")
 BACKOFF = (1.0, 5.0, 30.0, 120.0, 600.0)
 
 
@@ -99,7 +100,13 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name} of queue {self.queue}>"
 
-    def push(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    @overload
+    def push(
+        self: "Task[P, Coroutine[Any, Any, X]]", *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[X]: ...
+    @overload
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Handle[Any]:
         """Push a call of the task; the arguments are validated first.
 
         Inside a processor or a task it goes out with the acknowledgement.

@@ -10,6 +10,12 @@ def send_mail(to: str, subject: str = "Hello", *, copies: int = 1) -> int:
     return copies
 
 
+@worker.task("mail")
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+fetch.push(5)  # error
 send_mail.push(5)  # error
 send_mail.push("a", subjekt="Hi")  # error
 send_mail.push()  # error

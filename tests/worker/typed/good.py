@@ -47,6 +47,11 @@ def send_mail(to: str, subject: str = "Hello", *, copies: int = 1) -> int:
     return copies
 
 
+@worker.task("mail")
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
 @send_mail.on_last_attempt
 def gave_up(context: Context, error: BaseException) -> None:
     context.session.push("alarms", str(error))
@@ -68,6 +73,7 @@ assert_type(send_mail.push("a@b.c", subject="Hi", copies=2), Handle[int])
 assert_type(send_mail.push_with(delay=60, priority=1)("a@b.c"), Handle[int])
 assert_type(send_mail.push("a").result(timeout=1), int)
 assert_type(send_mail("a"), int)
+assert_type(fetch.push("http://localhost").result(), bytes)
 assert_type(Stock(), Stock)
 tasks: list[Task[[int], None]] = []
 
