@@ -11,9 +11,13 @@ QUEEN_CLIENTS := 0.15.0 2.6.0
 AMQPLIB := 2.3.1
 COVERAGE_FLOOR := 80
 
-.PHONY: setup test test-all coverage demo bench soak lint docs clean
+.PHONY: setup test test-all coverage demo bench soak lint docs lock audit clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# requirements.lock has the hashes of the files for one platform; HASHES=off installs without them.
+HASHES ?= $(shell $(PYTHON) -c 'import platform as p, sys; print("on" if (p.system(), p.machine(), \
+	p.python_implementation(), *sys.version_info[:2]) == ("Linux", "x86_64", "CPython", 3, 11) else "off")')
 
 setup: $(STAMP) $(CLIENTS)/.ready
 
@@ -31,7 +35,7 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -e ".[spark]"
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
+$(STAMP): pyproject.toml constraints.txt requirements.lock | $(BIN)/pip
 	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || { [ "$$(id -u)" = 0 ] \
 		&& command -v apt-get >/dev/null && { echo "installing pgbouncer for the tests"; \
 		apt-get update -qq; apt-get install -y -qq pgbouncer; }; } \
@@ -44,6 +48,9 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
 		echo "installing a C compiler for the power-cut tests"; apt-get update -qq; \
 		apt-get install -y -qq gcc libc6-dev; }; } \
 		|| echo "A C compiler (cc) is missing: the power-cut tests of several processes need it"
+	@if [ "$(HASHES)" = on ]; then echo "installing requirements.lock, checking hashes"; \
+		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
+	else echo "requirements.lock has no hashes for this platform: versions are pinned, files are not checked"; fi
 	$(PIP) -e ".[all,dev]"
 	@touch $(STAMP) $(DEMO)
 
@@ -96,6 +103,17 @@ soak: setup
 # The documentation as a site in site/; nothing is loaded from other hosts.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Writes requirements.lock for the versions in constraints.txt.
+lock: $(BIN)/pip
+	$(BIN)/python tools/lock.py
+
+# Known vulnerabilities of the locked versions. --strict: a package that was not looked up is a failure.
+audit: requirements.lock
+	@$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock || { \
+		echo "make audit: a vulnerability was found, or a version could not be looked up. The vulnerability"; \
+		echo "service is not part of the package registry: it must be reachable from this machine."; exit 1; }
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version as version_of
 from typing import Annotated, Any, get_args
 
 import typer
@@ -103,8 +104,13 @@ def completion(
     ] = None,
 ) -> None:
     """Print a shell completion script; to use it: eval "$(ackflow completion bash)"."""
-    from typer._completion_shared import get_completion_script
-
+    try:
+        from typer._completion_shared import get_completion_script
+    except ImportError:  # not a public module
+        raise InvalidArgument(
+            f"the installed version of Typer ({version_of('typer')}) has no completion scripts; "
+            "use one up to 0.29"
+        ) from None
     chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
     validate.one_of(chosen, "shell", SHELLS)
     script = get_completion_script(

@@ -509,6 +509,23 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+def check_future_protocol() -> None:
+    """Raise RuntimeError unless futures tell `_step` to wait in the way that asyncio's tasks know.
+
+    It is no public interface of Python, so that the server checks it when it starts.
+    """
+    future = asyncio.get_running_loop().create_future()
+    waiting = future.__await__()
+    try:
+        known = next(waiting) is future and future._asyncio_future_blocking is True
+    except (AttributeError, StopIteration):
+        known = False
+    waiting.close()
+    future.cancel()
+    if not known:
+        raise RuntimeError("this version of Python awaits futures in a way that is not known here")
+
+
 def _framing_of(call: Call) -> bytes:
     """The header that says how long the body is; empty if there is none."""
     for name in (b"transfer-encoding", b"content-length"):

@@ -24,7 +24,7 @@ from ..session.connect import connect
 from ..session.session import Session
 from . import logs
 from .app import Server
-from .connection import Connection
+from .connection import Connection, check_future_protocol
 from .cors import Cors
 from .data_dir import data_file
 from .limits import Limits
@@ -131,6 +131,7 @@ def _listen_error(host: str, port: int, error: OSError) -> str:
 
 
 async def _serve(config: Config, path: str, sockets: Sockets) -> None:
+    check_future_protocol()
     tls = _tls_context(config, "http/1.1") if config.tls_cert else None
     session = connect(path, consumer="server")
     try:

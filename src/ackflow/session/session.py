@@ -301,10 +301,7 @@ class Session(Queries):
     def settle(
         self, verdicts: Iterable[tuple[Delivery, Verdict | SettleVerb]], *, atomic: bool = False
     ) -> Settled:
-        """Settle each message with its own verdict, in one transaction.
-
-        By default they are independent. `atomic`: one that is refused rolls back all.
-        """
+        """Settle each message with its own verdict; `atomic`: one that is refused rolls back all."""
         given = judged(verdicts)
         synced = any(verdict.synced for _, verdict in given)
         some = [message for message, _ in given]
