@@ -1,5 +1,6 @@
 """The Queen dialect, looked after: queues, status, maintenance."""
 
+import random
 from typing import Any
 
 import httpx
@@ -39,6 +40,42 @@ def test_counts_lag_behind(queen: Queen, http: httpx.Client) -> None:
     figures = queue["messages"]
     assert (figures["total"], figures["pending"], figures["processing"]) == (6, 2, 1)
     assert (figures["completed"], figures["deadLetter"]) == (2, 1)
+
+
+def test_the_counts_of_a_queue_are_the_sum_of_those_of_its_partitions(
+    queen: Queen, http: httpx.Client, served: Running
+) -> None:
+    """Counted in SQL for the queue, and lane by lane for a page of partitions."""
+    q, chance = served.session, random.Random(7)
+    q.configure("orders", retry_limit=5, keep_seconds=0)
+    for group in ("a", "b"):
+        q.group("orders", group)
+    for step in range(150):
+        where = f"p{chance.randrange(12)}"
+        ids = list(
+            q.push("orders", [1, 2, 3], partition=where, delay=chance.choice([None, None, 60]))
+        )
+        for message in q.pop("orders", group=chance.choice("ab"), batch=chance.randrange(1, 6)):
+            verb = chance.choice(["ack", "ack", "ack", "nack", "reject", "requeue", "hold"])
+            getattr(message, verb)() if verb != "hold" else None
+        if step % 10 == 0:
+            q.delete_message("orders", chance.choice(ids))
+            q.upkeep()
+    pages = [
+        get(http, "resources/partitions", queue="orders", limit=5, offset=at)["partitions"]
+        for at in (0, 5, 10, 15)
+    ]
+    assert [len(page) for page in pages] == [5, 5, 2, 0]
+    parts = [part for page in pages for part in page]
+    assert len({part["name"] for part in parts}) == 12
+    (queue,) = get(http, "resources/queues")["queues"]
+    sums = {key: sum(part["stats"][key] for part in parts) for key in queue["messages"]}
+    assert queue["messages"] == sums
+    assert all(sums.values()), "every state occurs"
+    assert get(http, "status")["messages"] == sums
+    detail = get(http, "resources/queues/orders", limit=3, offset=2)
+    assert detail["partitions"] == parts[2:5]
+    assert detail["totals"] == sums
 
 
 def test_a_dead_letter_is_not_completed(queen: Queen, http: httpx.Client, served: Running) -> None:

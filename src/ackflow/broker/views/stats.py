@@ -19,7 +19,7 @@ from ...model import (
     when_or_none,
 )
 from ...store.encryption import unseal_bytes
-from ...store.mapping import value_place
+from ...store.mapping import Row, value_place
 from ...store.records import DUE, LEASED, Cursor, Group, Lane, Lease, Queue
 from ...store.tx import Tx
 from ..core.cursors import hidden_copies_in
@@ -63,21 +63,10 @@ def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
 
 
 def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int, head: int) -> GroupStats:
-    """Sum over the lanes of the queue, whose heads add up to `head`."""
     tx.flush()
-    next, delivered, consumed, failed, *rest = tx.all("group_totals", group.id, queue.id)[0]
-    oldest = rest.pop()
-    counts = Counts(head - next, 0, 0, rest[1], rest[0], *rest[2:])
-    oldest = _uneven(tx, queue, group, counts, oldest)
-    for state, n, created in tx.all("group_claims", group.id, tx.now):
-        if state == LEASED:
-            counts.leased += n
-        elif state == DUE:
-            counts.ready += n
-        else:
-            counts.waiting += n
-        if created is not None:
-            oldest = min(created, oldest or created)
+    totals = tx.all("group_totals", group.id, queue.id)[0]
+    counts, oldest = _counts(tx, queue, group, totals, head)
+    _, delivered, consumed, failed, *_ = totals
     return GroupStats(
         queue=queue.name,
         name=group.name,
@@ -93,6 +82,33 @@ def _group_stats(tx: Tx, queue: Queue, group: Group, dead: int, head: int) -> Gr
         failed=failed,
         delivered=delivered,
     )
+
+
+def group_counts(tx: Tx, queue: Queue, group: Group, head: int) -> tuple[Counts, int | None]:
+    """Count the messages of a group by state, and return the time of the oldest unsettled one.
+
+    The heads of the lanes of the queue add up to `head`.
+    """
+    tx.flush()
+    return _counts(tx, queue, group, tx.all("group_totals", group.id, queue.id)[0], head)
+
+
+def _counts(
+    tx: Tx, queue: Queue, group: Group, totals: Row, head: int
+) -> tuple[Counts, int | None]:
+    next, _, _, _, *rest, oldest = totals
+    counts = Counts(head - next, 0, 0, rest[1], rest[0], *rest[2:])
+    oldest = _uneven(tx, queue, group, counts, oldest)
+    for state, n, created in tx.all("group_claims", group.id, tx.now):
+        if state == LEASED:
+            counts.leased += n
+        elif state == DUE:
+            counts.ready += n
+        else:
+            counts.waiting += n
+        if created is not None:
+            oldest = min(created, oldest or created)
+    return counts, oldest
 
 
 def _uneven(tx: Tx, queue: Queue, group: Group, counts: Counts, oldest: int | None) -> int | None:

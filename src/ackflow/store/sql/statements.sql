@@ -194,6 +194,14 @@ from (select first, count, not_before, for_group from segments
     order by first limit ?3) as run
 -- name: queue_totals
 select coalesce(sum(head), 0), coalesce(sum(head - base - gone), 0) from lanes where queue = ?1
+-- name: queue_left
+select coalesce(sum(head - base - gone), 0), coalesce(sum(head - coalesce(low, head)), 0)
+from (select head, base, gone, (select min(c.next) from cursors c where c.lane = lanes.id
+    and c.grp in (select id from groups where queue = ?1)) as low from lanes where queue = ?1) as lane
+-- name: odd_lanes
+select id from lane_rows where queue = ?1 and (gone > 0 or odd > base)
+-- name: partition_page
+select id, queue, name, created_at from partitions where queue = ?1 order by id limit ?2 offset ?3
 -- name: queue_bytes
 select coalesce(sum(s.bytes), 0) from segments s join lane_rows l on l.id = s.lane
 where l.queue = ?1 and s.first >= l.base

@@ -8,12 +8,22 @@ from msgspec import Struct, field
 from .... import ids, validate
 from ....broker.core import admin
 from ....broker.core.global_pause import pushed_since
+from ....clock import SECOND
 from ....errors import QueueNotFound
 from ....server.http import Call, Param, Response, json
-from ..verbs.lag import GroupLag, lags, seen
-from ..verbs.overview import MessageCounts, PartitionView, QueueView, queue_view, queue_views
+from ....store.records import Queue
+from ....store.tx import Tx
+from ..verbs.lag import Lag, group_lags
+from ..verbs.overview import (
+    MessageCounts,
+    PartitionView,
+    QueueView,
+    partition_page,
+    queue_view,
+    queue_views,
+)
 from .common import iso
-from .paging import PAGE, TEXT, iso_or_none, paging, read_current, route
+from .paging import MAX_LIMIT, PAGE, TEXT, iso_or_none, paging, read_current, route
 
 MINUTE = 60
 
@@ -126,22 +136,29 @@ class Overview(Struct, rename="camel"):
 
 async def visible_queues(call: Call) -> list[QueueView]:
     """The queues that the caller's token covers, filtered by namespace and task."""
+    wanted = _wanted(call)
+    return [view for view in await read_current(call, queue_views) if wanted(view.queue)]
+
+
+def _wanted(call: Call) -> Callable[[Queue], bool]:
     namespace = call.query.get("namespace") or call.query.get("ns")
     task = call.query.get("task")
-    return [
-        view
-        for view in await read_current(call, queue_views)
-        if call.server.may_see(call, view.queue.name)
-        and (not namespace or view.queue.options.namespace == namespace)
-        and (not task or view.queue.options.task == task)
-    ]
+
+    def wanted(queue: Queue) -> bool:
+        return (
+            call.server.may_see(call, queue.name)
+            and (not namespace or queue.options.namespace == namespace)
+            and (not task or queue.options.task == task)
+        )
+
+    return wanted
 
 
 def queue_line(store: int, view: QueueView) -> QueueLine:
     queue = view.queue
     return QueueLine(
         ids.row_uuid("queue", store, queue.id), queue.name, queue.options.namespace,
-        queue.options.task, iso(queue.created_at), len(view.partitions), view.figures,
+        queue.options.task, iso(queue.created_at), view.partitions, view.figures,
     )  # fmt: skip
 
 
@@ -153,10 +170,11 @@ def partition_line(store: int, queue: str, view: PartitionView) -> PartitionLine
     )  # fmt: skip
 
 
-async def queue_of_path(call: Call) -> QueueView:
-    """The queue in the path."""
+async def queue_of_path(call: Call) -> tuple[QueueView, list[PartitionView]]:
+    """The queue in the path, and a page of its partitions."""
+    page = paging(call, MAX_LIMIT)
     try:
-        return await read_current(call, queue_view, call.params["queue"])
+        return await read_current(call, queue_view, call.params["queue"], page.limit, page.offset)
     except QueueNotFound:
         raise QueueNotFound("Queue not found") from None
 
@@ -170,9 +188,9 @@ async def queues(call: Call) -> Response:
 
 async def queue(call: Call) -> Response:
     """Show a queue by partition."""
-    view, store = await queue_of_path(call), call.server.broker.store.id
+    (view, partitions), store = await queue_of_path(call), call.server.broker.store.id
     top = queue_line(store, view)
-    parts = [partition_line(store, top.name, one) for one in view.partitions]
+    parts = [partition_line(store, top.name, one) for one in partitions]
     return json(
         QueueDetail(top.id, top.name, top.namespace, top.task, top.created_at, parts, top.messages)
     )
@@ -195,13 +213,13 @@ async def clear_queue(call: Call) -> Response:
 async def partitions(call: Call) -> Response:
     """List the partitions of one queue or of all queues."""
     name, page, store = call.query.get("queue"), paging(call, 1000), call.server.broker.store.id
-    found = [
-        partition_line(store, view.queue.name, one)
-        for view in await visible_queues(call)
-        if name in (None, "", view.queue.name)
-        for one in view.partitions
-    ]
-    return json(Partitions(found[page.offset : page.offset + page.limit]))
+    visible = _wanted(call)
+
+    def wanted(queue: Queue) -> bool:
+        return name in (None, "", queue.name) and visible(queue)
+
+    found = await read_current(call, partition_page, wanted, page.limit, page.offset)
+    return json(Partitions([partition_line(store, queue, one) for queue, one in found]))
 
 
 async def namespaces(call: Call) -> Response:
@@ -224,7 +242,7 @@ def _labels(
         if label(view):
             by_label.setdefault(label(view), []).append(view)
     return [
-        (name, len(some), sum(len(one.partitions) for one in some), sum_figures(some))
+        (name, len(some), sum(one.partitions for one in some), sum_figures(some))
         for name, some in sorted(by_label.items())
     ]
 
@@ -242,15 +260,18 @@ async def overview(call: Call) -> Response:
 
 
 async def overview_of(call: Call) -> Overview:
-    found, now = await visible_queues(call), call.server.broker.clock.now()
-    names = {view.queue.name for view in found}
-    asked = await call.server.do(seen, False)
-    behind = [one for one in await read_current(call, lags, asked) if one.queue in names]
-    since = now - MINUTE * 1_000_000
-    pushed = await read_current(call, pushed_since, sorted(names), since)
+    now, wanted = call.server.broker.clock.now(), _wanted(call)
+
+    def read(tx: Tx) -> tuple[list[QueueView], list[Lag], int]:
+        found = [view for view in queue_views(tx) if wanted(view.queue)]
+        behind = [lag for view in found for lag in group_lags(tx, view.queue)]
+        names = [view.queue.name for view in found]
+        return found, behind, pushed_since(tx, names, now - MINUTE * SECOND)
+
+    found, behind, pushed = await read_current(call, read)
     return Overview(
         len(found),
-        sum(len(view.partitions) for view in found),
+        sum(view.partitions for view in found),
         len({view.queue.options.namespace for view in found} - {""}),
         len({view.queue.options.task for view in found} - {""}),
         sum_figures(found),
@@ -260,10 +281,10 @@ async def overview_of(call: Call) -> Overview:
     )
 
 
-def _lags(behind: list[GroupLag], now: int) -> Lags:
+def _lags(behind: list[Lag], now: int) -> Lags:
     return Lags(
-        _spread([one.lag.seconds(now) for one in behind]),
-        _spread([float(one.lag.messages) for one in behind]),
+        _spread([lag.seconds(now) for lag in behind]),
+        _spread([float(lag.messages) for lag in behind]),
     )
 
 
@@ -282,7 +303,7 @@ _PARTITION = Param("partition", TEXT, "Name of the partition")
 ROUTES = (
     route("GET", "resources/queues", queues, "read-only", query=(*LABELS, *PAGE), checks_queues=True,
           responses={200: Queues}, summary="List queues with counts"),
-    route("GET", "resources/queues/{queue}", queue, "read-only", responses={200: QueueDetail},
+    route("GET", "resources/queues/{queue}", queue, "read-only", query=PAGE, responses={200: QueueDetail},
           summary="Show a queue by partition"),
     route("DELETE", "resources/queues/{queue}", delete_queue, "admin", responses={200: DeleteQueueResult},
           summary="Delete a queue with all its data"),

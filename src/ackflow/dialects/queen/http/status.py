@@ -137,8 +137,8 @@ def _line(store: int, view: QueueView) -> QueueStatusLine:
 
 async def status_queue(call: Call) -> Response:
     """Show a queue with options, by partition."""
-    view, store = await queue_of_path(call), call.server.broker.store.id
-    parts = [_part(store, one) for one in view.partitions]
+    (view, partitions), store = await queue_of_path(call), call.server.broker.store.id
+    parts = [_part(store, one) for one in partitions]
     return json(QueueStatus(_line(store, view), parts, view.figures))
 
 
@@ -232,7 +232,7 @@ ROUTES = (
           checks_queues=True, summary="Totals over all queues"),
     route("GET", "status/queues", status_queues, "read-only", query=(*LABELS, *PAGE),
           responses={200: QueueStatusPage}, checks_queues=True, summary="List queues with counts and options"),
-    route("GET", "status/queues/{queue}", status_queue, "read-only", responses={200: QueueStatus},
+    route("GET", "status/queues/{queue}", status_queue, "read-only", query=PAGE, responses={200: QueueStatus},
           summary="Show a queue with options, by partition"),
     route("GET", "status/analytics", analytics, "read-only", checks_queues=True,
           query=(_INTERVAL, _QUEUE, *LABELS, *SPAN), responses={200: Analytics},

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from msgspec import Struct, field
 
 from .... import ranges
-from ....broker.views.stats import LEASES_AT_MOST, visible_in
+from ....broker.views.stats import LEASES_AT_MOST, group_counts, visible_in
 from ....clock import SECOND
 from ....ids import PartitionId
 from ....options import GroupOptions
@@ -106,6 +106,16 @@ def _most_at_once(spans: list[tuple[int, int]]) -> int:
         now += step
         most = max(most, now)
     return most
+
+
+def group_lags(tx: Tx, queue: Queue) -> list[Lag]:
+    """Return the lag of each group of a queue over all partitions, counted in SQL."""
+    found = []
+    head = tx.all("queue_totals", queue.id)[0][0]
+    for group in tx.groups(queue.id):
+        counts, oldest = group_counts(tx, queue, group, head)
+        found.append(Lag(counts.ready + counts.leased + counts.waiting, oldest))
+    return found
 
 
 def lags(tx: Tx, asked: dict[int, Spans], name: str | None = None) -> list[GroupLag]:

@@ -1,13 +1,16 @@
 """Counts for all groups together, for lists with one line for each queue."""
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from .... import ranges
 from ....broker.core.cursors import hidden_copies_in
 from ....broker.core.topology import find_queue
 from ....clock import SECOND
+from ....ids import LaneId
 from ....ranges import Ranges
-from ....store.records import LEASED, Lane, Partition, Queue
+from ....store.records import LEASED, Cursor, Lane, Partition, Queue
 from ....store.tx import Tx
 
 
@@ -42,24 +45,35 @@ class PartitionView(Struct):
 
 
 class QueueView(Struct):
+    """A queue with the number of its partitions and the counts of all of them."""
+
     queue: Queue
-    partitions: list[PartitionView]
-    groups: list[str]
-
-    @property
-    def figures(self) -> MessageCounts:
-        total = MessageCounts()
-        for view in self.partitions:
-            total.add(view.figures)
-        return total
+    partitions: int
+    figures: MessageCounts
 
 
-def queue_view(tx: Tx, name: str) -> QueueView:
-    return _view(tx, find_queue(tx, name))
+def queue_view(tx: Tx, name: str, limit: int, offset: int) -> tuple[QueueView, list[PartitionView]]:
+    """Return a queue, and one page of its partitions."""
+    queue = find_queue(tx, name)
+    return _view(tx, queue), partition_views(tx, queue, limit, offset)
 
 
 def queue_views(tx: Tx) -> list[QueueView]:
     return [_view(tx, queue) for queue in tx.queues()]
+
+
+def partition_page(
+    tx: Tx, wanted: Callable[[Queue], bool], limit: int, offset: int
+) -> list[tuple[str, PartitionView]]:
+    """Return one page of the partitions of several queues, each with the name of its queue."""
+    found: list[tuple[str, PartitionView]] = []
+    for queue in filter(wanted, tx.queues()):
+        n = tx.value("count_partitions", queue.id)
+        if offset < n and len(found) < limit:
+            views = partition_views(tx, queue, limit - len(found), offset)
+            found += [(queue.name, view) for view in views]
+        offset = max(0, offset - n)
+    return found
 
 
 def pushed_by_time(
@@ -82,23 +96,56 @@ class _Open(Struct):
 
 
 def _view(tx: Tx, queue: Queue) -> QueueView:
-    groups = [group.name for group in tx.groups(queue.id)]
-    open = _open(tx, queue)
-    dead: dict[int, Ranges] = {}
+    """Count over all lanes in SQL, and correct the lanes of which positions do not tell all."""
+    groups = tx.group_ids(queue.id)
+    open, dead = _claimed(tx, queue), _dead(tx, queue)
+    total, left = tx.all("queue_left", queue.id)[0]
+    if not groups:
+        left = total
+    figures = MessageCounts(total, left, completed=total - left)
+    odd = {row[0] for row in tx.all("odd_lanes", queue.id)}
+    for id in sorted(odd | open.keys() | dead.keys()):
+        lane = tx.lane(id)
+        if lane is None:
+            continue
+        cursors = tx.cursors_of_lane(id)
+        counted = lane.head - min((cursor.next for cursor in cursors), default=lane.head)
+        stored = lane.head - lane.base - lane.gone
+        if not groups:
+            counted = stored
+        figures.add(MessageCounts(-stored, -counted, completed=counted - stored))
+        one = _with_unread(tx, lane, cursors, open.get(id, _Open()))
+        figures.add(_figures(tx, lane, one, dead.get(id, []), bool(groups)))
+        tx.cache.shrink()  # a read-only transaction keeps what it has read
+    return QueueView(queue, tx.value("count_partitions", queue.id), figures)
+
+
+def partition_views(tx: Tx, queue: Queue, limit: int, offset: int) -> list[PartitionView]:
+    """Return one page of the partitions of a queue, in the order of their creation."""
+    groups = bool(tx.group_ids(queue.id))
+    open, dead = _claimed(tx, queue), _dead(tx, queue)
+    found = []
+    for row in tx.all("partition_page", queue.id, limit, offset):
+        view = PartitionView(Partition(*row), MessageCounts())
+        for lane in tx.lanes_in(view.partition.id):
+            cursors = tx.cursors_of_lane(lane.id)
+            one = _with_unread(tx, lane, cursors, open.get(lane.id, _Open()))
+            view.figures.add(_figures(tx, lane, one, dead.get(lane.id, []), groups))
+            _date(tx, view, lane, cursors)
+        found.append(view)
+        tx.cache.shrink()
+    return found
+
+
+def _dead(tx: Tx, queue: Queue) -> dict[LaneId, Ranges]:
+    dead: dict[LaneId, Ranges] = {}
     for id, first, stop in tx.all("dead_runs", queue.id):
         dead.setdefault(id, []).extend((first, stop))
-    views = {home.id: PartitionView(home, MessageCounts()) for home in tx.partitions(queue.id)}
-    for lane in tx.lanes(queue.id):
-        view = views[lane.partition]
-        died = dead.get(lane.id, [])
-        figures = _figures(tx, lane, open.get(lane.id, _Open()), died, bool(groups))
-        view.figures.add(figures)
-        _date(tx, view, lane)
-    return QueueView(queue, list(views.values()), groups)
+    return dead
 
 
-def _open(tx: Tx, queue: Queue) -> dict[int, _Open]:
-    found: dict[int, _Open] = {}
+def _claimed(tx: Tx, queue: Queue) -> dict[LaneId, _Open]:
+    found: dict[LaneId, _Open] = {}
     for lane, lo, hi, packed, state, failures in tx.all("claims_of_queue", queue.id):
         which = [lo, hi] if packed is None else ranges.unpack(packed)
         one = found.setdefault(lane, _Open())
@@ -107,13 +154,17 @@ def _open(tx: Tx, queue: Queue) -> dict[int, _Open]:
             one.held = ranges.union(one.held, which)
         elif failures:
             one.failed = ranges.union(one.failed, which)
-    for id, group_id, next in tx.all("unread_of_queue", queue.id):
-        lane = tx.lane(id)
-        assert lane is not None
-        copies = hidden_copies_in(tx, lane, group_id, next, lane.head)
-        one = found.setdefault(id, _Open())
-        one.left = ranges.union(one.left, ranges.difference([next, lane.head], copies))
     return found
+
+
+def _with_unread(tx: Tx, lane: Lane, cursors: list[Cursor], claimed: _Open) -> _Open:
+    """Add to what is claimed in a lane what some group has not read."""
+    left = claimed.left
+    for cursor in cursors:
+        if cursor.next < lane.head:
+            copies = hidden_copies_in(tx, lane, cursor.group_id, cursor.next, lane.head)
+            left = ranges.union(left, ranges.difference([cursor.next, lane.head], copies))
+    return _Open(left, claimed.held, claimed.failed)
 
 
 def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> MessageCounts:
@@ -131,11 +182,11 @@ def _figures(tx: Tx, lane: Lane, open: _Open, dead: Ranges, groups: bool) -> Mes
     return MessageCounts(total, left - held, held, completed, failed, ranges.count(dead))
 
 
-def _date(tx: Tx, view: PartitionView, lane: Lane) -> None:
+def _date(tx: Tx, view: PartitionView, lane: Lane, cursors: list[Cursor]) -> None:
     first = tx.created_at(lane.id, lane.base) if lane.base < lane.head else None
     if first is not None:
         view.oldest_at = min(first, view.oldest_at or first)
         view.newest_at = max(lane.last_at, view.newest_at or 0)
-    for cursor in tx.cursors_of_lane(lane.id):
+    for cursor in cursors:
         view.consumed += cursor.consumed
         view.last_at = max(view.last_at or 0, cursor.last_at or 0) or None
