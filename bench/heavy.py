@@ -11,12 +11,13 @@ import ackflow
 
 from . import peers
 from .loads import HOST, Connection, push_body, request
-from .measure import FULL, Json, Noise, Plan, folder, quantile
+from .measure import FULL, Json, Noise, Plan, batches, folder, quantile
 from .report import Row, Table, Target
 
 CLEARED, DELETED, EXPIRED = "clear", "delete", "retention"
 PARTITIONS = {CLEARED: 40_000, DELETED: 40_000, EXPIRED: 20_000}
 EACH = {CLEARED: 10, DELETED: 10, EXPIRED: 60}
+PARTITIONS_AT_ONCE = 100
 READ_SECONDS = 6.0
 LEAST_PUSHES = 300
 LIMIT = Target(3, at_least=False)
@@ -62,9 +63,14 @@ def _fill(path: Path, messages: Sequence[Json], scale: int) -> tuple[int, int]:
     with ackflow.connect(path, upkeep=False) as q:
         for queue, partitions in PARTITIONS.items():
             q.group(queue, "g")
-            for n in range(partitions // scale):
-                q.push(queue, messages[: EACH[queue]], partition=f"p{n}")
-                lanes, stored = lanes + 1, stored + EACH[queue]
+            names = [f"p{n}" for n in range(partitions // scale)]
+            for some in batches(names, PARTITIONS_AT_ONCE):
+                of_each = messages[: EACH[queue]]
+                q.push(
+                    queue, [ackflow.Item(data=m, partition=name) for name in some for m in of_each]
+                )
+            lanes += len(names)
+            stored += len(names) * EACH[queue]
             q.ack(q.pop(queue, group="g", batch=10_000))
     return lanes, stored
 

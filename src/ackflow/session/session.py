@@ -372,11 +372,10 @@ class Session(Queries):
         result = Settled()
         if not marks:
             return result
-        broker = self.broker
         with self._acks.measure(messages) as call:
             for some in [marks] if atomic else in_slices(marks):
-                for outcome in broker.do(settle.settle_many, synced, some, atomic):
-                    result.add(broker.store.id, outcome)
+                for outcome in self.broker.do(settle.settle_many, synced, some, atomic):
+                    result.add(self.broker.store.id, outcome)
             call.successful = result.settled + result.noop
             call.refused = len(result.refused)
         return result

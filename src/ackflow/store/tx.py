@@ -97,6 +97,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
         self._savepoint = savepoint
         self._writes = writes
         self._sweeping = False
+        self._next_swept: tuple[int, LaneId] | None = None
         self._record = record
         self.store = store
         self.touched: set[str] = set()
@@ -294,7 +295,18 @@ class Tx(Claims, GoneRows, ExchangeRows):
             self.sweeper(self, lane, sweep)
         finally:
             self._sweeping = False
-        self.run("add_swept", sweep.id, lane.id)
+        if (sweep.id, lane.id) != self._next_swept:  # else its position tells
+            self.run("add_swept", sweep.id, lane.id)
+            self.save_sweep(sweep)
+
+    def sweep_next(self, sweep: Sweep, lane: LaneId) -> None:
+        """Apply a sweep to the lane after its position, and move it; the caller saves it."""
+        self._next_swept = sweep.id, lane
+        try:
+            self.lane(lane)
+        finally:
+            self._next_swept = None
+        sweep.after = lane
 
     def is_encrypted(self, lane: LaneId) -> bool:
         home = self.lane(lane)

@@ -183,7 +183,6 @@ def apply(tx: Tx, lane: Lane, sweep: Sweep) -> None:
             if sweep.kind == "seek" or not cursor.delivered:
                 seek_lane(tx, group, lane, cursor, _position(tx, lane, sweep.target))
     sweep.done += 1
-    tx.save_sweep(sweep)
     tx.cache.room.pop(queue.id, None)
     tx.touched.add(queue.name)
 
@@ -262,9 +261,13 @@ def _sweep_lanes(tx: Tx, sweep: Sweep) -> bool:
     else:
         name, home = "partition_between", int(sweep.partition)
     lanes = tx.all(name, home, sweep.after, sweep.upto, LANES_AT_ONCE)
+    deadline = time.monotonic() + SLICE_SECONDS / 2
     for (id,) in lanes:
-        tx.lane(id)
-    sweep.after = lanes[-1][0] if lanes else sweep.upto
+        tx.sweep_next(sweep, id)
+        if time.monotonic() > deadline:
+            break  # the messages of a lane may be leased together with those of many others
+    if not lanes:
+        sweep.after = sweep.upto
     tx.run("drop_swept", sweep.id, sweep.after)
     return bool(lanes)
 

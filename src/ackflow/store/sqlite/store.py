@@ -384,19 +384,11 @@ class SqliteStore:
     def _tx(self, execute: Execute, cache: Cache, *, writes: bool = False) -> Tx:
         doing: tuple[Any, Any, Any] = self._write, self._savepoint, self._insert
         write, savepoint, insert = doing if writes else (_refuse, _refuse, _refuse)
+        record = None if self.sync is None else self._record
         return Tx(
-            execute,
-            write,
-            self._statements,
-            cache,
-            savepoint,
-            insert,
-            store=self.id,
-            now=self.clock.now(),
-            writes=writes,
-            full=self._full,
-            record=None if self.sync is None else self._record,
-        )
+            execute, write, self._statements, cache, savepoint, insert, store=self.id,
+            now=self.clock.now(), writes=writes, full=self._full, record=record,
+        )  # fmt: skip
 
     def _insert(self, sql: str, args: Sequence[Any]) -> int:
         self._write(sql, args)
