@@ -38,6 +38,14 @@ def small_and_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ackflow.broker.core.push.SMALL_BYTES", 12)
 
 
+@pytest.fixture(autouse=True)
+def short_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeks and purges take a slice for each lane, and one for every few segments."""
+    monkeypatch.setattr("ackflow.broker.core.sweeps.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ackflow.broker.core.sweeps.LANES_AT_ONCE", 1)
+    monkeypatch.setattr("ackflow.broker.core.sweeps.ROWS_AT_ONCE", 2)
+
+
 @pytest.mark.timeout(900)
 def test_any_sequence_of_verbs_does_what_the_model_says_in_memory() -> None:
     run_state_machine_as_test(BrokerMachine, settings=QUICK)
