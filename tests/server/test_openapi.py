@@ -15,15 +15,8 @@ import schemathesis
 import schemathesis.generation.jsonschema.strategy
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.schemas import APIOperation
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 import ackflow
 from ackflow.broker import access_tokens
@@ -34,13 +27,11 @@ from ackflow.server.routes import all_routes
 from .conftest import Process
 
 Start = Callable[..., Process]
+# All checks but one: what a schema allows may still be refused, such as a name that is not printable.
 CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    response_headers_conformance,
-]
+    check for check in schemathesis.checks.CHECKS.get_all()
+    if check.__name__ != "positive_data_acceptance"
+]  # fmt: skip
 # Hypothesis complains about schemas that are slow to fill, and of a document read once for many.
 HEALTH = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
@@ -193,8 +184,7 @@ def make_tokens(db: Path) -> dict[str, str]:
         }
 
 
-# In the hundreds when asked for, else as many as fit into a minute for all of them.
-MANY = int(os.environ.get("ACKFLOW_EXAMPLES", "200"))
+MANY = int(os.environ.get("ACKFLOW_EXAMPLES", "500"))  # of each operation, in make soak
 
 
 def test_an_open_server_answers_any_request_as_the_document_says(start_process: Start) -> None:

@@ -185,7 +185,11 @@ class Call(Struct, eq=False):
             raise InvalidArgument(f"invalid request body: {error}") from None
 
     def flag(self, name: str) -> bool:
-        return self.query.get(name, "").lower() in ("true", "1")
+        """A parameter of the query that is true or false; false if it is not given."""
+        given = self.query.get(name, "").lower()
+        if given not in ("true", "1", "false", "0", ""):
+            raise InvalidArgument(f"{name} must be true or false, got {given!r}")
+        return given in ("true", "1")
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
         """An integer parameter of the query, from `least` to `most`."""
