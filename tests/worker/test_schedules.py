@@ -102,6 +102,24 @@ def test_a_schedule_begins_with_the_next_tick_and_ticks_once_each(
     assert ticks(q) == ["23:00", "00:00"]
 
 
+def test_a_worker_that_is_overtaken_between_reading_and_committing_pushes_nothing(
+    q: Session, clock: VirtualClock
+) -> None:
+    faster, slower = opened(q), Schedules(q)
+    done: list[int] = []
+
+    def send(t: Any, tick: Tick) -> None:
+        done.append(faster.run_due())
+        t.push("ticks", "slower", headers={"ackflow-tick": tick.at.isoformat()})
+
+    slower.add("tick", every("1h"), send=send)
+    slower.run_due()
+    clock.advance(3600)
+    assert slower.run_due() == 0
+    assert done == [1]
+    assert [message.data for message in q.pop("ticks", batch=9)] == [{"n": 1}]
+
+
 @pytest.mark.parametrize(
     ("missed", "expected"),
     [("skip", []), ("once", ["03:00"]), ("all", ["23:00", "00:00", "01:00", "02:00", "03:00"])],
