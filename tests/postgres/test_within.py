@@ -404,3 +404,16 @@ def test_a_connection_without_synced_commits_syncs_this_one(q: Session, db: Db) 
 def test_a_bad_name_of_a_schema_is_refused(db: Db, schema: str) -> None:
     with pytest.raises(InvalidArgument, match="schema"):
         ackflow.within(db, schema=schema)
+
+
+@pytest.mark.outer
+def test_a_transaction_that_is_left_open_after_a_push_is_ended_by_a_broker_that_waits(
+    q: Session, postgres_url: str
+) -> None:
+    forgotten = psycopg.connect(postgres_url)
+    ackflow.within(forgotten).push("orders", "forgotten")
+    q.push("orders", "broker")
+    assert [m.data for m in q.pop("orders", batch=9)] == ["broker"]
+    with pytest.raises(psycopg.OperationalError):
+        forgotten.commit()
+    forgotten.close()
