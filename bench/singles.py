@@ -4,7 +4,6 @@ Every push is on disk before its answer, here and in Redis with `appendfsync alw
 """
 
 import json
-import time
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -15,12 +14,13 @@ import psutil  # type: ignore[import-untyped]
 import ackflow
 
 from . import peers, wrk
-from .loads import push_body
-from .measure import Json, Noise, Plan, folder
+from .loads import Connection, push_body, request
+from .measure import Json, Noise, Plan, folder, seconds
 from .report import Row, Table, Target
 
 CONNECTIONS, MORE = 64, 256
 SECONDS = 1
+SINGLES = 300
 ENTRIES = 20_000  # popped and acked at most in one round
 LANES = 256  # partitions of the Queen dialect and queues of PushPop, where a lease covers one
 JSON, MSGPACK = "application/json", "application/msgpack"
@@ -152,27 +152,32 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def _latency(message: Json, plan: Plan) -> Table:
-    """Measure single pushes in sequence, over HTTP and embedded in this process.
+    """Measure single pushes, one over HTTP and one embedded in this process, in turns.
 
     The first pushes are not measured: an fsync takes longer while the write-ahead log grows.
     """
     over_http, embedded = [], []
-    with Noise() as noise, folder() as path, peers.ackflow_server(path) as port:
+    with (
+        Noise() as noise,
+        folder() as path,
+        peers.ackflow_server(path) as port,
+        ackflow.connect(path / "embedded.db") as q,
+    ):
         push = _pushes(message)["native push"]
-        with ackflow.connect(path / "embedded.db") as q:
-            q.push("bench", [message] * ENTRIES)
-            _fill(port, "native", "bench", message)
-            for _ in range(plan.rounds):
-                times = []
-                until = time.perf_counter() + SECONDS
-                while time.perf_counter() < until:
-                    start = time.perf_counter()
-                    q.push("bench", message)
-                    times.append((time.perf_counter() - start) * 1e6)
-                embedded.append(median(times))
-                over_http.append(wrk.push(port, *push, 1, SECONDS, path).p50)
+        whole = request(push.path, push.body)
+        q.push("bench", [message] * ENTRIES)
+        _fill(port, "native", "bench", message)
+        connection = Connection(port)
+        for _ in range(plan.rounds):
+            http, here = [], []
+            for _ in range(SINGLES):
+                http.append(seconds(lambda: connection.ask(whole)) * 1e6)
+                here.append(seconds(lambda: q.push("bench", message)) * 1e6)
+            over_http.append(median(http))
+            embedded.append(median(here))
+        connection.close()
     table = Table("A single push, one at a time, p50", ("over HTTP", "embedded"))
     table.rows = [Row("push", "µs", over_http, embedded, Target(1.3, at_least=False))]
     table.quiet = noise.quiet
-    table.notes = [str(noise)]
+    table.notes = ["the client of HTTP is a blocking socket in Python", str(noise)]
     return table

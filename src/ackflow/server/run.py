@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from .routes import all_routes
 
 DEFAULT_PORT = 8000
 CLOSE_SECONDS = 30.0
+SWITCH_SECONDS = 0.0005
 OWN_DESCRIPTORS = 128  # for the database, the log and the listening sockets
 
 log = logging.getLogger("ackflow.server")
@@ -98,6 +100,8 @@ def serve(config: Config) -> None:
         )
         listener = logs.start(config.log_format, config.log_level)
         stack.callback(listener.stop)
+        # The loop and the writer wait for each other's interpreter lock; 5 ms, the default, is long.
+        sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, path, sockets))
 
