@@ -1,0 +1,200 @@
+"""MessageMiddlewareQueue and MessageMiddlewareExchange: one interface, three kinds of address.
+
+`amqp://user:password@host:port/` is RabbitMQ or `ackflow serve --amqp-port`; a path of a file or
+`postgresql://` needs no server. The queues are the same in each case.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Self
+
+from .. import validate
+from ..errors import InvalidArgument
+from .delivery import Callback, Channel, Delivery, Transport, adapted
+
+PREFETCH = 10
+LIMIT = 20  # deliveries of a message whose callback raises
+POLL_SECONDS = 0.2
+log = logging.getLogger("ackflow.middleware")
+
+
+def dead_letters_of(queue: str) -> str:
+    """The name of the queue that gets the messages that failed too often."""
+    return f"{queue}.dead"
+
+
+def _transport(address: str) -> Transport:
+    if address.startswith(("amqp://", "amqps://")):
+        from .over_amqp import AmqpTransport
+
+        return AmqpTransport(address)
+    if address.startswith(("http://", "https://")):
+        raise InvalidArgument("the middleware needs amqp://, postgresql:// or the path of a file")
+    from .over_broker import BrokerTransport
+
+    return BrokerTransport(address)
+
+
+class MessageMiddlewareQueue:
+    """A durable queue: send, or consume by a callback.
+
+    `limit`: a message whose callback raises so often goes to the dead letters and to the queue
+    `<name>.dead`. `prefetch`: how many messages the consumer has at once, beside those whose
+    acknowledgement it delays.
+    """
+
+    def __init__(
+        self, address: str, queue: str, *, prefetch: int = PREFETCH, limit: int = LIMIT
+    ) -> None:
+        self.queue = validate.name(queue, "queue")
+        self._prefetch = validate.integer(prefetch, "prefetch", 1, 10_000)
+        self._limit = validate.integer(limit, "limit", 1, 1_000_000)
+        self._transport = _transport(address)
+        self._stopping = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._held: set[tuple[Channel, int]] = set()
+        self._declare()
+
+    def _declare(self) -> None:
+        dead = dead_letters_of(self.queue)
+        self._transport.declare_queue(dead, {})
+        arguments: dict[str, Any] = {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": self._limit - 1,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": dead,
+        }
+        self._transport.declare_queue(self.queue, arguments)
+
+    def send(self, body: bytes) -> None:
+        """Send a message; when this returns, the broker has it on disk."""
+        self._transport.publish("", self.queue, body)
+
+    def start_consuming(self, callback: Callback) -> None:
+        """Call `callback(body, channel=, delivery_tag=, redelivered=)` until `stop_consuming`.
+
+        True or None acknowledges the message now; with False, the callback acknowledges it later by
+        `channel.basic_ack(delivery_tag)`, from any thread. If it raises, the message comes again. A
+        callback that takes only a body works, too.
+        """
+        call = adapted(callback)
+        self._stopping.clear()
+        self._idle.clear()
+        self._transport.start(self.queue, self._prefetch)
+        try:
+            while not self._stopping.is_set():
+                found = self._transport.next(POLL_SECONDS)
+                if found is not None:
+                    self._handle(call, found)
+        finally:
+            self._transport.stop()
+            self._idle.set()
+
+    def _handle(self, call: Callback, found: Delivery) -> None:
+        tag, channel = found.delivery_tag, _Counting(self, found)
+        try:
+            answer = call(
+                found.body, channel=channel, delivery_tag=tag, redelivered=found.redelivered
+            )
+        except Exception:
+            log.exception("the callback failed; message %d comes again", tag)
+            channel.basic_nack(tag, requeue=True)
+            return
+        if answer is False:
+            if not channel.settled:
+                self._held.add((found.channel, tag))
+                self._transport.hold(self.held)
+            log.info("ack of delivery_tag=%d is delayed", tag)
+        else:
+            channel.basic_ack(tag)
+            log.debug("ack of delivery_tag=%d is immediate", tag)
+
+    @property
+    def held(self) -> int:
+        """How many messages wait for a delayed acknowledgement."""
+        for lost in [one for one in list(self._held) if not one[0].is_open]:
+            self._held.discard(lost)
+        return len(self._held)
+
+    def settled(self, found: Delivery) -> None:
+        self._held.discard((found.channel, found.delivery_tag))
+
+    def stop_consuming(self) -> None:
+        """Finish the running callback and give back everything else; may be called anywhere."""
+        self._stopping.set()
+
+    def delete(self) -> None:
+        """Delete the queue and its messages."""
+        self._transport.delete(self.queue)
+
+    def close(self) -> None:
+        self.stop_consuming()
+        self._idle.wait(60)
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MessageMiddlewareExchange(MessageMiddlewareQueue):
+    """An exchange: send under a routing key, or consume what reaches a queue of its own.
+
+    Without a `queue`, it can only send.
+    """
+
+    def __init__(
+        self, address: str, exchange: str, *, kind: str = "topic", queue: str | None = None,
+        keys: Sequence[str] = ("#",), prefetch: int = PREFETCH, limit: int = LIMIT,
+    ) -> None:  # fmt: skip
+        self.exchange = validate.name(exchange, "exchange")
+        self._kind = validate.one_of(kind, "kind", ("direct", "fanout", "topic"))
+        self._keys = list(keys)
+        self._consumes = queue is not None
+        super().__init__(address, queue or exchange, prefetch=prefetch, limit=limit)
+
+    def _declare(self) -> None:
+        self._transport.declare_exchange(self.exchange, self._kind)
+        if self._consumes:
+            super()._declare()
+            for key in self._keys:
+                self._transport.bind(self.queue, self.exchange, key)
+
+    def send(self, body: bytes, key: str = "") -> None:
+        """Send a message; when this returns, every queue it reaches has it on disk."""
+        self._transport.publish(self.exchange, key, body)
+
+    def start_consuming(self, callback: Callback) -> None:
+        if not self._consumes:
+            raise InvalidArgument("an exchange is consumed through a queue; give its name")
+        super().start_consuming(callback)
+
+
+class _Counting:
+    """The channel of one delivery; it counts the delivery as held until it is settled."""
+
+    def __init__(self, owner: MessageMiddlewareQueue, found: Delivery) -> None:
+        self._owner = owner
+        self._found = found
+        self.settled = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._found.channel.is_open
+
+    def basic_ack(self, delivery_tag: int) -> None:
+        self._found.channel.basic_ack(delivery_tag)
+        self._settle(delivery_tag)
+
+    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
+        self._found.channel.basic_nack(delivery_tag, requeue)
+        self._settle(delivery_tag)
+
+    def _settle(self, delivery_tag: int) -> None:
+        if delivery_tag == self._found.delivery_tag:
+            self.settled = True
+            self._owner.settled(self._found)

@@ -1,0 +1,61 @@
+"""What a callback gets, and what a transport gives."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+Callback = Callable[..., bool | None]
+NAMES = ("channel", "delivery_tag", "redelivered")
+
+
+class Channel(Protocol):
+    """Where deliveries came from; every method may be called from any thread.
+
+    After the connection was lost, the messages come again through another channel; what is settled
+    on the old one has no effect.
+    """
+
+    @property
+    def is_open(self) -> bool: ...
+    def basic_ack(self, delivery_tag: int) -> None: ...
+    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None: ...
+
+
+class Delivery(Struct, frozen=True):
+    body: bytes
+    channel: Channel
+    delivery_tag: int
+    redelivered: bool
+
+
+class Transport(Protocol):
+    """A connection to a broker; only `next` and `start` belong to one thread."""
+
+    def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None: ...
+    def declare_exchange(self, name: str, kind: str) -> None: ...
+    def bind(self, queue: str, exchange: str, key: str) -> None: ...
+    def publish(self, exchange: str, key: str, body: bytes) -> None: ...
+    def start(self, queue: str, prefetch: int) -> None: ...
+    def next(self, seconds: float) -> Delivery | None: ...
+    def hold(self, held: int) -> None:
+        """Make room beside so many messages that the callback holds."""
+
+    def stop(self) -> None: ...
+    def delete(self, queue: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def adapted(callback: Callback) -> Callback:
+    """The callback with the keywords that its signature takes; the decision is made once."""
+    try:
+        parameters: Sequence[inspect.Parameter] = list(
+            inspect.signature(callback).parameters.values()
+        )
+    except ValueError:  # a builtin
+        return lambda body, **_: callback(body)
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return callback
+    taken = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY} & set(NAMES)
+    return lambda body, **given: callback(body, **{name: given[name] for name in taken})

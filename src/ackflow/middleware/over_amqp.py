@@ -1,0 +1,209 @@
+"""The middleware over AMQP 0-9-1, by pika. A thread of its own reads, so that slow callbacks do not
+miss heartbeats; it connects again by itself, and declares and consumes again."""
+
+import contextlib
+import copy
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pika
+from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
+
+from ..errors import NotFound, Unavailable
+from .delivery import Delivery
+
+RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+SEND_SECONDS = 60.0
+log = logging.getLogger("ackflow.middleware")
+Declaration = Callable[[Any], object]
+
+
+class AmqpChannel:
+    """A channel of one connection; it is not used again after the connection was lost."""
+
+    def __init__(self, connection: Any, channel: Any) -> None:
+        self._connection = connection
+        self._channel = channel
+        self.is_open = True
+
+    def basic_ack(self, delivery_tag: int) -> None:
+        self._in_its_thread(lambda: self._channel.basic_ack(delivery_tag))
+
+    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
+        self._in_its_thread(lambda: self._channel.basic_nack(delivery_tag, requeue=requeue))
+
+    def grow(self, queue: str, prefetch: int, deliver: Callable[..., None]) -> None:
+        """Add a consumer, so that so many more messages may be unacknowledged."""
+
+        def consume() -> None:
+            self._channel.basic_qos(prefetch_count=prefetch)
+            self._channel.basic_consume(queue, deliver)
+
+        self._in_its_thread(consume)
+
+    def _in_its_thread(self, act: Callable[[], object]) -> None:
+        if not self.is_open:
+            log.warning("the connection was lost: the message comes again")
+            return
+        with contextlib.suppress(AMQPError):  # it was lost just now
+            self._connection.add_callback_threadsafe(act)
+
+
+class AmqpTransport:
+    def __init__(self, address: str) -> None:
+        self._parameters = pika.URLParameters(address)
+        self._declared: dict[str, Declaration] = {}
+        self._sending = threading.Lock()
+        self._sender: Any = None
+        self._queue, self._prefetch, self._grown = "", 0, 0
+        self._arrived: SimpleQueue[Delivery] = SimpleQueue()
+        self._channel: AmqpChannel | None = None
+        self._reader: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    # declaring and sending, from any thread, on a connection of its own
+
+    def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None:
+        self._declare(
+            f"queue {name}",
+            lambda channel: channel.queue_declare(name, durable=True, arguments=dict(arguments)),
+        )
+
+    def declare_exchange(self, name: str, kind: str) -> None:
+        self._declare(
+            f"exchange {name}", lambda channel: channel.exchange_declare(name, kind, durable=True)
+        )
+
+    def bind(self, queue: str, exchange: str, key: str) -> None:
+        self._declare(
+            f"binding {queue} {exchange} {key}",
+            lambda channel: channel.queue_bind(queue, exchange, key),
+        )
+
+    def _declare(self, what: str, act: Declaration) -> None:
+        self._declared[what] = act
+        self._send(act)
+
+    def publish(self, exchange: str, key: str, body: bytes) -> None:
+        # The same id if it is sent again, so that receivers can recognise a repeat.
+        properties = pika.BasicProperties(delivery_mode=2, message_id=str(uuid.uuid4()))
+        try:
+            self._send(
+                lambda channel: channel.basic_publish(
+                    exchange, key, body, properties, mandatory=not exchange
+                )
+            )
+        except UnroutableError:
+            raise NotFound(f"no queue {key!r}") from None
+
+    def _send(self, act: Declaration) -> None:
+        """Run something on the channel with confirms; after a lost connection, on another one."""
+        deadline = time.monotonic() + SEND_SECONDS
+        with self._sending:
+            for pause in _pauses():
+                try:
+                    if self._sender is None:
+                        self._sender = self._open_sender()
+                    act(self._sender)
+                    return
+                except (UnroutableError, ChannelClosedByBroker):
+                    self._drop_sender()
+                    raise
+                except AMQPError as error:
+                    self._drop_sender()
+                    if time.monotonic() > deadline:
+                        raise Unavailable(f"the broker cannot be reached: {error!r}") from None
+                    time.sleep(pause)
+
+    def _open_sender(self) -> Any:
+        parameters = copy.copy(self._parameters)
+        parameters.heartbeat = 0  # nothing reads this connection between two messages
+        channel = pika.BlockingConnection(parameters).channel()
+        channel.confirm_delivery()
+        return channel
+
+    def _drop_sender(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            with contextlib.suppress(AMQPError):
+                sender.connection.close()
+
+    # consuming
+
+    def start(self, queue: str, prefetch: int) -> None:
+        self._queue, self._prefetch, self._grown = queue, prefetch, 0
+        self._stopped.clear()
+        self._reader = threading.Thread(target=self._read, name="ackflow-amqp", daemon=True)
+        self._reader.start()
+
+    def next(self, seconds: float) -> Delivery | None:
+        try:
+            found = self._arrived.get(timeout=seconds)
+        except Empty:
+            return None
+        return found if found.channel.is_open else None  # else it comes again
+
+    def hold(self, held: int) -> None:
+        """Add a consumer with the same prefetch whenever the held messages fill the last one."""
+        channel = self._channel
+        while channel is not None and channel.is_open and held >= self._prefetch * self._grown + 1:
+            self._grown += 1
+            channel.grow(self._queue, self._prefetch, partial(self._deliver, channel))
+
+    def _read(self) -> None:
+        pauses = _pauses()
+        while not self._stopped.is_set():
+            connection = None
+            try:
+                connection = pika.BlockingConnection(self._parameters)
+                channel = connection.channel()
+                for declare in self._declared.values():
+                    declare(channel)
+                self._channel = mine = AmqpChannel(connection, channel)
+                self._grown = 0
+                channel.basic_qos(prefetch_count=self._prefetch)
+                channel.basic_consume(self._queue, partial(self._deliver, mine))
+                pauses = _pauses()
+                while not self._stopped.is_set():
+                    connection.process_data_events(0.2)
+                connection.process_data_events(0)  # what was acknowledged last
+            except AMQPError as error:
+                if not self._stopped.is_set():
+                    log.warning("the connection was lost, connecting again: %r", error)
+                    self._stopped.wait(next(pauses))
+            finally:
+                if self._channel is not None:
+                    self._channel.is_open = False
+                if connection is not None:
+                    with contextlib.suppress(AMQPError):
+                        connection.close()
+
+    def _deliver(self, mine: AmqpChannel, _: Any, method: Any, __: Any, body: bytes) -> None:
+        self._arrived.put(Delivery(body, mine, method.delivery_tag, method.redelivered))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._reader is not None:
+            self._reader.join()
+        self._arrived = SimpleQueue()
+
+    def delete(self, queue: str) -> None:
+        self._declared.pop(f"queue {queue}", None)
+        self._send(lambda channel: channel.queue_delete(queue))
+
+    def close(self) -> None:
+        self.stop()
+        with self._sending:
+            self._drop_sender()
+
+
+def _pauses() -> Any:
+    yield from RETRY_SECONDS
+    while True:
+        yield RETRY_SECONDS[-1]

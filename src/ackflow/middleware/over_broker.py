@@ -1,0 +1,175 @@
+"""The middleware on a database: no server, no connection. Leases are extended by a thread."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ..broker.broker import Broker
+from ..broker.core.handout import payload
+from ..broker.core.publish import publish
+from ..broker.core.settle import settle, settle_many
+from ..broker.requests import Mark, PopRequest, Publication, Verdict
+from ..clock import Signal
+from ..dialects.rabbitmq.arguments import check_queue
+from ..dialects.rabbitmq.verbs import (
+    DIALECT,
+    QueueRequest,
+    bind,
+    declare_exchange,
+    declare_queue,
+    extend_many,
+    remove_queue,
+)
+from ..errors import AckflowError, NotFound
+from ..ids import LaneId
+from ..options import QUEUE_MODE
+from ..session.connect import connect
+from ..store.records import Binding, Exchange
+from .delivery import Delivery
+
+LEASE_SECONDS = 6.0  # what a killed process held comes again after this time
+log = logging.getLogger("ackflow.middleware")
+Held = tuple[int, LaneId, int]  # token, lane, sequence
+
+
+class LeaseChannel:
+    """The deliveries of one consumer."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._held: dict[int, Held] = {}
+        self._last = 0
+        self.room = Signal()
+        self.is_open = True
+
+    def add(self, held: Held) -> int:
+        with self._lock:
+            self._last += 1
+            self._held[self._last] = held
+            return self._last
+
+    @property
+    def count(self) -> int:
+        return len(self._held)
+
+    def tokens(self) -> set[int]:
+        with self._lock:
+            return {token for token, _, _ in self._held.values()}
+
+    def basic_ack(self, delivery_tag: int) -> None:
+        self._settle(delivery_tag, Verdict("ack", confirm=True))
+
+    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
+        self._settle(delivery_tag, Verdict("nack" if requeue else "reject"))
+
+    def _settle(self, tag: int, verdict: Verdict) -> None:
+        with self._lock:
+            held = self._held.pop(tag, None)
+        if held is None:
+            log.warning("delivery %d was settled before, or came through another channel", tag)
+            return
+        token, lane, sequence = held
+        mark = Mark(verdict, lane, [sequence, sequence + 1])
+        (outcome,) = self._broker.do(settle, verdict.synced, token, [mark])
+        if outcome.refused:
+            log.warning("delivery %d was lost: %s", tag, outcome.refused[0].error)
+        self.room.ring()
+
+    def close(self) -> None:
+        """Give back everything that is held."""
+        self.is_open = False
+        with self._lock:
+            held, self._held = self._held, {}
+        marks: dict[int, list[Mark]] = {}
+        for token, lane, sequence in held.values():
+            mark = Mark(Verdict("release"), lane, [sequence, sequence + 1])
+            marks.setdefault(token, []).append(mark)
+        if marks:
+            self._broker.do(settle_many, False, marks, False)
+
+
+class BrokerTransport:
+    def __init__(self, address: str) -> None:
+        self._session = connect(address, consumer="middleware")
+        broker = self._session.broker
+        assert isinstance(broker, Broker), "an address of a file or of PostgreSQL"
+        self._broker = broker
+        self._channel: LeaseChannel | None = None
+        self._queue, self._prefetch, self._beside = "", 0, 0
+        self._ready: list[Delivery] = []
+        self._stopped = threading.Event()
+        self._renewer: threading.Thread | None = None
+
+    def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None:
+        asked = QueueRequest(name, True, False, None, "", check_queue(name, arguments))
+        self._broker.do(declare_queue, True, asked, "")
+
+    def declare_exchange(self, name: str, kind: str) -> None:
+        self._broker.do(declare_exchange, True, Exchange(name, kind))  # type: ignore[arg-type]
+
+    def bind(self, queue: str, exchange: str, key: str) -> None:
+        self._broker.do(bind, True, Binding(exchange, False, queue, key), "")
+
+    def publish(self, exchange: str, key: str, body: bytes) -> None:
+        (reached,) = self._broker.do(publish, True, [Publication(exchange, [key], body)])
+        if isinstance(reached, AckflowError):
+            raise reached
+        if not reached and not exchange:
+            raise NotFound(f"no queue {key!r}")
+
+    def start(self, queue: str, prefetch: int) -> None:
+        self._queue, self._prefetch, self._beside = queue, prefetch, 0
+        self._channel = LeaseChannel(self._broker)
+        self._stopped.clear()
+        self._renewer = threading.Thread(target=self._renew, name="ackflow-renew", daemon=True)
+        self._renewer.start()
+
+    def _renew(self) -> None:
+        while not self._stopped.wait(LEASE_SECONDS / 3):
+            assert self._channel is not None
+            try:
+                self._broker.do(extend_many, False, list(self._channel.tokens()), LEASE_SECONDS)
+            except AckflowError as error:
+                log.warning("leases could not be extended, and will be: %s", error)
+
+    def hold(self, held: int) -> None:
+        self._beside = held
+
+    def next(self, seconds: float) -> Delivery | None:
+        channel = self._channel
+        assert channel is not None
+        if self._ready:
+            return self._ready.pop(0)
+        room = self._prefetch + self._beside - channel.count
+        if room <= 0:
+            channel.room.clear()
+            channel.room.wait(seconds)
+            return None
+        request = PopRequest(
+            self._queue, QUEUE_MODE, self._session.consumer, room, LEASE_SECONDS, dialect=DIALECT
+        )
+        answer = self._broker.pop(request, seconds)
+        assert answer.token is not None or not answer.runs
+        for run in answer.runs:
+            for sequence in range(run.lo, run.hi):
+                tag = channel.add((answer.token or 0, run.lane, sequence))
+                body = payload(run.body, sequence - run.first)
+                self._ready.append(Delivery(body, channel, tag, run.redelivered))
+        return self._ready.pop(0) if self._ready else None
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._ready.clear()
+        if self._channel is not None:
+            self._channel.close()
+        if self._renewer is not None:
+            self._renewer.join()
+
+    def delete(self, queue: str) -> None:
+        self._broker.do(remove_queue, True, queue, "", False)
+
+    def close(self) -> None:
+        self.stop()
+        self._session.close()

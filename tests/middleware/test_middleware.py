@@ -1,0 +1,305 @@
+"""The middleware on every kind of address: a file, Ackflow's AMQP, and in the outer ring RabbitMQ."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ackflow
+from ackflow.errors import InvalidArgument, NotFound
+from ackflow.middleware import (
+    Channel,
+    EofGate,
+    MessageMiddlewareExchange,
+    MessageMiddlewareQueue,
+    Repeats,
+)
+
+from ..rabbitmq.conftest import Amqp
+from ..rabbitmq.real import RabbitMQ, found
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    if not found():
+        assert os.environ.get("CI") != "true", "CI needs rabbitmq-server: run `make setup`"
+        pytest.skip("rabbitmq-server is not installed")
+    server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["file", "ackflow", pytest.param("rabbitmq", marks=pytest.mark.outer)])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield str(tmp_path / "queues.db")
+    elif request.param == "rabbitmq":
+        port = request.getfixturevalue("rabbitmq").port
+        yield f"amqp://guest:guest@127.0.0.1:{port}/"
+    else:
+        with ackflow.connect(tmp_path / "served.db") as session:
+            running = Amqp(session)
+            yield f"amqp://guest:guest@127.0.0.1:{running.port}/"
+            running.stop()
+
+
+class Consumer:
+    """A consumer in a thread, which is stopped at the end of the block."""
+
+    def __init__(self, queue: MessageMiddlewareQueue, callback: Callable[..., Any]) -> None:
+        self._queue = queue
+        self._thread = threading.Thread(target=queue.start_consuming, args=(callback,))
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.stop_consuming()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.01)
+
+
+def test_true_and_none_acknowledge_and_a_callback_may_take_only_a_body(
+    address: str,
+) -> None:
+    seen: list[bytes] = []
+    with MessageMiddlewareQueue(address, "simple") as queue:
+        for n in range(5):
+            queue.send(b"%d" % n)
+        with Consumer(queue, lambda body: seen.append(body)):
+            until(lambda: len(seen) == 5)
+        again: list[bytes] = []
+        with Consumer(queue, lambda body, redelivered: again.append(body) or True):
+            time.sleep(0.3)
+        queue.delete()
+    assert (seen, again) == ([b"%d" % n for n in range(5)], [])
+
+
+def test_false_delays_the_ack_which_any_thread_may_send(address: str) -> None:
+    held: list[tuple[Channel, int]] = []
+    flags: list[bool] = []
+
+    def hold(body: bytes, channel: Channel, delivery_tag: int, redelivered: bool) -> bool:
+        held.append((channel, delivery_tag))
+        flags.append(redelivered)
+        return False
+
+    with MessageMiddlewareQueue(address, "delayed", prefetch=2) as queue:
+        for n in range(6):  # more than the prefetch: what is held does not fill the window
+            queue.send(b"%d" % n)
+        with Consumer(queue, hold):
+            until(lambda: len(held) == 6)
+            assert queue.held == 6
+            for channel, tag in held[:4]:
+                channel.basic_ack(tag)
+            until(lambda: queue.held == 2)
+            time.sleep(0.3)
+        with Consumer(queue, hold):
+            until(lambda: len(held) == 8)
+            for channel, tag in held[6:]:
+                channel.basic_ack(tag)
+            time.sleep(0.3)
+        queue.delete()
+    assert flags == [False] * 6 + [True] * 2
+
+
+def test_an_exception_requeues_and_a_poison_message_goes_to_the_dead_letters(address: str) -> None:
+    calls: dict[bytes, int] = {}
+
+    def fail(body: bytes) -> None:
+        calls[body] = calls.get(body, 0) + 1
+        if body == b"poison":
+            raise TypeError("inside")
+
+    with MessageMiddlewareQueue(address, "failing", limit=3) as queue:
+        queue.send(b"poison")
+        queue.send(b"good")
+        with Consumer(queue, fail):
+            until(lambda: calls == {b"poison": 3, b"good": 1})
+            time.sleep(0.3)
+        assert calls == {b"poison": 3, b"good": 1}
+        transport = queue._transport
+        transport.start("failing.dead", 1)
+        dead: list[bytes] = []
+        until(lambda: (got := transport.next(0.2)) and dead.append(got.body) is None)
+        transport.stop()
+        assert dead == [b"poison"]
+        queue.delete()
+
+
+def test_an_exchange_routes_by_pattern(address: str) -> None:
+    seen: list[bytes] = []
+    with (
+        MessageMiddlewareExchange(address, "logs") as sender,
+        MessageMiddlewareExchange(address, "logs", queue="errors", keys=["*.error"]) as receiver,
+    ):
+        sender.send(b"1", "app.info")
+        sender.send(b"2", "app.error")
+        with Consumer(receiver, lambda body: seen.append(body)):
+            until(lambda: seen)
+        receiver.delete()
+        with pytest.raises(InvalidArgument):
+            sender.start_consuming(print)
+    assert seen == [b"2"]
+
+
+def test_a_deleted_queue_refuses_messages(address: str) -> None:
+    with MessageMiddlewareQueue(address, "gone") as queue:
+        queue.delete()
+        with pytest.raises(NotFound):
+            queue.send(b"lost")
+
+
+WORKER = """
+import sys
+from ackflow.middleware import MessageMiddlewareQueue
+
+def hold(body, channel, delivery_tag, redelivered):
+    print(body.decode(), "REDELIVERED" if redelivered else "first", flush=True)
+    return False
+
+MessageMiddlewareQueue(sys.argv[1], "killed").start_consuming(hold)
+"""
+
+
+@pytest.mark.outer
+def test_what_a_killed_process_held_comes_back_flagged_within_ten_seconds(address: str) -> None:
+    with MessageMiddlewareQueue(address, "killed") as queue:
+        for n in range(3):
+            queue.send(b"%d" % n)
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER, address], stdout=subprocess.PIPE, cwd=ROOT
+        )
+        assert worker.stdout is not None
+        first = [worker.stdout.readline().split()[1] for _ in range(3)]
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+        began, flags = time.monotonic(), []
+        with Consumer(queue, lambda body, redelivered: flags.append(redelivered)):
+            until(lambda: len(flags) == 3)
+        assert time.monotonic() - began < 10
+        queue.delete()
+    assert (first, flags) == ([b"first"] * 3, [True] * 3)
+
+
+def test_it_connects_again_and_the_messages_come_again(tmp_path: Path) -> None:
+    held: list[tuple[bytes, Channel, int, bool]] = []
+
+    def hold(body: bytes, channel: Channel, delivery_tag: int, redelivered: bool) -> bool:
+        held.append((body, channel, delivery_tag, redelivered))
+        return False
+
+    with ackflow.connect(tmp_path / "q.db") as session:
+        running = Amqp(session)
+        address = f"amqp://guest:guest@127.0.0.1:{running.port}/"
+        with MessageMiddlewareQueue(address, "q") as queue:
+            queue.send(b"m")
+            with Consumer(queue, hold):
+                until(lambda: len(held) == 1)
+
+                async def cut() -> None:
+                    for connection in list(running.server.connections):
+                        connection.abort()
+
+                running.call(cut())
+                until(lambda: len(held) == 2)
+                (_, old, old_tag, _), (_, new, tag, redelivered) = held
+                assert (old.is_open, new.is_open, redelivered) == (False, True, True)
+                old.basic_ack(old_tag)  # has no effect
+                queue.send(b"after")
+                until(lambda: len(held) == 3)
+                assert queue.held == 2
+                new.basic_ack(tag)
+                until(lambda: session.group_stats("q").counts.done == 1)
+        running.stop()
+
+
+# the rule of delayed acknowledgements
+
+
+class Acks:
+    """A channel that records what is acknowledged."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.acked: list[int] = []
+
+    def basic_ack(self, delivery_tag: int) -> None:
+        self.acked.append(delivery_tag)
+
+    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
+        raise AssertionError
+
+
+def gate(forwarded: list[str], workers: int = 2, **options: Any) -> EofGate[str]:
+    return EofGate(lambda _, sources: len(sources) >= workers, forwarded.append, **options)
+
+
+def test_ends_are_acknowledged_when_every_source_is_there() -> None:
+    forwarded: list[str] = []
+    ends, channel = gate(forwarded), Acks()
+    assert not ends.hold("menu", "w1", channel, 1)
+    assert not ends.hold("menu", "w1", channel, 2)  # the same source again
+    assert ends.held == {"menu": 2}
+    assert ends.hold("menu", "w2", channel, 3)
+    assert (forwarded, channel.acked, ends.held) == (["menu"], [1, 2, 3], {})
+
+
+def test_an_end_waits_for_what_is_pending() -> None:
+    forwarded: list[str] = []
+    ends, channel = gate(forwarded, 1), Acks()
+    ends.begin("t", "batch 1")
+    assert not ends.hold("t", "w1", channel, 1)
+    assert ends.end("t", "batch 1")
+    assert forwarded == ["t"]
+
+
+def test_ends_of_a_lost_connection_do_not_count() -> None:
+    forwarded: list[str] = []
+    ends, old, new = gate(forwarded), Acks(), Acks()
+    ends.hold("t", "w1", old, 1)
+    old.is_open = False
+    assert not ends.hold("t", "w2", new, 1)
+    assert ends.hold("t", "w1", new, 2)
+    assert (old.acked, new.acked) == ([], [1, 2])
+
+
+def test_nothing_is_acknowledged_if_forwarding_fails() -> None:
+    tries: list[str] = []
+
+    def forward(key: str) -> None:
+        tries.append(key)
+        if len(tries) == 1:
+            raise OSError("away")
+
+    ends, channel = EofGate[str](lambda _, sources: True, forward), Acks()
+    with pytest.raises(OSError, match="away"):
+        ends.hold("t", "w", channel, 1)
+    assert (channel.acked, ends.held) == ([], {"t": 1})
+    assert ends.check("t")
+    assert channel.acked == [1]
+
+
+def test_a_stuck_key_is_named_and_repeats_are_recognised() -> None:
+    ends = gate([], stuck_seconds=0.0)
+    ends.hold("t", "w1", Acks(), 1)
+    assert ends.stuck() == ["t"]
+    repeats = Repeats(most=2)
+    assert [repeats.seen(one) for one in (1, 1, 2, 3, 1)] == [False, True, False, False, False]
