@@ -48,6 +48,10 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock | $(BIN)/pip
 		echo "installing a C compiler for the power-cut tests"; apt-get update -qq; \
 		apt-get install -y -qq gcc libc6-dev; }; } \
 		|| echo "A C compiler (cc) is missing: the power-cut tests of several processes need it"
+	@node --version >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+		echo "installing Node.js for pyright"; apt-get update -qq; \
+		apt-get install -y -qq --no-install-recommends nodejs npm; }; } \
+		|| echo "Node.js is missing: the test of the types with pyright needs it"
 	@if [ "$(HASHES)" = on ]; then echo "installing requirements.lock, checking hashes"; \
 		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
 	else echo "requirements.lock has no hashes for this platform: versions are pinned, files are not checked"; fi

@@ -101,6 +101,20 @@ def test_a_slow_handler_holds_back_nothing_for_other_workers(q: Session, worker:
     running.stop()
 
 
+def test_few_large_messages_are_popped_ahead(q: Session, worker: Worker) -> None:
+    most = [0]
+
+    @worker.processor("a")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        most[0] = max(most[0], counts(q).leased)
+        return ACK
+
+    for _ in range(6):
+        q.push("a", ["x" * 2_000_000] * 10)
+    worker.run(message_limit=60)
+    assert most[0] <= 10  # 16 MiB, and those that are being processed or settled
+
+
 def test_a_stop_finishes_what_runs_and_returns_the_rest_uncounted(
     q: Session, worker: Worker
 ) -> None:

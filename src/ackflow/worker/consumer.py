@@ -35,6 +35,7 @@ from .time_limits import Attempt, Caller, GivenUp
 log = logging.getLogger("ackflow.worker")
 AHEAD_SECONDS = 0.2
 MOST_AHEAD = 1_000
+MOST_AHEAD_BYTES = 16 << 20
 LOOK_SECONDS = 0.2  # how often the main thread looks whether a signal has interrupted the run
 PATIENCE_SECONDS = 2.0  # of a stop, before it says what it waits for
 WEIGHT = 0.05  # of one message in the mean of processing times
@@ -99,7 +100,8 @@ class Consumer:
         self._low = -1  # the receiver waits until this many are not begun
         self._threads = 0
         self._held: dict[Attempt, Item] = {}
-        self._mean: float | None = None
+        self._mean: float | None = None  # seconds that a message takes
+        self._size = 1  # bytes of a message, of the largest seen lately
         self._ended = False
         self._error: BaseException | None = None
         self.counts = Counts()
@@ -136,7 +138,7 @@ class Consumer:
             room = self._room()
             if room <= 0 or state.interrupted:
                 continue
-            found = self._receiver.receive(room)
+            found = self._receiver.receive(room, busy=bool(self._held))
             for binding, batch in found:
                 self._add(batch, binding)
             if not found:
@@ -163,10 +165,12 @@ class Consumer:
             return self._prefetch
         if self._mean is None:
             return 0
-        return min(MOST_AHEAD, int(self._concurrency * AHEAD_SECONDS / max(self._mean, 1e-6)))
+        soon = int(self._concurrency * AHEAD_SECONDS / max(self._mean, 1e-6))
+        return min(MOST_AHEAD, soon, MOST_AHEAD_BYTES // self._size)
 
     def _add(self, batch: Sequence[Message], binding: Binding) -> None:
         lease = self._leases.hold(batch, binding)  # type: ignore[arg-type]
+        self._size = max(1, len(batch[0].raw), self._size * 9 // 10)
         with self._changed:
             self.counts.received += len(batch)
             self._not_begun.extend(Item(message, lease) for message in batch)

@@ -16,8 +16,10 @@ from .modes import Turns
 from .processor import Binding
 
 log = logging.getLogger("ackflow.worker")
-LOCAL_WAIT = 0.5  # a signal ends the wait for messages no sooner
-REMOTE_WAIT = 1.0
+# How long a pop waits: while nothing is processed, and while something is. What stops the consumer
+# does not end a wait.
+LOCAL_WAITS = (0.5, 0.05)
+REMOTE_WAITS = (1.0, 0.25)
 Found = list[tuple[Binding, Batch[Message]]]
 
 
@@ -31,14 +33,15 @@ class Receiver:
         self._bindings = bindings
         self._turns = Turns(mode, [binding.weight for binding in bindings])
         self._stopped = stopped
-        self._wait = LOCAL_WAIT if isinstance(session.broker, Broker) else REMOTE_WAIT
+        self._waits = LOCAL_WAITS if isinstance(session.broker, Broker) else REMOTE_WAITS
         self._pops = [RepeatablePop(self._request(binding)) for binding in bindings]
         self._waiting: dict[Future[Batch[Message] | None], int] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def receive(self, most: int, wait: bool = True) -> Found:
+    def receive(self, most: int, wait: bool = True, busy: bool = False) -> Found:
         """Take turns until a queue has messages; an empty list after a whole cycle of empty
-        queues, for which it waits."""
+        queues, for which it waits. `busy`: messages are being processed, and may end the run."""
+        seconds = self._waits[busy]
         if found := self._arrived():
             return found
         alone = len(self._bindings) == 1 and wait
@@ -47,14 +50,14 @@ class Receiver:
             index = self._turns.next()
             batch = None
             if index not in waiting:  # its waiting pop brings what it has
-                batch = self._pop(index, most, self._wait if alone else 0.0)
+                batch = self._pop(index, most, seconds if alone else 0.0)
             self._turns.took(bool(batch))
             if batch:
                 return [(self._bindings[index], batch)]
             if self._turns.idle or self._stopped():
                 break
         if wait and not alone and not self._stopped():
-            return self._wait_for_all(most)
+            return self._wait_for_all(most, seconds)
         return []
 
     def close(self) -> Found:
@@ -69,14 +72,14 @@ class Receiver:
             self._pool.shutdown()
         return found
 
-    def _wait_for_all(self, most: int) -> Found:
+    def _wait_for_all(self, most: int, seconds: float) -> Found:
         """Wait for all queues at once, each in a thread of its own, until one has messages."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self._bindings), "ackflow-worker-receive")
         share = max(1, most // len(self._bindings))
         for index in set(range(len(self._bindings))).difference(self._waiting.values()):
-            self._waiting[self._pool.submit(self._pop, index, share, self._wait)] = index
-        wait(self._waiting, self._wait, FIRST_COMPLETED)
+            self._waiting[self._pool.submit(self._pop, index, share, seconds)] = index
+        wait(self._waiting, seconds, FIRST_COMPLETED)
         return self._arrived()
 
     def _arrived(self) -> Found:
