@@ -90,6 +90,23 @@ def test_a_supervised_consumer_is_started_again_after_an_exception(
 
 
 @pytest.mark.outer
+def test_two_quick_ctrl_c_stop_at_once_and_return_everything(
+    q: ackflow.Session, work: Callable[..., Process]
+) -> None:
+    q.push("orders", ["hang", "not begun"])
+    process = work("app:worker", "--prefetch", "5")
+    process.wait_for("begun: hang")
+    process.interrupt()
+    time.sleep(0.05)
+    process.interrupt()
+    assert process.end(10) == 130
+    assert [(m.data, m.deliveries) for m in q.pop("orders", batch=5)] == [
+        ("hang", 1),
+        ("not begun", 1),
+    ]
+
+
+@pytest.mark.outer
 def test_a_supervised_consumer_is_started_again_after_a_kill(
     q: ackflow.Session, work: Callable[..., Process]
 ) -> None:

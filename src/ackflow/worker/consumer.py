@@ -8,6 +8,7 @@ Messages are popped ahead only as far as they are begun soon, by the speed measu
 with slow handlers holds back nothing that another worker could begin.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -115,10 +116,10 @@ class Consumer:
             except SessionClosed:
                 self._state.interrupt("the session was closed")
             except BaseException as error:
-                if self._error is None:
+                if self._error is None or isinstance(error, KeyboardInterrupt):
                     self._error = error
                 self._state.interrupt("an error")
-            self._finish()
+            self._finish(at_once=isinstance(self._error, KeyboardInterrupt))
         finally:
             self._hooks.call("interrupted", self._state)
         if self._error is not None:
@@ -293,7 +294,7 @@ class Consumer:
 
     # stopping
 
-    def _finish(self) -> None:
+    def _finish(self, at_once: bool) -> None:
         """Finish what is being processed, return the rest, settle everything."""
         try:
             for binding, batch in self._receiver.close():
@@ -301,15 +302,19 @@ class Consumer:
             with self._changed:
                 self._ended = True
                 left = []
-                while self._not_begun:
-                    left.append(self._not_begun.popleft())
+                with contextlib.suppress(IndexError):  # threads take from it without the lock
+                    while True:
+                        left.append(self._not_begun.popleft())
                 self._changed.notify_all()
             self._settler.release([item.message for item in left])
             self.counts.returned += len(left)
             for item in left:
                 self._leases.done(item.lease)
-            self._wait_for_handlers()
-            self._settler.close()
+            if at_once:
+                self._abandon()
+            else:
+                self._wait_for_handlers()
+                self._settler.close()
         except KeyboardInterrupt as error:
             self._abandon()
             self._error = error

@@ -86,9 +86,6 @@ class Hooks:
             ]
             self._by_name[name] = some[::-1] if name in REVERSED else some
 
-    def has(self, name: str) -> bool:
-        return bool(self._by_name[name])
-
     def call(self, name: str, *args: Any) -> None:
         """Call a hook of every part; what fails is logged. `before_process` may raise a status."""
         for hook in self._by_name[name]:

@@ -112,7 +112,13 @@ class Settler:
     def release(self, messages: Sequence[Message]) -> None:
         """Return messages that were not begun; their deliveries are not counted."""
         if messages:
-            self._patiently(lambda: self._session.settle([(m, _RELEASE) for m in messages]))
+            try:
+                self._patiently(lambda: self._session.settle([(m, _RELEASE) for m in messages]))
+            except AckflowError as error:
+                said = (
+                    "%d messages could not be returned; they come again when their lease ends: %s"
+                )
+                log.warning(said, len(messages), error)
 
     def _settle_plain(self, outcomes: list[Outcome]) -> None:
         pairs = [(o.context.message, o.verdict) for o in outcomes if o.verdict is not None]
