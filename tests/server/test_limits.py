@@ -233,9 +233,12 @@ def test_sizes_are_given_as_people_write_them(start_process: Start) -> None:
 
 
 def test_a_query_with_very_many_parameters_is_refused_before_it_is_read(small: Running) -> None:
-    answer = httpx.post(small.url + "/queue/orders/pop?" + "a=%&" * 15_000)
+    answer = httpx.post(small.url + "/queue/orders/pop?" + "a=%&" * 4_000)
     assert answer.status_code == 400
     assert "at most 100 parameters" in answer.json()["message"]
+    answer = httpx.post(small.url + "/queue/orders/pop?a=" + "%" * 60_000)
+    assert answer.status_code == 400
+    assert "at most 16,384 bytes" in answer.json()["message"]
     assert httpx.post(small.url + "/queue/orders/pop?" + "a=1&" * 50).status_code == 200
 
 
