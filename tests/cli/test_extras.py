@@ -26,6 +26,7 @@ EXTRAS = {
 ROOT = Path(__file__).parents[2]
 # What each command needs to be given to get as far as opening its database.
 ARGUMENTS = {
+    "work": "app --time-limit 10ms",
     **dict.fromkeys(("ack", "nack", "release", "requeue", "reject", "extend"), "AAAAAAAAAAA"),
     **dict.fromkeys(("purge", "pause", "resume", "delete", "pop", "tail", "peek", "browse"), "q"),
     "push": "q 1", "why": "q e535afea-2e00-8000-8001-000000000000", "search": "q text",
@@ -53,7 +54,15 @@ def everywhere() -> list[str]:
     ]
 
 
+APP = """
+from ackflow.worker import Worker
+worker = Worker("app.db")
+worker.task("mail")(print)
+"""
+
+
 def without(tmp_path: Path, hidden: str, lines: list[str]) -> list[tuple[int, str]]:
+    (tmp_path / "app.py").write_text(APP)
     env = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("without.py")), hidden],
