@@ -357,3 +357,20 @@ def test_headers_too_large_for_a_frame_are_left_out(
     amqp.session.push("q", 1, headers={"large": "x" * 5000, "type": "t"})
     _, properties, body = get(channel, "q")
     assert (body, properties.type, properties.headers) == (b"1", "t", None)
+
+
+def test_a_transaction_that_cannot_commit_changes_nothing(channel: Any) -> None:
+    channel.queue_declare("q")
+    channel.basic_publish("", "q", b"in")
+    other = channel.connection.channel()
+    other.tx_select()
+    method, _, _ = get(other, "q")
+    other.basic_publish("", "q", b"out")
+    other.basic_publish("missing", "k", b"lost")
+    other.basic_ack(method.delivery_tag)
+    with pytest.raises(ChannelClosedByBroker) as closed:
+        other.tx_commit()
+    assert closed.value.reply_code == 404
+    again, _, body = get(channel, "q")
+    assert (body, again.redelivered) == (b"in", True)
+    assert channel.basic_get("q")[0] is None

@@ -36,7 +36,7 @@ def route(
     if len(keys) == 1 and (known := tx.cache.routes.get((exchange, keys[0]))) is not None:
         return known
     if find_exchange(tx, exchange) is None:
-        raise NotFound(f"no exchange {exchange!r}")
+        raise NotFound(f"no exchange {exchange!r}", exchange=exchange)
     found: dict[str, None] = {}
     kept = _collect(tx, exchange, keys, headers, found, set())
     queues = tuple(found)

@@ -7,26 +7,25 @@ other are published in one commit, and so are acknowledgements.
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from msgspec import Struct
 from pamqp.base import Frame
 from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
 from pamqp.commands import Channel as ChannelMethods
 
 from ...broker.core.handout import Handout
-from ...broker.core.publish import Published, publish
 from ...broker.core.settle import settle_many
-from ...broker.requests import Mark, PopRequest, Publication, Verdict
-from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
-from ...options import MAX_PAYLOAD, QUEUE_MODE
+from ...broker.requests import PopRequest, Publication
+from ...errors import AckflowError, NotFound
+from ...options import QUEUE_MODE
 from . import frames, topology
 from .arguments import check_consumer
 from .consumers import LEASE_SECONDS, Consumer, Delivery, message_of
 from .errors import AmqpError, no_exchange, translated
 from .frames import Ack, Method, Publish
-from .properties import Decoded, decode_properties, encode_properties, is_json
+from .properties import encode_properties
+from .publishing import Posted, Publisher
+from .settling import ACK, NACK, REJECT, RELEASE, Settled, marks_of
 from .topology import REPLY_TO
 from .verbs import DIALECT, commit, look_at_queue
 
@@ -35,24 +34,6 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 1_000  # publications in one commit
 BYTES_AT_ONCE = 4 * 1024 * 1024
-
-
-class Content(Struct):
-    """A publication whose content arrives."""
-
-    method: Publish
-    properties: bytes = b""
-    size: int = -1  # of its body; not known before the content header
-    parts: list[bytes] = []
-    received: int = 0
-
-
-class Posted(Struct):
-    """A publication that waits for its turn; its raw properties are for a return."""
-
-    publication: Publication
-    mandatory: bool
-    properties: bytes
 
 
 Settle = Ack | Basic.Nack | Basic.Reject
@@ -73,11 +54,8 @@ class Channel:
         self.last_queue = ""  # the queue that a method without a name means
         self._flowing = True
         self._last_tag = 0
-        self._confirms = False
-        self._published = 0
-        self._transaction: tuple[list[Posted], list[tuple[list[Delivery], Verdict]]] | None = None
-        self._reply_id: str | None = None  # of the consumer of direct replies
-        self._content: Content | None = None
+        self._publisher = Publisher(self)
+        self._transaction: tuple[list[Posted], Settled] | None = None
         self._work: deque[Work] = deque()
         self._running: asyncio.Future[None] | None = None
         self._failing = False  # an error waits for its turn; what follows it is discarded
@@ -98,88 +76,27 @@ class Channel:
 
     def fail_in_turn(self, error: AmqpError) -> None:
         """Close the channel because of an error, after the methods that came before it."""
-        self._drop_content()
+        self._publisher.drop_content()
         self._failing = True
         self._enqueue(error, 0)
 
     def receive_method(self, method: Method) -> None:
         if self._failing:
             return
-        if self._content is not None:
+        if self._publisher.expects_content:
             raise AmqpError(505, "expected content, got a method")
         if type(method) is Publish:
-            self._content = Content(method)
+            self._publisher.begin(method)
         else:
             self._enqueue(method, 0)
 
-    def receive_header(self, data: bytes) -> None:
-        content = self._content
+    def receive_content(self, data: bytes, header: bool) -> None:
+        """Take a content header or a part of a body."""
         if self._failing:
             return
-        if content is None or content.size >= 0:
-            raise AmqpError(505, "got a content header without basic.publish")
-        content.size, content.properties = frames.decode_header(data)
-        if content.size > MAX_PAYLOAD:
-            self._content = None
-            raise AmqpError(
-                406,
-                f"message size {content.size} is larger than configured max size {MAX_PAYLOAD}",
-            )
-        if content.size == 0:
-            self._complete(content)
-
-    def receive_body(self, data: bytes) -> None:
-        content = self._content
-        if self._failing:
-            return
-        if content is None or content.size < 0:
-            raise AmqpError(505, "got a content body without a content header")
-        content.parts = [*content.parts, data] if content.parts else [data]
-        content.received += len(data)
-        self.connection.count_received(len(data))
-        if content.received > content.size:
-            raise AmqpError(501, "a message has more bytes than its content header says")
-        if content.received == content.size:
-            self._complete(content)
-
-    def _complete(self, content: Content) -> None:
-        self._content = None
-        body = content.parts[0] if len(content.parts) == 1 else b"".join(content.parts)
-        decoded = decode_properties(content.properties)
-        method = content.method
-        if "\0" in method.routing_key:
-            raise AmqpError(406, "a routing key must not contain NUL")
-        if method.immediate:
-            raise AmqpError(540, "immediate=true")
-        self._check_publication(method, decoded)
-        headers = decoded.headers
-        if headers.get("reply-to") == REPLY_TO:
-            if self._reply_id is None:
-                raise AmqpError(406, "fast reply consumer does not exist")
-            headers = {**headers, "reply-to": self._reply_id}
-        publication = Publication(
-            method.exchange, [method.routing_key, *decoded.copies], body,
-            not is_json(decoded, body), headers, decoded.table, decoded.priority,
-            decoded.ttl,
-        )  # fmt: skip
-        self._enqueue(Posted(publication, method.mandatory, content.properties), len(body))
-
-    def _check_publication(self, method: Publish, decoded: Decoded) -> None:
-        connection = self.connection
-        if decoded.user is not None and decoded.user != connection.user:
-            raise AmqpError(
-                406,
-                f"user_id property set to '{decoded.user}' but authenticated user was "
-                f"'{connection.user}'",
-            )
-        if connection.who is None:
-            return
-        if method.exchange:
-            connection.allow("read-write", "exchange", method.exchange)
-        else:
-            for key in (method.routing_key, *decoded.copies):
-                if not key.startswith(REPLY_TO):  # whoever knows the address may reply
-                    connection.allow("read-write", "queue", key)
+        take = self._publisher.receive_header if header else self._publisher.receive_body
+        if (posted := take(data)) is not None:
+            self._enqueue(posted, len(posted.publication.payload))
 
     def _enqueue(self, work: Work, size: int) -> None:
         self._work.append(work)
@@ -192,11 +109,6 @@ class Channel:
         while self._running is not None:
             await asyncio.wait([self._running])
 
-    def _drop_content(self) -> None:
-        if self._content is not None:
-            self.connection.count_received(-self._content.received)
-            self._content = None
-
     # working
 
     async def _run(self) -> None:
@@ -207,6 +119,7 @@ class Channel:
                 if isinstance(work, Posted):
                     await self._publish(self._following(work))
                 elif isinstance(work, AmqpError):
+                    self.connection.count_queued(-1, 0)
                     raise work
                 elif isinstance(work, SETTLES):
                     self._settle(work)
@@ -244,80 +157,11 @@ class Channel:
     def send(self, method: Frame) -> None:
         self.connection.send(frames.encode(self.number, method))
 
-    # publishing
-
     async def _publish(self, posted: list[Posted]) -> None:
         if self._transaction is not None:
             self._transaction[0].extend(posted)
-            return
-        stored = [one.publication for one in posted if not _is_reply(one)]
-        results: list[Published] = []
-        if stored:
-            # Without confirms there is no answer that could wait for the disk.
-            results = await self.server.app.do(publish, self._confirms, stored)
-        if len(stored) < len(posted):
-            left = iter(results)
-            results = [
-                self.server.reply(one.publication) if _is_reply(one) else next(left, 0)
-                for one in posted
-            ]
-        self._report(posted, results)
-
-    def _report(self, posted: list[Posted], results: Sequence[Published]) -> None:
-        """Return what could not be routed, and confirm; the first error ends the channel."""
-        refused: list[int] = []
-        first, failed = self._published + 1, None
-        for one, result in zip(posted, results, strict=False):
-            failed = self._failure(one, result)
-            if failed is not None:
-                break
-            self._published += 1
-            if result == 0 and one.mandatory:
-                self._return(one)
-            elif isinstance(result, AckflowError):
-                refused.append(self._published)
-        if self._confirms:
-            self._confirm(first, refused)
-        if failed is not None:
-            raise failed
-
-    def _failure(self, one: Posted, result: Published) -> AmqpError | None:
-        """The error that closes the channel; a full queue refuses a message and is none."""
-        exchange = one.publication.exchange
-        match result:
-            case int() | QueueFull():
-                return None
-            case NotFound():
-                return no_exchange(exchange)
-            case Forbidden():
-                return AmqpError(
-                    403, f"cannot publish to internal exchange '{exchange}' in vhost '/'"
-                )
-            case StorageFull():
-                return None if self._confirms else translated(result)
-            case AckflowError():
-                return translated(result)
-
-    def _confirm(self, first: int, refused: list[int]) -> None:
-        """Confirm publications from a number on, in order."""
-        send, number = self.connection.send, self.number
-        for tag in refused:
-            if tag > first:
-                send(frames.ack(number, tag - 1, tag - 1 > first))
-            send(frames.nack(number, tag))
-            first = tag + 1
-        if first <= self._published:
-            send(frames.ack(number, self._published, self._published > first))
-
-    def _return(self, one: Posted) -> None:
-        method = Basic.Return(312, "NO_ROUTE", one.publication.exchange, one.publication.keys[0])
-        payload = frames.encode(self.number, method)[7:-1]
-        self.connection.send(
-            frames.with_content(
-                self.number, payload, one.properties, one.publication.payload,
-                self.connection.frame_max,
-            )
-        )  # fmt: skip
+        else:
+            await self._publisher.publish(posted)
 
     # delivering
 
@@ -370,11 +214,11 @@ class Channel:
     def _consume_replies(self, method: Basic.Consume, tag: str) -> None:
         if not method.no_ack:
             raise AmqpError(406, "reply consumer cannot acknowledge")
-        if self._reply_id is not None:
+        if self._publisher.reply_id is not None:
             raise AmqpError(406, "reply consumer already set")
         consumer = Consumer(self, REPLY_TO, tag, True, 0, 0, False)
         self.consumers[tag] = consumer
-        self._reply_id = self.server.add_reply_consumer(consumer)
+        self._publisher.reply_id = self.server.add_reply_consumer(consumer)
         if not method.nowait:
             self.send(Basic.ConsumeOk(tag))
 
@@ -410,14 +254,14 @@ class Channel:
 
     def _settle(self, first: Settle) -> None:
         """Settle what a method and those that follow it name, in one commit."""
-        settled: list[tuple[list[Delivery], Verdict]] = []
+        settled: Settled = []
         method: Settle | None = first
         try:
             while method is not None:
                 self.connection.count_queued(-1, 0)
-                verdict = _ACK
+                verdict = ACK
                 if not isinstance(method, Ack):
-                    verdict = _NACK if method.requeue else _REJECT
+                    verdict = NACK if method.requeue else REJECT
                 multiple = bool(getattr(method, "multiple", False))
                 settled.append((self._take_unacked(method.delivery_tag or 0, multiple), verdict))
                 method = None
@@ -442,9 +286,9 @@ class Channel:
             raise _unknown_tag(tag)
         return [self.unacked.pop(one) for one in tags]
 
-    def _settle_all(self, settled: list[tuple[list[Delivery], Verdict]]) -> None:
+    def _settle_all(self, settled: Settled) -> None:
         """Settle without waiting: nothing is answered, and what follows is in order behind it."""
-        marks = _marks(settled)
+        marks = marks_of(settled)
         if marks:
             self.server.background(self.server.app.do(settle_many, False, marks, False))
         self._let_go(delivery for some, _ in settled for delivery in some)
@@ -468,7 +312,7 @@ class Channel:
         if self._transaction is not None:
             found += [one for some, _ in self._transaction[1] for one in some]
             self._transaction = [], []
-        marks = _marks([(found, _RELEASE)])
+        marks = marks_of([(found, RELEASE)])
         self._let_go(found)
         if marks:
             await self.server.app.do(settle_many, False, marks, False)
@@ -481,7 +325,7 @@ class Channel:
         size = sum(len(one.publication.payload) for one in self._work if isinstance(one, Posted))
         self.connection.count_queued(-len(self._work), -size)
         self._work.clear()
-        self._drop_content()
+        self._publisher.drop_content()
         for consumer in list(self.consumers.values()):
             self.server.remove_consumer(consumer)
         self.consumers.clear()
@@ -489,8 +333,8 @@ class Channel:
         await self.release_all()
 
     def _forget_replies(self) -> None:
-        self.server.remove_reply_consumer(self._reply_id)
-        self._reply_id = None
+        self.server.remove_reply_consumer(self._publisher.reply_id)
+        self._publisher.reply_id = None
 
     # methods
 
@@ -568,12 +412,12 @@ class Channel:
     async def select_confirms(self, method: Confirm.Select) -> None:
         if self._transaction is not None:
             raise AmqpError(406, "cannot switch from tx to confirm mode")
-        self._confirms = True
+        self._publisher.confirms = True
         if not method.nowait:
             self.send(Confirm.SelectOk())
 
     async def select_transactions(self, _: Tx.Select) -> None:
-        if self._confirms:
+        if self._publisher.confirms:
             raise AmqpError(406, "cannot switch from confirm to tx mode")
         if self._transaction is None:
             self._transaction = [], []
@@ -585,26 +429,30 @@ class Channel:
         (posted, settled), self._transaction = self._transaction, ([], [])
         publications = [one.publication for one in posted]
         try:
-            results = await self.server.app.do(commit, True, publications, _marks(settled))
-        except NotFound as error:
-            raise no_exchange(str(error.details.get("exchange", ""))) from None
-        finally:
-            self._let_go(one for some, _ in settled for one in some)
+            results = await self.server.app.do(commit, True, publications, marks_of(settled))
+        except BaseException as error:
+            self._hold_again(settled)
+            if isinstance(error, NotFound):
+                raise no_exchange(str(error.details.get("exchange", ""))) from None
+            raise
+        self._let_go(one for some, _ in settled for one in some)
         for one, reached in zip(posted, results, strict=True):
             if reached == 0 and one.mandatory:
-                self._return(one)
+                self._publisher.return_unroutable(one)
         self.send(Tx.CommitOk())
 
     async def rollback(self, _: Tx.Rollback) -> None:
         if self._transaction is None:
             raise AmqpError(406, "channel is not transactional")
         settled, self._transaction = self._transaction[1], ([], [])
-        # What was acknowledged in it is held again, under the same tags.
-        for deliveries, _verdict in settled:
-            for delivery in deliveries:
-                self.unacked[delivery.tag] = delivery
-        self.unacked = dict(sorted(self.unacked.items()))
+        self._hold_again(settled)
         self.send(Tx.RollbackOk())
+
+    def _hold_again(self, settled: Settled) -> None:
+        """Hold what a transaction that was not committed acknowledged, under the same tags."""
+        for deliveries, _ in settled:
+            self.unacked.update((delivery.tag, delivery) for delivery in deliveries)
+        self.unacked = dict(sorted(self.unacked.items()))
 
     async def close_by_client(self, _: ChannelMethods.Close) -> None:
         await self.connection.close_channel(self)
@@ -615,37 +463,8 @@ class Channel:
         self._kick_all()
 
 
-_ACK, _NACK, _RELEASE = Verdict("ack"), Verdict("nack"), Verdict("release")
-_REJECT = Verdict("reject")
-
-
-def _is_reply(one: Posted) -> bool:
-    return one.publication.exchange == "" and one.publication.keys[0].startswith(REPLY_TO + ".")
-
-
 def _unknown_tag(tag: int) -> AmqpError:
     return AmqpError(406, f"unknown delivery tag {tag}")
-
-
-def _marks(settled: list[tuple[list[Delivery], Verdict]]) -> dict[int, list[Mark]]:
-    """The marks of deliveries by lease; neighbours of a lane become one range."""
-    marks: dict[int, list[Mark]] = {}
-    for some, verdict in settled:
-        for delivery in some:
-            of_lease = marks.setdefault(delivery.held.token, [])
-            last = of_lease[-1] if of_lease else None
-            at = delivery.sequence
-            if (
-                last is not None
-                and last.verdict is verdict
-                and last.lane == delivery.lane
-                and last.ranges is not None
-                and last.ranges[-1] == at
-            ):
-                last.ranges[-1] = at + 1
-            else:
-                of_lease.append(Mark(verdict, delivery.lane, [at, at + 1]))
-    return marks
 
 
 _HANDLERS: dict[type, Any] = {

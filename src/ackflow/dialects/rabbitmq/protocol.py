@@ -212,10 +212,8 @@ class AmqpConnection(asyncio.Protocol):
                 return self._open_channel(number)
             raise AmqpError(504, "expected 'channel.open'")
         try:
-            if kind == BODY:
-                channel.receive_body(data)
-            elif kind == HEADER:
-                channel.receive_header(data)
+            if kind != METHOD:
+                channel.receive_content(data, kind == HEADER)
             else:
                 method = frames.decode_method(data)
                 if isinstance(method, ChannelMethods.Open):

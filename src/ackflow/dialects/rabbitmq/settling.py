@@ -1,0 +1,28 @@
+"""Settling: the verdicts of AMQP methods, as marks on leases."""
+
+from ...broker.requests import Mark, Verdict
+from .consumers import Delivery
+
+Settled = list[tuple[list[Delivery], Verdict]]
+ACK, NACK, RELEASE, REJECT = (Verdict(verb) for verb in ("ack", "nack", "release", "reject"))
+
+
+def marks_of(settled: Settled) -> dict[int, list[Mark]]:
+    """The marks of deliveries by lease; neighbours of a lane become one range."""
+    marks: dict[int, list[Mark]] = {}
+    for some, verdict in settled:
+        for delivery in some:
+            of_lease = marks.setdefault(delivery.held.token, [])
+            last = of_lease[-1] if of_lease else None
+            at = delivery.sequence
+            if (
+                last is not None
+                and last.verdict is verdict
+                and last.lane == delivery.lane
+                and last.ranges is not None
+                and last.ranges[-1] == at
+            ):
+                last.ranges[-1] = at + 1
+            else:
+                of_lease.append(Mark(verdict, delivery.lane, [at, at + 1]))
+    return marks
