@@ -22,6 +22,7 @@ from ackflow.middleware import (
     Repeats,
 )
 
+from ..docs.blocks import blocks, run_python
 from ..rabbitmq.conftest import Amqp
 from ..rabbitmq.real import RabbitMQ, found
 
@@ -303,3 +304,11 @@ def test_a_stuck_key_is_named_and_repeats_are_recognised() -> None:
     assert ends.stuck() == ["t"]
     repeats = Repeats(most=2)
     assert [repeats.seen(one) for one in (1, 1, 2, 3, 1)] == [False, True, False, False, False]
+
+
+def test_the_blocks_of_the_page_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(ROOT / "docs" / "middleware.md"):
+        assert run_python(block.code, {}, block.place) == block.output
