@@ -9,7 +9,7 @@ from urllib3.exceptions import NewConnectionError, ReadTimeoutError
 
 import ackflow
 from ackflow import Session
-from ackflow.broker.core import settle
+from ackflow.broker.core import admin, settle
 from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
 from ackflow.remote import protocol, retry, transport_asyncio, transport_threads
@@ -285,3 +285,18 @@ def test_a_closed_session_does_not_wait_for_its_repeats() -> None:
     transport._closed.set()
     with pytest.raises(ackflow.errors.SessionClosed):
         q.push("orders", 1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        (admin.seek, ("q", "g", "end")), (admin.purge, ("q",)), (admin.delete_queue, ("q",)),
+        (admin.delete_group, ("q", "g")),
+    ],
+)  # fmt: skip
+def test_a_seek_purge_or_delete_is_waited_for_longer_than_other_calls(
+    verb: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    """A seek that was sent again after half a minute would skip what was pushed meanwhile."""
+    assert protocol.verb(verb, True, arguments).wait >= 3_600
+    assert protocol.verb(admin.pause, True, ("q", None, True)).wait == 0

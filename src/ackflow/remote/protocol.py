@@ -44,6 +44,7 @@ class _Failed(msgspec.Struct):
 
 
 PUSH = "/v1/push"
+SWEEP_SECONDS = 3600.0  # a seek, purge or delete may take this much longer than other calls
 PUSH_BYTES = 60 * 1024 * 1024  # of one push: a server takes requests of 64 MiB
 SMALL_BYTES = 16 * 1024
 _PUSHED = Codec(list[PushOutcome])
@@ -105,7 +106,8 @@ def verb(function: Callable[..., Any], synced: bool, arguments: tuple[Any, ...])
     found = BY_FUNCTION[function]
     body = wire.write((synced, (*arguments, *found.defaults[len(arguments) :])), MSGPACK)
     path = f"/v1/verbs/{found.name}"
-    return Request("POST", path, body, wire.result_codec(found), found.repeatable)
+    wait = SWEEP_SECONDS if found.in_slices else 0.0
+    return Request("POST", path, body, wire.result_codec(found), found.repeatable, wait)
 
 
 def result(request: Request, status: int, headers: Mapping[str, str], body: bytes) -> Any:
