@@ -1,5 +1,6 @@
 """`ackflow serve --amqp-port` as a process: restarts, kills, leases that live on, TLS, tokens."""
 
+import contextlib
 import signal
 import ssl
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pika
 import pytest
-from pika.exceptions import ConnectionClosedByBroker
+from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 import ackflow
 from ackflow.broker import access_tokens
@@ -43,7 +44,8 @@ def closed_with(connection: Any) -> int | None:
 def test_queues_exchanges_and_messages_survive_a_kill(start_process: Start) -> None:
     port = free_port()
     process = start_process("--amqp-port", str(port))
-    channel = connect(port).channel()
+    killed = connect(port)
+    channel = killed.channel()
     channel.exchange_declare("x", "topic", durable=True)
     channel.queue_declare("q", durable=True, arguments={"x-max-priority": 3})
     channel.queue_bind("q", "x", "a.*")
@@ -51,7 +53,8 @@ def test_queues_exchanges_and_messages_survive_a_kill(start_process: Start) -> N
     for n in range(20):
         channel.basic_publish("x", "a.b", b"%d" % n)
     process.restart()
-    channel.connection._impl._transport.abort()
+    with contextlib.suppress(AMQPError):
+        killed.close()
     connection = connect(port)
     channel = connection.channel()
     method = channel.queue_declare("q", durable=True, arguments={"x-max-priority": 3}).method
