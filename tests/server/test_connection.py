@@ -242,7 +242,7 @@ def test_a_client_that_reads_nothing_holds_up_no_other(served: Running) -> None:
 
 def test_slow_clients_may_hold_only_so_many_bytes(served: Running) -> None:
     """A new large pop is refused while others do not read; nothing is leased for it."""
-    served.app.in_transit._most = 1_000_000
+    served.app.in_transit.most = 1_000_000
     served.session.push("big", ["x" * 1_000_000] * 20)
     pop = b"GET /api/v1/pop/queue/big?batch=100&consumerGroup=%b HTTP/1.1\r\n" + HOST + b"\r\n"
     with connected(served) as sock:
@@ -258,7 +258,7 @@ def test_slow_clients_may_hold_only_so_many_bytes(served: Running) -> None:
 
 
 def test_partial_uploads_may_hold_only_so_many_bytes(served: Running) -> None:
-    served.app.in_transit._most = 1_000_000
+    served.app.in_transit.most = 1_000_000
     head = b"POST /queue/q/push HTTP/1.1\r\n" + HOST + b"content-length: 10000000\r\n\r\n"
     with connected(served) as first, connected(served) as second:
         first.sendall(head + b"x" * 900_000)

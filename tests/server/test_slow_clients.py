@@ -48,6 +48,7 @@ class Probe:
 
     def _run(self) -> None:
         process = psutil.Process(self._server.process.pid)
+        loop = f"/proc/{process.pid}/task/{process.pid}/schedstat"
         own = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         with connect(self._server) as sock:
             while not self._stop.wait(0.005):
@@ -57,7 +58,9 @@ class Probe:
                 assert response(sock).startswith(b"HTTP/1.1 200 ")
                 took = time.perf_counter() - began
                 after = self._delays(own)
-                waited = sum(after[task] - before.get(task, 0.0) for task in after)
+                waits = {task: after[task] - before.get(task, 0.0) for task in after}
+                path = waits.pop(str(own), 0.0) + waits.pop(loop, 0.0)
+                waited = path + max(waits.values(), default=0.0)  # of the writer
                 self.times.append(max(0.0, took - waited))
                 self.memory.append(process.memory_info().rss)
 
@@ -160,7 +163,7 @@ def test_a_flood_delays_no_other(start_process: Start) -> None:
 
 @pytest.mark.soak
 def test_60_clients_that_do_not_read_20_mb_hold_little(start_process: Start) -> None:
-    do_not_read(start_process, clients=60, messages=20, most=700)
+    do_not_read(start_process, clients=60, messages=20, most=1_300)
 
 
 @pytest.mark.soak

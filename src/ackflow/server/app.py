@@ -37,13 +37,14 @@ from .http import (
     Undelivered,
     too_large,
 )
-from .limits import InTransit, Limits
+from .limits import InTransit, Limits, ServerBusy
 from .logs import request_id
 from .read_lane import ReadLane
 from .request_log import RequestLog
 
 LARGE_BATCH = 64  # messages of a pop whose answer may need much memory
 LARGE_POPS = 4
+SMALL_RESPONSE = 64 * 1024  # bytes of messages that are not counted
 MAX_KNOWN_HEAD = 1024
 MAX_KNOWN_HEADS = 4096
 # Heads with one of these are parsed each time: other rules apply to them, or they never repeat.
@@ -182,8 +183,7 @@ class Server:
     async def pop(self, call: Call, request: PopRequest, wait: float) -> Handout:
         """Pop for a client; if it disconnects while waiting, no lease is left behind."""
         self.check_batch(request.batch)
-        large = request.batch > LARGE_BATCH
-        attempt = partial(self._attempt_large, call) if large else self.onloop.try_pop
+        attempt = partial(self._attempt, call)
         if wait <= 0:
             return await attempt(request)
         if self.waiting >= self.limits.waiting_pops:
@@ -214,23 +214,44 @@ class Server:
         finally:
             self._polls.discard(signal)
 
-    async def _attempt_large(
-        self, call: Call, request: PopRequest, verb: PopVerb = pop_now
-    ) -> Handout:
-        """Pop while few others do: until a response is written, nothing limits its memory."""
-        await self._large_pops.acquire()
-        leased = False
+    async def _attempt(self, call: Call, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
+        """Pop what is there, unless slow clients already hold too much memory.
+
+        What a pop hands out counts as in transit until its response is written; from then on the
+        connection counts what the client has not read.
+        """
+        self._raise_if_busy(0)
+        careful = request.batch > LARGE_BATCH or self.in_transit.bytes > self.in_transit.most // 4
+        if careful:  # few at once: how much a pop hands out is known only afterwards
+            await self._large_pops.acquire()
+        size = 0
         try:
-            if (busy := self.in_transit.refusal()) is not None:
-                raise busy
+            self._raise_if_busy(0)
             answer = await self.onloop.try_pop(request, verb)
-            leased = bool(answer.runs)
+            size = answer.payload_bytes
+            if answer.token is not None and size > SMALL_RESPONSE:
+                try:
+                    self._raise_if_busy(size)
+                except ServerBusy:
+                    size = 0
+                    await self.onloop.give_back(answer.token)
+                    raise
             return answer
         finally:
-            if leased:
-                call.on_written = self._large_pops.release
-            else:
+            if size > SMALL_RESPONSE or (careful and size):
+                self.in_transit.bytes += size
+                call.on_written = partial(self._written, size, careful)
+            elif careful:
                 self._large_pops.release()
+
+    def _raise_if_busy(self, size: int) -> None:
+        if (busy := self.in_transit.refusal(size)) is not None:
+            raise busy
+
+    def _written(self, size: int, careful: bool) -> None:
+        self.in_transit.bytes -= size
+        if careful:
+            self._large_pops.release()
 
     def release_if_undelivered(self, handout: Handout) -> Undelivered:
         """A `Response.undelivered` that releases the lease of a hand-out."""

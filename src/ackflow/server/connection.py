@@ -426,7 +426,7 @@ class Connection(asyncio.Protocol):
         transport.write(data)
         self._app.responded(call, response)
         if self._write_paused:
-            self._unsent = response
+            self._unsent = response._replace(body=b"")  # the transport holds what is not sent
             self._unsent_bytes = len(data)
             slowest = self._app.limits.read_seconds + len(data) / LEAST_BYTES_PER_SECOND
             self._unsent_until = time.monotonic() + slowest

@@ -36,13 +36,16 @@ class InTransit:
     """Counts the bytes of requests and responses that are held while a client sends or reads."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self.bytes = 0
 
-    def refusal(self) -> ServerBusy | None:
-        """The error for a new request if slow clients already hold too much memory."""
-        if self.bytes <= self._most:
+    def refusal(self, more: int = 0) -> ServerBusy | None:
+        """The error for so many bytes more if clients would then hold too much memory.
+
+        A response of any size is possible while others hold less than a quarter.
+        """
+        if self.bytes <= max(self.most - more, self.most // 4):
             return None
         return ServerBusy(
-            f"more than {self._most:,} bytes wait for slow clients; try again later", retry_after=1
+            f"more than {self.most:,} bytes wait for slow clients; try again later", retry_after=1
         )

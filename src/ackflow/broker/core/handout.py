@@ -33,6 +33,15 @@ class MessageRun(Struct):
     number: int
     pending: int
 
+    @property
+    def payload_bytes(self) -> int:
+        """The size of its payloads; of a body without offsets, by their share of it."""
+        body, lo, hi = self.body, self.lo - self.first, self.hi - self.first
+        items = body.items  # another thread may set it to None
+        if items is not None:
+            return len(body.data) * (hi - lo) // max(1, len(items))
+        return int(body.ends[hi - 1] - (body.ends[lo - 1] if lo else 0))
+
 
 class Handout(Struct):
     """The answer of a pop. Without runs, `why` and `retry_at` explain why there are none.
@@ -50,6 +59,10 @@ class Handout(Struct):
     why: str | None = None
     retry_at: int | None = None
     again: bool = False
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(run.payload_bytes for run in self.runs)
 
 
 class TakenMessages(Struct):
