@@ -84,3 +84,32 @@ def test_a_worker_outlives_its_server_and_sends_everything_once(
         out = sorted(m.data for m in q.pop("out", batch=1_000))
         assert out == sorted(f"{queue}{n}" for queue, n in seen)
     worker.close()
+
+
+def test_results_progress_limits_and_ticks_work_over_http(
+    serve: Callable[[], "subprocess.Popen[bytes]"],
+) -> None:
+    serve()
+    ticks: list[str] = []
+    with Worker(serve.url) as worker:  # type: ignore[attr-defined]
+
+        @worker.task("sums", result=True, unique=True, concurrency=1, rate="100/s")
+        def add(*numbers: int) -> int:
+            worker.current().progress(0.5, {"added": numbers[0]})
+            return sum(numbers)
+
+        @worker.every(0.2)
+        def tick() -> None:
+            ticks.append(str(worker.current().tick))
+
+        handle = add.push(1, 2, 3)
+        assert add.push(1, 2, 3).duplicate
+        running = Running(worker, concurrency=4)
+        assert handle.result(timeout=20) == 6
+        progress = handle.progress()
+        assert progress is not None
+        assert progress.data == {"added": 1}
+        until(lambda: len(ticks) >= 2)
+        running.stop()
+        assert len(set(ticks)) == len(ticks)
+        assert worker.session.values("limits/slot/") == worker.session.values("unique/") == []

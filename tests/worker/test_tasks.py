@@ -229,9 +229,3 @@ def test_an_option_that_no_extension_knows_is_refused_when_the_worker_starts(h: 
     mail(h.worker, rat="10/s")
     with pytest.raises(InvalidArgument, match="option 'rat'"):
         h.drain()
-
-
-def test_results_are_off_unless_an_extension_keeps_them(h: Harness) -> None:
-    send_mail, _ = mail(h.worker)
-    with pytest.raises(InvalidArgument, match="results are off"):
-        send_mail.push("a").result(timeout=0)

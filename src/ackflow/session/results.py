@@ -7,6 +7,7 @@ The id is in a header of the message, which a requeued copy keeps. A message wit
 nothing.
 """
 
+import hashlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -36,9 +37,15 @@ class Asked(Struct, frozen=True):
         return {HEADER: f"{self.id} {self.ttl:g}"}
 
 
-def ask(ttl: Duration = TTL_SECONDS) -> Asked:
-    """Ask for the result of a message: push it with `headers=asked.header`."""
-    return Asked(secrets.token_hex(12), validate.positive(ttl, "ttl"))
+def ask(ttl: Duration = TTL_SECONDS, key: str | None = None) -> Asked:
+    """Ask for the result of a message: push it with `headers=asked.header`.
+
+    A push with a key is repeated with the same `key` here, so that each repeat has the result.
+    """
+    id = secrets.token_hex(12)
+    if key is not None:
+        id = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
+    return Asked(id, validate.positive(ttl, "ttl"))
 
 
 def asked_by(message: Delivery) -> Asked | None:
@@ -57,8 +64,8 @@ def put_progress(
     asked = asked_by(message)
     if asked is None:
         raise InvalidArgument(
-            "the message does not ask for results, so its progress is not kept; push it with "
-            "`headers=ask().header`"
+            "the message does not ask for results, so its progress is not kept; give its task "
+            "`result=True`, or push it with `headers=ask().header`"
         )
     if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
         raise InvalidArgument(f"progress must be from 0 to 1, got {part!r}")

@@ -139,6 +139,10 @@ class Operations:
             raise InvalidArgument(ONE_END)
         return self._add(operation)
 
+    def puts(self, key: str) -> bool:
+        """Whether the transaction sets this keyed value."""
+        return any(isinstance(one, PutOperation) and one.key == key for one in self._operations)
+
     def delete(self, key: str, *, expect: int | None = None) -> Self:
         """Delete a keyed value; `expect` is the version it must have."""
         return self._add(DeleteOperation(validate.name(key, "key"), _expected(expect)))

@@ -15,6 +15,8 @@ from ..session.messages import Delivery
 from ..session.session import Session
 from ..worker.context import Context, RunState
 from ..worker.hooks import Hooks, Middleware
+from ..worker.job_records import JobStatus
+from ..worker.jobs import Jobs
 from ..worker.leases import HeldLease
 from ..worker.processing import Outcome, Processing
 from ..worker.receiver import Receiver
@@ -53,7 +55,8 @@ class Recorder(Middleware):
         self.sent: list[Push] = []
 
     def after_push(self, push: Push) -> None:
-        self.sent.append(push)
+        if not push.duplicate:
+            self.sent.append(push)
 
 
 class Harness:
@@ -73,6 +76,7 @@ class Harness:
 
     def __enter__(self) -> Self:
         self._restore = self.worker.use(self.session, self._recorder)
+        self.worker.schedules().run_due()  # they begin now
         return self
 
     def __exit__(
@@ -98,6 +102,7 @@ class Harness:
     ) -> list[Processed]:
         """Handle messages until none is due, or `most` of them; returns what was handled.
 
+        Ticks of schedules that are due are pushed first.
         With `advance` the clock moves to what is due next, until nothing is left. An exception of a
         processor is raised after its message was requeued, unless `keep_going`.
         """
@@ -110,10 +115,12 @@ class Harness:
         settler = Settler(self.session, hooks, lambda outcome, error: None, lambda: True)
         processing = Processing(hooks, caller)
         handled: list[Processed] = []
+        schedules = worker.schedules()
         hooks.call("on_start", state)
         try:
             while (most is None or len(handled) < most) and not state.interrupted:
                 assert len(handled) < MOST, f"{MOST:,} messages were handled and there are more"
+                schedules.run_due()
                 found = receiver.receive(1, wait=False)
                 if not found and not (advance and self._advance(bindings)):
                     break
@@ -232,6 +239,12 @@ class Harness:
         found = [one for one in self.processed_messages(queue=queue) if data == one.data]
         assert found, f"no message {_shown(data)} was processed"
         assert found[-1].status is status, f"status {found[-1].status}, {found[-1].exception!r}"
+
+    def assert_job_status(self, name: str, status: JobStatus) -> None:
+        """The newest root job of this name has this status."""
+        found = [job for job in Jobs(self.session).roots(limit=1_000) if job.name == name]
+        assert found, f"there is no job {name}"
+        assert found[0].status == status, f"job {name} is {found[0].status}"
 
     def assert_processed_by(self, processor: str, *, queue: str | None = None) -> None:
         """A message was processed by this processor or task."""

@@ -25,14 +25,14 @@ from .extensions.redelivery import RedeliveryDelay
 from .hooks import Extension, Middleware
 from .job_records import Job, JobCannotBeStarted, JobNotFound, JobStale, JobStatus
 from .jobs import Jobs, RunningJob
-from .limits import Deferred, LimitHooks, Limits, Permit, Rate
+from .limits import Deferred, Limits, Permit, Rate
 from .modes import MODES
-from .results import Progress, Result, ResultFailed, ResultHooks, ResultTimeout, ask
-from .schedules import Cron, Every, Schedule, ScheduleHooks, Schedules, Tick, cron, every
+from .results import Progress, Result, ResultFailed, ResultTimeout, ask
+from .schedules import Cron, Every, Schedule, Schedules, Tick, cron, every
 from .sending import ProcessorSession, Push, current
 from .status import ACK, REJECT, REQUEUE, Reject, Requeue, Retry, Status
 from .tasks import Handle, Task
-from .unique import Unique, UniqueHooks
+from .unique import Unique
 from .worker import Worker
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "JobStale",
     "JobStatus",
     "Jobs",
-    "LimitHooks",
     "Limits",
     "MemoryLimit",
     "MessageLimit",
@@ -71,13 +70,11 @@ __all__ = [
     "Requeue",
     "Result",
     "ResultFailed",
-    "ResultHooks",
     "ResultTimeout",
     "Retry",
     "RunState",
     "RunningJob",
     "Schedule",
-    "ScheduleHooks",
     "Schedules",
     "SoftTimeLimitExceeded",
     "Status",
@@ -86,7 +83,6 @@ __all__ = [
     "TimeLimit",
     "TimeLimitExceeded",
     "Unique",
-    "UniqueHooks",
     "Worker",
     "WorkerNotFound",
     "ask",

@@ -1,5 +1,7 @@
 """What extensions, middleware and handlers know about the message that is being processed."""
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -8,6 +10,8 @@ from .. import validate
 from ..errors import InvalidArgument
 from ..session.messages import Message
 from ..validate import Duration
+from .results import Progress, Result, asked_by
+from .schedules import TICK_HEADER
 from .schema import InvalidBody
 from .sending import ProcessorSession
 from .status import Reject, Requeue, Status
@@ -111,6 +115,22 @@ class Context:
     def interrupt(self, reason: str) -> None:
         """Stop the consumer after the messages that are being processed; exit code 0."""
         self.run.interrupt(reason)
+
+    def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
+        """Record at once how far the message is, from 0 to 1; for `handle.progress()` and later
+        attempts. The message must ask for a result."""
+        self.message.progress(part, data)
+
+    def last_progress(self) -> Progress | None:
+        """What this or an earlier attempt has recorded last."""
+        asked = asked_by(self.message)
+        return None if asked is None else Result(self.session.outside, asked.id).progress()
+
+    @property
+    def tick(self) -> datetime | None:
+        """The time of the tick that pushed the message; None if no schedule did."""
+        text = self.message.headers.get(TICK_HEADER)
+        return None if text is None else datetime.fromisoformat(text)
 
     @property
     def failed(self) -> bool:

@@ -12,22 +12,21 @@ for a slot come back one after another, at the pace at which slots become free.
 """
 
 import hashlib
-import logging
 import random
 import re
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from msgspec import Struct
 
 from .. import validate
 from ..clock import SECOND, micros
-from ..errors import AckflowError, InvalidArgument, TransactionFailed
+from ..errors import InvalidArgument, TransactionFailed
 from ..session.messages import Delivery
 from ..session.session import Session
 from ..session.transaction import Operations
 
-log = logging.getLogger("ackflow.worker")
 PREFIX = "limits/"
 TRIES = 8
 MOST_STARTS = 1_000  # of a rate; their times are one value
@@ -70,6 +69,11 @@ class Permit:
         self._average = average
         self._started = started
 
+    @property
+    def bound(self) -> bool:
+        """Whether it has a slot to give back."""
+        return self._slot is not None
+
     def release(self, t: Operations, now: int) -> None:
         """Add the end of the permit to a transaction. Without it, the slot ends with the lease."""
         if self._slot is None:
@@ -91,6 +95,49 @@ def parse_rate(text: "str | Rate") -> Rate:
             f"a rate must be 1 to {MOST_STARTS:,} per time, such as 10/s, 100/m or 20/10s, got {text!r}"
         )
     return Rate(int(found[1]), float(found[2] or 1) * UNITS[found[3]])
+
+
+class Limited(Protocol):
+    """What a limit must know of a handler: its name, and the arguments of a message."""
+
+    @property
+    def name(self) -> str: ...
+    def arguments_of(self, message: Delivery) -> tuple[Sequence[Any], Mapping[str, Any]]: ...
+
+
+class Limit(Struct, frozen=True):
+    """The limit of a task or processor: for each key, messages at once and starts per time."""
+
+    concurrency: int | None
+    key: str | Callable[..., object] | None
+    rate: Rate | None
+
+    @classmethod
+    def of(
+        cls,
+        concurrency: int | None,
+        key: str | Callable[..., object] | None,
+        rate: str | Rate | None,
+    ) -> "Limit | None":
+        """A limit by its options; None without any. A key alone means one at a time."""
+        if concurrency is None and key is None and rate is None:
+            return None
+        if key is not None and not callable(key):
+            validate.name(key, "concurrency_key")
+        if concurrency is not None:
+            validate.integer(concurrency, "concurrency", 1, MOST_AT_ONCE)
+        elif rate is None:
+            concurrency = 1
+        return cls(concurrency, key, None if rate is None else parse_rate(rate))
+
+    def name_for(self, handler: Limited, message: Delivery) -> str:
+        """The key of a message, under the name of its handler."""
+        if self.key is None:
+            return handler.name
+        if not callable(self.key):
+            return f"{handler.name}:{self.key}"
+        args, kwargs = handler.arguments_of(message)
+        return f"{handler.name}:{self.key(*args, **kwargs)}"
 
 
 class Limits:
@@ -209,47 +256,3 @@ class Limits:
 def _short(text: str) -> str:
     """A digest: a key has no room for a long transaction id."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-class LimitHooks:
-    """The limits of tasks as hooks of a worker.
-
-    A task has a `concurrency` (messages at once) or a `rate` ("10/s"), or both, for each
-    `concurrency_key`: a text, or a function of the message. Without a key, the task itself is one.
-    """
-
-    options = ("concurrency", "concurrency_key", "rate")
-
-    def __init__(self) -> None:
-        self._limits: Limits | None = None
-
-    def pre_received(self, context: Any) -> None:
-        """Release a message that is over a limit until its turn comes."""
-        handler = context.binding.handler_of(context.message)
-        options = getattr(handler, "options", None) or {}
-        concurrency, rate = options.get("concurrency"), options.get("rate")
-        key = options.get("concurrency_key")
-        if concurrency is None and rate is None:
-            if key is None:
-                return
-            concurrency = 1
-        if callable(key):
-            key = key(context.message)
-        if self._limits is None:
-            self._limits = Limits(context.session.outside)
-        name = f"{handler.name}:{key}" if key is not None else handler.name
-        try:
-            answer = self._limits.acquire(context.message, name, concurrency=concurrency, rate=rate)
-        except AckflowError as error:  # a limit that cannot be asked must not be exceeded
-            log.error("the limit of %s could not be asked, and is asked again: %s", name, error)
-            answer = Deferred(FAILED_SECONDS)
-        if isinstance(answer, Deferred):
-            context.release(answer.delay)
-        else:
-            context.notes[self] = answer
-
-    def before_settle(self, context: Any) -> None:
-        """Give the slot back in the transaction that settles the message."""
-        permit = context.notes.get(self)
-        if permit is not None and self._limits is not None:
-            permit.release(context.session.operations, self._limits.now())

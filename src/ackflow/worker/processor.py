@@ -8,7 +8,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, get_type_hints
 
 from msgspec import Struct, field
@@ -21,6 +21,7 @@ from ..session.messages import Delivery
 from ..session.session import Session
 from .context import Context
 from .errors import InvalidStatus
+from .limits import Limit
 from .schema import Schema, is_body_type
 from .sending import ProcessorSession
 from .status import ACK, REJECT, Status
@@ -37,6 +38,10 @@ class Handler(Protocol):
     counts_failures: bool  # whether attempts are counted by failures, not by deliveries
     attempts: int | None  # how many attempts there are; None: no limit of its own
     fails_consumer: bool  # whether an exception ends the consumer
+    limit: Limit | None  # across all workers
+
+    def arguments_of(self, message: Delivery) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """What the function of a concurrency key is called with; raises InvalidBody."""
 
     def call(self, context: Context) -> Any:
         """Run the handler; the result is awaited if it can be."""
@@ -65,9 +70,11 @@ class Processor:
         schema: Schema | None,
         time_limit: float | None,
         soft_time_limit: float | None,
+        limit: Limit | None = None,
     ) -> None:
         self.function = function
         self.name = name
+        self.limit = limit
         self.time_limit = time_limit
         self.soft_time_limit = soft_time_limit
         self.roles, found = _roles(function, name)
@@ -84,6 +91,10 @@ class Processor:
             if Schema not in context.notes:
                 given["body"] = self.schema.body_of(context.message)
         return self.function(*[given[role] for role in self.roles])
+
+    def arguments_of(self, message: Delivery) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The message."""
+        return (message,), {}
 
     def status_of(self, result: Any) -> Status:
         """Accept one of the three statuses, or the text of one."""
@@ -169,6 +180,7 @@ def wrap(
     schema: Any = None,
     time_limit: float | None = None,
     soft_time_limit: float | None = None,
+    limit: Limit | None = None,
 ) -> Processor:
     """Make a processor of a function, of a class with `process`, or of an object of such a class."""
     function = target
@@ -187,7 +199,8 @@ def wrap(
         raise InvalidArgument(f"{target!r} is neither a function nor has it a method `process`")
     label = name or _name_of(target)
     declared = None if schema is None else Schema.of(schema, label)
-    return kind(function, validate.name(label, "name"), declared, time_limit, soft_time_limit)
+    named = validate.name(label, "name")
+    return kind(function, named, declared, time_limit, soft_time_limit, limit)
 
 
 def _name_of(target: Any) -> str:

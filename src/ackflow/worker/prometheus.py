@@ -69,7 +69,8 @@ class Metrics(Extension, Middleware):
 
     def after_push(self, push: Push) -> None:
         """Count a push."""
-        self._pushes.labels(push.queue).inc()
+        if not push.duplicate:
+            self._pushes.labels(push.queue).inc()
 
     def before_process(self, context: Context) -> None:
         """Count a message that is being processed."""

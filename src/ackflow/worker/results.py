@@ -14,7 +14,7 @@ from .. import validate
 from ..errors import AckflowError, InvalidArgument, text_of
 from ..session.encoding import encode
 from ..session.messages import Delivery
-from ..session.results import HEADER, PROGRESS, RESULTS, TTL_SECONDS, Asked, ask, asked_by
+from ..session.results import HEADER, PROGRESS, RESULTS, Asked, ask, asked_by
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration
@@ -105,54 +105,15 @@ def record_failure(t: Operations, message: Delivery, error: BaseException | str)
         t.put(RESULTS + asked.id, {"error": text}, ttl=asked.ttl)
 
 
-class ResultHooks:
-    """Results as a part of a worker: tasks with the option `result` (seconds to keep it)."""
-
-    options = ("result",)
-
-    def __init__(self) -> None:
-        self._worker: Any = None
-
-    def attached(self, worker: Any) -> None:
-        """Called by `worker.add`."""
-        self._worker = worker
-        worker.results = self
-
-    def before_push(self, push: Any) -> None:
-        """Ask for a result when a task with results is pushed."""
-        if push.task is None or HEADER in push.headers:
-            return
-        tasks = [one for b in self._worker.bindings if (one := b.tasks.get(push.task))]
-        keep = tasks[0].options.get("result") if tasks else None
-        if keep:
-            push.headers.update(ask(TTL_SECONDS if keep is True else keep).header)
-
-    def before_settle(self, context: Any) -> None:
-        """Write the result in the transaction that settles the message."""
-        status = getattr(context.status, "name", None)
-        if context.put_off is None and context.exception is None and status == "ACK":
-            record(_operations(context), context.message, context.result)
-        elif context.exception is not None and (context.last_attempt or status == "REJECT"):
-            record_failure(_operations(context), context.message, context.exception)
-
-    def result(self, handle: Any, timeout: Duration | None = None) -> Any:
-        """Wait for the result of a task."""
-        return self.of(handle.push.headers).result(timeout)
-
-    def of(self, headers: Mapping[str, str]) -> Result:
-        """The result that a push with these headers asked for."""
-        id = headers.get(HEADER, "").partition(" ")[0]
-        if not id:
-            raise InvalidArgument("the task keeps no results; give it `result=True`")
-        return Result(self._worker.session, id)
-
-
-def _operations(context: Any) -> Operations:
-    operations: Operations = context.session.operations
-    return operations
+def result_of(session: Session, headers: Mapping[str, str]) -> Result:
+    """The result that a push with these headers asked for."""
+    id = headers.get(HEADER, "").partition(" ")[0]
+    if not id:
+        raise InvalidArgument("the task keeps no results; give it `result=True`")
+    return Result(session, id)
 
 
 __all__ = [
-    "Asked", "Progress", "Result", "ResultFailed", "ResultHooks", "ResultTimeout", "ask", "record",
-    "record_failure",
+    "Asked", "Progress", "Result", "ResultFailed", "ResultTimeout", "ask", "asked_by", "record",
+    "record_failure", "result_of",
 ]  # fmt: skip

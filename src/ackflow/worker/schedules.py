@@ -15,7 +15,7 @@ minute follow elapsed time.
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Literal, Protocol, cast
@@ -28,6 +28,7 @@ from ..clock import SECOND
 from ..errors import AckflowError, InvalidArgument, TransactionFailed
 from ..session.session import Session
 from ..session.transaction import Operations
+from ..validate import Duration
 
 log = logging.getLogger("ackflow.worker")
 Missed = Literal["skip", "once", "all"]
@@ -90,7 +91,7 @@ class Cron(Struct, frozen=True):
         return iter(_cronsim()(self.expression, time.astimezone(ZoneInfo(self.tz))))
 
 
-def every(interval: str | float) -> Every:
+def every(interval: str | Duration) -> Every:
     """A schedule by interval: seconds, or text such as 15m or 1h30m."""
     if isinstance(interval, str):
         parts = DURATION.findall(interval)
@@ -128,15 +129,35 @@ class Schedule(Struct, frozen=True):
     missed: Missed
 
 
+def schedule_of(
+    name: str,
+    spec: Spec,
+    *,
+    queue: str | None = None,
+    data: Any = None,
+    send: Send | None = None,
+    missed: Missed = "once",
+) -> Schedule:
+    """A schedule that pushes to a queue, or what `send(t, tick)` adds to the transaction."""
+    validate.name(PREFIX + validate.name(name, "name"), "name")
+    validate.one_of(missed, "missed", MISSED)
+    if (queue is None) == (send is None):
+        raise InvalidArgument("a schedule needs a queue, or a function that sends")
+    if queue is not None:
+        Operations(None).push(queue, data)  # validates both
+        send = _push_to(queue, data)
+    return Schedule(name, spec, cast(Send, send), missed)
+
+
 class Schedules:
     """The schedules of a worker: `run_due` pushes the ticks that are due, `start` does so in time.
 
     Any number of workers may have the same schedules.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, schedules: Mapping[str, Schedule] | None = None) -> None:
         self._session = session
-        self._schedules: dict[str, Schedule] = {}
+        self._schedules: dict[str, Schedule] = dict(schedules or {})
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -155,17 +176,20 @@ class Schedules:
         `missed` ticks, while no worker ran or the clock was set, are left out (`skip`), pushed as one
         (`once`), or pushed each (`all`). A schedule begins with the tick after it is first seen.
         """
-        validate.name(PREFIX + validate.name(name, "name"), "name")
-        validate.one_of(missed, "missed", MISSED)
-        if (queue is None) == (send is None):
-            raise InvalidArgument("a schedule needs a queue, or a function that sends")
-        if queue is not None:
-            Operations(None).push(queue, data)  # validates both
-            send = _push_to(queue, data)
+        made = schedule_of(name, spec, queue=queue, data=data, send=send, missed=missed)
         if name in self._schedules:
             raise InvalidArgument(f"there is a schedule {name!r} already")
-        made = self._schedules[name] = Schedule(name, spec, cast(Send, send), missed)
+        self._schedules[name] = made
         return made
+
+    def describe(self) -> list[str]:
+        """One line for each schedule, with its next tick."""
+        now = self._now()
+        return [
+            f"schedule {one.name}: {one.spec.text}, next at {at.isoformat(timespec='seconds')}"
+            for one in self._schedules.values()
+            if (at := next(one.spec.after(now), None)) is not None
+        ]
 
     def run_due(self) -> int:
         """Push every tick that is due and not pushed yet; returns how many were pushed here.
@@ -190,7 +214,7 @@ class Schedules:
 
     def start(self) -> None:
         """Push ticks in time, from a thread, until `stop`."""
-        if self._thread is None:
+        if self._thread is None and self._schedules:
             self._stop.clear()
             self._thread = threading.Thread(target=self._loop, name="ackflow-ticks", daemon=True)
             self._thread.start()
@@ -279,27 +303,17 @@ class Schedules:
         return _time(self._session.broker.clock.now())
 
 
-class ScheduleHooks:
-    """Schedules as a part of a worker: ticks are pushed while it runs."""
-
-    def __init__(self, schedules: Schedules) -> None:
-        self.schedules = schedules
-
-    def on_start(self, run: Any) -> None:
-        """Begin to push ticks."""
-        self.schedules.start()
-
-    def interrupted(self, run: Any) -> None:
-        """Stop."""
-        self.schedules.stop()
+def tick_headers(tick: Tick) -> dict[str, str]:
+    """The headers of the message of a tick."""
+    headers = {TICK_HEADER: tick.at.isoformat()}
+    if tick.missed:
+        headers[MISSED_HEADER] = str(tick.missed)
+    return headers
 
 
 def _push_to(queue: str, data: Any) -> Send:
     def send(t: Operations, tick: Tick) -> None:
-        headers = {TICK_HEADER: tick.at.isoformat()}
-        if tick.missed:
-            headers[MISSED_HEADER] = str(tick.missed)
-        t.push(queue, data, headers=headers)
+        t.push(queue, data, headers=tick_headers(tick))
 
     return send
 

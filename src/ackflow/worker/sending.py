@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
+from .. import validate
+from ..clock import SECOND
+from ..errors import TransactionFailed
 from ..options import DEFAULT_PARTITION
 from ..session.messages import Receipt
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration, Time
+from .unique import DAY, Unique
 
 if TYPE_CHECKING:
     from .context import Context
@@ -32,24 +36,58 @@ class Push(Struct):
     key: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     task: str | None = None
+    unique: str | None = None
     message_id: str | None = None
+    duplicate: bool = False  # not pushed: another message with the unique key waits or runs
     notes: dict[str, Any] = field(default_factory=dict)  # kept by middleware from before to after
 
-    def into(self, operations: Operations) -> None:
-        """Add the push to a transaction."""
+    def into(self, operations: Operations, session: Session) -> None:
+        """Add the push to a transaction, unless its unique key is taken."""
+        if self.unique is not None:
+            header = Unique(session, self._wait_seconds(session)).claim(operations, self.unique)
+            if header is None:
+                self.duplicate = True
+                return
+            self.headers.update(header)
         operations.push(
             self.queue, self.data, partition=self.partition, priority=self.priority,
             delay=self.delay, at=self.at, key=self.key, headers=self.headers or None,
         )  # fmt: skip
 
-    def through(self, session: Session) -> Receipt:
-        """Push now."""
+    def through(self, session: Session) -> None:
+        """Push now, unless its unique key is taken."""
+        if self.unique is not None:
+            return self._through_transaction(session)
         receipt = session.push(
             self.queue, self.data, partition=self.partition, priority=self.priority,
             delay=self.delay, at=self.at, key=self.key, headers=self.headers or None,
         )  # fmt: skip
+        self._pushed(receipt)
+
+    def _through_transaction(self, session: Session) -> None:
+        t = session.transaction()
+        self.into(t, session)
+        if self.duplicate:
+            return
+        try:
+            self._pushed(t.commit().receipts[0])
+        except TransactionFailed as error:
+            if error.details.get("code") != "version_conflict":
+                raise
+            self.duplicate = True
+
+    def _pushed(self, receipt: Receipt) -> None:
         self.message_id = receipt[0] if len(receipt) == 1 else None
-        return receipt
+
+    def _wait_seconds(self, session: Session) -> float:
+        """How long the message may wait and keep its unique key: a day after it is due."""
+        delay = 0.0
+        if self.delay is not None:
+            delay = validate.seconds(self.delay, "delay")
+        elif self.at is not None:
+            due = validate.time(self.at, "at")
+            delay = max(0.0, (due - session.broker.clock.now()) / SECOND)
+        return DAY + delay
 
 
 class ProcessorSession:
@@ -74,10 +112,12 @@ class ProcessorSession:
         delay: Duration | None = None,
         at: Time | None = None,
         key: str | None = None,
+        unique: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Push one message or a list of them, when the processor's message is settled."""
-        self.send(Push(queue, data, partition, priority, delay, at, key, dict(headers or {})))
+        given = dict(headers or {})
+        self.send(Push(queue, data, partition, priority, delay, at, key, given, unique=unique))
 
     def put(self, key: str, value: Any, *, expect: int | None = None) -> None:
         """Set a keyed value in the same transaction; `expect` is its required version."""

@@ -1,8 +1,19 @@
 """Typed tasks: plain functions whose calls are messages."""
 
+import hashlib
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Union, get_type_hints, overload
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_type_hints,
+    overload,
+)  # fmt: skip
 
 import msgspec
 
@@ -11,11 +22,14 @@ from ..broker.requests import Verdict
 from ..errors import InvalidArgument, text_of
 from ..options import DEFAULT_PARTITION
 from ..session.encoding import encode
+from ..session.messages import Delivery
 from ..validate import Duration, Time
 from .context import Context
+from .limits import Limit
 from .processor import TASK_HEADER
+from .results import Progress, Result, ask, result_of
 from .schema import InvalidBody
-from .sending import Push
+from .sending import Push, current
 from .status import ACK, Retry, Status
 
 if TYPE_CHECKING:
@@ -46,11 +60,39 @@ class Handle(Generic[R]):
         """The id of the message."""
         return self.push.message_id
 
+    @property
+    def duplicate(self) -> bool:
+        """Whether it was not pushed, because the same unique task waits or runs."""
+        return self.push.duplicate
+
     def result(self, timeout: Duration | None = None) -> R:
-        """Wait for the result of the task; results must be turned on for the worker."""
-        if self._worker.results is None:
-            raise InvalidArgument("results are off; add them to the worker to read them")
-        return self._worker.results.result(self, timeout)  # type: ignore[no-any-return]
+        """Wait for what the task returns; the task must have `result=True`.
+
+        Raises ResultFailed if it was given up, ResultTimeout if there is no result in time.
+        """
+        return cast(R, self._result().result(timeout))
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a result, or the task was given up."""
+        return self._result().ready
+
+    def progress(self) -> Progress | None:
+        """How far the task is; None if it has recorded nothing."""
+        return self._result().progress()
+
+    def _result(self) -> Result:
+        if self.duplicate:
+            raise InvalidArgument(
+                f"{self.push.task} was not pushed, because the same one waits or runs; the handle "
+                "of that push has the result"
+            )
+        if self.id is None and current() is not None:
+            raise InvalidArgument(
+                f"{self.push.task} is pushed with the acknowledgement of this message, so there is "
+                "nothing to wait for here"
+            )
+        return result_of(self._worker.session, self.push.headers)
 
 
 class Task(Generic[P, R]):
@@ -75,6 +117,9 @@ class Task(Generic[P, R]):
         time_limit: float | None,
         soft_time_limit: float | None,
         priority: int,
+        limit: Limit | None,
+        keep: float | None,
+        unique: bool | str | Callable[..., object],
         options: dict[str, Any],
     ) -> None:
         self._worker = worker
@@ -87,7 +132,10 @@ class Task(Generic[P, R]):
         self.time_limit = time_limit
         self.soft_time_limit = soft_time_limit
         self.priority = validate.priority(priority)
-        self.options = options  # of extensions: limits, results
+        self.limit = limit
+        self.options = options  # of extensions that were added
+        self._keep = keep  # seconds to keep results
+        self._unique = unique
         self._arguments = Arguments(function, self.name)
         self._on_last_attempt: Callable[[Context, BaseException], Any] | None = None
         self.__doc__ = function.__doc__
@@ -129,15 +177,43 @@ class Task(Generic[P, R]):
         """
 
         def push(*args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-            body = self._arguments.encode(args, kwargs)
-            made = Push(
-                self.queue, body, partition, self.priority if priority is None else priority,
-                delay, at, key, {**(headers or {}), TASK_HEADER: self.name}, self.name,
-            )  # fmt: skip
+            made = self.make_push(args, kwargs, key=key, headers=headers)
+            made.partition, made.delay, made.at = partition, delay, at
+            if priority is not None:
+                made.priority = priority
             self._worker.send(made)
             return Handle(self._worker, made)
 
         return push
+
+    def make_push(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Push:
+        """The push of a call, which is not sent yet; raises if the arguments do not fit."""
+        body = self._arguments.encode(args, kwargs)
+        given = {**(headers or {}), TASK_HEADER: self.name}
+        if self._keep is not None:
+            repeat = None if key is None else f"{self.queue}/{key}"
+            given.update(ask(self._keep, repeat).header)
+        return Push(
+            self.queue, body, priority=self.priority, key=key, headers=given, task=self.name,
+            unique=self._unique_key(body, args, kwargs),
+        )  # fmt: skip
+
+    def _unique_key(
+        self, body: msgspec.Raw, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        if self._unique is False:
+            return None
+        if self._unique is True:
+            return f"{self.name}:{hashlib.blake2b(body, digest_size=12).hexdigest()}"
+        chosen = self._unique(*args, **kwargs) if callable(self._unique) else self._unique
+        return f"{self.name}:{chosen}"
 
     def on_last_attempt(
         self, hook: Callable[[Context, BaseException], Any]
@@ -155,6 +231,10 @@ class Task(Generic[P, R]):
         """Decode and validate the arguments, and run the function."""
         args, kwargs = self._arguments.decode(context.message.raw)
         return self.function(*args, **kwargs)
+
+    def arguments_of(self, message: Delivery) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments of a call; raises InvalidBody."""
+        return self._arguments.decode(message.raw)
 
     def status_of(self, result: Any) -> Status:
         """A task that returns is done; it may also return a status."""

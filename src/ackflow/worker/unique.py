@@ -11,19 +11,17 @@ The key of a worker that was killed is free when its lease is over, so no key is
 is delivered again; if another one has the key by then, it waits until that one is settled.
 """
 
-import logging
 import secrets
 from typing import Any
 from urllib.parse import quote
 
 from .. import validate
-from ..errors import AckflowError, InvalidArgument, TransactionFailed
+from ..errors import InvalidArgument, TransactionFailed
 from ..session.messages import Delivery, Receipt
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration
 
-log = logging.getLogger("ackflow.worker")
 PREFIX = "unique/"
 HEADER = "ackflow-unique"
 MOST_KEY = 200
@@ -45,17 +43,28 @@ class Unique:
 
         `options` are those of `t.push`.
         """
-        name, id = _name(key), secrets.token_hex(8)
-        headers = {**(options.pop("headers", None) or {}), HEADER: f"{id} {key}"}
         t = self._session.transaction()
-        t.put(name, id, expect=0, ttl=self._ttl)
-        t.push(queue, data, headers=headers, **options)
+        header = self.claim(t, key)
+        if header is None:
+            return None
+        t.push(queue, data, headers={**(options.pop("headers", None) or {}), **header}, **options)
         try:
             return t.commit().receipts[0]
         except TransactionFailed as error:
             if error.details.get("code") != "version_conflict":
                 raise
             return None
+
+    def claim(self, t: Operations, key: str) -> dict[str, str] | None:
+        """Add the key to a transaction; returns the header of its message, None if it is taken.
+
+        If another transaction takes the key first, this one fails with a version conflict.
+        """
+        name, id = _name(key), secrets.token_hex(8)
+        if t.puts(name) or self._session.value(name) is not None:
+            return None
+        t.put(name, id, expect=0, ttl=self._ttl)
+        return {HEADER: f"{id} {key}"}
 
     def start(self, message: Delivery) -> bool:
         """Bind the key of a message to its lease, before it is processed.
@@ -91,39 +100,6 @@ class Unique:
             t.put(name, id, ttl=self._ttl)
         else:
             t.delete(name)
-
-
-class UniqueHooks:
-    """Unique keys as a part of a worker."""
-
-    def __init__(self, ttl: Duration = DAY) -> None:
-        self._ttl = ttl
-        self._unique: Unique | None = None
-
-    def pre_received(self, context: Any) -> None:
-        """Bind the key to the lease; put the message off while another one has the key."""
-        if HEADER not in context.message.headers:
-            return
-        if self._unique is None:
-            self._unique = Unique(context.session.outside, self._ttl)
-        try:
-            started = self._unique.start(context.message)
-        except AckflowError as error:  # without its key the message must not run
-            log.error("the key of %s could not be taken: %s", context.message, error)
-            started = False
-        if started:
-            context.notes[self] = True
-        else:
-            context.release(TAKEN_SECONDS)
-
-    def before_settle(self, context: Any) -> None:
-        """Free the key, unless the message is tried again."""
-        if self._unique is None or not context.notes.get(self):
-            return
-        status = getattr(context.status, "name", None)
-        failed = context.exception is not None and status not in ("ACK", "REJECT")
-        again = status == "REQUEUE" or (failed and not context.last_attempt)
-        self._unique.end(context.session.operations, context.message, again=again)
 
 
 def _name(key: str) -> str:

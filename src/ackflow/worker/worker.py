@@ -1,42 +1,40 @@
 """The worker: processors and tasks on a database or server, and how they are run."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any
 
 from .. import validate
 from ..clock import Clock
 from ..errors import GroupNotFound, InvalidArgument, QueueNotFound
-from ..options import DEFAULT_PARTITION, QUEUE_MODE, Ordering
+from ..options import DEFAULT_PARTITION
 from ..session.connect import connect
 from ..session.encoding import Item
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration, Time
 from .consumer import Consumer, Counts
-from .context import RunState
+from .context import Context, RunState
+from .declarations import Declarations
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
 from .extensions.logs import ProcessedLog
 from .extensions.redelivery import DELAY_SECONDS, RedeliveryDelay
 from .extensions.signals import Signals
 from .extensions.validation import BodyValidation
-from .hooks import HOOKS, Extension, Hooks
-from .processor import LEASE_SECONDS, Binding, Job, Processor, wrap
+from .hooks import Extension, Hooks
+from .processor import LEASE_SECONDS, Binding
+from .schedules import Schedules
 from .sending import Push, current
-from .tasks import BACKOFF, Task
 
-T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
-Part = TypeVar("Part")
-DEFAULT_QUEUE = "default"
+log = logging.getLogger("ackflow.worker")
 Queues = str | Sequence[str] | Mapping[str, int]
 
 
-class Worker:
+class Worker(Declarations):
     """Processors and tasks, and the database or server whose queues they serve.
 
     `url` is what `ackflow.connect` takes, or a session. The connection is made on first use, in the
@@ -55,174 +53,19 @@ class Worker:
         queue_sets: Mapping[str, Queues] | None = None,
         **connection: Any,
     ) -> None:
+        super().__init__(validate.positive(lease_seconds, "lease_seconds"))
         self.url = url
-        self.results: Any = None  # set by an extension that keeps results
         self._connection = connection
         self._redelivery_delay = validate.seconds(redelivery_delay, "redelivery_delay")
-        self._lease_seconds = validate.positive(lease_seconds, "lease_seconds")
         self.queue_sets = dict(queue_sets or {})
         self._session = url if isinstance(url, Session) else None
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._bindings: dict[tuple[str, str], Binding] = {}
-        self._parts: list[Any] = []
-        self._hooks: Hooks | None = None
         self._consumer: Consumer | None = None
 
     def __repr__(self) -> str:
         queues = ", ".join(binding.label for binding in self._bindings.values())
         return f"<Worker of {queues or 'no queues'}>"
-
-    # declaring
-
-    def processor(
-        self,
-        queue: str,
-        *,
-        group: str = QUEUE_MODE,
-        name: str | None = None,
-        schema: Any = None,
-        weight: int = 1,
-        max_deliver: int | None = None,
-        ordering: Ordering | None = None,
-        lease_seconds: Duration | None = None,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-    ) -> Callable[[T], T]:
-        """Register a function, or a class with `process`, that returns ACK, REJECT or REQUEUE.
-
-        It takes the message and a `ProcessorSession`, and optionally the body: a parameter whose
-        type is a msgspec Struct or a dataclass. With `group`, several processors of one queue each
-        get every message. `max_deliver` makes a message a dead letter after so many deliveries.
-        With `ordering="ordered"` the messages of a partition are processed one after the other.
-        """
-        return self._register(
-            Processor, queue, group, name, schema, weight, max_deliver, ordering, lease_seconds,
-            time_limit, soft_time_limit,
-        )  # fmt: skip
-
-    def job(
-        self,
-        queue: str,
-        *,
-        group: str = QUEUE_MODE,
-        name: str | None = None,
-        schema: Any = None,
-        weight: int = 1,
-        max_deliver: int | None = None,
-        ordering: Ordering | None = None,
-        lease_seconds: Duration | None = None,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-    ) -> Callable[[T], T]:
-        """Register a callable that returns True for ACK and False for REJECT."""
-        return self._register(
-            Job, queue, group, name, schema, weight, max_deliver, ordering, lease_seconds,
-            time_limit, soft_time_limit,
-        )  # fmt: skip
-
-    def _register(
-        self, kind: type[Processor], queue: str, group: str, name: str | None, schema: Any,
-        weight: int, max_deliver: int | None, ordering: Ordering | None,
-        lease_seconds: Duration | None, time_limit: Duration | None, soft_time_limit: Duration | None,
-    ) -> Callable[[T], T]:  # fmt: skip
-        limits = _limits(time_limit, soft_time_limit)
-
-        def register(target: T) -> T:
-            made = wrap(
-                target, kind, name=name, schema=schema, time_limit=limits[0],
-                soft_time_limit=limits[1],
-            )  # fmt: skip
-            binding = self._binding(queue, group, lease_seconds)
-            if binding.processor is not None or binding.tasks:
-                other = binding.handlers()[0].name
-                raise InvalidArgument(
-                    f"queue {queue} is taken by {other}; give {made.name} a group of its own, and "
-                    "each gets every message"
-                )
-            binding.processor = made
-            binding.weight = validate.integer(weight, "weight", 1, 1_000_000)
-            if max_deliver is not None:
-                binding.max_deliver = validate.integer(max_deliver, "max_deliver", 1, 1 << 31)
-            if ordering is not None:
-                binding.ordering = validate.one_of(ordering, "ordering", get_args(Ordering))
-            return target
-
-        return register
-
-    def task(
-        self,
-        queue: str = DEFAULT_QUEUE,
-        *,
-        name: str | None = None,
-        group: str = QUEUE_MODE,
-        retries: int | None = 5,
-        backoff: Sequence[Duration] = BACKOFF,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-        priority: int = 0,
-        **options: Any,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]:
-        """Make a task of a function: `send_mail.push(...)` has the signature of the function.
-
-        A task that raises is tried again up to `retries` times (None: for ever), each time after
-        the next pause of `backoff`; then its message becomes a dead letter. `options` are those of
-        the worker's extensions.
-        """
-        limits = _limits(time_limit, soft_time_limit)
-        if retries is not None:
-            validate.integer(retries, "retries", 0, 1_000_000)
-
-        def register(function: Callable[P, R]) -> Task[P, R]:
-            label = name or getattr(function, "__qualname__", "").replace("<locals>.", "")
-            made = Task(
-                self, function, name=label, queue=queue, group=group, retries=retries,
-                backoff=backoff, time_limit=limits[0], soft_time_limit=limits[1],
-                priority=priority, options=options,
-            )  # fmt: skip
-            binding = self._binding(queue, group, None)
-            if binding.processor is not None:
-                raise InvalidArgument(
-                    f"queue {queue} is taken by the processor {binding.processor.name}; a task "
-                    "needs another queue"
-                )
-            if made.name in binding.tasks:
-                raise InvalidArgument(
-                    f"queue {queue} has a task {made.name}; give one of them a name"
-                )
-            binding.tasks[made.name] = made
-            return made
-
-        return register
-
-    def add(self, part: Part) -> Part:
-        """Add an extension or middleware; the first added is called first.
-
-        Any object with methods of these names will do.
-        """
-        if not any(callable(getattr(type(part), name, None)) for name in HOOKS):
-            raise InvalidArgument(
-                f"{part!r} is no extension or middleware: it has none of the hooks"
-            )
-        self._parts.append(part)
-        self._hooks = None
-        if hasattr(part, "attached"):
-            part.attached(self)
-        return part
-
-    def _binding(self, queue: str, group: str, lease_seconds: Duration | None) -> Binding:
-        key = validate.name(queue, "queue"), validate.name(group, "group")
-        seconds = validate.positive_or_none(lease_seconds, "lease_seconds")
-        if key not in self._bindings:
-            self._bindings[key] = Binding(queue, group, lease_seconds=self._lease_seconds)
-        if seconds is not None:
-            self._bindings[key].lease_seconds = seconds
-        return self._bindings[key]
-
-    @property
-    def bindings(self) -> list[Binding]:
-        """The queues of the worker and their handlers, in the order of their declaration."""
-        return list(self._bindings.values())
 
     # sending
 
@@ -257,6 +100,13 @@ class Worker:
 
         return restore
 
+    def current(self) -> Context:
+        """The context of the message that is being processed here; raises outside a handler."""
+        context = current()
+        if context is None or context.worker is not self:
+            raise InvalidArgument("no message of this worker is being processed here")
+        return context
+
     @property
     def clock(self) -> Clock:
         """The clock of the session."""
@@ -272,13 +122,18 @@ class Worker:
         delay: Duration | None = None,
         at: Time | None = None,
         key: str | None = None,
+        unique: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> str | None:
         """Push a message for a processor; returns its id.
 
-        Inside a processor, the push goes out with the acknowledgement and the id is not known yet.
+        A repeat with the same `key` adds nothing. While a message with the same `unique` waits or
+        runs, nothing is pushed, and None is returned. Inside a processor, the push goes out with the
+        acknowledgement and the id is not known yet.
         """
-        push = Push(queue, data, partition, priority, delay, at, key, dict(headers or {}))
+        push = Push(
+            queue, data, partition, priority, delay, at, key, dict(headers or {}), unique=unique
+        )
         self.send(push)
         return push.message_id
 
@@ -290,7 +145,7 @@ class Worker:
             return
         gathered = _batch.get()
         self.hooks.before_push(push)
-        if gathered is not None and push.key is None:
+        if gathered is not None and push.key is None and push.unique is None:
             gathered.append((self, push))
         else:
             push.through(self.session)
@@ -299,7 +154,7 @@ class Worker:
     def add_to(self, push: Push, operations: Operations) -> None:
         """Add a push to a transaction, through the middleware."""
         self.hooks.before_push(push)
-        push.into(operations)
+        push.into(operations, self.session)
         self.hooks.call("after_push", push)
 
     @contextmanager
@@ -367,11 +222,16 @@ class Worker:
             self.session, bindings, state, Hooks([Signals(), *self.parts(), *limits]), mode=mode,
             concurrency=concurrency, prefetch=prefetch, keep_going=keep_going,
         )  # fmt: skip
+        schedules = self.schedules()
+        for line in schedules.describe():
+            log.info("%s", line)
         self._consumer = consumer
         try:
+            schedules.start()
             return consumer.run()
         finally:
             self._consumer = None
+            schedules.stop()
 
     def stop(self, reason: str = "stopped") -> None:
         """Stop `run`, from any thread: what is being processed is finished first."""
@@ -392,17 +252,14 @@ class Worker:
         self.stop()
         self.close()
 
-    @property
-    def hooks(self) -> Hooks:
-        """The hooks of what was added."""
-        if self._hooks is None:
-            self._hooks = Hooks(self._parts)
-        return self._hooks
-
     def parts(self) -> list[Any]:
         """The built-in extensions and what was added, in the order in which they are called."""
         delay = RedeliveryDelay(self._redelivery_delay)
-        return [delay, BodyValidation(), *self._parts, ProcessedLog()]
+        return [delay, BodyValidation(), *self.added(), ProcessedLog()]
+
+    def schedules(self) -> Schedules:
+        """The schedules of the worker, on its session."""
+        return Schedules(self.session, self.declared_schedules)
 
     def select(self, queues: Queues | None, queue_set: str | None = None) -> list[Binding]:
         """The bindings of some queues, or of a named set; without either, all."""
@@ -436,7 +293,7 @@ class Worker:
         A new group has no limits of its own: what becomes of a failure is decided by the status, or
         by the task. The options of an existing group stay, except those that a processor names.
         """
-        known = {name for part in self._parts for name in getattr(part, "options", ())}
+        known = {name for part in self.added() for name in getattr(part, "options", ())}
         for binding in bindings:
             for task in binding.tasks.values():
                 if unknown := sorted(set(task.options) - known):
@@ -469,16 +326,6 @@ def _item(push: Push) -> Item:
         data=push.data, partition=push.partition, priority=push.priority, delay=push.delay,
         at=push.at, headers=push.headers or None,
     )  # fmt: skip
-
-
-def _limits(hard: Duration | None, soft: Duration | None) -> tuple[float | None, float | None]:
-    limits = (
-        validate.positive_or_none(hard, "time_limit"),
-        validate.positive_or_none(soft, "soft_time_limit"),
-    )
-    if limits[0] is not None and limits[1] is not None and limits[1] >= limits[0]:
-        raise InvalidArgument("soft_time_limit must be less than time_limit")
-    return limits
 
 
 def weights_of(queues: Queues) -> dict[str, int | None]:
