@@ -61,7 +61,7 @@ def _repeats_semantics(item: pytest.Item) -> bool:
 @pytest.fixture(autouse=True)
 def _log_records_propagate() -> None:
     """Undo the logging configuration of an earlier test, so that caplog sees every record."""
-    for name in ("ackflow", "ackflow.server", "ackflow.dead"):
+    for name in ("ackflow", "ackflow.server", "ackflow.dead", "ackflow.worker"):
         logger = logging.getLogger(name)
         logger.propagate, logger.disabled = True, False
         logger.setLevel(logging.NOTSET)

@@ -100,6 +100,7 @@ def pass_over(
     raise LeaseLost for them; with `leased` False, leased messages are left alone. Returns how many
     messages were passed.
     """
+    tx.group_by_id(cursor.group_id)  # claims of a group with max_ack_pending are counted
     ended: dict[int, LostRanges] = {}
     over: ranges.Ranges = []
     passed = 0
