@@ -33,7 +33,11 @@ ARGUMENTS = {
     "dlq show": "q 1", "dlq redrive": "q --all", "dlq purge": "q --all", "seek": "q g end",
     "configure": "q retry_limit=1", "backup": "copy.db", "jobs show": "x", "jobs interrupt": "x",
 }  # fmt: skip
-LOCAL = {"serve", "version", "completion"}  # these and `context`, `token`, `pipeline` name no URL
+LOCAL = {
+    "serve",
+    "version",
+    "completion",
+}  # these and `context`, `token`, `keys`, `pipeline` name no URL
 
 
 def commands(group: Any = None, name: str = "") -> Iterator[str]:
@@ -50,7 +54,7 @@ def everywhere() -> list[str]:
     return [
         c
         for c in commands()
-        if c not in LOCAL and c.split()[0] not in ("context", "token", "pipeline")
+        if c not in LOCAL and c.split()[0] not in ("context", "token", "keys", "pipeline")
     ]
 
 

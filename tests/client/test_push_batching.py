@@ -87,7 +87,7 @@ def test_a_push_that_is_alone_or_large_goes_alone(on_wire: Callable[[Work], None
 def test_pushes_that_are_too_much_for_one_request_go_in_several(
     running: Running, on_wire: Callable[[Work], None]
 ) -> None:
-    running.app.limits = Limits(running.app.limits.body_bytes, batch=300)
+    running.app.limits = Limits(body_bytes=running.app.limits.body_bytes, batch=300)
 
     async def work(q: aio.Session, wire: Wire) -> None:
         some = list(range(1000, 1300))

@@ -245,13 +245,14 @@ def test_the_module_sqlite3_works_in_a_process_without_a_session(q: Session, pat
 def test_the_module_sqlite3_is_refused_beside_a_session_of_this_process(tmp_path: Path) -> None:
     """Not on a file in use: opening it with a second copy of SQLite is what must not be done."""
     script = """
-import sqlite3, sys, ackflow
+import os, sqlite3, sys, ackflow
 q = ackflow.connect(sys.argv[1])
 db = sqlite3.connect(sys.argv[1])
 try:
     ackflow.within(db).push("orders", 1)
 except ackflow.errors.InvalidArgument as error:
-    print(error)
+    print(error, flush=True)
+os._exit(0)  # closing the second copy can crash the first, which is why it is refused
 """
     ran = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "a.db")], check=True, capture_output=True,

@@ -197,7 +197,11 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         limits=Limits(
-            _bytes(max_body), max_batch, max_waiting, max_connections, read_seconds=read_timeout
+            body_bytes=_bytes(max_body),
+            batch=max_batch,
+            waiting_pops=max_waiting,
+            connections=max_connections,
+            read_seconds=read_timeout,
         ),
         request_log=LogSettings(slow, access_log),
         cors_origins=cors_origin or [],

@@ -8,7 +8,7 @@ from ..options import MAX_BATCH
 MAX_HEAD_BYTES = 64 * 1024
 
 
-class Limits(Struct, frozen=True):
+class Limits(Struct, frozen=True, kw_only=True):
     """The most that the server accepts of one client, and of all together.
 
     `in_transit_bytes` limits the bodies that are partly received and the responses that are partly

@@ -67,9 +67,11 @@ class Every(Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The interval in words."""
         return f"every {self.seconds:g}s"
 
     def after(self, time: datetime) -> Iterator[datetime]:
+        """Yield the ticks after a time."""
         step = round(self.seconds * SECOND)
         number = _micros(time) // step
         while True:
@@ -85,9 +87,11 @@ class Cron(Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The expression and its time zone."""
         return f"cron {self.expression} {self.tz}"
 
     def after(self, time: datetime) -> Iterator[datetime]:
+        """Yield the ticks after a time."""
         return iter(_cronsim()(self.expression, time.astimezone(ZoneInfo(self.tz))))
 
 
