@@ -246,7 +246,7 @@ def test_the_module_sqlite3_is_refused_beside_a_session_of_this_process(tmp_path
     """Not on a file in use: opening it with a second copy of SQLite is what must not be done."""
     script = """
 import os, sqlite3, sys, ackflow
-q = ackflow.connect(sys.argv[1])
+q = ackflow.connect(sys.argv[1], upkeep=False)
 db = sqlite3.connect(sys.argv[1])
 try:
     ackflow.within(db).push("orders", 1)

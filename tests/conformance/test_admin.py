@@ -593,12 +593,3 @@ def test_a_pop_that_ends_at_a_deleted_message_leaves_none_out(q: Session) -> Non
             q.delete_message("orders", ids[0])
     assert data(q.pop("orders", group="g", batch=7)) == [0, 1, 2, 3, 4, 5, 7]
     assert data(q.pop("orders", group="g", batch=99)) == [8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
-
-
-def test_a_purge_makes_room_in_the_window_of_a_group(q: Session) -> None:
-    q.group("orders", "g", max_ack_pending=1)
-    q.push("orders", [1, 2])
-    assert len(q.pop("orders", group="g", batch=2)) == 1
-    q.purge("orders")
-    q.push("orders", [3])
-    assert [message.data for message in q.pop("orders", group="g")] == [3]

@@ -12,3 +12,12 @@ def test_leases_beyond_a_slice_are_settled_in_the_order_given(q: Session, monkey
     settled = q.ack(held)
     assert (settled.settled, settled.noop) == (9, 1)
     assert q.queue_stats("orders").groups[0].counts.done == 10
+
+
+def test_a_purge_makes_room_in_the_window_of_a_group(q: Session) -> None:
+    q.group("orders", "g", max_ack_pending=1)
+    q.push("orders", [1, 2])
+    assert len(q.pop("orders", group="g", batch=2)) == 1
+    q.purge("orders")
+    q.push("orders", [3])
+    assert [message.data for message in q.pop("orders", group="g")] == [3]

@@ -112,7 +112,7 @@ def test_few_large_messages_are_popped_ahead(q: Session, worker: Worker) -> None
     for _ in range(6):
         q.push("a", ["x" * 2_000_000] * 10)
     worker.run(message_limit=60)
-    assert most[0] <= 10  # 16 MiB, and those that are being processed or settled
+    assert most[0] <= 20  # of 60: 16 MiB, and acks of others that are still gathered
 
 
 def test_a_stop_finishes_what_runs_and_returns_the_rest_uncounted(
