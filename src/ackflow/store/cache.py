@@ -1,14 +1,19 @@
 """Records that the writer keeps between transactions.
 
 The cache is cleared when another process has written to the database and when a transaction is
-rolled back. Therefore a verb may change a cached record before its transaction has committed.
+rolled back. Therefore a verb may change a cached record before its transaction has committed. A
+store with a version for each queue clears only the records of the queue that was changed.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
+
+from msgspec import Struct
 
 from ..ids import GroupId, LaneId, LeaseId, PartitionId, QueueId
 from .records import (
     DUE,
+    WAITING,
     Binding,
     Body,
     Claim,
@@ -27,9 +32,35 @@ from .records import (
 MAX_CURSORS = 50_000
 MAX_LEASES = 1_000
 MAX_SEEN = 10_000
+MAX_SORTED_OUT = 5_000  # with more records, all of them are cleared instead of those of one queue
 SEGMENTS_KEPT = 4
+MAX_AHEAD = 256
+WHOLE_GROUP = PartitionId(0)  # the key of a count over all partitions
 MAX_BODY_BYTES = 8 * 1024 * 1024
 BODY_COST = 800  # bytes of memory that a body takes in addition to its payloads
+
+
+class WorkAhead(Struct, array_like=True):
+    """The next lanes of a group with work, as (priority, served, lane), in the order of service.
+
+    Lanes after `end` are missing; without it none is. Entries of lanes that have changed since are
+    outdated. `step` is how many were read at once.
+    """
+
+    lanes: list[tuple[int, int, LaneId]]
+    end: tuple[int, int, LaneId] | None
+    step: int
+
+    def add(self, key: tuple[int, int, LaneId]) -> None:
+        """Add a lane that has work now, if its place is among the known ones."""
+        if self.end is not None and key > self.end:
+            return
+        at = bisect_left(self.lanes, key)
+        if self.lanes[at : at + 1] != [key]:
+            self.lanes.insert(at, key)
+            if len(self.lanes) > MAX_AHEAD:
+                del self.lanes[MAX_AHEAD // 2 :]
+                self.end = self.lanes[-1]
 
 
 class Cache:
@@ -50,7 +81,12 @@ class Cache:
         # used group is last. Code that changes a cursor without `Cursors` must remove the entry.
         self.work_from: dict[GroupId, tuple[int, int]] = {}
         self.alone: dict[GroupId, LaneId] = {}  # by group, its lane with work, if there is just one
+        self.work_ahead: dict[GroupId, WorkAhead] = {}
+        self.lanes_in: dict[PartitionId, list[LaneId]] = {}
         self.nothing_due: set[tuple[LaneId, GroupId]] = set()  # (lane, group) without a due claim
+        self.nothing_returned: set[tuple[LaneId, GroupId]] = set()  # without one that waits again
+        # How many leased claims a group has in a partition, counted from when it had none.
+        self.leased: dict[tuple[GroupId, PartitionId], int] = {}
         # By lane and group, a sequence and how many messages are removed from it on.
         self.gone_after: dict[LaneId, dict[GroupId, tuple[int, int]]] = {}
         # By queue, groups that do not yet have a cursor for every lane.
@@ -87,7 +123,11 @@ class Cache:
         self.next_times.clear()
         self.work_from.clear()
         self.alone.clear()
+        self.work_ahead.clear()
+        self.lanes_in.clear()
         self.nothing_due.clear()
+        self.nothing_returned.clear()
+        self.leased.clear()
         self.gone_after.clear()
         self.making.clear()
         self.room.clear()
@@ -104,6 +144,47 @@ class Cache:
         self._bodies.clear()
         self._bytes = 0
 
+    def clear_queue(self, queue: QueueId) -> None:
+        """Clear what another process may have changed in a queue; the rest remains.
+
+        Records of queues and groups remain, and names of partitions: a transaction that changes
+        those changes the version of the whole schema.
+        """
+        if len(self.cursors) + len(self.lanes) + len(self.nothing_due) > MAX_SORTED_OUT:
+            self.clear()
+            return
+        lanes, groups = self.lanes, self.groups
+        ours = {lane.id for lane in lanes.values() if lane.queue != queue}
+        our_groups = {group.id for group in groups.values() if group.queue != queue}
+        for pair in [pair for pair in self.cursors if pair[0] not in ours]:
+            del self.cursors[pair]
+        self.nothing_due = {pair for pair in self.nothing_due if pair[0] in ours}
+        self.nothing_returned = {pair for pair in self.nothing_returned if pair[0] in ours}
+        our_partitions = {lane.partition for lane in lanes.values() if lane.queue != queue}
+        for partition in [one for one in self.lanes_in if one not in our_partitions]:
+            del self.lanes_in[partition]
+        for key in [key for key in self.leased if key[0] not in our_groups]:
+            del self.leased[key]
+        for by_lane in (self.segments, self.gone_after, self.expiring):
+            for lane in [lane for lane in by_lane if lane not in ours]:
+                del by_lane[lane]
+        for by_group in (
+            self.next_times, self.work_from, self.alone, self.work_ahead, self.in_window,
+        ):  # fmt: skip
+            for group_id in [group_id for group_id in by_group if group_id not in our_groups]:
+                del by_group[group_id]
+        self.room_known &= our_groups
+        for lease, _ in [
+            kept for kept in self.leases.values() if kept[0].group_id not in our_groups
+        ]:
+            self.forget_lease(lease.id)
+        for place in [place for place, lane in lanes.items() if lane.queue == queue]:
+            del lanes[place]
+        self.room.pop(queue, None)
+        self.making.pop(queue, None)
+        if self.sweeps and queue in self.sweeps:
+            self.sweeps = None
+
     def forget_exchanges(self) -> None:
         self.exchanges.clear()
         self.bindings.clear()
@@ -115,6 +196,9 @@ class Cache:
 
     def keep_lane(self, lane: Lane) -> None:
         self.lanes[lane.id] = self.lanes[lane.partition, lane.priority] = lane
+        known = self.lanes_in.get(lane.partition)
+        if known is not None and lane.id not in known:
+            known.append(lane.id)
         self.crowded = self.crowded or len(self.lanes) > 2 * MAX_CURSORS
 
     def shrink(self) -> None:
@@ -122,7 +206,10 @@ class Cache:
         self.crowded = False
         self.cursors.clear()
         self.segments.clear()
+        self.lanes_in.clear()
         self.nothing_due.clear()
+        self.nothing_returned.clear()
+        self.leased.clear()
         self.gone_after.clear()
         self.lanes.clear()
         self.partitions.clear()
@@ -157,8 +244,11 @@ class Cache:
         """Update the cached times and due claims when a claim is written."""
         if claim.state == DUE:
             self.nothing_due.discard((claim.lane, claim.group_id))
-        elif claim.at is not None and claim.at < self.next_times.get(claim.group_id, 0):
-            self.next_times[claim.group_id] = claim.at
+        elif claim.at is not None:
+            if claim.state == WAITING and claim.returned:
+                self.nothing_returned.discard((claim.lane, claim.group_id))
+            if claim.at < self.next_times.get(claim.group_id, 0):
+                self.next_times[claim.group_id] = claim.at
 
     def keep_lease(self, lease: Lease, claims: list[Claim]) -> None:
         """Cache a live lease with its claims, exactly as they are stored."""

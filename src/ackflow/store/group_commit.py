@@ -47,8 +47,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from msgspec import Struct
-
 from ..errors import (
     AckflowError,
     OutcomeUnknown,
@@ -57,38 +55,14 @@ from ..errors import (
     StorageBusy,
     StorageFailed,
 )
-from .protocol import CommitObserver, TransactionalStore
+from .job import UNASKED, Job, Verb, fences_of
+from .protocol import EVERYTHING, CommitLost, CommitObserver, Reach, TransactionalStore, WiderReach
 from .tx import Tx
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
 MAX_SPLITS = 4  # how often a group is run again without the jobs that failed it
 STORE_ERRORS = (OutcomeUnknown, StorageAway, StorageBusy)  # not caused by a verb of the group
 log = logging.getLogger("ackflow")
-Verb = Callable[..., Any]  # called with the transaction and the job's arguments
-
-
-class Job(Struct, eq=False):
-    """One verb on its way through the writer, and its answer; see the diagram above."""
-
-    verb: Verb
-    args: tuple[Any, ...]
-    synced: bool  # it must be on disk before it is answered
-    merge: Any = None
-    on_answer: "Callable[[Job], None] | None" = None  # called with the answer if no thread waits
-    done: bool = False
-    leading: bool = False
-    abandoned: bool = False  # its thread was interrupted and does not wait any more
-    led_by_helper: bool = False  # its own thread must not lead, or it has none
-    sync_batch: "list[Job] | None" = None  # the jobs its own thread has to sync, itself included
-    sync_number: int = 0  # others' commits up to this number must be on disk before the answer
-    wakeup: "threading.Lock | None" = None  # held while its thread waits for another one
-    answer: Any = None
-    error: BaseException | None = None
-
-    @property
-    def awaits_sync(self) -> bool:
-        """Whether it succeeded and must be on disk before it is answered."""
-        return self.synced and self.error is None
 
 
 class Writer:
@@ -99,8 +73,11 @@ class Writer:
         store: TransactionalStore,
         run_merged: Callable[[Tx, Sequence[Any]], list[Any]],
         on_commit: Callable[[set[str]], None],
+        reach_of: "Callable[[Verb, tuple[Any, ...], Any], Reach | None] | None" = None,
     ) -> None:
+        """`reach_of`: what a job reads and changes, by its verb, arguments and `merge`."""
         self._store = store
+        self._reach_of = reach_of if store.by_queue else None
         self._run_merged_verbs = run_merged
         self._on_commit = on_commit
         self._mutex = threading.Lock()
@@ -225,7 +202,7 @@ class Writer:
         """Lead where nothing else is queued: the same as `_lead`, in fewer steps."""
         with self._commit_lock:
             try:
-                tx = self._store.transact(partial(self._run_verb, job), job.synced)
+                tx = self._transact([job], partial(self._run_only, job), job.synced)
                 self._notify_committed(tx, 1)
             except BaseException as error:
                 job.error = error
@@ -356,8 +333,11 @@ class Writer:
 
     def _sync(self, batch: list[Job]) -> None:
         """Fsync the commits, then answer the jobs that waited for it."""
+        lost = False
         try:
-            self._sync_store()
+            self._sync_store(batch[0].commit)
+        except CommitLost:
+            lost = True
         except AckflowError as error:
             for job in batch:
                 job.error = error
@@ -370,27 +350,52 @@ class Writer:
                     self._sync_lock.release()
                 if self._queue and not self._has_leader:
                     self._promote_next(None)
+            if not lost:
+                for job in batch:
+                    if job.sync_batch is None:
+                        self._deliver(job)
+        if lost:
             for job in batch:
-                if job.sync_batch is None:
-                    self._deliver(job)
+                self._repeat(job)
+
+    def _repeat(self, job: Job) -> None:
+        """Run a job again whose commit was lost before it was synced, and answer it."""
+        with self._commit_lock:
+            self._run_one_by_one([job])
+            waits = job.awaits_sync
+            if waits:
+                self._sync_lock.acquire()
+        if waits:
+            batch = [job]
+            with self._mutex:
+                self._begin_sync(batch)
+            self._sync(batch)
+        elif job.sync_batch is None:
+            self._deliver(job)
 
     def _sync_store(self, number: int = 0) -> None:
         assert self._store.sync is not None
         while True:
             try:
                 return self._store.sync(number)
-            except AckflowError:
+            except (AckflowError, CommitLost):
                 raise
             except BaseException as signal:  # the commit is done: sync it before raising this
                 self._store.interrupted = signal
 
     def _wait_until_synced(self, jobs: list[Job]) -> None:
         """Wait until the messages that jobs show are on disk, by the running sync or a new one."""
-        try:
-            self._sync_store(max(job.sync_number for job in jobs))
-        except AckflowError as error:
-            for job in jobs:
-                job.error = job.error or error
+        for job in sorted(jobs, key=lambda job: -max(job.sync_number, job.commit)):
+            while job.error is None and job.sync_number:
+                try:
+                    self._sync_store(max(job.sync_number, job.commit))
+                    break
+                except CommitLost:
+                    job.sync_number = 0
+                    with self._commit_lock:
+                        self._run_one_by_one([job])
+                except AckflowError as error:
+                    job.error = error
 
     # answering and withdrawing
 
@@ -455,8 +460,19 @@ class Writer:
             if not isinstance(error, Exception):
                 raise
         finally:
+            self._put_back(group)
             for job in group:
                 job.done = True
+
+    def _put_back(self, group: list[Job]) -> None:
+        """Queue the postponed jobs of a group again; the next leader begins with what they need."""
+        postponed = [job for job in group if job.postponed]
+        if postponed:
+            group[:] = [job for job in group if not job.postponed]
+            for job in postponed:
+                job.postponed, job.error = False, None
+            with self._mutex:
+                self._queue.extendleft(reversed(postponed))
 
     def _run_without_failing(self, group: list[Job]) -> None:
         """Run a group again after one of its jobs failed it: that job alone, the others together.
@@ -495,8 +511,31 @@ class Writer:
 
     def _commit(self, group: list[Job]) -> None:
         synced = any(job.synced for job in group)
-        tx = self._store.transact(partial(self._run_group, group), synced)
+        tx = self._transact(group, partial(self._run_group, group), synced)
         self._notify_committed(tx, len(group))
+
+    def _transact(self, jobs: list[Job], body: Callable[[Tx], None], synced: bool) -> Tx:
+        if self._reach_of is None:
+            return self._store.transact(body, synced)
+        for job in jobs:
+            if job.reach is UNASKED:
+                job.reach = self._reach_of(job.verb, job.args, job.merge)
+        while True:
+            try:
+                tx = self._store.transact(body, synced, [job.reach for job in jobs])
+                break
+            except WiderReach:
+                for job in self._running:
+                    job.reach = EVERYTHING
+        for job in jobs:
+            job.commit = tx.number
+        return tx
+
+    def _admitted(self, group: list[Job], tx: Tx) -> list[Job]:
+        """Return the jobs that may run in a transaction, those with the same reach together."""
+        for job in group:
+            job.postponed = not tx.admits(job.reach)
+        return sorted((job for job in group if not job.postponed), key=fences_of)
 
     def _notify_committed(self, tx: Tx, verbs: int) -> None:
         """Count and report a committed transaction; an error here does not undo it."""
@@ -511,21 +550,32 @@ class Writer:
             log.exception("a commit observer failed")
 
     def _run_group(self, group: list[Job], tx: Tx) -> None:
+        if self._reach_of is not None:
+            group = self._admitted(group, tx)
         index = 0
         while index < len(group):
             job = group[index]
             index += 1
+            self._running = [job]
             if job.merge is None:
-                self._running = [job]
-                self._run_verb(job, tx)
+                self._run_only(job, tx)
                 continue
+            tx.enter(job.reach)
             run = [job]
             while index < len(group) and group[index].merge is not None:
+                if fences_of(group[index]) != fences_of(job):
+                    break
                 run.append(group[index])
                 index += 1
             self._running = run
             self._run_merged(run, tx)
         self._running = []  # what fails from here on is the commit
+
+    def _run_only(self, job: Job, tx: Tx) -> None:
+        tx.collects = False
+        self._running = [job]
+        tx.enter(job.reach)
+        self._run_verb(job, tx)
 
     def _run_merged(self, jobs: list[Job], tx: Tx) -> None:
         answers = self._run_merged_verbs(tx, [job.merge for job in jobs])

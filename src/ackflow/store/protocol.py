@@ -3,11 +3,12 @@
 A new store implements `Store`; everything above it is written against these protocols alone.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..clock import Clock
-from ..ids import LaneId
+from ..ids import GroupId, LaneId
 
 if TYPE_CHECKING:
     from .counters import Tally
@@ -16,19 +17,56 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
+class Reach:
+    """What a verb reads and changes: queues, named or found by what belongs to them.
+
+    `values`: keyed values; `turn`: which broker runs upkeep. `fences` is the store's: what it locks
+    for these, or None where that is not known.
+    """
+
+    queues: Collection[str] = ()
+    leases: Collection[int] = ()
+    groups: Collection[GroupId] = ()
+    lanes: Collection[LaneId] = ()
+    values: bool = False
+    turn: bool = False
+    fences: frozenset[int] | None = field(default=None)
+
+
+EVERYTHING: Reach | None = None
+
+
+class WiderReach(Exception):
+    """A verb needs more than the reach with which its transaction began; nothing was committed."""
+
+
+class CommitLost(Exception):
+    """A commit that was not synced was lost by a crash of the server, and may be run again."""
+
+
 class TransactionalStore(Protocol):
     """A store as group commit uses it: it runs a body in one transaction, committed on return.
 
     `interrupted` is the exception that a signal handler raised after the commit. `sync` fsyncs all
     commits at least up to a number of the sync record. If it is None, `transact` returns only after
     a commit with `synced` is on disk.
+
+    A store that is `by_queue` locks only what is asked for: the first of `reaches` in any case, and
+    of the others what is free. The body runs the verbs that `Tx.admits`.
     """
 
     interrupted: BaseException | None
+    by_queue: bool
 
     @property
     def sync(self) -> Callable[[int], None] | None: ...
-    def transact(self, body: "Callable[[Tx], None]", synced: bool) -> "Tx": ...
+    def transact(
+        self,
+        body: "Callable[[Tx], None]",
+        synced: bool,
+        reaches: Sequence[Reach | None] = (EVERYTHING,),
+    ) -> "Tx": ...
 
 
 class Store(TransactionalStore, Protocol):

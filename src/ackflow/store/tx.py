@@ -17,10 +17,7 @@ from ..ids import BodyId, GroupId, LaneId, PartitionId, QueueId
 from ..options import GroupOptions, QueueOptions, is_plain, settings
 from ..ranges import Ranges
 from .cache import Cache
-from .claims import Claims
 from .encryption import STAGED, Place
-from .exchanges import ExchangeRows
-from .gone import GoneRows
 from .mapping import (
     Row,
     dead_columns,
@@ -32,7 +29,7 @@ from .mapping import (
     to_segment,
     unpack_body,
 )
-from .protocol import UnsyncedMessages
+from .protocol import Reach, UnsyncedMessages
 from .records import (
     Body,
     DeadRow,
@@ -47,7 +44,10 @@ from .records import (
     Stage,
     Sweep,
 )
-from .statements import Execute
+from .statements import Execute, WriteMany
+from .tables.claims import Claims
+from .tables.exchanges import ExchangeRows
+from .tables.gone import GoneRows
 
 NO_BODY = (None, None, None)
 FIRST_STEP, LAST_STEP = 4, 256
@@ -77,6 +77,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
     """
 
     sweeper: "Callable[[Tx, Lane, Sweep], None]" = staticmethod(_no_sweeper)
+    number = 0  # of the commit, in a store that numbers all of them
 
     def __init__(
         self,
@@ -92,8 +93,9 @@ class Tx(Claims, GoneRows, ExchangeRows):
         writes: bool,
         full: bool = False,
         record: UnsyncedMessages | None = None,
+        write_many: WriteMany | None = None,
     ) -> None:
-        super().__init__(execute, write, statements, insert, cache)
+        super().__init__(execute, write, statements, insert, cache, write_many)
         self._savepoint = savepoint
         self._writes = writes
         self._sweeping = False
@@ -108,16 +110,25 @@ class Tx(Claims, GoneRows, ExchangeRows):
         """Reset for the next transaction: a store may use one Tx for all of them."""
         self.now = now
         self.full = full
+        self.collects = True
+        self.loaded = 0  # bytes of payloads that were read
         self.sync_number = 0  # the WAL must be on disk up to this number before the answer
         if now + AHEAD < self.latest:
             self._went_back()
         if self.touched:
             self.touched = set()
-        if self._changed or self._counted:
+        if self.unwritten:
             self.forget()
         tally = self.tally
         if tally.acked or tally.died or tally.counts:
             tally.clear()
+
+    def admits(self, reach: Reach | None) -> bool:
+        """Return whether a verb with this reach may run in the transaction."""
+        return True
+
+    def enter(self, reach: Reach | None) -> None:
+        """Begin a verb with this reach, which the transaction admits."""
 
     def _went_back(self) -> None:
         """Store a mark: rows written while the clock was ahead have times in the future."""
@@ -427,6 +438,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
         found = self.cache.body(segment.lane, segment.first)
         if found is None:
             found = unpack_body(self._packed(segment), partial(self._place, segment))
+            self.loaded += len(found.data)
             self.cache.keep_body(segment.lane, segment.first, found)
         segment.small = None  # payloads are cached separately, within a limit
         self.cache.keep_segment(segment)
@@ -556,6 +568,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
         self.save_made(group, None if end is None else (end[0], end[1]))
         self.cache.alone.pop(group.id, None)
         self.cache.work_from.pop(group.id, None)
+        self.cache.work_ahead.pop(group.id, None)
 
     def save_made(self, group: Group, made: tuple[int, int] | None) -> None:
         group.made = made

@@ -6,7 +6,7 @@ next statement that returns rows, or by the commit at the latest.
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -16,17 +16,18 @@ from psycopg import RawCursor
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.generators import send
-from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+from psycopg.types.numeric import Int8, Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
 from ...errors import AckflowError, InvalidArgument
 from .. import migrate
 from ..mapping import Row
+from ..protocol import WiderReach
+from .capabilities import without
 
 CONNECT_SECONDS = 10
-# A broker that hangs in a transaction blocks all other brokers until its session is terminated: by
-# the server (idle_in_transaction_session_timeout), or by a broker whose lock_timeout has expired
-# (`end_hung`). Each broker tries twice to get the lock.
+# A broker that hangs in a transaction blocks others until its session is terminated: by the server
+# (idle_in_transaction_session_timeout), or by a broker whose lock_timeout has expired (`end_hung`). Each broker tries twice to get the lock.
 HUNG_SECONDS = 10
 LOCK_SECONDS = 15
 # Either side detects a dead peer within 25 seconds, even on an idle connection.
@@ -49,15 +50,6 @@ SET = """select pg_backend_pid() = $1, (select count(set_config(name, value, fal
 SET_LOCAL = (
     "select set_config(name, value, true) from unnest($1::text[], $2::text[]) as s (name, value)"
 )
-# Terminates the session that holds the brokers' advisory lock and has waited for its client longer
-# than idle_in_transaction_session_timeout. A role that may not see it may not terminate it either.
-HUNG = """select pg_terminate_backend(a.pid) from pg_locks l join pg_stat_activity a on a.pid = l.pid
-where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.database = a.datid
-    and a.datname = current_database() and a.pid <> pg_backend_pid()
-    and (l.classid::bigint << 32 | l.objid::bigint) = $1 and a.wait_event = 'ClientRead'
-    and a.state_change < clock_timestamp()
-        - nullif(current_setting('idle_in_transaction_session_timeout'), '0')::interval"""
-
 # A cursor is updated twice for each message, and its dead versions remain while another session
 # holds an old snapshot. Each update sets `rev` to its time, and a lookup starts at the newest. The
 # time is rounded to a quarter of a second: most updates change no indexed column.
@@ -72,6 +64,21 @@ OF_CLAIM = re.compile(
 )
 UPDATE = re.compile(r"\bupdate cursors set ")
 REVISE = "update cursors set rev = (date_part('epoch', now()) * 4)::bigint, "
+
+
+def bigints(values: Iterable[int]) -> list[Int8]:
+    """Return a parameter of type bigint[]; of plain integers psycopg would choose a smaller type."""
+    return [Int8(value) for value in values]
+
+
+# SQLSTATE prefixes of a terminated connection: connection failure, shutdown, session timeouts.
+LOST = ("08", "57P", "25P03", "25P04")
+# Connection errors that are not retried. A server that starts or stops also reports FATAL.
+REFUSED = re.compile(
+    "FATAL:(?!.*(starting up|shutting down|recovery|not yet accepting|too many|slots are reserved"
+    "|terminating|server login|server conn|timeout|cannot connect))"
+    "|no password supplied|SSL|Name or service not known"
+)
 
 
 class Connection(psycopg.Connection[Row]):
@@ -108,6 +115,7 @@ class DatabaseUrl:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         self.schema = query.pop("schema", "ackflow")
+        self.capabilities = without(query.pop("without", None))
         check_schema(self.schema)
         bare = urlunsplit(parts._replace(query=urlencode(query, quote_via=quote)))
         try:
@@ -150,10 +158,10 @@ class DatabaseUrl:
         db.adapters.register_loader("numeric", TotalLoader)
         return db
 
-    def end_hung(self, lock: int) -> None:
-        """Terminate the session of a hung broker that holds a lock, if there is one."""
+    def end_hung(self, hung: str, keys: list[int]) -> None:
+        """Terminate the sessions of hung brokers that hold one of these locks."""
         with self.open() as db, db.begun():
-            RawCursor(db).execute(HUNG, (lock,))
+            RawCursor(db).execute(hung, (bigints(keys),))
 
 
 class PipelinedConnection:
@@ -179,6 +187,12 @@ class PipelinedConnection:
         self.sync()
         return asking.fetchall()
 
+    def execute_all(self, queries: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Row]]:
+        """Run statements that return rows, in one round trip."""
+        cursors = [RawCursor(self.db).execute(sql, args, binary=True) for sql, args in queries]
+        self.sync()
+        return [cursor.fetchall() for cursor in cursors]
+
     def write(self, sql: str, args: Sequence[Any] = ()) -> None:
         """Send a statement that returns no rows; its error is raised later."""
         self.wrote = True
@@ -190,11 +204,20 @@ class PipelinedConnection:
         if self.db.pooled:
             self.write(SET_LOCAL, self.db.settings)
 
-    def commit(self) -> None:
-        """Commit, and wait for the result."""
+    def commit(self, behind: str | None = None) -> None:
+        """Commit, and wait for the result.
+
+        `behind` runs in a transaction of its own after that, in the same round trip.
+        """
         self.write("commit")
+        committing = self._telling
+        if behind is not None:
+            self._telling = RawCursor(self.db)  # the other one keeps the result of the commit
+            self.write("begin")
+            self.write(behind)
+            self.write("commit")
         self.sync()
-        if self._telling.statusmessage != "COMMIT":  # a commit after an error is a rollback
+        if committing.statusmessage != "COMMIT":  # a commit after an error is a rollback
             raise pg.InFailedSqlTransaction("the transaction was rolled back")
 
     def insert(self, sql: str, args: Sequence[Any]) -> int:
@@ -213,7 +236,7 @@ class PipelinedConnection:
         After an error of the server, or an interrupt during a statement, it is closed.
         """
         try:
-            if isinstance(error, AckflowError):
+            if isinstance(error, AckflowError | WiderReach):
                 self.write("rollback")
                 self.sync()
                 return True
@@ -228,9 +251,15 @@ class PipelinedConnection:
         self.db.close()
 
 
+# The highest id in the blocks of leases that brokers have taken.
+TOP_OF_SEQUENCE = "(select last_value + 63 from lease_ids)"
+TOP_OF_META = "(select coalesce(max(value), '0')::bigint from meta where key = 'lease_ids')"
+
+
 @cache
-def statements() -> dict[str, str]:
+def statements(sequences: bool = True) -> dict[str, str]:
     """Return the named statements in PostgreSQL's syntax; a limit of -1 means no limit."""
+    top = TOP_OF_SEQUENCE if sequences else TOP_OF_META
     found = {
         name: UPDATE.sub(REVISE, BY_KEY.sub(NEWEST, OF_CLAIM.sub(_by_whole_key, sql)))
         for name, sql in migrate.statements("postgres").items()
@@ -239,7 +268,10 @@ def statements() -> dict[str, str]:
         name: re.sub(r"\blimit \?(\d+)", r"limit nullif(?\1, -1)", sql)
         for name, sql in found.items()
     }
-    return {name: re.sub(r"\?(\d+)", r"$\1", sql) for name, sql in unlimited.items()}
+    return {
+        name: re.sub(r"\?(\d+)", r"$\1", sql).replace("{top}", top)
+        for name, sql in unlimited.items()
+    }
 
 
 def _by_whole_key(found: re.Match[str]) -> str:
@@ -266,3 +298,17 @@ class TotalLoader(NumericBinaryLoader):
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Return whether an error means a lost or unavailable connection, not a failed statement."""
+    if error.sqlstate is None:  # connection errors have no SQLSTATE, and one line for each server
+        tried = re.findall("^- host: .*", str(error), re.MULTILINE) or [first_line(error)]
+        return isinstance(error, psycopg.OperationalError) and any(
+            not REFUSED.search(attempt) for attempt in tried
+        )
+    return error.sqlstate.startswith(LOST)
+
+
+def first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -2,7 +2,7 @@
 
 A notification is sent after the commit and on a separate connection: inside a transaction it would
 serialize all commits of the server. Behind a pooler, where no notification arrives, a broker with a
-waiting pop polls every 50 ms.
+waiting pop polls every 50 ms; so it does where the server has no NOTIFY.
 """
 
 import contextlib
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 LISTEN_SECONDS = 0.05  # the longest time that `close` may have to wait
 RETRY_SECONDS = 1.0
+# The newest row of each fence, one lookup for each: dead rows before it are not visited.
+POLL = """with recursive newest (fence, n) as (
+    (select fence, n from {writes} order by fence desc, n desc limit 1)
+    union all
+    select w.fence, w.n from newest cross join lateral (select fence, n from {writes}
+        where fence < newest.fence order by fence desc, n desc limit 1) as w)
+select sum(n) from newest"""
 
 
 def channel_of(schema: str) -> str:
@@ -29,10 +36,13 @@ def channel_of(schema: str) -> str:
 class Notifier:
     """Notifies other brokers of commits, and counts the notifications received from them."""
 
-    def __init__(self, open: "Callable[[], Connection]", schema: str) -> None:
+    def __init__(
+        self, open: "Callable[[], Connection]", schema: str, notifications: bool = True
+    ) -> None:
         self._open = open
+        self._notifications = notifications
         self._channel = channel_of(schema)
-        self._poll = f'select n from "{schema}".writes order by n desc limit 1'
+        self._poll = POLL.format(writes=f'"{schema}".writes')
         self._requested = threading.Event()
         self._closing = threading.Event()
         self._sender: threading.Thread | None = None
@@ -42,6 +52,8 @@ class Notifier:
 
     def notify(self) -> None:
         """Request a notification of other brokers; many calls may result in one notification."""
+        if not self._notifications:
+            return
         if self._sender is None:
             self._sender = self._start(self._send, "ackflow-notify")
         self._requested.set()
@@ -81,11 +93,12 @@ class Notifier:
 
     def _listen(self) -> None:
         with self._open() as db:
-            if not db.pooled:
+            deaf = db.pooled or not self._notifications
+            if not deaf:
                 db.execute(f"listen {self._channel}")
             seen, poll_at = -1, 0.0
             while not self._closing.is_set():
-                if db.pooled or time.monotonic() >= poll_at:
+                if deaf or time.monotonic() >= poll_at:
                     # A broker that was killed between commit and NOTIFY has sent no notification.
                     poll_at = time.monotonic() + POLL_SECONDS
                     row = db.execute(self._poll).fetchone()

@@ -1,28 +1,26 @@
 """The shared store: a schema in a PostgreSQL database, used by any number of brokers.
 
-The brokers may run on any machines. Limits: one broker writes at a time, in one transaction for all
-its queued verbs, so more brokers serve more clients but do not increase write throughput; a broker
-that finds that another broker has written clears its cache and reads the records again.
+The brokers may run on any machines. Each writes in one transaction at a time, for all its queued verbs
+on queues that no other broker writes to at that moment (fences.py). A broker that finds that another
+one has written to a queue clears what it has cached of it and reads it again.
 """
 
 import contextlib
-import hashlib
 import logging
-import re
+import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import psycopg
+from psycopg import RawCursor
 from psycopg import errors as pg
 
-from ... import ids
-from ...clock import FAR, Bearing, Clock, SystemClock
+from ...clock import Clock
 from ...errors import (
     InvalidArgument,
-    NotADatabase,
     OutcomeUnknown,
     SessionClosed,
     StorageAway,
@@ -30,12 +28,28 @@ from ...errors import (
     StorageFailed,
     StorageFull,
 )
+from ...ids import QueueId
 from .. import hints, migrate
 from ..cache import Cache
 from ..durability import MayLose, chosen
-from ..tx import CLOCK_BACK, Tx
-from .connection import Connection, DatabaseUrl, PipelinedConnection, statements
+from ..protocol import EVERYTHING, CommitLost, Reach, WiderReach
+from ..tx import Tx
+from . import setup
+from .clock import ServerClock
+from .connection import (
+    Connection,
+    DatabaseUrl,
+    PipelinedConnection,
+    bigints,
+    first_line,
+    is_lost,
+    statements,
+)
+from .fences import OUTSIDE, SCHEMA, Query, locks_for
+from .homes import Homes
 from .notify import Notifier
+from .sync import Marker, SyncRecord, Unchecked
+from .tx import FencedTx
 
 T = TypeVar("T")
 
@@ -46,94 +60,102 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
     "recent": ("off", "off"),
     "everything": ("off", "off"),
 }
-BEGIN = "select set_config('synchronous_commit', $1, true), pg_advisory_xact_lock($2)"
-# Run while the lock is held, so that the result is current and includes every earlier transaction.
+SET_LEVEL = "select set_config('synchronous_commit', $1, true)"
+# A standby that commits wait for may be behind the disk of this server.
+ON_DISK = """pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()
+    and current_setting('synchronous_standby_names') = ''"""
+# Run while the fences are held, so that the result is current and includes every earlier transaction.
 # The newest index entry is read first, so that dead rows before it are not visited.
-LOOK = """select n, (extract(epoch from clock_timestamp()) * 1000000)::bigint,
-    (select value from meta where key = 'schema'), hints from writes order by n desc limit 1"""
-WROTE = """with before as (delete from writes where n = $3)
-    insert into writes (n, broker, hints) values ($1, $2, $4)"""
-FORGET = """delete from writes where at < now() - interval '1 day'
-    and n < (select max(n) from writes)"""
-# The server's time, and the newest time that was written while the clock was ahead.
-CLOCKS = """select (extract(epoch from clock_timestamp()) * 1000000)::bigint,
-    (select (extract(epoch from max(at)) * 1000000)::bigint
-        from writes where at > now() + interval '60 seconds')"""
+LOOK = f"""select f.fence, coalesce(w.n, 0), case when w.n <> f.known then w.hints end,
+    (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+    (select value from meta where key = 'schema'), {ON_DISK}
+from unnest($1::bigint[], $2::bigint[]) as f (fence, known)
+left join lateral (select n, hints from writes where fence = f.fence
+    order by fence desc, n desc limit 1) as w on true"""
+# It deletes the broker's last row, and the newest one if a transaction of a user wrote it.
+WROTE = f"""with before as (delete from writes where fence = $1 and n = any(array[$4, $6])
+        and broker in ($3, {OUTSIDE}))
+    insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
+FORGET = """delete from writes as w where at < now() - interval '1 day'
+    and n < (select max(n) from writes where fence = w.fence)"""
+OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
+join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
+# A commit that is synced puts everything on disk that was committed before it.
+SYNC = "select set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'ackflow', '')"
+LEASE_IDS = "select nextval('lease_ids')"
+LEASES_AT_ONCE = 64
+COUNT_LEASE_IDS = f"""insert into meta values ('lease_ids',
+    ((select coalesce(max(id), 0) from leases) + {LEASES_AT_ONCE})::text)
+on conflict (key) do update set value = (meta.value::bigint + {LEASES_AT_ONCE})::text
+returning value::bigint - {LEASES_AT_ONCE - 1}"""
+MOST_FENCES = 1_000  # with more in the cache, a transaction that is alone in the schema clears it
+MOST_TRIES = 3
+MET_SECONDS = 2.0  # for so long a queue counts as shared after another broker wrote to it
 # How long a call blocks while the server is unavailable: during a restart or a failover.
 AWAY_SECONDS = 30.0
-# SQLSTATE prefixes of a terminated connection: connection failure, shutdown, session timeouts.
-LOST = ("08", "57P", "25P03", "25P04")
-# Connection errors that are not retried. A server that starts or stops also reports FATAL.
-REFUSED = re.compile(
-    "FATAL:(?!.*(starting up|shutting down|recovery|not yet accepting|too many|slots are reserved"
-    "|terminating|server login|server conn|timeout|cannot connect))"
-    "|no password supplied|SSL|Name or service not known"
-)
 log = logging.getLogger("ackflow")
 
 
-class ServerClock(SystemClock):
-    """The clock of the database server, as last read, advanced by the local monotonic clock."""
-
-    _asked = False
-
-    def follow(self, now: int) -> int:
-        """Set the clock to the server's time, and return the time that applies.
-
-        Steps of the server's clock are followed; a step of more than a day only after it has lasted
-        for five minutes.
-        """
-        steady, bearing = self._steady(), self._course.bearing
-        offset = now * 1000 - steady
-        if self._asked and abs(offset - bearing.offset) > FAR:
-            bearing = bearing.towards(now * 1000, steady)
-        else:
-            bearing = Bearing(offset, steady)
-        self._asked = True
-        self._steer(bearing)
-        return now if bearing.offset == offset else self.now()
-
-    def _look(self, steady: int) -> None:
-        pass  # the wall clock of this machine is not used
+class _Moved(WiderReach):
+    """A queue was deleted and made again while a transaction waited for its fence."""
 
 
 class PostgresStore:
     """A schema in a PostgreSQL database, created if it is missing and the role may create it."""
 
+    by_queue = True
+
     def __init__(self, url: str, clock: Clock | None, may_lose: MayLose | None = None) -> None:
         self._place = DatabaseUrl(url)
+        self._can = self._place.capabilities
         self.clock: Clock = clock or ServerClock()
         self.interrupted: BaseException | None = None
         self._hurried = False
-        self.sync: None = None  # a synced commit is on the server's disk when it returns
         self._synced, self._plain = chosen(LEVELS, may_lose)
-        self._lock_key = lock_key(self._place.schema)
-        self._statements = statements()
+        self._locks = locks_for(self._place.schema, self._can)
+        self._statements = statements(self._can.sequences)
+        self._homes = Homes(self._statements)
         self._cache = Cache()
         self._me = secrets.randbits(62)
-        self._version = -1
-        self._wrote = -1  # the number of this broker's last row in `writes`
+        self._chance = random.Random()
+        self._versions: dict[int, int] = {}  # of the fences of which something is cached
+        # By fence, the number of this broker's last row in `writes`.
+        self._wrote: dict[int, int] = {}
+        self._met: dict[int, float] = {}  # until when a queue counts as shared with other brokers
+        # The keys of the locks for which a transaction waits.
+        self._locking = self._locks.keys([SCHEMA])
         self._latest = 0
         self._alone = threading.RLock()
         self._readers: list[PipelinedConnection] = []
         self._writer: PipelinedConnection | None = None
-        self._tx: Tx | None = None
+        self._tx: FencedTx | None = None
+        self._record = SyncRecord()
+        self._syncing = threading.Lock()
+        self._syncer: PipelinedConnection | None = None
+        self.sync: Callable[[int], None] | None = None
         self._closed = False
-        self._notifier = Notifier(self._place.open, self._place.schema)
+        self._notifier = Notifier(self._place.open, self._place.schema, self._can.notify)
         with self._translated():
             seconds = min(AWAY_SECONDS, self._place.connect_seconds)
-            self._schema, self.id = self._patiently(self._set_up, seconds)
+            self._schema, self.id, pooled = self._patiently(self._set_up, seconds)
+        if (self._synced, self._plain) == ("on", "off") and not pooled:
+            # Behind a pooler a connection may outlive the server, and a lost commit go unnoticed.
+            self.sync, self._synced = self._sync, "off"
 
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
+    def transact(
+        self,
+        body: Callable[[Tx], None],
+        synced: bool,
+        reaches: Sequence[Reach | None] = (EVERYTHING,),
+    ) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it is rolled back.
 
         The exception is OutcomeUnknown: the connection was lost during the commit, and the server
         remains unavailable. If the connection is lost and nothing was committed, the body runs
         again.
         """
-        level = self._synced if synced else self._plain
         with self._alone, self._translated():
-            tx = self._patiently(lambda: self._transact(body, level))
+            tx = self._patiently(lambda: self._transact(body, synced, reaches))
         if tx.touched:
             self._notifier.notify()
         return tx
@@ -141,7 +163,11 @@ class PostgresStore:
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body in a read-only transaction, concurrently with the writer."""
         with self._translated():
-            return self._patiently(lambda: self._read(body))
+            tx, answer = self._patiently(lambda: self._read(body))
+        if tx.sync_number:  # it shows messages, of which some may not be on disk
+            with self._syncing, self._translated():
+                self._patiently(self._write_sync)
+        return answer
 
     def changed(self) -> int:
         """Return a number that changes when another broker may have committed."""
@@ -160,30 +186,35 @@ class PostgresStore:
     def close(self) -> None:
         self._closed = True
         self._notifier.close()
-        for channel in [*self._readers, self._writer]:
+        for channel in [*self._readers, self._writer, self._syncer]:
             if channel is not None:
                 channel.close()
         self._readers.clear()
 
-    def _set_up(self) -> tuple[int, int]:
-        """Create or migrate the schema if needed; returns its version and the store id."""
+    def _set_up(self) -> tuple[int, int, bool]:
+        """Create or migrate the schema if needed.
+
+        Returns its version, the store id, and whether there is a pooler.
+        """
         with contextlib.closing(self._place.open()) as db:
-            schema = _migrate(db, self._place.schema, self._lock_key)
+            schema = setup.migrate_schema(db, self._place.schema, self._can)
             with db.begun():
-                store = _store_id(db)
+                store = setup.store_id(db)
+                setup.agree_on_locks(db, self._locks.kind)
                 db.execute(FORGET)
                 if isinstance(self.clock, ServerClock):
-                    self.clock.follow(_look_at_clocks(db))
-        return schema, store
+                    self.clock.follow(setup.look_at_clocks(db))
+        return schema, store, db.pooled
 
     def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """Run `work`, and retry it while the server is unavailable.
 
-        If the lock times out, terminate a hung broker that holds it, and try once more.
+        If a lock times out, terminate a hung broker that holds it, and try once more.
         """
         until = time.monotonic() + (AWAY_SECONDS if seconds is None else seconds)
         pause = 0.0
         locked = False
+        conflicts = 0
         while True:
             try:
                 return work()
@@ -191,117 +222,315 @@ class PostgresStore:
                 if locked:
                     raise
                 locked = True
-                self._place.end_hung(self._lock_key)
+                self._place.end_hung(self._locks.hung, self._locking)
+            except _Moved:
+                pass
+            except (pg.DeadlockDetected, pg.UniqueViolation):
+                # With the transaction of a user, or by the same request key in two queues.
+                conflicts += 1
+                if conflicts == MOST_TRIES:
+                    raise
             except psycopg.Error as error:
-                if not _lost(error) or self._closed or self._hurried or time.monotonic() > until:
+                if not is_lost(error) or self._closed or self._hurried or time.monotonic() > until:
                     raise
                 if not pause:
-                    log.warning("waiting for %s: %s", self._place.name, _first_line(error))
+                    log.warning("waiting for %s: %s", self._place.name, first_line(error))
                 time.sleep(pause)
                 pause = min(pause + 0.05, 1.0)
 
-    def _transact(self, body: Callable[[Tx], None], level: str) -> Tx:
-        channel = self._writing()
+    def _transact(
+        self, body: Callable[[Tx], None], synced: bool, reaches: Sequence[Reach | None]
+    ) -> Tx:
+        level = self._synced if synced else self._plain
+        channel, tx = self._writing()
+        at_once = False
+        record = self._record
         try:
-            tx = self._begin(channel, level)
+            self._begin(channel, tx, level, reaches)
             body(tx)
-            tx.flush()
+            tx.leave()
         except BaseException as error:
             self._undo(channel, error)
             raise
-        version = self._version
+        rows = self._rows(tx.written)
+        number = record.begin() if rows else 0
         try:
-            if channel.wrote:
-                version += 1
-                channel.write(WROTE, (version, self._me, self._wrote, hints.pack(self._cache)))
-            channel.commit()
+            for fence, n in rows.items():
+                before, newest = self._wrote.get(fence, 0), self._versions.get(fence, 0)
+                channel.write(WROTE, (fence, n, self._me, before, self._hints(fence), newest))
+            record.mark(Marker(number, fence, n) for fence, n in rows.items())
+            # A single verb is synced in the same round trip, after its locks are free.
+            at_once = synced and len(reaches) == 1 and bool(rows) and self.sync is not None
+            channel.commit(SYNC if at_once else None)
         except BaseException as error:
-            wrote = version if version != self._version else None
             self._undo(channel, error)
-            if wrote is None or not self._was_committed(wrote):
+            if not rows or not self._was_committed(rows):
+                record.discard(number)
                 raise
-            self._wrote = wrote
+            self._wrote.update(rows)
             if not isinstance(error, Exception):
                 self.interrupted = error
+            at_once = False
         else:
-            if version != self._version:
-                self._version = self._wrote = version
+            self._versions.update(rows)
+            self._wrote.update(rows)
+        record.committed = max(record.committed, number)
+        if at_once:
+            record.confirm(number)
+        self._locks.made(tx.granted or ())
+        tx.number = number or record.committed
         self._latest = tx.latest = tx.now
         return tx
 
-    def _begin(self, channel: PipelinedConnection, level: str) -> Tx:
-        """Begin a transaction under the writer lock, with the current time."""
+    def _rows(self, written: set[int]) -> dict[int, int]:
+        """Return the new versions of fences. They leave gaps of random size.
+
+        After a crash that lost a commit, another one does not get the version that it had.
+        """
+        if SCHEMA in written:
+            written = {SCHEMA}
+        return {
+            fence: self._versions.get(fence, 0) + 1 + self._chance.getrandbits(20)
+            for fence in sorted(written)
+        }
+
+    def _hints(self, fence: int) -> bytes | None:
+        if fence <= SCHEMA:
+            return None
+        met = time.monotonic() < self._met.get(fence, 0.0)
+        return hints.pack(self._cache, self._versions[SCHEMA], QueueId(fence), met)
+
+    def _begin(
+        self,
+        channel: PipelinedConnection,
+        tx: FencedTx,
+        level: str,
+        reaches: Sequence[Reach | None],
+    ) -> None:
+        """Begin a transaction under the fences of the first verb, and those of others that are free."""
         channel.begin("begin")
-        channel.write(BEGIN, (level, self._lock_key))
-        version, now, schema, known = channel.execute(LOOK)[0]
-        channel.wrote = False
-        if version != self._version:
-            self._cache.clear()
-            self._version = version
-            hints.unpack(known, self._cache)
-            migrate.refuse_newer(int(schema), self._schema)
+        if level == "on" or channel.db.pooled:
+            channel.write(SET_LEVEL, (level,))
+        first = reaches[0]
+        if first is not None and not self._homes.find(first):
+            self._homes.ask(channel, reaches)
+            if not self._homes.find(first):
+                first = None  # a queue that is to be created
+        if first is None:
+            self._locking = self._locks.keys([SCHEMA])
+            self._locks.take_schema(channel)
+            granted = None
+            if len(self._versions) > MOST_FENCES:
+                self._forget()
+            now, on_disk = self._look(channel, {SCHEMA, *self._versions}, [])[1:]
+        else:
+            assert first.fences is not None
+            wanted = first.fences
+            self._locking = self._locks.keys([SCHEMA, *wanted])
+            self._locks.share_schema(channel, wanted)
+            more = {
+                fence
+                for reach in reaches
+                if reach is not None and self._homes.find(reach)
+                for fence in reach.fences or ()
+            } - wanted
+            free = self._locks.take_free(more) if more else None
+            known = self._versions.get(SCHEMA)
+            got, now, on_disk = self._look(
+                channel, {SCHEMA, *wanted, *more}, [free] if free else []
+            )
+            granted = wanted | got
+            if self._versions[SCHEMA] != known:  # names may mean other queues now
+                self._homes.ask(channel, reaches)
+                if not self._homes.find(first) or not first.fences <= granted:
+                    raise _Moved
+                for reach in reaches:
+                    if reach is not None:
+                        self._homes.find(reach)
         if self._cache.crowded:
             self._cache.shrink()
+        if on_disk:
+            self._record.all_on_disk()
+        channel.wrote = False
         clock = self.clock
-        now = clock.follow(now) if isinstance(clock, ServerClock) else clock.now()
-        assert self._tx is not None
-        self._tx.begin(now, False)
-        return self._tx
+        tx.grant(granted)
+        tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
+        if granted is None:
+            tx.enter(EVERYTHING)
 
-    def _writing(self) -> PipelinedConnection:
+    def _look(
+        self,
+        channel: PipelinedConnection,
+        fences: set[int],
+        free: list[Query],
+    ) -> tuple[set[int], int, bool]:
+        """Read the versions of fences, and clear what others have changed since.
+
+        Returns the fences that a query for free ones got, the time, and whether everything that was
+        committed is on disk.
+        """
+        listed = sorted(fences)
+        known = [self._versions.get(fence, -1) for fence in listed]
+        *taken, rows = channel.execute_all([*free, (LOOK, (bigints(listed), bigints(known)))])
+        now, schema, on_disk = rows[0][3:]
+        found = {row[0]: row for row in rows}
+        moved = [row for row in rows if row[1] != self._versions.get(row[0], -1)]
+        version = found[SCHEMA][1]
+        if version != self._versions.get(SCHEMA):
+            self._forget()
+            self._versions[SCHEMA] = version
+            migrate.refuse_newer(int(schema), self._schema)
+            moved = [row for row in rows if row[0] != SCHEMA]
+        for fence, n, packed, *_ in moved:
+            if fence > SCHEMA:
+                if self._versions.get(fence):
+                    self._met[fence] = time.monotonic() + MET_SECONDS
+                self._cache.clear_queue(QueueId(fence))
+                hints.unpack(packed, self._cache, version, QueueId(fence))
+            self._versions[fence] = n
+        if moved:
+            self._record.saw_others(on_disk)
+        return {fence for rows in taken for (fence,) in rows}, now, on_disk
+
+    def _forget(self) -> None:
+        """Clear everything that is cached."""
+        self._cache.clear()
+        self._versions.clear()
+        self._homes.forget_names()
+
+    def _writing(self) -> tuple[PipelinedConnection, FencedTx]:
         if self._closed:
             raise SessionClosed()
-        if self._writer is None:
-            self._writer = PipelinedConnection(self._place.open())
-            self._tx = self._new_tx(self._writer, self._cache, writes=True)
+        if self._writer is None or self._tx is None:
+            db = self._open()
+            if not db.pooled:
+                db.execute("set synchronous_commit = off")
+            self._writer = channel = PipelinedConnection(db)
+            self._tx = FencedTx(
+                channel,
+                self._statements,
+                self._cache,
+                lambda: self._savepoint(channel),
+                channel.insert,
+                store=self.id,
+                now=self.clock.now(),
+                writes=True,
+                record=self._record if self.sync is not None else None,
+            )
+            self._tx.homes = self._homes.leases
+            self._tx.next_block = self._next_block
             self._tx.latest = self._latest
-        return self._writer
+        return self._writer, self._tx
+
+    def _open(self) -> Connection:
+        """Open a connection, and find out which unsynced commits a crash has lost. Under `_alone`."""
+        db = self._place.open()
+        try:
+            pending = self._record.pending()
+            if pending:
+                fences, numbers = [m.fence for m in pending], [m.n for m in pending]
+                with db.begun():
+                    asked = RawCursor(db).execute(
+                        OUR_ROWS, (bigints(fences), bigints(numbers), self._me), binary=True
+                    )
+                    rows = asked.fetchall()
+                self._record.found(set(rows))
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _next_block(self) -> tuple[int, int]:
+        """Take ids for leases. They are not given back by a rollback."""
+        if self._can.sequences:
+            assert self._writer is not None
+            first = self._writer.execute(LEASE_IDS)[0][0]
+        else:
+            with contextlib.closing(self._place.open()) as db:
+                first = db.execute(COUNT_LEASE_IDS).fetchall()[0][0]
+        return first, first + LEASES_AT_ONCE
+
+    def _sync(self, number: int) -> None:
+        """Put on disk what was committed, at least up to a number; 0: everything."""
+        record = self._record
+        with self._syncing:
+            number = number or record.committed
+            if record.synced < number:
+                upto = record.committed
+                with self._translated():
+                    self._patiently(self._write_sync)
+                if number not in record.lost:
+                    record.confirm(upto)
+            if number in record.lost:
+                raise CommitLost
+
+    def _write_sync(self) -> None:
+        """Make a synced commit, after which everything that was committed before is on disk."""
+        if self._syncer is None:
+            with self._alone:
+                self._syncer = PipelinedConnection(self._open())
+        channel = self._syncer
+        try:
+            channel.begin("begin")
+            channel.write(SYNC)
+            channel.commit()
+        except BaseException:
+            self._syncer = None
+            channel.close()
+            raise
 
     def _undo(self, channel: PipelinedConnection, error: BaseException) -> None:
-        self._cache.clear()
-        self._version = -1
+        self._forget()
         if not channel.rollback(error):
             self._writer = None
 
-    def _was_committed(self, version: int) -> bool:
+    def _was_committed(self, rows: dict[int, int]) -> bool:
         """Return whether a transaction was committed whose commit got no response."""
         try:
-            return self._patiently(lambda: self._is_written(version))
+            return self._patiently(lambda: self._is_written(rows))
         except psycopg.Error as error:
             raise OutcomeUnknown() from error
 
-    def _is_written(self, version: int) -> bool:
-        with contextlib.closing(self._place.open()) as db, db.begun():
-            # The server may still be committing it; the lock is free once that has ended.
-            db.execute("select pg_advisory_xact_lock(%s)", (self._lock_key,))
-            mine = "select 1 from writes where n = %s and broker = %s"
-            return db.execute(mine, (version, self._me)).fetchone() is not None
+    def _is_written(self, rows: dict[int, int]) -> bool:
+        channel = PipelinedConnection(self._place.open())
+        with contextlib.closing(channel):
+            channel.begin("begin")
+            # The server may still be committing it; the locks are free once that has ended.
+            if SCHEMA in rows:
+                self._locks.take_schema(channel)
+            else:
+                self._locks.share_schema(channel, rows)
+            ours = channel.execute(OUR_ROWS, (bigints(rows), bigints(rows.values()), self._me))
+            channel.commit()
+        return bool(ours)
 
-    def _read(self, body: Callable[[Tx], T]) -> T:
+    def _read(self, body: Callable[[Tx], T]) -> tuple[Tx, T]:
         channel = self._readers.pop() if self._readers else PipelinedConnection(self._place.open())
+        record = Unchecked() if self.sync is not None else None
+        tx = Tx(
+            channel.execute,
+            channel.write,
+            self._statements,
+            Cache(),
+            lambda: self._savepoint(channel),
+            channel.insert,
+            store=self.id,
+            now=self.clock.now(),
+            writes=False,
+            record=record,
+        )
         try:
             channel.begin("begin isolation level repeatable read read only")
-            answer = body(self._new_tx(channel, Cache(), writes=False))
+            answer = body(tx)
+            if tx.sync_number and channel.execute(f"select {ON_DISK}")[0][0]:
+                tx.sync_number = 0
             channel.commit()
         except BaseException as error:
             if channel.rollback(error):
                 self._readers.append(channel)
             raise
         self._readers.append(channel)
-        return answer
-
-    def _new_tx(self, channel: PipelinedConnection, cache: Cache, *, writes: bool) -> Tx:
-        return Tx(
-            channel.execute,
-            channel.write,
-            self._statements,
-            cache,
-            lambda: self._savepoint(channel),
-            channel.insert,
-            store=self.id,
-            now=self.clock.now(),
-            writes=writes,
-        )
+        return tx, answer
 
     @contextlib.contextmanager
     def _savepoint(self, channel: PipelinedConnection) -> Iterator[None]:
@@ -326,81 +555,10 @@ class PostgresStore:
         except pg.LockNotAvailable:
             raise StorageBusy() from None
         except pg.InsufficientPrivilege as error:
-            raise StorageFailed(f"cannot use {where}: {_first_line(error)}") from None
+            raise StorageFailed(f"cannot use {where}: {first_line(error)}") from None
         except psycopg.OperationalError as error:
             if self._closed:
                 raise SessionClosed() from None
-            raise StorageAway(f"there is no connection to {where}: {_first_line(error)}") from error
+            raise StorageAway(f"there is no connection to {where}: {first_line(error)}") from error
         except psycopg.Error as error:
-            raise StorageFailed(f"the database {where} failed: {_first_line(error)}") from error
-
-
-def _migrate(db: Connection, schema: str, lock: int) -> int:
-    """Migrate a schema to the newest version, in one transaction, and return its version.
-
-    Other brokers may do the same concurrently.
-    """
-    shipped = migrate.shipped("postgres")
-    newest = shipped[-1][0]
-    with db.begun():
-        db.execute("select pg_advisory_xact_lock(%s)", (lock,))
-        tables = db.execute("select tablename from pg_tables where schemaname = %s", (schema,))
-        names = {row[0] for row in tables.fetchall()}
-        if names and not {"meta", "writes"} <= names:
-            raise NotADatabase(f"the schema {schema} holds tables of another program")
-        version = 0
-        if names:
-            row = db.execute("select value from meta where key = 'schema'").fetchone()
-            version = int(str(row[0])) if row else 0
-        migrate.refuse_newer(version, newest)
-        if version == newest:
-            return newest
-        if not names:
-            db.execute(f'create schema if not exists "{schema}"'.encode())
-        for sql in migrate.missing(version, shipped, migrate.schema("postgres")):
-            db.execute(sql.encode())
-        put = "insert into meta values ('schema', %s) on conflict (key) do update set value = %s"
-        db.execute(put, (str(newest), str(newest)))
-    return newest
-
-
-def _look_at_clocks(db: Connection) -> int:
-    """Return the server's time; store a mark if its clock went back since the last write."""
-    row = db.execute(CLOCKS).fetchone()
-    assert row is not None
-    now, last = row
-    if last is not None:
-        put = "insert into meta values (%s, %s) on conflict (key) do update set value = %s"
-        mark = f"{now} {last}"
-        db.execute(put, (CLOCK_BACK, mark, mark))
-        db.execute("update writes set at = now() where at > now()")
-    return int(str(now))
-
-
-def _store_id(db: Connection) -> int:
-    db.execute(
-        "insert into meta values ('store', %s) on conflict do nothing", (str(ids.new_store()),)
-    )
-    row = db.execute("select value from meta where key = 'store'").fetchone()
-    assert row is not None
-    return int(str(row[0]))
-
-
-def lock_key(schema: str) -> int:
-    """Return the key of the advisory lock of the brokers on one schema."""
-    digest = hashlib.blake2b(f"ackflow {schema}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
-def _lost(error: psycopg.Error) -> bool:
-    """Return whether an error means a lost or unavailable connection, not a failed statement."""
-    if error.sqlstate is None:  # connection errors have no SQLSTATE, and one line for each server
-        tried = re.findall("^- host: .*", str(error), re.MULTILINE) or [_first_line(error)]
-        return isinstance(error, psycopg.OperationalError) and any(
-            not REFUSED.search(attempt) for attempt in tried
-        )
-    return error.sqlstate.startswith(LOST)
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return str(error).strip().partition("\n")[0]
+            raise StorageFailed(f"the database {where} failed: {first_line(error)}") from error

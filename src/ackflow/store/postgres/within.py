@@ -1,14 +1,13 @@
 """Work inside a transaction of the user's own connection to PostgreSQL.
 
-The user's transaction is one more broker. It takes the lock of the brokers and keeps it until it
-ends, so sequence numbers are visible in the order in which they were assigned, and no cursor passes a
-number that is committed later. Its row in `writes` makes every broker clear its cache, and it hands
-the hints on. The notification is part of the transaction: it is sent if the transaction commits.
+The user's transaction is one more broker. It takes the whole schema and keeps it until it ends, so
+sequence numbers are visible in the order in which they were assigned, and no cursor passes a number
+that is committed later. Its row in `writes` makes every broker clear its cache. The notification is
+part of the transaction: it is sent if the transaction commits.
 """
 
 import contextlib
-import threading
-from collections import deque
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from ...clock import FAR, Clock, SystemClock
 from ...errors import InvalidArgument, NotADatabase, StorageBusy, StorageFailed, StorageFull
-from .. import hints, migrate
+from .. import migrate
 from ..cache import Cache
 from ..mapping import Row
 from ..tx import Tx
@@ -34,27 +33,24 @@ from .connection import (
     check_schema,
     statements,
 )
+from .fences import OUTSIDE, ROWS, lock_key
 from .notify import channel_of
-from .store import LOOK, lock_key
 
 T = TypeVar("T")
-OUTSIDE = -1  # the broker of rows in `writes` that transactions of users have written
-KEPT = 16
 PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "plan_cache_mode", "jit")
 CURRENT = """select name, current_setting(name) from unnest($1::text[]) as s (name)
     union all select '', coalesce(to_regclass($2)::text, '')"""
-LOOK_STORE = LOOK.replace("hints from", "hints, (select value from meta where key = 'store') from")
-WROTE = """with before as (delete from writes where n = any($2::bigint[]) and broker = $3)
-    insert into writes (n, broker, hints) values ($1, $3, $4)"""
+LOOK = """select (select n from writes where fence = 0 order by fence desc, n desc limit 1),
+    (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+    (select value from meta where key = 'schema'), (select value from meta where key = 'store')"""
+LOCKS = "select value from meta where key = 'locks'"
+# Such a row is deleted by the next transaction that writes one for the schema, whoever it is.
+WROTE = """with before as (delete from writes where fence = 0 and n = $3 and broker = $2)
+    insert into writes (fence, n, broker) values (0, $1, $2)"""
 NO_TRANSACTION = (
     "the connection is in autocommit mode and has no open transaction that a message could belong to; "
     "use `with connection.transaction():`"
 )
-
-# By store, the numbers of the last rows that this process wrote: the next one deletes them. Whether
-# they were committed is not known.
-_written: dict[int, deque[int]] = {}
-_lock = threading.Lock()
 
 
 class OuterTransaction:
@@ -127,38 +123,34 @@ class OuterTransaction:
         if current.pop("synchronous_commit") == "off":
             ours["synchronous_commit"] = "on"  # up to the commit: an id must not be given twice
         self._write(SET_LOCAL, (list(ours), list(ours.values())))
-        self._write("select pg_advisory_xact_lock($1)", (lock_key(self._schema),))
+        if self._execute(LOCKS) == [(ROWS,)]:
+            self._write("select from fences where id = 0 for update")
+        else:
+            self._write("select pg_advisory_xact_lock($1)", (lock_key(self._schema),))
         return current
 
     def _run(self, body: Callable[[Tx], T]) -> T:
-        version, now, schema, known, store = self._execute(LOOK_STORE)[0]
+        version, now, schema, store = self._execute(LOOK)[0]
         newest = migrate.shipped("postgres")[-1][0]
         migrate.refuse_newer(int(schema), newest)
         if int(schema) < newest:
             raise StorageFailed(
                 f"the database has schema {schema}; open it once with ackflow.connect"
             )
-        store = int(store)
-        cache = Cache()
-        hints.unpack(known, cache)
         tx = Tx(
             self._execute,
             self._write,
             statements(),
-            cache,
+            Cache(),
             self._savepoint,
             lambda sql, args: int(self._execute(f"{sql} returning id", args)[0][0]),
-            store=store,
+            store=int(store),
             now=self._now(now),
             writes=True,
         )
         answer = body(tx)
         tx.flush()
-        with _lock:
-            written = _written.setdefault(store, deque(maxlen=KEPT))
-            before = list(written)
-            written.append(version + 1)
-        self._write(WROTE, (version + 1, before, OUTSIDE, hints.pack(cache)))
+        self._write(WROTE, (version + 1 + random.getrandbits(20), OUTSIDE, version))
         self._write("select pg_notify($1, '')", (channel_of(self._schema),))
         return answer
 

@@ -6,6 +6,9 @@ select value from meta where key = ?1
 -- name: put_meta
 insert into meta values (?1, ?2) on conflict (key) do update set value = excluded.value
 
+-- name: drop_meta
+delete from meta where key = ?1
+
 -- name: add_access_token
 insert into tokens (name, digest, grants, created_at, expires_at) values (?1, ?2, ?3, ?4, ?5)
 -- name: access_tokens
@@ -29,7 +32,7 @@ on conflict (grp, name) do update set n = tallies.n + excluded.n
 -- name: drop_tallies
 delete from tallies where grp = ?1
 -- name: pushed_figures
-select q.id, q.name, coalesce(sum(l.head), 0)
+select q.id, q.name, coalesce(sum(l.head), 0), coalesce(sum(l.head - l.base - l.gone), 0), q.paused
 from queues q left join lanes l on l.queue = q.id group by q.id order by q.name
 -- name: group_figures
 select g.id, g.queue, g.name, coalesce(sum(c.delivered), 0), coalesce(sum(c.consumed), 0),
@@ -59,6 +62,31 @@ select c.grp, min((select s.created_at from segments s where s.lane = c.lane and
     and (s.not_before is null or s.not_before <= ?1)
     and (s.for_group is null or s.for_group = c.grp) order by s.first limit 1))
 from cursors c join lanes l on l.id = c.lane where l.head > c.next group by c.grp
+
+-- name: cursors_page
+select distinct partition from cursors where grp = ?1 and partition > ?2 order by partition limit ?3
+-- name: paused_groups
+select id from groups where paused = 1
+-- name: series_block
+select points from series where queue = ?1 and step = ?2 and start = ?3
+-- name: put_series_block
+insert into series values (?1, ?2, ?3, ?4)
+on conflict (queue, step, start) do update set points = excluded.points
+-- name: series_of
+select start, points from series where queue = ?1 and step = ?2 and start >= ?3 and start <= ?4
+order by start
+-- name: count_series
+select count(*) from series
+-- name: drop_series
+delete from series where (queue, step, start) in (select queue, step, start from series
+    where step = ?1 and start < ?2 and queue >= ?3 order by start limit ?4) returning queue
+-- name: add_audit
+insert into audit (at, who, origin, action, queue, details) values (?1, ?2, ?3, ?4, ?5, ?6)
+-- name: audit_page
+select id, at, who, origin, action, queue, details from audit where id < ?1 order by id desc limit ?2
+-- name: drop_audit
+delete from audit where id in (select id from audit where at < ?1 or id <= ?2 order by id limit ?3)
+returning id
 
 -- name: queue_named
 select id, name, created_at, paused, options from queues where name = ?1
@@ -99,6 +127,8 @@ order by id
 -- name: lanes_of_partition
 select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes where partition = ?1
 order by priority
+-- name: lane_ids_in
+select id from lane_rows where partition = ?1 order by priority
 -- name: lanes_after
 select id, queue, partition, priority, base, head, last_at, odd, copies, gone, gone_to from lanes
 where queue = ?1 and id >= ?2 order by id limit ?3
@@ -111,6 +141,8 @@ update lane_rows set odd = ?2, copies = ?3 where id = ?1
 -- name: gone_near
 select lo, hi, for_group from gone where lane = ?1 and lo <= ?3 and hi >= ?2
     and lo >= coalesce((select max(lo) from gone where lane = ?1 and lo <= ?2), ?2) order by lo
+-- name: gone_of_lane
+select lo, hi, for_group from gone where lane = ?1 order by lo
 -- name: gone_after
 select coalesce(sum(case when lo < ?2 then hi - ?2 else hi - lo end), 0) from gone
 where lane = ?1 and hi > ?2
@@ -219,11 +251,34 @@ select coalesce(sum(next), 0), coalesce(sum(delivered), 0), coalesce(sum(consume
                 and (l.odd > k.next or l.gone_to > k.next))
         order by first desc limit 1))
 from cursors c where grp = ?1
+-- name: group_behind
+select count(*), coalesce(min(n), 0), coalesce(max(n), 0), coalesce(sum(n), 0)
+from (select l.head - c.next as n from cursors c join lanes l on l.id = c.lane where c.grp = ?1)
+    as behind
+-- name: group_consumed
+select coalesce(sum(consumed), 0) from cursors where grp = ?1
 -- name: group_claims
 select case when state = 1 and at <= ?2 then 2 else state end as now_state, sum(n),
     min((select created_at from segments s where s.lane = c.lane and s.first <= c.lo
         order by first desc limit 1))
 from claims c where grp = ?1 group by now_state
+-- Lanes with other messages for the group than the heads tell are left out.
+-- name: unsettled_partitions
+select count(distinct c.partition) from cursors c join lanes l on l.id = c.lane
+where c.grp = ?1 and (c.next < l.head or exists
+    (select 1 from claims k where k.lane = c.lane and k.grp = c.grp))
+and c.partition not in (select u.partition from lane_rows u join cursors k on k.lane = u.id and k.grp = ?1
+    where u.queue = ?2 and (u.odd > 0 or u.gone_to > 0) and (u.odd > k.next or u.gone_to > k.next))
+-- name: late_partitions
+select partition, min(oldest) from (
+    select c.partition, coalesce((select s.created_at from segments s
+        where s.lane = c.lane and s.first <= c.next order by s.first desc limit 1), 0) as oldest
+    from cursors c join lanes l on l.id = c.lane where c.grp = ?1 and c.next < l.head
+    union all
+    select l.partition, coalesce((select s.created_at from segments s
+        where s.lane = k.lane and s.first <= k.lo order by s.first desc limit 1), 0) as oldest
+    from claims k join lanes l on l.id = k.lane where k.grp = ?1) as waiting
+where oldest <= ?2 group by partition order by 2, 1 limit ?3
 -- name: count_partitions
 select count(*) from partitions where queue = ?1
 -- name: lane_totals
@@ -337,7 +392,7 @@ update cursors set ready = 1 where grp = ?1 and ready = 0 and (
 -- name: next_work
 select lane, priority, served from cursors
 where grp = ?1 and (priority, served) >= (?2, ?3) and ready = 1 and blocked = 0
-order by priority, served, lane limit 2
+order by priority, served, lane limit ?4
 -- name: next_work_in
 select lane from cursors where grp = ?1 and partition = ?2 and ready = 1 and blocked = 0
 order by priority, served limit 1
@@ -353,10 +408,6 @@ select min(last) from (select max(l.last_at) as last from cursors c
 -- name: unread_of_queue
 select c.lane, c.grp, c.next from cursors c join lanes l on l.id = c.lane
 where l.queue = ?1 and c.next < l.head and c.grp in (select id from groups where queue = ?1)
--- name: block_partition
-update cursors set blocked = ?3 where grp = ?1 and partition = ?2
--- name: cursors_in
-select lane, priority, served, ready from cursors where grp = ?1 and partition = ?2
 -- name: partition_leased
 select 1 from cursors k where k.grp = ?1 and k.partition = ?2 and (k.kept > 0 or exists
     (select 1 from claim_rows c where c.lane = k.lane and c.grp = k.grp and c.lease > 0)) limit 1
@@ -548,6 +599,8 @@ select lane, min(seq), max(seq) + 1 from (
 -- name: dead_of_partition
 select lane, seq, rest from dead where queue = ?1
     and lane in (select id from lanes where partition = ?2) order by id desc
+-- name: dead_ids_after
+select id from dead where queue = ?1 and id > ?2 order by id limit ?3
 -- name: dead_by_id
 select * from dead where id = ?1
 -- name: dead_page
@@ -603,6 +656,20 @@ group by 1, 2, 3
 -- name: dead_reasons
 select grp, lane, seq, kind, reason, died_at from dead
 where queue = ?1 and (grp = ?2 or ?2 is null) and instr(reason, ?3) = 1
+-- name: uncount_letter
+update dead set counted = 0 where grp = ?1 and lane = ?2 and seq = ?3
+-- name: dead_newest
+select id, queue, grp, lane, seq, kind, reason, error, died_at from dead where id < ?1
+order by id desc limit ?2
+-- name: dead_newest_of_queue
+select id, queue, grp, lane, seq, kind, reason, error, died_at from dead where queue = ?1 and id < ?2
+order by id desc limit ?3
+-- name: dead_after
+select id, grp, lane, seq, kind, reason, error from dead where queue = ?1 and id > ?2
+order by id limit ?3
+-- name: some_bytes
+select count(*), coalesce(sum(bytes), 0) from (select s.bytes from segments s
+    join lane_rows l on l.id = s.lane where l.queue = ?1 and s.first >= l.base limit ?2) as several
 -- name: dead_per_group
 select grp, count(*) from dead where queue = ?1 group by grp
 -- name: uncount_dead
@@ -642,6 +709,8 @@ select exists (select 1 from keys where at <= ?1)
     or exists (select 1 from sweeps where ended_at <= ?6)
 -- name: has_txids
 select exists (select 1 from txids where partition = ?1)
+-- name: txids_after
+select txid, lane, seq, at from txids where partition = ?1 and txid > ?2 order by txid limit ?3
 -- name: drop_txids_of_partition
 delete from txids where (partition, txid) in
     (select partition, txid from txids where partition = ?1 limit ?2) returning txid
@@ -774,7 +843,7 @@ update claim_rows set held = 1 where lane = ?1 and grp = ?2 and lease = ?3 and i
 -- name: unheld_claims
 select lane, lo, hi, ranges from claims where lane = ?1 and grp = ?2 and lease = ?3 and held = 0
 
--- Rows written while the clock was ahead; see broker/core/clock_recovery.py.
+-- Rows written while the clock was ahead; see broker/core/upkeep/clock_recovery.py.
 -- name: newest_message
 select max(last_at) from lanes
 -- name: newest_lease
@@ -802,6 +871,13 @@ update leases set acquired_at = ?2 where id = ?1
 select partition, txid from txids where at is not null and at > ?1 order by at limit ?2
 -- name: set_txid_time
 update txids set at = ?3 where partition = ?1 and txid = ?2
+-- name: expiring_ahead
+select lane, seq, at from expiring where (lane, seq) > (?1, ?2) and at > ?3 order by lane, seq limit ?4
+-- name: set_expiring
+update expiring set at = ?3 where lane = ?1 and seq = ?2
+-- name: declarations_ahead
+update declarations set used_at = ?2 where queue in
+    (select queue from declarations where used_at > ?1 limit ?3) returning queue
 -- name: set_group_time
 update groups set created_at = ?2 where id = ?1
 -- name: access_tokens_ahead
@@ -940,7 +1016,7 @@ select 1 from expiring where lane = ?1 limit 1
 -- name: used_at
 select used_at from declarations where queue = ?1
 
--- Seek, purge and delete in slices; see broker/core/sweeps.py.
+-- Seek, purge and delete in slices; see broker/core/upkeep/sweeps.py.
 -- name: add_sweep
 insert into sweeps (kind, queue, grp, partition, target, queue_name, group_name, upto, lanes, started_at)
 values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)

@@ -31,6 +31,7 @@ from .. import migrate
 from ..cache import Cache
 from ..durability import MayLose, agreed, checked
 from ..mapping import Row
+from ..protocol import EVERYTHING, Reach
 from ..statements import Execute
 from ..tx import CLOCK_BACK, Tx
 from .backup import COPY_OF, backup
@@ -64,6 +65,8 @@ LOSSY = ("recent", "everything")
 
 class SqliteStore:
     """A database file, or a private database in memory for the path `:memory:`."""
+
+    by_queue = False  # SQLite has one lock
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class SqliteStore:
         with translated(path):
             self._db = self._first_open()
             self._write = self._db.cursor().execute
+            self._write_many = self._db.cursor().executemany
             self._execute = _executor(self._db)
             try:
                 self.id, level, by_hand = self._identity(may_lose)
@@ -213,7 +217,12 @@ class SqliteStore:
             ) from error
         self._record.clear(failures)
 
-    def transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
+    def transact(
+        self,
+        body: Callable[[Tx], None],
+        synced: bool,
+        reaches: Sequence[Reach | None] = (EVERYTHING,),
+    ) -> Tx:
         """Run a body in one transaction; on return it is committed, on error it is rolled back.
 
         `synced`: it must be on disk before it is answered, and needs free space.
@@ -388,6 +397,7 @@ class SqliteStore:
         return Tx(
             execute, write, self._statements, cache, savepoint, insert, store=self.id,
             now=self.clock.now(), writes=writes, full=self._full, record=record,
+            write_many=self._write_many if writes else _refuse,
         )  # fmt: skip
 
     def _insert(self, sql: str, args: Sequence[Any]) -> int:
@@ -410,7 +420,7 @@ class SqliteStore:
         """Open the file and migrate it, concurrently with other processes that do the same."""
         migrations = migrate.shipped("sqlite")
         self._schema = migrations[-1][0]
-        again = _patience(self._hurried)
+        again = _busy_handler(self._hurried)
         tries = 0
         while True:
             try:
@@ -433,7 +443,7 @@ class SqliteStore:
                 db.execute("begin")  # one snapshot, as another process may be creating it
                 migrate.check(db, migrations)
                 db.execute("rollback")
-            db.set_busy_handler(_patience(self._hurried))
+            db.set_busy_handler(_busy_handler(self._hurried))
             if self._single:
                 db.pragma("locking_mode", "exclusive")  # before anything reads the file
             db.pragma("page_size", PAGE_SIZE)
@@ -454,7 +464,7 @@ class SqliteStore:
         return db
 
     def _set_up(self, db: apsw.Connection) -> None:
-        db.set_busy_handler(_patience(self._hurried))
+        db.set_busy_handler(_busy_handler(self._hurried))
         # Without this, SQLite recompiles many statements whenever a bound value changes.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         db.pragma("cache_size", -CACHE_KIB)
@@ -551,7 +561,7 @@ def _executor(db: apsw.Connection) -> Execute:
     return execute
 
 
-def _patience(hurried: threading.Event) -> Callable[[int], bool]:
+def _busy_handler(hurried: threading.Event) -> Callable[[int], bool]:
     started = 0.0
 
     def again(tries: int) -> bool:

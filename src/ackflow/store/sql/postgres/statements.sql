@@ -53,16 +53,6 @@ select k.lane from lane_rows l
 cross join lateral (select * from cursors where lane = l.id and grp = ?1
     order by lane desc, grp desc, rev desc limit 1) as k
 where l.partition = ?2 and k.ready = 1 and k.blocked = 0 order by k.priority, k.served limit 1
--- name: cursors_in
-select k.lane, k.priority, k.served, k.ready from lane_rows l
-cross join lateral (select * from cursors where lane = l.id and grp = ?1
-    order by lane desc, grp desc, rev desc limit 1) as k
-where l.partition = ?2
--- name: block_partition
-update cursors set blocked = ?3 where ctid = any (array(select k.ctid from lane_rows l
-    cross join lateral (select ctid from cursors where lane = l.id and grp = ?1
-    order by lane desc, grp desc, rev desc limit 1) as k
-    where l.partition = ?2))
 -- name: partition_leased
 select 1 from lane_rows l
 cross join lateral (select * from cursors where lane = l.id and grp = ?1
@@ -90,3 +80,10 @@ insert into tallies select ?1, ?2, ?3 where not exists (select 1 from added)
 -- name: tally
 select n from tallies where grp >= ?1 and grp <= ?1 and name >= ?2 and name <= ?2
 order by grp desc, name desc limit 1
+
+-- Tokens made by a broker contain the end of the lease's id; brokers take the ids in blocks.
+-- name: lease_of_token
+select id, token, grp, consumer, acquired_at, expires_at, ended_at, n, lane, lo, hi, number, parts,
+    fates
+from leases where token = ?1 and id = any (array(select id from generate_series(
+    {top} - ((({top} & 16777215) - (?1 & 16777215)) & 16777215), 1, -16777216) as id))

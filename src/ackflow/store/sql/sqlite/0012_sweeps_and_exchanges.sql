@@ -1,7 +1,7 @@
 -- Seek, purge and delete are done in slices.
 
 -- A seek, purge or delete that is not done in one transaction. What it covers is decided when its row
--- is added; it is applied to each lane before the lane is read or changed (broker/core/sweeps.py).
+-- is added; it is applied to each lane before the lane is read or changed (broker/core/upkeep/sweeps.py).
 create table sweeps (
     id integer primary key autoincrement,
     kind text not null,                     -- seek, start, purge, queue or group

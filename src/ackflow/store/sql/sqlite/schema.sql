@@ -1,4 +1,4 @@
--- Schema 12: a new database gets this file, and then the migrations above 12, if there are any.
+-- Schema 13: a new database gets this file, and then the migrations above 13, if there are any.
 -- A database of an older version gets the missing migrations. Both ways have the same result
 -- (tests/schemas/test_fresh.py).
 --
@@ -347,7 +347,7 @@ create table trace_names (
 create index names_of_trace on trace_names (trace);
 
 -- A seek, purge or delete that is not done in one transaction. What it covers is decided when its row
--- is added; it is applied to each lane before the lane is read or changed (broker/core/sweeps.py).
+-- is added; it is applied to each lane before the lane is read or changed (broker/core/upkeep/sweeps.py).
 create table sweeps (
     id integer primary key autoincrement,
     kind text not null,                     -- seek, start, purge, queue or group
@@ -419,3 +419,24 @@ create table expiring (
     primary key (lane, seq)
 ) without rowid;
 create index expiring_by_time on expiring (at);
+
+-- Counters over time: one row for each queue and block of points (broker/sampling/series.py).
+create table series (
+    queue integer not null,                 -- 0: all queues
+    step integer not null,                  -- seconds between points
+    start integer not null,                 -- of the block, in seconds since 1970
+    points blob not null,                   -- msgpack
+    primary key (queue, step, start)
+) without rowid;
+create index series_by_time on series (step, start, queue);
+
+-- Changes made by people and programs through the server: administration, not messages.
+create table audit (
+    id integer primary key autoincrement,
+    at integer not null,
+    who text not null,                      -- the name of a token; empty: no token was required
+    origin text not null,                   -- the address of the client
+    action text not null,
+    queue text,
+    details text not null                   -- JSON
+);

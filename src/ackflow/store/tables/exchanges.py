@@ -2,10 +2,10 @@
 
 from msgspec import msgpack
 
-from ..ids import LaneId, QueueId
-from .mapping import Row
-from .records import Arguments, Binding, Declaration, Exchange
-from .statements import Statements
+from ...ids import LaneId, QueueId
+from ..mapping import Row
+from ..records import Arguments, Binding, Declaration, Exchange
+from ..statements import Statements
 
 _encode = msgpack.Encoder(order="sorted").encode  # equal arguments are equal bytes
 _arguments = msgpack.Decoder(Arguments).decode

@@ -1,16 +1,23 @@
-"""Cursors, as primitives over named SQL statements; changes are written once, before the commit."""
+"""Cursors, as primitives over named SQL statements; changes are written once, before the commit.
+
+The next lanes with work are read several at a time; changes of cursors keep them up to date.
+"""
 
 from typing import Any
 
-from ..ids import NO_LEASE, GroupId, LaneId, PartitionId
-from .counters import Tally
-from .mapping import Row, cursor_columns
-from .records import Claim, Cursor, Group
-from .statements import Statements
+from ...ids import NO_LEASE, GroupId, LaneId, PartitionId
+from ..cache import WorkAhead
+from ..counters import Tally
+from ..mapping import Row, cursor_columns
+from ..records import Claim, Cursor, Group
+from ..statements import Statements
 
 # Before and after all lanes with work, in the order in which they are served.
 _START, _END = (-1 << 62, 0), (1 << 62, 0)
 _NOTHING = 0, None, None, None, None
+FIRST_LANES, MOST_LANES = 2, 64  # with work, read at once
+
+_Key = tuple[LaneId, GroupId]
 
 
 class Cursors(Statements):
@@ -18,14 +25,22 @@ class Cursors(Statements):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._changed: dict[tuple[LaneId, GroupId], Cursor] = {}
-        self._counted: dict[tuple[LaneId, GroupId], Cursor] = {}
+        self._changed: dict[_Key, Cursor] = {}
+        self._counted: dict[_Key, Cursor] = {}
+        self._kept: dict[_Key, tuple[Cursor, tuple[Any, ...]]] = {}
         self.tally = Tally()
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether changes are not written yet."""
+        return bool(self._changed or self._counted or self._kept or self._collected)
 
     def forget(self) -> None:
         """Discard changes that are not written yet."""
+        super().forget()
         self._changed.clear()
         self._counted.clear()
+        self._kept.clear()
 
     def cursor(self, lane: LaneId, group_id: GroupId) -> Cursor | None:
         found = self.cache.cursors.get((lane, group_id))
@@ -60,41 +75,59 @@ class Cursors(Statements):
         self.run("add_cursor", c.lane, c.group_id, c.partition, c.priority, c.next, c.ready, c.blocked,
                  c.skipped, c.hidden, c.copies)  # fmt: skip
         self.cache.keep_cursor(cursor)
-        self.cache.alone.pop(c.group_id, None)
-        if c.ready and not c.blocked:
-            self._note_work(c.group_id, c.priority, 0)
+        self._note_work(c)
 
     def changed(self, cursor: Cursor) -> None:
         """Note a changed cursor; it is written before a statement can read it."""
         self._changed[cursor.lane, cursor.group_id] = cursor
+        self._note_work(cursor)
 
     def counted(self, cursor: Cursor) -> None:
         """Note a cursor of which only counters changed: no index is updated."""
         self._counted[cursor.lane, cursor.group_id] = cursor
 
     def flush(self) -> None:
+        """Write all changes."""
+        if self._behind:
+            super().flush()
         if self.tally.counts:
             self.tally.write(self.run)
+        if self._kept:
+            rows = []
+            for key, (c, kept) in self._kept.items():
+                self._counted.pop(key, None)
+                self._make_room(c)
+                rows.append(cursor_columns(c) + kept)
+            self._write_rows("save_kept", rows)
+            self._kept.clear()
         if self._counted:
-            for key, c in self._counted.items():
-                if key not in self._changed:
-                    self._make_room(c)
-                    self.run("save_counts", *cursor_columns(c))
+            some = [c for key, c in self._counted.items() if key not in self._changed]
+            for c in some:
+                self._make_room(c)
+            self._write_rows("save_counts", [cursor_columns(c) for c in some])
             self._counted.clear()
         if self._changed:
+            rows = []
             for c in self._changed.values():
                 self._make_room(c)
-                self.run("save_cursor", *cursor_columns(c), c.served, c.ready, c.blocked)
-                self.cache.alone.pop(c.group_id, None)
-                if c.ready and not c.blocked:
-                    self._note_work(c.group_id, c.priority, c.served)
+                rows.append((*cursor_columns(c), c.served, c.ready, c.blocked))
+            self._write_rows("save_cursor", rows)
             self._changed.clear()
 
-    def _note_work(self, group_id: GroupId, priority: int, served: int) -> None:
-        """Lower `work_from` if a lane with work comes before it."""
-        known = self.cache.work_from.get(group_id)
-        if known is not None and (priority, served) < known:
-            self.cache.work_from[group_id] = priority, served
+    def _note_work(self, cursor: Cursor) -> None:
+        """Note that a lane may have work now, in the order in which lanes are served."""
+        c, cache = cursor, self.cache
+        has_work = c.ready and not c.blocked
+        if has_work != (cache.alone.get(c.group_id) == c.lane):
+            cache.alone.pop(c.group_id, None)
+        if not has_work:
+            return
+        known = cache.work_from.get(c.group_id)
+        if known is not None and (c.priority, c.served) < known:
+            cache.work_from[c.group_id] = c.priority, c.served
+        ahead = cache.work_ahead.get(c.group_id)
+        if ahead is not None:
+            ahead.add((c.priority, c.served, c.lane))
 
     def _make_room(self, cursor: Cursor) -> None:
         """Add the newly settled messages of a cursor to the cached capacity of its queue."""
@@ -115,37 +148,66 @@ class Cursors(Statements):
 
         Also return whether it is the only lane of the group with work.
         """
-        only = self.only_lane(group_id)
         if partition is not None:
+            self.flush()
             lane = self.value("next_work_in", group_id, partition)
             return (None if lane is None else self.cursor(lane, group_id)), False
+        only = self.only_lane(group_id)
         if only is not None:
             return self.cursor(only, group_id), True
-        known = self.cache.work_from.pop(group_id, _START)
-        found = self.all("next_work", group_id, *known)
-        self.cache.work_from[group_id] = found[0][1:] if found else _END
-        if not found:
+        ahead = self.cache.work_ahead.get(group_id) or self._look_ahead(group_id, FIRST_LANES)
+        while True:
+            cursor = self._first_ready(group_id, ahead, 0)
+            other = self._first_ready(group_id, ahead, 1)
+            if other is not None or ahead.end is None:
+                break
+            ahead = self._look_ahead(group_id, min(4 * ahead.step, MOST_LANES))
+        if cursor is None:
+            self.cache.work_from[group_id] = _END
             return None, False
-        if len(found) == 1:
-            self.cache.alone[group_id] = found[0][0]
-        return self.cursor(found[0][0], group_id), len(found) == 1
+        self.cache.work_from[group_id] = cursor.priority, cursor.served
+        if other is None:
+            self.cache.alone[group_id] = cursor.lane
+        return cursor, other is None
+
+    def _look_ahead(self, group_id: GroupId, step: int) -> WorkAhead:
+        """Read the next lanes with work."""
+        self.flush()
+        known = self.cache.work_from.pop(group_id, _START)
+        rows = self.all("next_work", group_id, *known, step)
+        lanes = [(priority, served, lane) for lane, priority, served in rows]
+        found = WorkAhead(lanes, lanes[-1] if len(lanes) == step else None, step)
+        self.cache.work_ahead[group_id] = found
+        self.cache.work_from[group_id] = lanes[0][:2] if lanes else _END
+        return found
+
+    def _first_ready(self, group_id: GroupId, ahead: WorkAhead, at: int) -> Cursor | None:
+        """Return the cursor of an entry, after removing outdated ones."""
+        while len(ahead.lanes) > at:
+            priority, served, lane = ahead.lanes[at]
+            cursor = self.cursor(lane, group_id)
+            if cursor and cursor.ready and not cursor.blocked and cursor.served == served:
+                return cursor
+            ahead.lanes.remove((priority, served, lane))
+        return None
 
     def only_lane(self, group_id: GroupId) -> LaneId | None:
         """Return the only lane of a group with work, if it is known that there is just one."""
-        if self._changed:  # changed counters alone do not affect the index
-            self.flush()
         return self.cache.alone.get(group_id)
 
     def block_partition(self, group_id: GroupId, partition: PartitionId, blocked: bool) -> None:
-        self.flush()
-        self.cache.alone.pop(group_id, None)
-        self.run("block_partition", group_id, partition, blocked)
-        for lane, priority, served, ready in self.all("cursors_in", group_id, partition):
-            cursor = self.cache.cursors.get((lane, group_id))
-            if cursor is not None:
+        for cursor in self._cursors_in(partition, group_id):
+            if cursor.blocked != blocked:
                 cursor.blocked = blocked
-            if ready and not blocked:
-                self._note_work(group_id, priority, served)
+                self.changed(cursor)
+
+    def _cursors_in(self, partition: PartitionId, group_id: GroupId) -> list[Cursor]:
+        lanes = self.cache.lanes_in.get(partition)
+        if lanes is None:
+            lanes = [row[0] for row in self.all("lane_ids_in", partition)]
+            self.cache.lanes_in[partition] = lanes
+        found = [self.cursor(lane, group_id) for lane in list(lanes)]
+        return [cursor for cursor in found if cursor is not None]
 
     def reblock(self, group: Group) -> None:
         """Recompute `blocked` and `ready` of all cursors of a group."""
@@ -157,6 +219,7 @@ class Cursors(Statements):
         self.cache.cursors.clear()
         self.cache.alone.clear()
         self.cache.work_from.pop(group.id, None)
+        self.cache.work_ahead.pop(group.id, None)
 
     # a claim that is stored in a cursor
 
@@ -186,8 +249,12 @@ class Cursors(Statements):
 
     def keep(self, cursor: Cursor, claim: Claim | None) -> None:
         """Store a claim in a cursor, or clear it; its changed counters are written with it."""
-        self._counted.pop((cursor.lane, cursor.group_id), None)
-        self._make_room(cursor)
         cursor.kept = (claim.lease or NO_LEASE) if claim else NO_LEASE
         kept = (cursor.kept, *claim.ranges, claim.at, claim.since) if claim else _NOTHING
-        self.run("save_kept", *cursor_columns(cursor), *kept)
+        if self.collects:
+            self._kept[cursor.lane, cursor.group_id] = cursor, kept
+            self.delay()
+        else:
+            self._counted.pop((cursor.lane, cursor.group_id), None)
+            self._make_room(cursor)
+            self._write(self._sql["save_kept"], cursor_columns(cursor) + kept)

@@ -10,11 +10,12 @@ from typing import Any
 
 from msgspec import msgpack
 
-from .. import ids, ranges
-from ..ids import NO_LEASE, GroupId, LaneId, LeaseId
+from ... import ids, ranges
+from ...ids import NO_LEASE, GroupId, LaneId, LeaseId, PartitionId
+from ..cache import WHOLE_GROUP
+from ..mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
+from ..records import LEASED, Claim, Cursor, Group, Lease, record_acks
 from .cursors import Cursors
-from .mapping import ALL_ACKED, Row, claim_columns, claim_key, lease_columns, to_claim, to_lease
-from .records import LEASED, Claim, Cursor, Group, Lease, record_acks
 
 # At most so many claims whose time has come are sorted into the order of service.
 CLAIMS_COMPARED = 2_000
@@ -42,11 +43,13 @@ class Claims(Cursors):
             self.add_plain_claim(claim, cursor)
         else:
             self.cache.note_claim(claim)
+            self._count_leased(claim, int(claim.state == LEASED))
             self._add_row(claim)
 
     def add_plain_claim(self, claim: Claim, cursor: Cursor) -> None:
         """Add a claim of new messages without gaps, and write the counters of its cursor."""
         self.cache.note_claim(claim)
+        self._count_leased(claim, 1)
         if self.may_keep(cursor):
             self.keep(cursor, claim)
             claim.stored = cursor.kept
@@ -58,7 +61,7 @@ class Claims(Cursors):
     def _add_row(self, claim: Claim) -> None:
         claim.id = self._random.getrandbits(62) | 1
         columns = claim_columns(claim, claim.error is not None and self.is_encrypted(claim.lane))
-        self.run("add_claim", claim.lane, claim.group_id, claim.id, *columns)
+        self.later("add_claim", claim.lane, claim.group_id, claim.id, *columns)
         claim.stored = columns[-1]
         self._count(claim, columns[2] if claim.state == LEASED else 0)
 
@@ -93,6 +96,44 @@ class Claims(Cursors):
         self.cache.in_window.pop(group_id, None)
         self.cache.forget_leases()  # their claims were not counted
 
+    def _count_leased(self, claim: Claim, change: int) -> None:
+        """Update the known numbers of leased claims of a group."""
+        leased = self.cache.leased
+        if not change or not leased:
+            return
+        cursor = self.cursor(claim.lane, claim.group_id)
+        home = WHOLE_GROUP if cursor is None else cursor.partition
+        for key in ((claim.group_id, home), (claim.group_id, WHOLE_GROUP)):
+            if key in leased:
+                leased[key] += change
+
+    def is_leased(self, group_id: GroupId, partition: PartitionId) -> bool:
+        """Return whether a group holds a lease in a partition."""
+        known = self.cache.leased.get((group_id, partition))
+        if known is None:
+            if self.value("partition_leased", group_id, partition) is not None:
+                return True
+            self.cache.leased[group_id, partition] = known = 0
+        return known > 0
+
+    def lock_end(self, group_id: GroupId) -> int | None:
+        """Return when the last lease of a group ends; None if it holds none."""
+        if self.cache.leased.get((group_id, WHOLE_GROUP)) == 0:
+            return None
+        end = self.value("lock_end", group_id)
+        if end is None:
+            self.cache.leased[group_id, WHOLE_GROUP] = 0
+        return None if end is None else int(end)
+
+    def first_returned(self, lane: LaneId, group_id: GroupId) -> int | None:
+        """Return the first message of a lane that waits for another delivery to a group."""
+        if (lane, group_id) in self.cache.nothing_returned:
+            return None
+        found = self.value("first_returned", lane, group_id)
+        if found is None:
+            self.cache.nothing_returned.add((lane, group_id))
+        return None if found is None else int(found)
+
     def _take_out(self, claim: Claim) -> None:
         """Move a claim from its cursor to a row of its own."""
         self.keep(self._keeper(claim), None)
@@ -107,6 +148,7 @@ class Claims(Cursors):
     def save_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
         self.cache.note_claim(claim)
+        self._count_leased(claim, int(claim.state == LEASED) - int(claim.stored != NO_LEASE))
         if not claim.id:
             self._take_out(claim)
             return
@@ -131,8 +173,9 @@ class Claims(Cursors):
     def drop_claim(self, claim: Claim) -> None:
         self.cache.forget_lease(claim.lease)
         self._count(claim, 0)
+        self._count_leased(claim, -int(claim.stored != NO_LEASE))
         if claim.id:
-            self.run("drop_claim", *claim_key(claim))
+            self.later("drop_claim", *claim_key(claim))
         else:
             self.keep(self._keeper(claim), None)
 
@@ -251,6 +294,14 @@ class Claims(Cursors):
                 return row
         return self.one("lease_by_token", token)
 
+    def group_of_lease(self, token: int) -> GroupId | None:
+        """Return the group of a lease, or None if the lease is unknown."""
+        known = self.cache.leases.get(token)
+        if known is not None:
+            return known[0].group_id
+        row = self.lease_row(token)
+        return GroupId(row[2]) if row else None
+
     def lease(self, token: int) -> Lease | None:
         row = self.lease_row(token)
         return self._complete(to_lease(row)) if row else None
@@ -290,20 +341,21 @@ class Claims(Cursors):
 
     def add_lease(self, lease: Lease) -> LeaseId:
         lease.id = self.next_lease()
-        self.run("add_lease", *lease_columns(lease))
+        self.later("add_lease", *lease_columns(lease))
         self.cache.last_lease = lease.id
         return lease.id
 
     def end_acked(self, lease: Lease, claim: Claim, cursor: Cursor) -> None:
         """End a lease whose only claim was acked as a whole; `lease` comes from `held`."""
         self._count(claim, 0)
+        self._count_leased(claim, -1)
         if claim.id:
             self.counted(cursor)
-            self.run("drop_claim", *claim_key(claim))
+            self.later("drop_claim", *claim_key(claim))
         else:
             assert cursor.kept == lease.id, "a claim that does not lie in its cursor"
             self.keep(cursor, None)
-        self.run("end_lease", lease.id, self.now, ALL_ACKED)
+        self.later("end_lease", lease.id, self.now, ALL_ACKED)
 
     def save_lease(self, lease: Lease) -> None:
         self.cache.forget_lease(lease.id)

@@ -5,11 +5,11 @@ on the number of rows. `Lane.gone` is the number of removed messages; `Lane.gone
 the last range: no row is read beyond it.
 """
 
-from .. import ranges
-from ..ids import GroupId
-from ..ranges import Ranges
-from .records import Lane
-from .statements import Statements
+from ... import ranges
+from ...ids import GroupId
+from ...ranges import Ranges
+from ..records import Lane
+from ..statements import Statements
 
 
 class GoneRows(Statements):

@@ -1,0 +1,1 @@
+"""Primitives of a transaction over single tables; `Tx` has all of them."""
