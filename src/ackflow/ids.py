@@ -8,6 +8,7 @@ messages, with a sequence that no message ever gets.
 
 import os
 import secrets
+from array import array
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from functools import lru_cache
 from typing import Literal, NamedTuple, NewType
@@ -16,6 +17,10 @@ from uuid import UUID
 from .errors import InvalidArgument
 
 TOKEN_SPAN = 1 << 24
+RANDOM_BYTES = 2048  # read from the system at once
+_random: list[int] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_random.clear)
 
 # Ids of rows are integers; their types keep one from being passed in place of another.
 QueueId = NewType("QueueId", int)
@@ -90,10 +95,19 @@ def new_token(lease: int | None = None) -> int:
     """
     bits = 62 << 58
     while bits >> 58 == 62:
-        bits = int.from_bytes(os.urandom(8))
+        bits = _random_bits()
     if lease is not None:
         bits += lease % TOKEN_SPAN - bits % TOKEN_SPAN
     return bits - (1 << 63)
+
+
+def _random_bits() -> int:
+    """Return 64 random bits; the system is asked for many at once."""
+    while True:
+        try:
+            return _random.pop()  # one step, so that no two threads get the same
+        except IndexError:
+            _random.extend(array("Q", os.urandom(RANDOM_BYTES)))
 
 
 def token_text(token: int) -> str:

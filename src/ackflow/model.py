@@ -213,6 +213,16 @@ class LeaseStats(Struct, frozen=True):
     partitions: list[str]
 
 
+class DatabaseStats(Struct):
+    """A database of a session, and whether it answers; `store` is its id, if it was ever reached."""
+
+    place: str
+    up: bool
+    store: int | None = None
+    queues: int = 0
+    error: str | None = None
+
+
 class SweepStats(Struct, frozen=True):
     """A seek, purge or delete that is done in slices, and how far it is.
 

@@ -60,6 +60,7 @@ class QueueOptions(Struct, frozen=True, omit_defaults=True):
     window_seconds: float = 0.0
     priority: int = 0
     encrypted: bool = False
+    spread: bool = False
 
 
 class GroupOptions(Struct, frozen=True, omit_defaults=True):
@@ -95,6 +96,7 @@ class QueueOptionsDict(TypedDict, total=False):
     window_seconds: float | timedelta
     priority: int
     encrypted: bool
+    spread: bool
 
 
 class GroupOptionsDict(TypedDict, total=False):
@@ -149,7 +151,7 @@ def settings(dialect: GroupDialect, queue: QueueOptions, group: GroupOptions) ->
 _PLAIN_ANY = frozenset({
     "lease_seconds", "retry_limit", "max_deliver", "backoff", "max_ack_pending", "batch", "start",
     "history_seconds", "delay_seconds", "keep_seconds", "dedup_seconds", "namespace", "task",
-    "max_size", "priority", "encrypted",
+    "max_size", "priority", "encrypted", "ordering", "spread",
 })  # fmt: skip
 
 
@@ -158,10 +160,10 @@ def is_plain(queue: QueueOptions, group: GroupOptions, rules: Settings) -> bool:
 
     A new option is unknown here, so that only a group that leaves it at its default is plain.
     """
-    if rules.ordering != "shared" or rules.policy == "none":
+    if rules.policy == "none":
         return False
     native = DEFAULTS["native"]
-    checked = _PLAIN_ANY | {"ordering", "policy"}
+    checked = _PLAIN_ANY | {"policy"}
     return all(
         getattr(given, name) == getattr(default, name)
         for given, default in ((queue, type(queue)()), (group, type(group)()), (rules, native))

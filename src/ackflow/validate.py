@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeGuard, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -188,7 +188,7 @@ def queue_options(given: Mapping[str, Any]) -> dict[str, Any]:
             checked[key] = positive(value, key)
         elif key == "priority":
             checked[key] = integer(value, key, -1_000_000, 1_000_000)
-        elif key == "encrypted":
+        elif key in ("encrypted", "spread"):
             checked[key] = flag(value, key)
         else:
             checked[key] = seconds(value, key)
@@ -290,6 +290,33 @@ def place(value: object) -> str:
     return path
 
 
+def databases(value: object) -> list[str]:
+    """The databases of a connection: a path, a URL, URLs separated by commas, or a list of these."""
+    if isinstance(value, list | tuple):
+        given = [_file(one) for one in value]
+        if not given:
+            raise InvalidArgument("a list of databases must name at least one")
+    elif is_postgres(value):
+        given = re.split(r",(?=[a-zA-Z]+://)", value)
+    else:
+        return [place(value)]
+    for one in given:
+        if is_url(one) and not is_postgres(one):
+            raise InvalidArgument(
+                f"{redact_url(one)} cannot be one of several databases: they are files or "
+                "PostgreSQL; a server has databases of its own"
+            )
+    return given
+
+
+def _file(value: object) -> str:
+    return value if isinstance(value, str) and is_url(value) else place(value)
+
+
+def is_postgres(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value.startswith(POSTGRES)
+
+
 def is_url(place: str) -> bool:
     """Whether a database is given by a URL; otherwise it is a local file or `:memory:`."""
     return "://" in place
@@ -299,5 +326,5 @@ def redact_url(place: str) -> str:
     """A path or URL for display, with the password masked."""
     if not is_url(place):
         return place
-    bare = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", place)
+    bare = re.sub(r"(?<=://)([^/@:,]*):[^/@]*@", r"\1:***@", place)
     return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", bare)

@@ -12,6 +12,7 @@ from .. import validate
 from ..clock import micros
 from ..errors import AckflowError, InvalidArgument, NotFound
 from ..store.tx import Tx
+from .verb import verb
 
 Role = Literal["read-only", "read-write", "admin"]
 ROLES: tuple[Role, ...] = ("read-only", "read-write", "admin")
@@ -82,6 +83,7 @@ def grant(text: str) -> Grant:
     return Grant(role, validate.name(pattern or EVERY_QUEUE, "queue pattern"))  # type: ignore[arg-type]
 
 
+@verb("admin", name="token_create", wire=False, home=True)
 def create(tx: Tx, name: str, grants: list[Grant], seconds: float | None) -> str:
     """Create a token and return its secret, which is not stored."""
     validate.name(name, "token name")
@@ -97,6 +99,7 @@ def create(tx: Tx, name: str, grants: list[Grant], seconds: float | None) -> str
     return secret
 
 
+@verb("admin", name="token_tokens", wire=False, home=True, read_only=True)
 def tokens(tx: Tx) -> list[Token]:
     """Return all tokens, including revoked ones, oldest first."""
     found = []
@@ -106,6 +109,7 @@ def tokens(tx: Tx) -> list[Token]:
     return found
 
 
+@verb("admin", name="token_find", wire=False, home=True, read_only=True)
 def find(tx: Tx, name: str) -> Token:
     """Return the token with this name that is not revoked, or raise NotFound."""
     for token in tokens(tx):
@@ -114,12 +118,14 @@ def find(tx: Tx, name: str) -> Token:
     raise NotFound(f"there is no token {name!r}")
 
 
+@verb("admin", name="token_revoke", wire=False, home=True)
 def revoke(tx: Tx, name: str) -> None:
     find(tx, name)
     tx.run("revoke_access_token", name, tx.now)
     changed(tx)
 
 
+@verb("admin", name="token_forget_all", wire=False, home=True)
 def forget_all(tx: Tx) -> int:
     """Delete every token, so that requests no longer need one; return how many."""
     dropped = len(tx.all("drop_access_tokens"))
@@ -127,6 +133,7 @@ def forget_all(tx: Tx) -> int:
     return dropped
 
 
+@verb("admin", name="token_revision", wire=False, home=True, read_only=True)
 def revision(tx: Tx) -> int:
     """Return a number that changes whenever a token changes."""
     return int(tx.value("get_meta", REVISION) or 0)

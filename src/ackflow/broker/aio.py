@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..clock import Signal, micros
 from ..errors import SessionClosed
-from ..store.group_commit import Job
+from ..store.job import Job
 from ..store.tx import Tx
 from .broker import Broker, wait_seconds
 from .core.handout import Handout
@@ -103,9 +103,19 @@ class LoopBroker:
         if self._returning:
             await asyncio.wait(self._returning)
 
-    async def try_pop(self, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
-        """Pop what is there now; `verb` is run in place of `pop`."""
+    async def try_pop(
+        self,
+        request: PopRequest,
+        verb: PopVerb = pop_now,
+        admit: Callable[[], None] | None = None,
+    ) -> Handout:
+        """Pop what is there now; `verb` is run in place of `pop`.
+
+        `admit` is called before each transaction, and raises if nothing may be handed out.
+        """
         while True:
+            if admit is not None:
+                admit()
             popping = PendingPop(self, request, verb)
             try:
                 answer: Handout = await popping.answered
@@ -182,18 +192,18 @@ class PendingPop:
     may be closed by then.
     """
 
-    def __init__(self, onloop: LoopBroker, request: PopRequest, verb: PopVerb) -> None:
-        self._onloop = onloop
-        self._writer = onloop.broker.writer
+    def __init__(self, loop_broker: LoopBroker, request: PopRequest, verb: PopVerb) -> None:
+        self._on_loop = loop_broker
+        self._writer = loop_broker.broker.writer
         self._job: Job | None = None
         self._given_up: asyncio.Future[Any] | None = None
-        self.answered = onloop.future()
-        onloop.broker.check_open()
-        onloop.enqueue(Job(verb, (request,), False, None, self._answer))
+        self.answered = loop_broker.future()
+        loop_broker.broker.check_open()
+        loop_broker.enqueue(Job(verb, (request,), False, None, self._answer))
 
     def give_up(self) -> "asyncio.Future[Any]":
         """Release the messages that the pop leased or will lease; return a future for that."""
-        self._given_up = returned = self._onloop.future()
+        self._given_up = returned = self._on_loop.future()
         if self._job is not None:
             self._release(self._job, returned)
         return returned
@@ -202,8 +212,9 @@ class PendingPop:
         # Each thread sets its own field before it reads the other's, so that at least one of them
         # releases the lease. A second release has no effect.
         self._job = job
+        job.on_answer = None  # else the two refer to each other, and keep what was handed out
         if self._given_up is None:
-            self._onloop.take(self.answered, job)
+            self._on_loop.take(self.answered, job)
         if self._given_up is not None:
             self._release(job, self._given_up)
 
@@ -212,9 +223,9 @@ class PendingPop:
         if token is not None:
             with contextlib.suppress(SessionClosed):
                 release: tuple[Any, ...] = token, [Mark(Verdict("release"))]
-                answered = partial(self._onloop.take, returned)
+                answered = partial(self._on_loop.take, returned)
                 return self._writer.submit([Job(settle, release, False, None, answered)])
-        self._onloop.take(returned, job)
+        self._on_loop.take(returned, job)
 
 
 class LoopSignal(Signal):

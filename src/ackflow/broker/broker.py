@@ -21,21 +21,25 @@ from ..store.tx import LaneNotSwept, Tx
 from .core.handout import Handout
 from .core.pop import pop
 from .core.push import Answer, push
-from .core.sweeps import SliceResult, Unfinished, run_slice, sweep_from
+from .core.upkeep.sweeps import SliceResult, Unfinished, run_slice, sweep_from
 from .observers import DeliveryObserver
+from .reach.reach import reach_of
 from .requests import PopRequest, PushRequest
+from .sampling.live_stats import StatsBoard
+from .sampling.series import Sampler
+from .turn import TURN_SECONDS, leave_turn, take_turn, turn, write_clock
 from .upkeep import UpkeepRunner
 from .verb import IN_SLICES
+from .views.metrics import snapshot
 from .waiters import Waiters
 
 P = ParamSpec("P")
 T = TypeVar("T")
 POLL_SECONDS = 0.005
-QUIET_POLL_SECONDS = 0.04  # once nothing has changed for QUIET_POLLS polls: 5 ms cost 2 % of a core
-QUIET_POLLS = 50
+QUIET_POLL_SECONDS = 0.04  # once nothing has changed for 2 s: polls at 5 ms cost 2 % of a core
+QUIET_PART = 0.02  # in between, a poll is late by at most this part of the quiet time before it
 BUSY_ROUND_SECONDS = 0.05
 IDLE_ROUND_SECONDS = 1.0
-TURN_SECONDS = 10.0
 SWEEP_RESTS = 1.0  # a call that sweeps pauses for this many times the duration of a slice
 
 log = logging.getLogger("ackflow")
@@ -52,11 +56,13 @@ class StoreInfo(Protocol):
 class Verbs(Protocol):
     """The methods of a broker that a session uses, embedded or over HTTP.
 
-    `whole`: it accepts many messages as one encoded JSON array.
+    `whole`: it accepts many messages as one encoded JSON array. `local`: it runs in this process,
+    so that a wait occupies no connection and a lost answer cannot happen.
     """
 
     clock: Clock
     whole: bool
+    local: bool
 
     @property
     def store(self) -> StoreInfo: ...
@@ -76,16 +82,20 @@ class Verbs(Protocol):
 class Broker:
     """Runs verbs on one store. Every method may be called from any thread."""
 
+    local = True
+
     def __init__(self, store: Store, clock: Clock, upkeep: bool = True) -> None:
         self.store: Store = store
         self.clock = clock
         self.whole = True
         self.waiters = Waiters()
-        self.writer = Writer(store, push, self.waiters.wake)
+        self.writer = Writer(store, push, self.waiters.wake, reach_of)
         self.observer = self.writer.observer = DeliveryObserver()
         self._keeper = UpkeepRunner(self.read, self._keep)
         self._driven = self._keeper.driven  # sweeps that calls of this process run
         self._name = secrets.token_hex(8)
+        self.stats = StatsBoard(lambda: self.read(snapshot))
+        self.sampler = Sampler(self.stats, self._no_other_turn, self._keep, clock.now)
         self._turn_until: int | None = None  # monotonic time at which the turn must be renewed
         self._keeping = threading.Lock()
         self._closing = threading.RLock()
@@ -152,18 +162,7 @@ class Broker:
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
         """Pop, waiting up to `wait` seconds for messages."""
-        answer = self.try_pop(request)
-        if answer.runs or wait <= 0:
-            return answer
-        deadline = self.clock.steady() + micros(wait)
-        signal = Signal()
-        with self.wait_for(request, signal):
-            while True:
-                signal.clear()
-                answer = self.try_pop(request)
-                if answer.runs or self.clock.steady() >= deadline:
-                    return answer
-                signal.wait(wait_seconds(self.clock, deadline, answer.retry_at))
+        return wait_and_pop(self, request, wait)
 
     @contextlib.contextmanager
     def wait_for(self, request: PopRequest, signal: Signal) -> Iterator[None]:
@@ -228,12 +227,26 @@ class Broker:
             if self._turn_until is not None:
                 self.store.hurry()
                 with contextlib.suppress(AckflowError):
-                    self.write(self._leave_turn)
+                    self.write(partial(leave_turn, name=self._name))
                 self._turn_until = None
             self.writer.close()
             with self.writer.exclusively():
                 self.store.close()
             self._ended = True
+
+    @property
+    def commits(self) -> int:
+        """Transactions committed by this process."""
+        return self.writer.commits
+
+    @property
+    def verbs(self) -> int:
+        """Verbs run by this process; many share one transaction."""
+        return self.writer.verbs
+
+    def ack_times(self) -> dict[int, list[int]]:
+        """Times from delivery to ack by group; see `DeliveryObserver.times`."""
+        return self.observer.times()
 
     def check_open(self) -> None:
         """Raise SessionClosed if the broker is closed."""
@@ -242,20 +255,20 @@ class Broker:
 
     def _look_after(self) -> None:
         """Run the upkeep thread: rounds of upkeep, and polls for commits of other processes."""
-        next_round, seen, quiet = self.clock.steady(), -1, 0
+        next_round, seen, quiet = self.clock.steady(), -1, 0.0
         while not self._closed.is_set():
             if self.clock.steady() >= next_round:
                 pause = BUSY_ROUND_SECONDS if self._round() else IDLE_ROUND_SECONDS
                 next_round = self.clock.steady() + micros(pause)
             left = max(0.0, (next_round - self.clock.steady()) / SECOND)
             if self.waiters.present.is_set():
-                quiet += 1
-                pause = POLL_SECONDS if quiet < QUIET_POLLS else QUIET_POLL_SECONDS
-                self._closed.wait(min(left, pause))
+                pause = min(left, poll_pause(quiet))
+                self._closed.wait(pause)
+                quiet += pause
                 with contextlib.suppress(AckflowError):
                     version = self.store.changed()
                     if version != seen:
-                        seen, quiet = version, 0
+                        seen, quiet = version, 0.0
                         self.waiters.wake()
             else:
                 self.waiters.present.wait(left)
@@ -263,39 +276,58 @@ class Broker:
     def _keep(self, duty: Callable[[Tx], T]) -> T:
         """Run a duty of upkeep if this process holds or gets the turn; else raise NotMyTurn."""
         if self._turn_until is None or self.clock.steady() >= self._turn_until:
-            self.write(self._take_turn)
+            self.write(partial(take_turn, name=self._name))
             self._turn_until = self.clock.steady() + micros(TURN_SECONDS / 2)
         return self.write(duty)
 
-    def _take_turn(self, tx: Tx) -> None:
-        holder, until = self._turn(tx)
-        # A turn that ends later than possible was taken while the clock was ahead.
-        if holder != self._name and tx.now < until <= tx.now + micros(2 * TURN_SECONDS):
-            raise NotMyTurn()
-        tx.run("put_meta", "upkeep", f"{self._name} {tx.now + micros(TURN_SECONDS)}")
-
-    def _leave_turn(self, tx: Tx) -> None:
-        if self._turn(tx)[0] == self._name:
-            tx.run("put_meta", "upkeep", f"{self._name} 0")
-
-    def _turn(self, tx: Tx) -> tuple[str, int]:
-        """Return the broker that has the turn, and the end of the turn."""
-        found = tx.value("get_meta", "upkeep")
-        holder, until = str(found).split(" ") if found else ("", "0")
-        return holder, int(until)
+    def _no_other_turn(self) -> bool:
+        """Whether this process has the turn, or may take it; reads only."""
+        if self._turn_until is not None and self.clock.steady() < self._turn_until:
+            return True
+        holder, until = self.read(turn)
+        return holder == self._name or until <= self.clock.now()
 
     def _round(self) -> bool:
         try:
             if self.clock.to_write():
-                self.write(_nothing)
+                self.write(write_clock)
             with self._keeping:
-                return self._keeper.run_once().total > 0 or self._keeper.unfinished
+                more = self._keeper.run_once().total > 0 or self._keeper.unfinished
+                self.sampler.run_once()
+                return more
         except NotMyTurn:
             return False
         except AckflowError as error:
             if not self._closed.is_set():
                 log.warning("upkeep failed and will be retried: %s", error)
             return False
+
+
+class Popping(Protocol):
+    """The methods of a broker that a waiting pop uses."""
+
+    clock: Clock
+
+    def try_pop(self, request: PopRequest) -> Handout: ...
+    def wait_for(
+        self, request: PopRequest, signal: Signal
+    ) -> contextlib.AbstractContextManager[None]: ...
+
+
+def wait_and_pop(broker: Popping, request: PopRequest, wait: float) -> Handout:
+    """Pop, waiting up to `wait` seconds for messages."""
+    answer = broker.try_pop(request)
+    if answer.runs or wait <= 0:
+        return answer
+    deadline = broker.clock.steady() + micros(wait)
+    signal = Signal()
+    with broker.wait_for(request, signal):
+        while True:
+            signal.clear()
+            answer = broker.try_pop(request)
+            if answer.runs or broker.clock.steady() >= deadline:
+                return answer
+            signal.wait(wait_seconds(broker.clock, deadline, answer.retry_at))
 
 
 def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
@@ -307,8 +339,9 @@ def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
     return left if retry_at is None else min(left, clock.seconds_until(retry_at))
 
 
-def _nothing(_: Tx) -> None:
-    """Do nothing: every transaction writes the pending clock correction itself."""
+def poll_pause(quiet: float) -> float:
+    """Return the seconds until the next poll for commits of other processes, after so many quiet."""
+    return min(max(POLL_SECONDS, quiet * QUIET_PART), QUIET_POLL_SECONDS)
 
 
 _LATER = object()

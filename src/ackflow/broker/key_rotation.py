@@ -43,7 +43,7 @@ class Rotated(Struct):
     complete: bool = False
 
 
-class _Place(Struct):
+class _Progress(Struct):
     """Where a rotation is, as it is stored: the first key, the index of the table, the last row."""
 
     key: bytes
@@ -51,7 +51,7 @@ class _Place(Struct):
     after: list[int | str]
 
 
-class _Slice(Struct):
+class _Resealed(Struct):
     """What one transaction did: rows dealt with, of these encrypted again, and not readable."""
 
     rows: int = 0
@@ -88,7 +88,7 @@ class Rotation:
 
     def _stored_place(self, tx: Tx) -> tuple[int, Position | None]:
         found = tx.value("get_meta", POSITION)
-        place = json.decode(found, type=_Place) if found else None
+        place = json.decode(found, type=_Progress) if found else None
         if place is None or place.key != self._key or place.table >= len(TABLES):
             return 0, None
         return place.table, tuple(place.after)
@@ -121,11 +121,11 @@ class Rotation:
             if len(rows) < PAGE:
                 return
 
-    def _reseal(self, tx: Tx, index: int, rows: list[Sealed]) -> _Slice:
+    def _reseal(self, tx: Tx, index: int, rows: list[Sealed]) -> _Resealed:
         """Encrypt some of these rows again, and store the position."""
         tx.flush()
         until = time.monotonic() + SLICE_SECONDS
-        done = _Slice()
+        done = _Resealed()
         for row in rows:
             try:
                 TABLES[index].reseal(tx, *row.at)
@@ -139,7 +139,7 @@ class Rotation:
         return done
 
     def _place(self, index: int, after: Position) -> str:
-        return json.encode(_Place(self._key, index, list(after))).decode()
+        return json.encode(_Progress(self._key, index, list(after))).decode()
 
     def _report(self) -> None:
         if self._progress is not None:

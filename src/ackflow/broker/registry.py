@@ -4,13 +4,18 @@ Verbs register themselves when their module is imported (see `verb`); this impor
 define some. A dialect's verbs are there once the dialect is imported.
 """
 
-from .core import admin, dead_letters, leases, settle, stage, sweeps, transactions
+from .core import ack_and_pop, dead_letters, leases, settle, stage, transactions
+from .core.admin import admin
+from .core.by_hand import settling
+from .core.routing import imports
+from .core.upkeep import sweeps
 from .readers import commit, verbs
+from .sharded import transfer
 from .verb import BY_FUNCTION, VERBS, Role, Verb
 from .views import browse, peek, stats, why
 
 __all__ = ["BY_FUNCTION", "VERBS", "Role", "Verb"]
 _DEFINED_IN = (
-    admin, browse, commit, dead_letters, leases, peek, settle, stage, stats, sweeps, transactions, verbs,
-    why,
+    ack_and_pop, admin, browse, settling, commit, dead_letters, imports, leases, peek, settle, stage, stats,
+    sweeps, transactions, transfer, verbs, why,
 )  # fmt: skip

@@ -169,7 +169,8 @@ class Publication(Struct):
     """A message for an exchange: its routing keys decide which queues it reaches.
 
     `headers` are those that are stored; `table` those that a headers exchange compares, with their
-    types. `ttl`: seconds after which it is dropped from a queue.
+    types. `ttl`: seconds after which it is dropped from a queue. `txid`: its transaction id, by which
+    `import_messages` recognises a repeat.
     """
 
     exchange: str
@@ -180,6 +181,7 @@ class Publication(Struct):
     table: dict[str, Any] = {}
     priority: int | None = None
     ttl: float | None = None
+    txid: str | None = None
 
 
 # pop
@@ -446,7 +448,10 @@ class DeadFilter(Struct):
 
 
 class ReaderRequest(Struct):
-    """What a Spark planner asks for: the next hand-out after the number `start`, up to the limits."""
+    """What a Spark planner asks for: the next hand-out after the number `start`, up to the limits.
+
+    With `until`, only messages pushed up to that time.
+    """
 
     reader: str
     epoch: int
@@ -454,6 +459,7 @@ class ReaderRequest(Struct):
     rows: int
     bytes: int
     lease_seconds: float
+    until: int | None = None
 
     def check(self) -> None:
         validate.name(self.reader, "reader")
@@ -462,6 +468,8 @@ class ReaderRequest(Struct):
         validate.integer(self.rows, "rows", 0, LARGEST)
         validate.integer(self.bytes, "bytes", 1, LARGEST)
         validate.positive(self.lease_seconds, "lease_seconds")
+        if self.until is not None:
+            validate.integer(self.until, "until", 0, LARGEST)
 
 
 class Hold(Struct):

@@ -17,15 +17,15 @@ from ..ids import GroupId, LaneId, QueueId
 from ..model import Upkeep
 from ..options import KEY_SECONDS, QUEUE_MODE, STAGE_SECONDS, TRACE_SECONDS, UNDECIDED
 from ..store.tx import Tx
-from .core.clock_recovery import RunTransaction, recover
-from .core.expiry import Refreshed, refresh
 from .core.history import MOST, LeasePruner
-from .core.publish import drop_expired, drop_too_old
-from .core.retention import drop_old, free_segments, old_lanes, trim
+from .core.routing.publish import drop_expired, drop_too_old
 from .core.stage import drop_old_stages
-from .core.sweeps import KEPT_SECONDS, drop_old_sweeps, run_slice, unfinished
 from .core.take import dead_letter_overdue, may_be_overdue
 from .core.topology import complete_cursors, group_for, is_undecided, make_more_cursors
+from .core.upkeep.clock_recovery import RunTransaction, recover
+from .core.upkeep.expiry import Refreshed, refresh
+from .core.upkeep.retention import drop_old, free_segments, old_lanes, trim
+from .core.upkeep.sweeps import KEPT_SECONDS, drop_old_sweeps, run_slice, unfinished
 from .core.values import drop_ended
 from .readers.records import NO_END, forget_readers
 
@@ -89,7 +89,7 @@ class UpkeepRunner:
         for id in groups:
             found = Refreshed(more=True)
             while found.more:
-                found = self._do(partial(_refresh, id=id), Refreshed())
+                found = self._do(partial(refresh_group, id=id), Refreshed())
                 ended += found.ended
         return ended
 
@@ -139,10 +139,10 @@ class UpkeepRunner:
         """Drop messages that are older than the retention or time to live of their queue."""
         dropped = 0
         for queue, lane in self._walk(self._old, old_lanes):
-            while n := self._do(partial(_drop, queue=queue, lane=lane), 0):
+            while n := self._do(partial(drop_old_in, queue=queue, lane=lane), 0):
                 dropped += n
         for (lane,) in self._read(lambda tx: tx.all("expiring_lanes", tx.now, ROWS)):
-            while n := self._do(partial(_drop_expired, lane=lane), 0):
+            while n := self._do(partial(drop_expired_in, lane=lane), 0):
                 dropped += n
         return dropped
 
@@ -200,7 +200,9 @@ class UpkeepRunner:
             n = self._drop_leases()
             pruned += n
         if self._read(_anything_old):
-            pruned += self._write(_drop_old_rows)
+            pruned += self._write(drop_forgotten)
+            if self._read(_anything_old):
+                pruned += self._write(_drop_old_rows)
         return pruned
 
     def _drop_leases(self) -> int:
@@ -208,14 +210,14 @@ class UpkeepRunner:
         old = self._read(self._history.over)
         try:
             for at in range(0, len(old), ROWS):
-                self._write(partial(_drop_leases, old=old[at : at + ROWS]))
+                self._write(partial(drop_leases, old=old[at : at + ROWS]))
         except BaseException:
             self._history.back_to(mark, old)
             raise
         return len(old)
 
 
-def _refresh(tx: Tx, id: GroupId) -> Refreshed:
+def refresh_group(tx: Tx, id: GroupId) -> Refreshed:
     group = tx.group_by_id(id)
     if group is None:
         return Refreshed()
@@ -227,7 +229,7 @@ def _refresh(tx: Tx, id: GroupId) -> Refreshed:
     return found
 
 
-def _drop(tx: Tx, queue: QueueId, lane: LaneId) -> int:
+def drop_old_in(tx: Tx, queue: QueueId, lane: LaneId) -> int:
     found, where = tx.queue_by_id(queue), tx.lane(lane)
     if found is None or where is None:
         return 0
@@ -235,7 +237,7 @@ def _drop(tx: Tx, queue: QueueId, lane: LaneId) -> int:
     return drop_old(tx, found, where, 100) + drop_too_old(tx, found, where, 100)
 
 
-def _drop_expired(tx: Tx, lane: LaneId) -> int:
+def drop_expired_in(tx: Tx, lane: LaneId) -> int:
     where = tx.lane(lane)
     queue = tx.queue_by_id(where.queue) if where is not None else None
     if where is None or queue is None:
@@ -244,7 +246,7 @@ def _drop_expired(tx: Tx, lane: LaneId) -> int:
     return drop_expired(tx, queue, where)
 
 
-def _drop_leases(tx: Tx, old: list[int]) -> None:
+def drop_leases(tx: Tx, old: list[int]) -> None:
     for id in old:
         tx.run("drop_lease", id)
 
@@ -311,10 +313,13 @@ def _drop_old_traces(tx: Tx) -> int:
     return len(old)
 
 
+def drop_forgotten(tx: Tx) -> int:
+    """Delete keys and transaction ids whose time is over."""
+    keys = tx.all("old_keys", tx.now - micros(KEY_SECONDS), ROWS)
+    return len(keys) + len(tx.all("old_txids", tx.now, ROWS))
+
+
 def _drop_old_rows(tx: Tx) -> int:
     dropped = drop_old_stages(tx, 10) + _drop_old_traces(tx)
     dropped += forget_readers(tx, tx.now - micros(READER_SECONDS), 10)
-    dropped += len(tx.all("old_keys", tx.now - micros(KEY_SECONDS), ROWS))
-    dropped += len(tx.all("old_txids", tx.now, ROWS)) + drop_old_sweeps(tx)
-    dropped += drop_ended(tx, ROWS)
-    return dropped
+    return dropped + drop_old_sweeps(tx) + drop_ended(tx, ROWS)

@@ -1,4 +1,4 @@
-"""What the wire has to know of a verb: declared where the verb is defined, with `@verb`.
+"""What the wire and a router have to know of a verb: declared where it is defined, with `@verb`.
 
     @verb("read-write", queue="queue_name", repeatable=False, synced=True)
     def purge(tx: Tx, queue_name: str, partition: str | None = None) -> int: ...
@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from .. import validate
 from . import requests
+from .reach.merging import PLAIN, Several
 from .requests import (
     BatchCommit,
     BrowseRequest,
@@ -22,6 +23,7 @@ from .requests import (
     DeadFilter,
     DeleteOperation,
     Hold,
+    PopRequest,
     PutOperation,
     ReaderRequest,
     SettleOperation,
@@ -55,7 +57,7 @@ class Scope:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Verb:
-    """A verb that can be called over HTTP.
+    """A verb that can be called over HTTP, or routed to one of several databases.
 
     `queues` and `leases` name the parameters that hold a queue's name or a lease's token; so do
     `readers`, `producers` and `stages`, which belong to queues as well. `query_batch` names the two
@@ -63,7 +65,9 @@ class Verb:
     `read_only`: it runs on a snapshot, beside the writer. `repeatable`: a client may send it again
     when the answer was lost. `synced`: it is on disk before it is answered, whatever the client
     asks for. `values`: it reads keyed values, which belong to no queue. `answers`: its result is
-    sent back. `in_slices`: its answer may be `Unfinished`; the broker then does the rest.
+    sent back. `in_slices`: its answer may be `Unfinished`; the broker then does the rest. `wire`: it
+    may be called over HTTP. `home`: it concerns all databases and is kept in the first of several.
+    `several`: how it works over several databases, see `merging`.
     """
 
     name: str
@@ -81,9 +85,17 @@ class Verb:
     values: bool
     answers: bool
     in_slices: bool
+    wire: bool
+    home: bool
+    several: Several
     extra_check: Callable[..., None] | None
     parameters: Names
     defaults: tuple[Any, ...]
+
+    def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call in the order of the parameters, with the defaults."""
+        rest = zip(self.parameters[len(args) :], self.defaults[len(args) :], strict=True)
+        return (*args, *[kwargs.get(name, default) for name, default in rest])
 
     def check(self, arguments: tuple[Any, ...]) -> None:
         """Validate the arguments of a call that was sent: its tokens and every request in it."""
@@ -113,7 +125,7 @@ class Verb:
         )
         for part in structs_in(arguments):
             match part:
-                case Chunk() | DeadFilter() | BrowseRequest():
+                case Chunk() | DeadFilter() | BrowseRequest() | PopRequest():
                     scope.queues.add(part.queue)
                 case SettleOperation() | Hold():
                     scope.leases.add(part.token)
@@ -176,6 +188,9 @@ def verb(
     values: bool = False,
     answers: bool = True,
     in_slices: bool = False,
+    wire: bool = True,
+    home: bool = False,
+    several: Several = PLAIN,
     check: Callable[..., None] | None = None,
 ) -> Callable[[F], F]:
     """Register a function over a `Tx` as a verb of the wire; see `Verb` for the facts."""
@@ -185,14 +200,16 @@ def verb(
         found = Verb(
             name or run.__name__, run, role, _names(queue), _names(lease), _names(reader),
             _names(producer), _names(stage), query_batch, read_only, repeatable, synced, values,
-            answers, in_slices, check, tuple(p.name for p in parameters),
+            answers, in_slices, wire, home, several, check, tuple(p.name for p in parameters),
             tuple(None if p.default is p.empty else p.default for p in parameters),
         )  # fmt: skip
         named = {*found.queues, *found.leases, *found.readers, *found.producers, *found.stages,
                  *query_batch}  # fmt: skip
         assert named <= {*found.parameters}, found.name
         assert found.name not in VERBS, found.name
-        VERBS[found.name] = BY_FUNCTION[run] = found
+        BY_FUNCTION[run] = found
+        if wire:
+            VERBS[found.name] = found
         if in_slices:
             IN_SLICES.add(run)
         return run

@@ -54,6 +54,8 @@ class RemoteStore:
 class RemoteBroker:
     """Sends verbs to a server. Pushes carry a key and pops a token, so that they can be repeated."""
 
+    local = False
+
     def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
         self.transport = transport
         self.clock = clock or SystemClock()
@@ -128,11 +130,12 @@ def _count(request: PushRequest) -> int:
 
 
 def _with_key(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give a transaction a key, so that it can be repeated when its answer was lost. Without one
-    the repeat would be refused, because its acks are done."""
-    return tuple(
-        msgspec.structs.replace(given, key=secrets.token_hex(12))
-        if isinstance(given, TransactionRequest) and given.key is None
-        else given
-        for given in arguments
-    )
+    """Give a transaction a key, and a pop a token, so that they can be repeated when the answer was
+    lost. Without a key the repeat would be refused, because its acks are done."""
+    return tuple(_repeatable(given) for given in arguments)
+
+
+def _repeatable(given: Any) -> Any:
+    if isinstance(given, TransactionRequest) and given.key is None:
+        return msgspec.structs.replace(given, key=secrets.token_hex(12))
+    return given.repeatable() if isinstance(given, PopRequest) else given

@@ -13,8 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from .. import errors
+from ..broker.core.ack_and_pop import NextHandout
 from ..broker.core.handout import Handout, MessageRun
 from ..broker.core.push import Answer as Places
+from ..broker.core.settle import Outcome
 from ..broker.verb import Verb
 from ..errors import AckflowError, InvalidArgument
 from ..ids import LaneId
@@ -121,7 +123,7 @@ def arguments_codec(verb: Verb) -> Codec:
 def result_codec(verb: Verb) -> Codec:
     """Decodes the answer of a call; a hand-out is sent packed."""
     result = get_type_hints(verb.run)["return"] if verb.answers else None
-    return Codec(PackedHandout if result is Handout else result)
+    return Codec(PackedHandout if result in (Handout, NextHandout) else result)
 
 
 def write(value: Any, encoding: str) -> bytes:
@@ -157,12 +159,16 @@ class PackedHandout(Struct):
     runs: list[PackedRun] = []
     why: str | None = None
     retry_at: int | None = None
+    outcomes: list[Outcome] = []  # of what was settled before
 
 
 def pack(handout: Handout) -> PackedHandout:
     h = handout
     runs = [_pack_run(run) for run in h.runs]
-    return PackedHandout(h.queue, h.group, h.store, h.token, h.expires_at, runs, h.why, h.retry_at)
+    outcomes = h.outcomes if isinstance(h, NextHandout) else []
+    return PackedHandout(
+        h.queue, h.group, h.store, h.token, h.expires_at, runs, h.why, h.retry_at, outcomes
+    )
 
 
 def unpack(packed: PackedHandout) -> Handout:
@@ -173,7 +179,10 @@ def unpack(packed: PackedHandout) -> Handout:
             r.redelivered, r.number, r.pending)
         for r in p.runs
     ]  # fmt: skip
-    return Handout(p.queue, p.group, p.store, p.token, p.expires_at, runs, p.why, p.retry_at)
+    return NextHandout(
+        p.queue, p.group, p.store, p.token, p.expires_at, runs, p.why, p.retry_at,
+        outcomes=p.outcomes,
+    )  # fmt: skip
 
 
 def _pack_run(run: MessageRun) -> PackedRun:

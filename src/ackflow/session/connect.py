@@ -1,13 +1,16 @@
 """Open a session on a file, on PostgreSQL or on a server."""
 
 import os
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .. import validate
 from ..broker.broker import Broker
+from ..broker.sharded.broker import ShardedBroker
+from ..broker.sharded.database import Database
 from ..broker.unclosed import close_when_dropped
-from ..clock import Clock
+from ..clock import Clock, SystemClock
 from ..errors import InvalidArgument
 from ..store.durability import MayLose
 from ..store.protocol import Store
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def connect(
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     consumer: str | None = None,
     may_lose: MayLose | None = None,
@@ -41,6 +44,10 @@ def connect(
     file: it is chosen when the file is made, a session that may lose more is refused, and without
     `may_lose` the file's mode holds; `set_may_lose` changes it.
 
+    Several databases, as URLs of PostgreSQL separated by commas or as a list of files and URLs, are
+    used as one: each queue lives in one of them, see `docs/scale.md`. One that is away takes down
+    its own queues only.
+
     For a server (`http://`, `https://`, several separated by commas): `token` is the bearer token,
     `ca_file` the certificates to trust, `retry` the policy when the server does not answer.
     """
@@ -49,17 +56,49 @@ def connect(
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         remote = load_client().remote(url, token, ca_file, retry, clock)
         return Session(remote, consumer, validate.redact_url(url))
+    parts = validate.databases(url)
+    if len(parts) > 1:
+        return _connect_several(parts, consumer, may_lose, clock, upkeep)
+    (url,) = parts
     store: Store
     name = "PostgreSQL"  # not its URL, which may have a password
-    if isinstance(url, str) and url.startswith(validate.POSTGRES):
+    if url.startswith(validate.POSTGRES):
         store = load_postgres().PostgresStore(url, clock, may_lose)
     else:
-        name = validate.place(url)
+        name = url
         store = SqliteStore(name, clock, may_lose)
-    session = Session(
-        Broker(store, store.clock, upkeep), consumer, validate.redact_url(os.fspath(url))
-    )
+    session = Session(Broker(store, store.clock, upkeep), consumer, validate.redact_url(url))
     session._watching = close_when_dropped(session, session._broker, name)
+    return session
+
+
+def _connect_several(
+    parts: Sequence[str],
+    consumer: str | None,
+    may_lose: MayLose | None,
+    clock: Clock | None,
+    upkeep: bool,
+) -> Session:
+    """Open several databases as one."""
+    shown = [validate.redact_url(part) for part in parts]
+
+    def opener(part: str) -> Callable[[], Broker]:
+        postgres = load_postgres() if part.startswith(validate.POSTGRES) else None
+
+        def open() -> Broker:
+            store: Store
+            if postgres is not None:
+                store = postgres.PostgresStore(part, clock, may_lose)
+            else:
+                store = SqliteStore(part, clock, may_lose)
+            return Broker(store, store.clock, upkeep)
+
+        return open
+
+    databases = [Database(place, opener(part)) for place, part in zip(shown, parts, strict=True)]
+    broker = ShardedBroker(databases, clock or SystemClock())
+    session = Session(broker, consumer, ",".join(shown))
+    session._watching = close_when_dropped(session, broker, f"{len(parts)} databases")
     return session
 
 

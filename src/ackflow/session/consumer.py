@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from msgspec import Struct, structs
 
 from .. import validate
-from ..broker.broker import Broker, Verbs
+from ..broker.broker import Verbs
 from ..broker.core.settle import extend
 from ..broker.requests import PopRequest
 from ..errors import (
@@ -299,7 +299,7 @@ class Consumer:
         if stop is not None and not isinstance(stop, threading.Event):
             raise InvalidArgument(f"stop is a threading.Event, not {stop!r}")
         self._stop = threading.Event() if stop is None else stop
-        self._wait = min(plan.wait, LOCAL_WAIT) if isinstance(session.broker, Broker) else plan.wait
+        self._wait = min(plan.wait, LOCAL_WAIT) if session.broker.local else plan.wait
         self._lease_keeper = LeaseKeeper(plan, lambda: session.broker, session.group_stats)
         self._changed = threading.Condition()
         self._error: BaseException | None = None

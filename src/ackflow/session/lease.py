@@ -6,7 +6,7 @@ from typing import Protocol
 
 from .. import ids, validate
 from ..broker.broker import Verbs
-from ..broker.core import settle
+from ..broker.core import leases, settle
 from ..broker.requests import Mark, Verdict
 from ..errors import NotFound
 from ..model import when
@@ -78,10 +78,15 @@ class Lease:
         """Return the messages of the lease again, settled or not."""
         return self._session.read(self.token)
 
+    def _store(self) -> int:
+        """The id of the database of the lease."""
+        broker = self._session.broker
+        return broker.store.id or broker.look(leases.store_of_lease, self._token)
+
     def _settle(self, message_ids: Sequence[str], verdict: Verdict) -> Settled:
         verdict.check()
         marks = [Mark(verdict)] if not message_ids else []
-        store, foreign = self._session.broker.store.id, []
+        store, foreign = self._store(), []
         for id in message_ids:
             place = ids.parse_message_id(id)
             if place.store == store:

@@ -75,6 +75,11 @@ class Delivery(Struct, gc=False, eq=False):
         return payload(self._share.run.body, self._index)
 
     @property
+    def binary(self) -> bool:
+        """Whether bytes were pushed, not a JSON value."""
+        return is_binary(self._share.run.body, self._index)
+
+    @property
     def id(self) -> str:
         """The message id."""
         return ids.message_id(self._share.origin.store, self._share.run.lane, self.sequence)
@@ -313,6 +318,9 @@ class Batch(tuple[M, ...]):
         return None if self.origin.expires_at is None else when(self.origin.expires_at)
 
 
+Entry = tuple[int, int, int, bool]  # store, lane, sequence, and whether it is a duplicate
+
+
 class Receipt(Sequence[str]):
     """The ids of pushed messages, in the order of the push; computed on access."""
 
@@ -323,7 +331,7 @@ class Receipt(Sequence[str]):
         self._answer = answer
         self._keyed = keyed
         self._places = places
-        self._flat: list[tuple[int, int, bool]] | None = None
+        self._flat: list[Entry] | None = None
 
     def __len__(self) -> int:
         return sum(place.stop - place.first for run in self._answer for place in run)
@@ -346,7 +354,7 @@ class Receipt(Sequence[str]):
     @property
     def duplicates(self) -> list[int]:
         """The indexes of the messages in this push that were duplicates of stored messages."""
-        return [i for i, entry in enumerate(self._entries()) if entry[2]]
+        return [i for i, entry in enumerate(self._entries()) if entry[3]]
 
     @property
     def repeated(self) -> bool:
@@ -356,13 +364,17 @@ class Receipt(Sequence[str]):
         """
         return self._keyed and any(p.repeated for run in self._answer for p in run)
 
-    def _id(self, entry: tuple[int, int, bool]) -> str:
-        return ids.message_id(self._store, entry[0], entry[1])
+    def _id(self, entry: Entry) -> str:
+        return ids.message_id(entry[0], entry[1], entry[2])
 
-    def _entries(self) -> list[tuple[int, int, bool]]:
+    def _entries(self) -> list[Entry]:
         if self._flat is None:
             runs = [
-                [(p.lane, s, p.duplicate) for p in run for s in range(p.first, p.stop)]
+                [
+                    (self._store if p.store is None else p.store, p.lane, s, p.duplicate)
+                    for p in run
+                    for s in range(p.first, p.stop)
+                ]
                 for run in self._answer
             ]
             if self._places is None:
@@ -412,7 +424,8 @@ class Settled(Struct):
         return self
 
     def add(self, store: int, outcome: Outcome) -> None:
-        """Add the outcome of one lease."""
+        """Add the outcome of one lease, in this store unless it names another."""
+        store = store if outcome.store is None else outcome.store
         self.settled += outcome.settled
         self.noop += outcome.noop
         self.dead += outcome.dead

@@ -6,13 +6,15 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from .. import validate
 from ..broker.broker import Verbs
-from ..broker.core import dead_letters, sweeps
+from ..broker.core import dead_letters
+from ..broker.core.upkeep import sweeps
 from ..broker.requests import BrowseRequest, DeadFilter
 from ..broker.views import browse, peek, stats
 from ..broker.views import why as whys
 from ..clock import SECOND
 from ..errors import InvalidArgument
 from ..model import (
+    DatabaseStats,
     DeadLetter,
     DeadSummary,
     GroupStats,
@@ -49,6 +51,11 @@ class Queries(ABC):
     def queues(self) -> list[QueueStats]:
         """Statistics of all queues."""
         return self._query(stats.queues)
+
+    def databases(self) -> list[DatabaseStats]:
+        """The databases behind this session, and which are away: what is in those is missing from
+        lists and sums."""
+        return self.broker.look(stats.databases)
 
     def queue_stats(self, queue: str) -> QueueStats:
         """Statistics of one queue."""

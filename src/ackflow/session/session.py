@@ -10,7 +10,8 @@ from typing import Any, TypeVar, Unpack, cast
 
 from .. import ids, ranges, validate
 from ..broker.broker import Verbs
-from ..broker.core import admin, dead_letters, leases, settle, stage
+from ..broker.core import dead_letters, leases, settle, stage
+from ..broker.core.admin import admin
 from ..broker.core.handout import Handout
 from ..broker.core.transactions import transact
 from ..broker.requests import Mark, PopRequest, SettleOperation, SettleVerb, Verdict
@@ -48,6 +49,7 @@ from .messages import (
     to_verdict,
     waits,
 )
+from .next_batch import NextBatch
 from .queries import Queries
 from .transaction import Committed, Operations, Transaction
 
@@ -56,7 +58,7 @@ R = TypeVar("R")
 AGAIN_SECONDS = 1.0
 
 
-class Session(Queries):
+class Session(Queries, NextBatch):
     """Push, pop and settle messages, and query their state. Safe to use from several threads."""
 
     def __init__(self, broker: Verbs, consumer: str | None = None, place: str = "") -> None:

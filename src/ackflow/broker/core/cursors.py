@@ -23,7 +23,7 @@ def unblock_partitions(tx: Tx, group: Group, lanes: set[LaneId]) -> None:
     if group.rules.ordering != "ordered":
         return
     for partition in {cursor.partition for lane in lanes if (cursor := tx.cursor(lane, group.id))}:
-        if tx.value("partition_leased", group.id, partition) is None:
+        if not tx.is_leased(group.id, partition):
             tx.block_partition(group.id, partition, False)
 
 

@@ -13,12 +13,14 @@ from ...store.encryption import MARK
 from ...store.mapping import open_texts
 from ...store.records import NO_REST, Carry, Cursor, DeadRow, Group, Lane, Queue
 from ...store.tx import Tx
+from ..reach import merging
+from ..reach.merging import Several
 from ..requests import DeadFilter
 from ..verb import verb
 from .copies import Copy, append_copies
 from .handout import payload, rest_of
 from .history import record_history
-from .publish import REASONS, to_dead_letter_exchange
+from .routing.publish import REASONS, to_dead_letter_exchange
 from .topology import find_group, find_partition, find_queue, lane_for, queue_for
 
 SLICE = 500
@@ -80,7 +82,7 @@ def _observe(
     )  # fmt: skip
 
 
-@verb("read-only", name="dead_letters", read_only=True)
+@verb("read-only", name="dead_letters", read_only=True, several=Several(run=merging.dead_page))
 def entries(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
 ) -> Page[DeadLetter]:
@@ -91,7 +93,7 @@ def entries(
     return Page([_letter(tx, queue, row) for row in found[:limit]], more, count(tx, which))
 
 
-@verb("read-only", name="dead_count", read_only=True)
+@verb("read-only", name="dead_count", read_only=True, several=Several(run=merging.dead_count))
 def count(tx: Tx, which: DeadFilter) -> int:
     """Count the dead letters that match a filter."""
     queue = find_queue(tx, which.queue)
@@ -118,6 +120,12 @@ def rows(
         found = (id for id in reversed(_matching_ids(tx, queue, which)) if id < top)
     named = islice(found, offset, offset + limit)
     return [row for id in named for row in tx.dead("dead_by_id", id)]
+
+
+def letters(tx: Tx, queue_name: str, found: Iterable[DeadRow]) -> list[DeadLetter]:
+    """Return rows of a queue as users see them."""
+    queue = find_queue(tx, queue_name)
+    return [_letter(tx, queue, row) for row in found]
 
 
 def _matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
@@ -190,7 +198,10 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
     return found
 
 
-@verb("read-only", name="dead_summary", queue="queue_name", read_only=True)
+@verb(
+    "read-only", name="dead_summary", queue="queue_name", read_only=True,
+    several=Several(merge=merging.dead_summary),
+)  # fmt: skip
 def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     """Count dead letters by group, kind and the error's text before the first colon."""
     queue = find_queue(tx, queue_name)
@@ -210,7 +221,10 @@ def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
     ]
 
 
-@verb("read-write", queue="to", repeatable=False, synced=True)
+@verb(
+    "read-write", queue="to", repeatable=False, synced=True,
+    several=Several(run=merging.dead_slices),
+)  # fmt: skip
 def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
     """Append dead letters to their lane for their group, or to another queue for all groups.
 
@@ -237,7 +251,7 @@ def _record(tx: Tx, run: list[DeadRow], verb: str) -> None:
         record_history(tx, run[0].group_id, run[0].lane, gone, verb)
 
 
-@verb("admin", synced=True)
+@verb("admin", synced=True, several=Several(run=merging.dead_slices))
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
     """Delete dead letters; returns how many, call it again until it returns 0."""
     found = oldest(tx, which, limit)

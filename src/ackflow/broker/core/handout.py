@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from ...ids import LaneId
+from ...ids import LaneId, PartitionId
 from ...ranges import Ranges
 from ...store.records import Body, Carry, Cursor, Lane, Rest, Segment
 from ...store.tx import Tx
@@ -32,6 +32,7 @@ class MessageRun(Struct):
     redelivered: bool
     number: int
     pending: int
+    home: PartitionId = PartitionId(0)  # the id of its partition; not sent to clients
 
     @property
     def payload_bytes(self) -> int:
@@ -119,7 +120,7 @@ def message_runs(
         MessageRun(
             lane.id, home.name, lane.priority, segment.first, lo, hi, segment.created_at,
             tx.body(segment), some.deliveries, some.failures, bool(some.redelivered), number,
-            pending,
+            pending, lane.partition,
         )
         for some in taken
         for segment, lo, hi in some.spans

@@ -12,10 +12,10 @@ import heapq
 from msgspec import Struct, structs
 
 from ... import ranges
-from ...clock import micros
+from ...clock import SECOND, micros
 from ...ids import NO_LEASE, GroupId, LaneId
 from ...store.mapping import Row
-from ...store.records import Fate, Lease, LeasedRanges
+from ...store.records import Claim, Fate, Lease, LeasedRanges, record_acks
 from ...store.tx import Tx
 
 SOON = micros(30)  # a scan waits for a lease whose history expires within this time
@@ -32,6 +32,25 @@ def record_fate(lease: Lease, verb: str, at: int, lane: LaneId, which: ranges.Ra
                 return
             break
     lease.fates.append(Fate(verb, at, lane, which))
+
+
+def date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: LaneId) -> bool:
+    """Record the time of acks in a lane, which are stored as messages missing from its claims.
+
+    Returns True once a second, when the lease must be written as well.
+    """
+    first = tx.now
+    for claim in claims:
+        if claim.lane == lane and claim.acked_at is not None and claim.acked_at < first:
+            first = claim.acked_at
+    due = tx.now - first >= SECOND
+    if due:
+        record_acks(lease, claims)
+        first = tx.now
+    for claim in claims:
+        if claim.lane == lane:
+            claim.acked_at = first
+    return due
 
 
 def record_history(tx: Tx, group_id: GroupId, lane: LaneId, over: ranges.Ranges, verb: str) -> None:

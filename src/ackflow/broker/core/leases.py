@@ -66,12 +66,19 @@ def split_for_claims(which: Ranges) -> list[Ranges]:
     return sets
 
 
+@verb("read-only", name="queue_of_lease", lease="token", read_only=True, wire=False)
 def queue_of_lease(tx: Tx, token: int) -> str | None:
     """Return the name of the queue of a lease, or None if the lease is unknown."""
     row = tx.lease_row(token)
     group = tx.group_by_id(row[2]) if row else None
     queue = tx.queue_by_id(group.queue) if group else None
     return queue.name if queue else None
+
+
+@verb("read-only", lease="token", read_only=True)
+def store_of_lease(tx: Tx, token: int) -> int:
+    """Return the id of the database of a lease, even if the lease is unknown."""
+    return tx.store
 
 
 @verb("read-write", lease="token")

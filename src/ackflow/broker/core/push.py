@@ -20,7 +20,8 @@ from .topology import complete_cursors, lane_for, queue_for
 class Placed(Struct, array_like=True):
     """The position of consecutive pushed messages; for a duplicate, that of the first one.
 
-    `repeated`: an earlier request with the same key stored them.
+    `repeated`: an earlier request with the same key stored them. `store`: their database, if the
+    broker has several.
     """
 
     lane: LaneId
@@ -28,6 +29,7 @@ class Placed(Struct, array_like=True):
     stop: int
     duplicate: bool = False
     repeated: bool = False
+    store: int | None = None
 
 
 Answer = list[list[Placed]]

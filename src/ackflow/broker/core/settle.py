@@ -13,21 +13,29 @@ Every verb is fenced by the token of the lease. A refused verb changes nothing.
 from msgspec import Struct, field
 
 from ... import ranges
-from ...clock import SECOND, micros
-from ...errors import AckflowError, AlreadySettled, LeaseExpired, LeaseLost, NotFound, RolledBack
+from ...clock import micros
+from ...errors import (
+    AckflowError,
+    AlreadySettled,
+    LeaseExpired,
+    LeaseLost,
+    NotFound,
+    RolledBack,
+)
 from ...ids import LaneId, LeaseId
 from ...options import DeadLetterKind
 from ...ranges import Ranges
 from ...retry import Exhausted, after_nack, deliveries_exhausted
 from ...store.records import LEASED, RETURNED, Carry, Claim, Cursor, Group, Lane, Lease, record_acks
 from ...store.tx import Tx
+from ..reach.merging import BY_TOKEN, Several
 from ..requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
 from ..verb import verb
 from .copies import copy
 from .cursors import make_ready, unblock_partitions
 from .dead_letters import add_dead_letters
-from .expiry import expire_if_over, refresh_range
-from .history import record_fate, record_history
+from .history import date_acks, record_fate, record_history
+from .upkeep.expiry import expire_if_over, refresh_range
 
 
 class Refusal(Struct):
@@ -42,7 +50,7 @@ class Outcome(Struct):
     """The outcome of one mark: how many messages it settled, repeated, refused or dead-lettered.
 
     `repeated` and `dead_lettered` list the messages that were settled the same way before, and
-    those that became dead letters.
+    those that became dead letters. `store`: its database, if the broker has several.
     """
 
     settled: int = 0
@@ -51,6 +59,7 @@ class Outcome(Struct):
     refused: list[Refusal] = field(default_factory=list)
     repeated: list[tuple[int, Ranges]] = []
     dead_lettered: list[tuple[int, Ranges]] = []
+    store: int | None = None
 
 
 @verb("read-write", lease="token")
@@ -140,7 +149,7 @@ def _claim_with(claims: list[Claim], mark: Mark) -> Claim | None:
 def _ack_part(
     tx: Tx, lease: Lease, claims: list[Claim], claim: Claim, cursor: Cursor, part: Ranges, n: int
 ) -> None:
-    due = _date_acks(tx, lease, claims, claim.lane)
+    due = date_acks(tx, lease, claims, claim.lane)
     claim.ranges = ranges.remove(claim.ranges, *part)
     count_done(tx, cursor, part)
     tx.counted(cursor)
@@ -149,25 +158,6 @@ def _ack_part(
         record_acks(lease, claims)
         tx.save_lease(lease)
     tx.cache.keep_lease(lease, claims)
-
-
-def _date_acks(tx: Tx, lease: Lease, claims: list[Claim], lane: LaneId) -> bool:
-    """Record the time of acks in a lane, which are stored as messages missing from its claims.
-
-    Returns True once a second, when the lease must be written as well.
-    """
-    first = tx.now
-    for claim in claims:
-        if claim.lane == lane and claim.acked_at is not None and claim.acked_at < first:
-            first = claim.acked_at
-    due = tx.now - first >= SECOND
-    if due:
-        record_acks(lease, claims)
-        first = tx.now
-    for claim in claims:
-        if claim.lane == lane:
-            claim.acked_at = first
-    return due
 
 
 def _wakes_waiters(group: Group) -> bool:
@@ -238,18 +228,10 @@ class Settlement:
         """Write the changes; a lease without messages ends and unblocks its partitions."""
         tx, lease = self._tx, self.lease
         if self._changed:
-            for claim in self._changed.values():
-                if claim.ranges:
-                    tx.shrink_claim(claim, self._lost[claim.id])
-                else:
-                    tx.drop_claim(claim)
-                    self._writes_lease = True
-            if self._writes_lease:
-                record_acks(lease, self._claims)
-                self._claims = [claim for claim in self._claims if claim.ranges]
-                if not self._claims:
-                    lease.ended_at = tx.now
-                tx.save_lease(lease)
+            if len(self._claims) == 1 and self._acked == lease.n and not lease.fates:
+                self._end_acked(self._claims[0])
+            else:
+                self._write()
             unblock_partitions(tx, self._group, self._freed)
             if self._yielding and self._group.rules.ordering == "ordered":
                 self._yield()
@@ -260,6 +242,31 @@ class Settlement:
             tx.cache.keep_lease(lease, self._claims)
         if self._changed and self._wakes_waiters:
             _wake_waiters(tx, self._group)
+
+    def _end_acked(self, claim: Claim) -> None:
+        """End a lease of one claim of which all messages were acked now."""
+        tx, lease = self._tx, self.lease
+        cursor = tx.cursor(claim.lane, self._group.id)
+        assert cursor is not None
+        record_acks(lease, self._claims)
+        tx.cache.forget_lease(lease.id)
+        tx.end_acked(lease, claim, cursor)
+        lease.ended_at, self._claims = tx.now, []
+
+    def _write(self) -> None:
+        tx, lease = self._tx, self.lease
+        for claim in self._changed.values():
+            if claim.ranges:
+                tx.shrink_claim(claim, self._lost[claim.id])
+            else:
+                tx.drop_claim(claim)
+                self._writes_lease = True
+        if self._writes_lease:
+            record_acks(lease, self._claims)
+            self._claims = [claim for claim in self._claims if claim.ranges]
+            if not self._claims:
+                lease.ended_at = tx.now
+            tx.save_lease(lease)
 
     def _apply(
         self, verdict: Verdict, lane: LaneId, asked: Ranges, outcome: Outcome, whole: bool = False
@@ -320,7 +327,7 @@ class Settlement:
         acks = verdict.verb == "ack"
         if acks:
             self._writes_lease = (
-                _date_acks(self._tx, self.lease, self._claims, lane) or self._writes_lease
+                date_acks(self._tx, self.lease, self._claims, lane) or self._writes_lease
             )
         else:
             record_fate(self.lease, verdict.verb, self._tx.now, lane, which)
@@ -529,7 +536,7 @@ def refusal_error(fate: str) -> AckflowError:
     return LeaseLost(f"the lease was ended: the message was {fate}")
 
 
-@verb("read-write", lease="marks")
+@verb("read-write", lease="marks", several=Several(divide=BY_TOKEN))
 def settle_many(tx: Tx, marks: dict[int, list[Mark]], atomic: bool) -> list[Outcome]:
     """Settle several leases in one transaction; `atomic`: one refusal undoes everything."""
     if not atomic:

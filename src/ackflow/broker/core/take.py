@@ -12,12 +12,12 @@ from ...store.records import COPIED, LEASED, Claim, Cursor, Group, Lane, Queue, 
 from ...store.tx import Tx
 from ..requests import Mark, Verdict
 from .dead_letters import add_dead_letters
-from .expiry import DELAYED_RUN
 from .handout import TakenMessages, carried_counters
-from .publish import EXPIRED_AT_ONCE, drop_expired, drop_too_old, has_expiring
-from .retention import drop_old
+from .routing.publish import EXPIRED_AT_ONCE, drop_expired, drop_too_old, has_expiring
 from .settle import Settlement
 from .topology import complete_cursors
+from .upkeep.expiry import DELAYED_RUN
+from .upkeep.retention import drop_old
 
 AT_ONCE = 256
 OLD_AT_ONCE, OLD_SLICES = 100, 4
@@ -53,7 +53,7 @@ def take(
             return []
     held_at = None
     if group.rules.ordering == "ordered":
-        held_at = tx.value("first_returned", lane.id, group.id)
+        held_at = tx.first_returned(lane.id, group.id)
     due = _due(tx, queue, group, lane, cursor, want)
     taken = _take_due(tx, lane, want, held_at, due) if due else []
     n = sum([ranges.count(t.ranges) for t in taken]) if taken else 0
@@ -370,7 +370,7 @@ def take_with_takeover(
     with its holder.
     """
     home = lane.partition
-    if group.rules.ordering != "ordered" or tx.value("partition_leased", group.id, home) is None:
+    if group.rules.ordering != "ordered" or not tx.is_leased(group.id, home):
         return take()
     first = _rest_comes_next(tx, queue, group, lane)
     if first:
@@ -384,7 +384,7 @@ def take_with_takeover(
 def _rest_comes_next(tx: Tx, queue: Queue, group: Group, lane: Lane) -> bool:
     """Return whether a leased message of this lane could be delivered after its release."""
     options = queue.options
-    held_at = tx.value("first_returned", lane.id, group.id)
+    held_at = tx.first_returned(lane.id, group.id)
     stop = lane.head if held_at is None else int(held_at)
     last = [
         below[-1] - 1

@@ -7,10 +7,10 @@ from ...errors import LeaseExpired, LeaseLost
 from ...ranges import Ranges
 from ...store.records import Claim, record_acks
 from ...store.tx import Tx
-from ..core.expiry import expire_if_over
 from ..core.leases import queue_of_lease
 from ..core.settle import settle
 from ..core.stage import publish, publish_for, published
+from ..core.upkeep.expiry import expire_if_over
 from ..requests import BatchCommit, Hold, SettleOperation, TransactionRequest
 from ..verb import verb
 from .reclaim import part_states

@@ -9,8 +9,8 @@ from ... import ranges
 from ...ranges import Ranges
 from ...store.records import LEASED, RETURNED, Claim, Group, Lane, Lease, LeasedRanges
 from ...store.tx import Tx
-from ..core.expiry import expire_if_over
 from ..core.leases import grant, split_for_claims
+from ..core.upkeep.expiry import expire_if_over
 from ..requests import SETTLE_VERBS
 from .records import BatchPart, ReaderBatch, parts_of_batch, save_part
 
@@ -116,9 +116,9 @@ def _free_claims(tx: Tx, group: Group, stand: PartState, known: dict[int, Claim]
 def _taken_by_order(tx: Tx, group: Group, lane: Lane) -> bool:
     """Return whether another live lease blocks an ordered or exclusive group here."""
     if group.rules.ordering == "exclusive":
-        return (tx.value("lock_end", group.id) or 0) > tx.now
+        return (tx.lock_end(group.id) or 0) > tx.now
     if group.rules.ordering == "ordered":
-        return tx.value("partition_leased", group.id, lane.partition) is not None
+        return tx.is_leased(group.id, lane.partition)
     return False
 
 

@@ -10,20 +10,23 @@ from functools import partial
 from msgspec import Struct
 
 from ... import ranges, validate
+from ...clock import SECOND
 from ...errors import Gone, InvalidArgument, LeaseLost
 from ...ids import LaneId
 from ...ranges import Ranges
 from ...store.records import RETURNED, Claim, Cursor, Group, Lane, Queue
 from ...store.tx import Tx
-from ..core.expiry import refresh
+from ..core.cursors import sequence_at
 from ..core.handout import Handout, LaneBatch, TakenMessages, message_runs
 from ..core.leases import leased_messages
 from ..core.pop import lease_batches, may_have_more, next_work, room_for, union_of
 from ..core.settle import extend, settle
 from ..core.take import take, take_with_takeover
 from ..core.topology import group_for, queue_for
+from ..core.upkeep.expiry import refresh
 from ..requests import Mark, PopRequest, ReaderRequest, Verdict, check_ranges
 from ..verb import verb
+from ..views.stats import group_counts
 from .reclaim import consumer_of, part_states, reclaim
 from .records import (
     NO_END,
@@ -52,6 +55,25 @@ class NumberedBatch(Struct):
     rows: int = 0
 
 
+class ReaderLag(Struct):
+    """What a reader's group still has to do at a time.
+
+    `behind` are the undelivered messages of each lane: the fewest, the most, their sum.
+    """
+
+    at: int
+    ready: int
+    leased: int
+    waiting: int
+    done: int
+    dead: int
+    oldest_seconds: float | None
+    lanes: int
+    least_behind: int
+    most_behind: int
+    behind: int
+
+
 class PlannedPart(Struct):
     """What a batch has of one lane under one lease, and its approximate size in bytes."""
 
@@ -64,7 +86,7 @@ class PlannedPart(Struct):
 
 @verb("read-write", queue="queue", reader="reader", synced=True)
 def start_reader(
-    tx: Tx, reader: str, queue: str, group: str, manual: bool, number: int
+    tx: Tx, reader: str, queue: str, group: str, manual: bool, number: int,
 ) -> int:  # fmt: skip
     """Begin a new epoch of a reader whose offsets reach `number`; returns the epoch.
 
@@ -103,6 +125,18 @@ def is_idle(tx: Tx, reader: str, epoch: int, start: int) -> bool:
     group = tx.group_by_id(found.group_id)
     making = group is not None and may_have_more(group)
     return not making and not tx.value("group_has_work", found.group_id, tx.now)
+
+
+@verb("read-only", name="reader_lag", reader="reader", read_only=True)
+def lag(tx: Tx, reader: str, epoch: int) -> ReaderLag:
+    """Count what the group of a reader still has to do."""
+    _, queue, group = current(tx, reader, epoch)
+    counts, oldest = group_counts(tx, queue, group, tx.all("queue_totals", queue.id)[0][0])
+    lanes, least, most, behind = tx.all("group_behind", group.id)[0]
+    return ReaderLag(
+        tx.now, counts.ready, counts.leased, counts.waiting, counts.done, counts.dead,
+        None if oldest is None else max(0.0, (tx.now - oldest) / SECOND), lanes, least, most, behind,
+    )  # fmt: skip
 
 
 @verb("read-write", synced=True)
@@ -207,8 +241,8 @@ def _check_part(
 @verb("read-write", name="reader_fetch", reader="reader", lease="token", read_only=True,
       check=_check_part)  # fmt: skip
 def fetch(
-    tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges, size: int
-) -> Handout:
+    tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges, size: int,
+) -> Handout:  # fmt: skip
     """Return the first messages of a part of a batch, about `size` bytes, settled or not.
 
     Never fewer: if a message is no longer stored, the call fails.
@@ -226,6 +260,16 @@ def fetch(
     if sum(run.hi - run.lo for run in runs) != ranges.count(which):
         raise Gone("some messages of the batch are no longer stored")
     return Handout(queue.name, group.name, tx.store, token, None, runs)
+
+
+@verb("read-write", name="reader_stored", reader="reader", lease="token", read_only=True,
+      check=_check_part)  # fmt: skip
+def stored(
+    tx: Tx, reader: str, epoch: int, number: int, lane: LaneId, token: int, which: Ranges
+) -> Ranges:
+    """Return which messages of a part of a batch are still stored."""
+    current(tx, reader, epoch)
+    return ranges.of(n for _, lo, hi in tx.segments_over(lane, which) for n in range(lo, hi))
 
 
 @verb("read-write", reader="reader", lease="token", check=_check_part)
@@ -351,6 +395,7 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
     rows = min(request.rows, room_for(tx, queue, group, Handout(queue.name, group.name, tx.store)))
     size = request.bytes
     parts: dict[int, LaneBatch] = {}
+    later: list[Cursor] = []  # lanes that only have messages pushed after the time limit
     while rows > 0 and size > 0 and len(parts) < LANES_AT_MOST:
         cursor, _ = next_work(tx, queue, group, None)
         if cursor is None:
@@ -365,7 +410,15 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
             tx.changed(cursor)
             continue
         number = cursor.delivered
-        some = partial(_take, tx, queue, group, lane, cursor, rows, size)
+        want = _fitting(tx, lane, group, cursor, rows, size)
+        if request.until is not None:
+            want = min(want, _pushed_until(tx, lane, group, cursor, request.until, want))
+            if not want:
+                cursor.ready = False  # so that the next lane is found, until the end of this call
+                tx.changed(cursor)
+                later.append(cursor)
+                continue
+        some = partial(take, tx, queue, group, lane, cursor, want)
         taken = take_with_takeover(tx, queue, group, lane, some)
         if taken:
             parts[lane.id] = LaneBatch(lane, cursor, taken, union_of(taken), number, [])
@@ -373,13 +426,16 @@ def _gather(tx: Tx, queue: Queue, group: Group, request: ReaderRequest) -> list[
             size -= _size_of(taken)
         elif cursor.ready:  # it stopped before all work was done; Spark calls again
             break
+    for cursor in later:
+        cursor.ready = True
+        tx.changed(cursor)
     return list(parts.values())
 
 
-def _take(
-    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, rows: int, size: int
-) -> list[TakenMessages]:
-    return take(tx, queue, group, lane, cursor, _fitting(tx, lane, group, cursor, rows, size))
+def _pushed_until(tx: Tx, lane: Lane, group: Group, cursor: Cursor, until: int, want: int) -> int:
+    """Count messages of a lane, at most `want`, that were pushed up to a time."""
+    due = sum(ranges.count(claim.ranges) for claim in tx.due_claims(lane.id, group.id, want))
+    return due + max(0, sequence_at(tx, lane, until + 1) - cursor.next)
 
 
 def _fitting(tx: Tx, lane: Lane, group: Group, cursor: Cursor, rows: int, size: int) -> int:

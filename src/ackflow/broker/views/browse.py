@@ -11,6 +11,8 @@ from ...store.records import DUE, LEASED, NO_REST, WAITING, Group, Lane, Queue, 
 from ...store.tx import Tx
 from ..core.handout import is_binary, payload
 from ..core.topology import find_group, find_partition, find_queue
+from ..reach import merging
+from ..reach.merging import Several
 from ..requests import BrowseRequest
 from ..verb import verb
 
@@ -24,7 +26,7 @@ def _limit_seconds(request: BrowseRequest) -> None:
     request.seconds = min(request.seconds, SECONDS_OVER_HTTP)
 
 
-@verb("read-only", read_only=True, check=_limit_seconds)
+@verb("read-only", read_only=True, check=_limit_seconds, several=Several(run=merging.browse))
 def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     """Return messages by lane and sequence. `next` is set while there may be more."""
     queue = find_queue(tx, request.queue)
@@ -34,7 +36,7 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     at_lane, at = request.after or (0, 0)
     found: list[StoredMessage] = []
     looked = False
-    for lane in _lanes(tx, queue, request.partition, LaneId(at_lane)):
+    for lane in lanes_from(tx, queue, request.partition, LaneId(at_lane)):
         at = at if lane.id == at_lane else lane.base
         if looked and time.monotonic() > deadline:
             return Page(found, f"{lane.id}.{at}")
@@ -51,7 +53,9 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     return Page(found)
 
 
-@verb("read-only", name="message", queue="queue_name", read_only=True)
+@verb(
+    "read-only", name="message", queue="queue_name", read_only=True, several=Several(message="id")
+)
 def get(tx: Tx, queue_name: str, id: str, group_name: str | None) -> StoredMessage:
     """Return one stored message by its id."""
     queue = find_queue(tx, queue_name)
@@ -131,7 +135,7 @@ def view(
     )
 
 
-def _lanes(tx: Tx, queue: Queue, partition: str | None, start: LaneId) -> Iterator[Lane]:
+def lanes_from(tx: Tx, queue: Queue, partition: str | None, start: LaneId) -> Iterator[Lane]:
     """Yield the lanes from one on, in order, reading few more than needed."""
     if partition is not None:
         home = find_partition(tx, queue, partition)

@@ -3,6 +3,8 @@
 The cost grows with the number of lanes and claims, never with the number of messages.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Struct, field
 
 from ... import ranges
@@ -10,11 +12,15 @@ from ...clock import SECOND
 from ...store.counters import GONE
 from ...store.records import DUE, LEASED
 from ...store.tx import Tx
+from ..reach import merging
+from ..reach.merging import Several
+from ..verb import verb
 from .stats import visible_in
 
 
 class GroupMetrics(Struct):
-    """The counters of one group; the first eight never decrease."""
+    """The counters of one group; the first eight never decrease. `also`: its ids in the other
+    databases of its queue."""
 
     id: int
     queue: str
@@ -30,27 +36,75 @@ class GroupMetrics(Struct):
     waiting: int = 0
     dead: int = 0
     oldest_ready_seconds: float = 0.0
+    paused: bool = False
+    also: list[int] = []
 
     @property
     def lag(self) -> int:
         return self.ready + self.leased + self.waiting
 
 
+_ADDED = ("delivered", "acked", "failed", "redelivered", "leases_expired", "ready", "leased",
+          "waiting", "dead")  # fmt: skip
+
+
 class MetricsSnapshot(Struct):
-    """Messages pushed by queue, and the groups; deleted ones have an empty name."""
+    """Messages pushed by queue, and the groups; deleted ones have an empty name.
+
+    `queues` has each queue that exists by its name: id, messages stored, and whether it is paused.
+    `at` is the time in microseconds since 1970.
+    """
 
     pushed: dict[str, int]
     groups: list[GroupMetrics]
+    queues: dict[str, tuple[int, int, bool]] = {}
+    at: int = 0
 
 
+def _merged(ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments) -> MetricsSnapshot:
+    """The counters of several databases; queues and groups that are in several have the sums."""
+    pushed: dict[str, int] = {}
+    groups: dict[tuple[str, str], GroupMetrics] = {}
+    queues: dict[str, tuple[int, int, bool]] = {}
+    at = 0
+    for tag in tags:
+        found: MetricsSnapshot = ask(tag, arguments)
+        at = max(at, found.at)
+        for name, (id, stored, paused) in found.queues.items():
+            known_id, elsewhere, held = queues.get(name, (merging.tagged(tag, id), 0, False))
+            queues[name] = known_id, elsewhere + stored, held or paused
+        for queue, n in found.pushed.items():
+            pushed[queue] = pushed.get(queue, 0) + n
+        for group in found.groups:
+            if group.id != GONE:
+                group.id = merging.tagged(tag, group.id)
+            known = groups.setdefault((group.queue, group.name), group)
+            if known is not group:
+                _add(known, group)
+    return MetricsSnapshot(pushed, list(groups.values()), queues, at)
+
+
+def _add(group: GroupMetrics, other: GroupMetrics) -> None:
+    group.also.append(other.id)
+    oldest = max(group.oldest_ready_seconds, other.oldest_ready_seconds)
+    for name in _ADDED:
+        setattr(group, name, getattr(group, name) + getattr(other, name))
+    for kind, n in other.dead_by_kind.items():
+        group.dead_by_kind[kind] = group.dead_by_kind.get(kind, 0) + n
+    group.paused = group.paused or other.paused
+    group.oldest_ready_seconds = oldest
+
+
+@verb("read-only", read_only=True, wire=False, several=Several(run=_merged))
 def snapshot(tx: Tx) -> MetricsSnapshot:
     """Read the counters of all queues and groups."""
     tallies: dict[int, dict[str, int]] = {}
     for group_id, name, n in tx.all("tallies"):
         tallies.setdefault(group_id, {})[name] = n
-    pushed, queues = {}, {}
-    for id, name, head in tx.all("pushed_figures"):
+    pushed, queues, known = {}, {}, {}
+    for id, name, head, stored, paused in tx.all("pushed_figures"):
         queues[id] = name
+        known[name] = id, stored, bool(paused)
         pushed[name] = head - tallies.get(-id, {}).get("copies", 0)
     groups: dict[int, GroupMetrics] = {}
     for id, queue, name, delivered, acked, failed, dead, unread in tx.all("group_figures"):
@@ -58,6 +112,9 @@ def snapshot(tx: Tx) -> MetricsSnapshot:
             id, queues[queue], name, delivered, acked, failed, dead=dead, ready=unread
         )
         _count(groups[id], tallies.get(id, {}))
+    for (id,) in tx.all("paused_groups"):
+        if id in groups:
+            groups[id].paused = True
     _unread(tx, groups)
     _claimed(tx, groups)
     deleted = tallies.get(GONE, {})
@@ -65,7 +122,7 @@ def snapshot(tx: Tx) -> MetricsSnapshot:
     if deleted:
         pushed[""] = deleted.get("pushed", 0)
         groups[GONE] = _deleted(deleted)
-    return MetricsSnapshot(pushed, list(groups.values()))
+    return MetricsSnapshot(pushed, list(groups.values()), known, tx.now)
 
 
 def _count(group: GroupMetrics, tally: dict[str, int]) -> None:

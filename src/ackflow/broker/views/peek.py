@@ -6,11 +6,13 @@ from ...ranges import Ranges
 from ...store.records import Group, Lane, Queue
 from ...store.tx import Tx
 from ..core.topology import find_partition, find_queue
+from ..reach import merging
+from ..reach.merging import Several
 from ..verb import verb
 from .browse import view
 
 
-@verb("read-only", queue="queue_name", read_only=True)
+@verb("read-only", queue="queue_name", read_only=True, several=Several(merge=merging.limited))
 def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMessage]:
     """Return the next messages of a group in the order of serving, even if they are held back.
 
@@ -65,7 +67,7 @@ def _next_of(
     return found
 
 
-@verb("read-only", queue="queue_name", read_only=True)
+@verb("read-only", queue="queue_name", read_only=True, several=Several(run=merging.follow))
 def follow(
     tx: Tx, queue_name: str, partition: str | None, after: dict[int, int] | None, last: int,
     limit: int,

@@ -9,6 +9,7 @@ from ...clock import SECOND
 from ...ids import GroupId, PartitionId
 from ...model import (
     Counts,
+    DatabaseStats,
     GroupStats,
     LeaseStats,
     PartitionStats,
@@ -25,17 +26,19 @@ from ...store.tx import Tx
 from ..core.cursors import hidden_copies_in
 from ..core.topology import find_group, find_partition, find_queue
 from ..core.values import find, find_all
+from ..reach import merging
+from ..reach.merging import Several
 from ..verb import verb
 
 LEASES_AT_MOST = 1_000
 
 
-@verb("read-only", read_only=True)
+@verb("read-only", read_only=True, several=Several(merge=merging.queues))
 def queues(tx: Tx) -> list[QueueStats]:
     return [queue_stats(tx, queue.name) for queue in tx.queues()]
 
 
-@verb("read-only", queue="name", read_only=True)
+@verb("read-only", queue="name", read_only=True, several=Several(merge=merging.queue_stats))
 def queue_stats(tx: Tx, name: str) -> QueueStats:
     queue = find_queue(tx, name)
     dead = {row[0]: row[1] for row in tx.all("dead_per_group", queue.id)}
@@ -53,7 +56,7 @@ def queue_stats(tx: Tx, name: str) -> QueueStats:
     )
 
 
-@verb("read-only", queue="queue_name", read_only=True)
+@verb("read-only", queue="queue_name", read_only=True, several=Several(merge=merging.group_stats))
 def group_stats(tx: Tx, queue_name: str, name: str) -> GroupStats:
     queue = find_queue(tx, queue_name)
     group = find_group(tx, queue, name)
@@ -269,14 +272,14 @@ def progress(tx: Tx, queue_name: str, name: str, partition: str | None) -> list[
     return result
 
 
-@verb("read-only", values=True, read_only=True)
+@verb("read-only", values=True, read_only=True, several=Several(merge=merging.some))
 def value(tx: Tx, key: str) -> Value | None:
     """Return a small keyed value."""
     row = find(tx, key)
     return None if row is None else _value(*row)
 
 
-@verb("read-only", values=True, read_only=True)
+@verb("read-only", values=True, read_only=True, several=Several(merge=merging.values))
 def values(
     tx: Tx, prefix: str, limit: int, after: str | None = None, reverse: bool = False
 ) -> list[Value]:
@@ -289,13 +292,20 @@ def _value(key: str, stored: bytes, version: int, at: int, end: int | None) -> V
     return Value(key, data, version, when(at), None if end is None else when(end))
 
 
-@verb("read-only", read_only=True)
+@verb("admin", read_only=True, several=Several(away=True))
+def databases(tx: Tx) -> list[DatabaseStats]:
+    """Return this database; the broker of several adds those that are away."""
+    return [DatabaseStats("", True, tx.store, len(tx.queues()))]
+
+
+@verb("read-only", read_only=True, several=Several(merge=merging.largest))
 def overdue(tx: Tx) -> int:
     """Return how long the oldest expired lease or due message has waited for upkeep."""
     groups = tx.all("groups_with_expired", tx.now)
     return max((tx.now - tx.value("next_time", id, 0) for (id,) in groups), default=0)
 
 
+@verb("read-only", name="ready", read_only=True, wire=False)
 def ready(tx: Tx) -> bool:
     """Read one small value, to check that the database answers."""
     return tx.value("get_meta", "store") is not None

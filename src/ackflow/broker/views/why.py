@@ -10,13 +10,14 @@ from ...options import QUEUE_MODE
 from ...store.encryption import SealedText
 from ...store.records import DUE, LEASED, Claim, Cursor, Fate, Group, Lane, Lease, Queue
 from ...store.tx import Tx
+from ..core.admin.global_pause import is_paused
 from ..core.cursors import hidden_copies_in
-from ..core.expiry import refresh, refresh_range
-from ..core.global_pause import is_paused
-from ..core.publish import drop_too_old
-from ..core.retention import drop_old
+from ..core.routing.publish import drop_too_old
 from ..core.take import dead_letter_overdue
 from ..core.topology import complete_cursors, cursor_for, no_group
+from ..core.upkeep.expiry import refresh, refresh_range
+from ..core.upkeep.retention import drop_old
+from ..reach.merging import Several
 from ..verb import verb
 from .stats import visible_in
 
@@ -32,7 +33,7 @@ _ENDS = {
 }
 
 
-@verb("read-only", queue="queue_name")
+@verb("read-only", queue="queue_name", several=Several(message="id"))
 def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     """Explain in one sentence and in fields; an unknown message or queue is an answer too."""
     place = ids.parse_message_id(id)
@@ -182,14 +183,14 @@ class _Case:
                 return f"{sentence} at {_time(quiet)}.", None, when(quiet)
         if ordering == "shared":
             return None
-        end = self.tx.value("lock_end", self.group.id)
+        end = self.tx.lock_end(self.group.id)
         if ordering == "exclusive":
             if end is None or end <= self.tx.now:
                 return None
             return f"Held back: the queue is locked until {_time(end)}.", None, when(end)
         if self.cursor.blocked:
             return self.behind_lease()
-        returned = self.tx.value("first_returned", self.lane.id, self.group.id)
+        returned = self.tx.first_returned(self.lane.id, self.group.id)
         if returned is None or returned > self.sequence:
             return None
         other = ids.message_id(self.tx.store, self.lane.id, returned)

@@ -7,9 +7,9 @@ or other exchanges, which forward it by their own bindings. Each queue gets it o
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import NotFound
-from ...store.records import Binding, Exchange, ExchangeKind
-from ...store.tx import Tx
+from ....errors import NotFound
+from ....store.records import Binding, Exchange, ExchangeKind
+from ....store.tx import Tx
 
 DEFAULT_EXCHANGE = ""  # routes to the queue that the routing key names
 ROUTES_KEPT = 10_000

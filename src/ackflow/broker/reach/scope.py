@@ -1,10 +1,10 @@
 """The queues that a call touches through what belongs to them: leases, readers, producers, stages."""
 
-from ..store.tx import Tx
-from .core.leases import queue_of_lease
-from .core.stage import published, stage_queues
-from .readers.records import batches_of_query_batch, reader_queue
-from .verb import Scope
+from ...store.tx import Tx
+from ..core.leases import queue_of_lease
+from ..core.stage import published, stage_queues
+from ..readers.records import batches_of_query_batch, reader_queue
+from ..verb import Scope
 
 
 def queues_behind(tx: Tx, scope: Scope) -> set[str]:

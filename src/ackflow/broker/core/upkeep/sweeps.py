@@ -20,22 +20,23 @@ from typing import Any, Literal
 
 from msgspec import Struct, json
 
-from ... import ranges
-from ...clock import micros
-from ...ids import GroupId, LaneId, PartitionId
-from ...model import SweepStats, when, when_or_none
-from ...ranges import Ranges
-from ...store.counters import GONE
-from ...store.records import Cursor, Group, Lane, Queue, Sweep
-from ...store.tx import Tx
-from ..verb import verb
-from .cursors import hidden_copies_in, pass_over, sequence_at
-from .history import record_history
+from .... import ranges
+from ....clock import micros
+from ....ids import GroupId, LaneId, PartitionId
+from ....model import SweepStats, when, when_or_none
+from ....ranges import Ranges
+from ....store.counters import GONE
+from ....store.records import Cursor, Group, Lane, Queue, Sweep
+from ....store.tx import Tx
+from ...verb import verb
+from ..cursors import hidden_copies_in, pass_over, sequence_at
+from ..history import record_history
+from ..topology import complete_cursors, cursor_for
 from .retention import drop_segment, move_base
-from .topology import complete_cursors, cursor_for
 
 Kind = Literal["seek", "start", "purge", "queue", "group"]
 SLICE_SECONDS = 0.004
+LANES_AT_START = 1_000  # for more lanes, the transaction that begins a sweep does nothing else
 LANES_AT_ONCE = 16
 ROWS_AT_ONCE = 200
 BYTES_AT_ONCE = 4 * 1024 * 1024
@@ -89,8 +90,11 @@ def begin(
 def run_first(tx: Tx, sweeps: list[Sweep], answer: Any = None) -> Any:
     """Run the first slice of new sweeps in the transaction that added them.
 
-    Returns the answer if that was all, and else what the broker has to finish.
+    Returns the answer if that was all, and else what the broker has to finish. Over many lanes the
+    slices begin in the next transaction: to forget what is cached of them takes long enough.
     """
+    if sum(sweep.lanes for sweep in sweeps) > LANES_AT_START:
+        return Unfinished([sweep.id for sweep in sweeps], answer)
     deadline, purged = time.monotonic() + SLICE_SECONDS, 0
     for sweep in sweeps:
         result = run_slice(tx, sweep.id) if time.monotonic() < deadline else None

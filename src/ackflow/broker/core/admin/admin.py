@@ -2,22 +2,20 @@
 
 from msgspec import structs
 
-from ... import ids, ranges, validate
-from ...ids import GroupId
-from ...options import Dialect, GroupOptions, QueueOptions
-from ...ranges import Ranges
-from ...store.counters import GONE
-from ...store.encryption import check_key
-from ...store.records import LEASED, Cursor, Group, Lane, Queue, Sweep
-from ...store.tx import Tx
-from ..requests import check_group_changes, check_queue_changes, check_seek
-from ..verb import verb
-from . import sweeps
-from .cursors import LostRanges, lease_of, take_from_leases
-from .exchanges import forget_queue
-from .expiry import refresh, refresh_range
-from .sweeps import Target
-from .topology import (
+from .... import ids, ranges, validate
+from ....ids import GroupId
+from ....options import Dialect, GroupOptions, QueueOptions
+from ....ranges import Ranges
+from ....store.counters import GONE
+from ....store.encryption import check_key
+from ....store.records import LEASED, Cursor, Group, Lane, Queue, Sweep
+from ....store.tx import Tx
+from ...reach.merging import Several
+from ...requests import check_group_changes, check_queue_changes, check_seek
+from ...verb import verb
+from ..cursors import LostRanges, lease_of, take_from_leases
+from ..routing.exchanges import forget_queue
+from ..topology import (
     complete_cursors,
     find_group,
     find_partition,
@@ -26,9 +24,15 @@ from .topology import (
     is_undecided,
     queue_for,
 )
+from ..upkeep import sweeps
+from ..upkeep.expiry import refresh, refresh_range
+from ..upkeep.sweeps import Target
 
 
-@verb("read-write", queue="name", synced=True, check=check_queue_changes)
+@verb(
+    "read-write", queue="name", synced=True, check=check_queue_changes,
+    several=Several(spread="changes"),
+)  # fmt: skip
 def configure(
     tx: Tx, name: str, changes: dict[str, object], dialect: Dialect = "native"
 ) -> QueueOptions:
@@ -158,7 +162,9 @@ def _drop_group(tx: Tx, group: Group) -> None:
     tx.run("drop_group", group.id)
 
 
-@verb("read-write", queue="queue_name", repeatable=False, synced=True)
+@verb(
+    "read-write", queue="queue_name", repeatable=False, synced=True, several=Several(message="id")
+)
 def delete_message(tx: Tx, queue_name: str, id: str) -> bool:
     """Delete one message for every group that has not settled it."""
     queue = find_queue(tx, queue_name)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
-from ...clock import AHEAD, SECOND, micros
-from ...store.records import DUE, RETURNED, WAITING
-from ...store.tx import CLOCK_BACK, Tx
-from ..access_tokens import changed
-from .cursors import make_ready
+from ....clock import AHEAD, SECOND, micros
+from ....store.records import DUE, RETURNED, WAITING
+from ....store.tx import CLOCK_BACK, Tx
+from ...access_tokens import changed
+from ..cursors import make_ready
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow")
@@ -30,7 +30,7 @@ NEVER = 1 << 62
 # Statements that set a time after ?1 to ?2 in up to ?3 rows, and return a row for each.
 PLAIN = (
     "keys_ahead", "values_ahead", "stages_ahead", "readers_ahead", "traces_ahead", "dead_ahead", "lanes_ahead",
-    "cursors_ahead", "queues_ahead", "partitions_ahead",
+    "cursors_ahead", "queues_ahead", "partitions_ahead", "declarations_ahead",
 )  # fmt: skip
 
 
@@ -67,8 +67,10 @@ def recover(read: RunTransaction, write: RunTransaction) -> int:
             while n := write(partial(_set_plain, statement=statement, shift=shift)):
                 moved += n
         moved += write(partial(_move_few, shift=shift))
-        # Claims before segments: a claim needs the time at which its message was pushed.
-        for walk in (_Claims(shift), _Segments(shift), _Leases(shift), _Txids(shift)):
+        # Claims and expiries before segments: they need the time at which a message was pushed.
+        for walk in (
+            _Claims(shift), _Expiries(shift), _Segments(shift), _Leases(shift), _Txids(shift)
+        ):  # fmt: skip
             while (found := read(walk.find)) is not None:
                 if found:
                     moved += len(found)
@@ -167,6 +169,26 @@ class _Claims:
         elif state == WAITING and (tx.created_at(lane, first) or 0) > self._shift.ahead:
             at -= self._shift.back
         tx.run("set_claim_times", lane, group_id, lease, id, state, at, self._shift.past(since))
+
+
+class _Expiries:
+    """Messages with a time to live of their own, which is kept."""
+
+    def __init__(self, shift: Shift) -> None:
+        self._shift = shift
+        self._at = 0, -1
+
+    def find(self, tx: Tx) -> list[Any] | None:
+        rows = tx.all("expiring_ahead", *self._at, self._shift.ahead, ROWS)
+        if not rows:
+            return None
+        self._at = rows[-1][:2]
+        return rows
+
+    def move(self, tx: Tx, row: Any) -> None:
+        lane, sequence, at = row
+        created = tx.created_at(lane, sequence) or 0
+        tx.run("set_expiring", lane, sequence, at - created + self._shift.past(created))
 
 
 class _Leases:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
-from ... import ranges
-from ...clock import micros
-from ...ids import LaneId, QueueId
-from ...ranges import Ranges
-from ...store.records import LEASED, Claim, Cursor, Lane, Queue, Segment
-from ...store.tx import Tx
-from .cursors import hidden_copies_in, pass_for_all_groups, sequence_at
-from .history import record_history
+from .... import ranges
+from ....clock import micros
+from ....ids import LaneId, QueueId
+from ....ranges import Ranges
+from ....store.records import LEASED, Claim, Cursor, Lane, Queue, Segment
+from ....store.tx import Tx
+from ..cursors import hidden_copies_in, pass_for_all_groups, sequence_at
+from ..history import record_history
 
 SLICE_SECONDS = 0.010
 SEGMENTS_AT_ONCE = 500

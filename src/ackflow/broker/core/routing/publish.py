@@ -7,35 +7,35 @@ its dead-letter exchange, in the transaction that gives them up:
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import json
 
-from ... import ranges
-from ...clock import SECOND, micros
-from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
-from ...ids import LaneId, QueueId
-from ...model import when
-from ...options import (
+from .... import ranges
+from ....clock import SECOND, micros
+from ....errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
+from ....ids import LaneId, QueueId
+from ....model import when
+from ....options import (
     DEFAULT_PARTITION,
     MAX_SEGMENT_BYTES,
     MAX_SEGMENT_COUNT,
     QUEUE_MODE,
     DeadLetterKind,
 )
-from ...ranges import Ranges
-from ...store.records import DUE, LEASED, Cursor, Declaration, Lane, Queue, Rest
-from ...store.tx import Tx
-from ..requests import Publication
-from .capacity import make_room
-from .cursors import count_unread, hidden_copies_in
+from ....ranges import Ranges
+from ....store.records import DUE, LEASED, Cursor, Declaration, Lane, Queue, Rest
+from ....store.tx import Tx
+from ...requests import Publication
+from ..capacity import make_room
+from ..cursors import count_unread, hidden_copies_in
+from ..handout import payload, rest_of
+from ..push import append, not_before
+from ..topology import lane_for
+from ..upkeep.retention import drop_before, drop_messages, drop_unread, unread_of
 from .exchanges import DEFAULT_EXCHANGE, find_exchange, route
-from .handout import payload, rest_of
-from .push import append, not_before
-from .retention import drop_before, drop_messages, drop_unread, unread_of
-from .topology import lane_for
 
 EXCHANGE, ROUTING_KEY = "x-exchange", "x-routing-key"  # headers of a message that was routed
 DEATHS, EXPIRATION, PRIORITY, COPIES = "x-death", "expiration", "priority", "CC"
@@ -49,6 +49,7 @@ REASONS: dict[DeadLetterKind, str] = {
     "max_wait": "expired",
 }
 Published = int | AckflowError
+M = TypeVar("M", "Routed", Publication)
 
 
 class Routed(NamedTuple):
@@ -66,7 +67,18 @@ def publish(tx: Tx, publications: Sequence[Publication]) -> list[Published]:
     A message that names an exchange that does not exist ends the list: those after it are not
     published. A message for a full queue reaches no queue.
     """
+    return publish_all(tx, [publications])[0]
+
+
+def publish_all(tx: Tx, lists: Sequence[Sequence[Publication]]) -> list[list[Published]]:
+    """Publish several lists, each as `publish` does."""
     appender = Appender(tx)
+    results = [_publish(tx, appender, some) for some in lists]
+    appender.finish()
+    return results
+
+
+def _publish(tx: Tx, appender: "Appender", publications: Sequence[Publication]) -> list[Published]:
     results: list[Published] = []
     for one in publications:
         try:
@@ -86,7 +98,6 @@ def publish(tx: Tx, publications: Sequence[Publication]) -> list[Published]:
         for name in queues:
             appender.add(name, one)
         results.append(len(queues))
-    appender.finish()
     return results
 
 
@@ -120,11 +131,8 @@ class Appender:
                 self._limited[queue.id] = queue, declared
         declared = self._declared[name]
         priority = 0 if declared is None else declared.lane_priority(one.priority)
-        headers = one.headers
-        if one.exchange != DEFAULT_EXCHANGE or one.keys[0] != name:
-            headers = {**headers, EXCHANGE: one.exchange, ROUTING_KEY: one.keys[0]}
         expires = None if one.ttl is None else self._tx.now + micros(one.ttl)
-        routed = Routed(one.payload, one.binary, headers, expires)
+        routed = Routed(one.payload, one.binary, stored_headers(name, one), expires)
         self._lanes.setdefault((name, priority), []).append(routed)
 
     def finish(self) -> None:
@@ -139,13 +147,20 @@ class Appender:
             queue = self._tx.queue(name)
             assert queue is not None, "a queue is not deleted while messages are published"
             lane = lane_for(self._tx, queue, DEFAULT_PARTITION, priority)
-            for part in _parts(messages):
+            for part in in_segments(messages):
                 _append(self._tx, queue, lane, part)
 
 
-def _parts(messages: list[Routed]) -> Iterator[list[Routed]]:
+def stored_headers(queue: str, one: Publication) -> dict[str, str]:
+    """The headers of a message, with its exchange and routing key unless they follow from the queue."""
+    if one.exchange == DEFAULT_EXCHANGE and one.keys[0] == queue:
+        return one.headers
+    return {**one.headers, EXCHANGE: one.exchange, ROUTING_KEY: one.keys[0]}
+
+
+def in_segments(messages: Iterable[M]) -> Iterator[list[M]]:
     """Split messages into lists that fit into a segment."""
-    part: list[Routed] = []
+    part: list[M] = []
     room = MAX_SEGMENT_BYTES
     for one in messages:
         if part and (len(one.payload) > room or len(part) >= MAX_SEGMENT_COUNT):
@@ -171,8 +186,13 @@ def _append(tx: Tx, queue: Queue, lane: Lane, part: list[Routed]) -> None:
     )  # fmt: skip
     for index, one in enumerate(part):
         if one.expires_at is not None:
-            tx.run("add_expiring", lane.id, segment.first + index, one.expires_at)
-            tx.cache.expiring[lane.id] = True
+            add_expiring(tx, lane.id, segment.first + index, one.expires_at)
+
+
+def add_expiring(tx: Tx, lane: LaneId, sequence: int, at: int) -> None:
+    """Let a message expire at a time."""
+    tx.run("add_expiring", lane, sequence, at)
+    tx.cache.expiring[lane] = True
 
 
 # giving up messages

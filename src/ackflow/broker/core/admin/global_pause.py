@@ -2,7 +2,7 @@
 
 from msgspec import Struct, json, msgpack
 
-from ...store.tx import Tx
+from ....store.tx import Tx
 
 
 class GlobalPause(Struct):

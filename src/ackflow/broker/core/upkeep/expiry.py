@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from ... import ranges
-from ...ids import NO_LEASE, LaneId
-from ...options import MAX_CLAIM
-from ...retry import Exhausted, after_expiry
-from ...store.records import DUE, LEASED, WAITING, Claim, Group, Lease, record_acks
-from ...store.tx import Tx
-from .cursors import make_ready, unblock_partitions
-from .dead_letters import add_dead_letters
-from .history import record_fate
+from .... import ranges
+from ....ids import NO_LEASE, LaneId
+from ....options import MAX_CLAIM
+from ....retry import Exhausted, after_expiry
+from ....store.records import DUE, LEASED, WAITING, Claim, Group, Lease, record_acks
+from ....store.tx import Tx
+from ..cursors import make_ready, unblock_partitions
+from ..dead_letters import add_dead_letters
+from ..history import record_fate
 
 SLICE_SECONDS = 0.010
 LEASES_AT_ONCE = 200

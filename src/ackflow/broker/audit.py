@@ -1,0 +1,129 @@
+"""The audit: who changed what, when and from where. A row is added in the transaction of the change.
+
+Messages are not listed: a push, pop or settle by a program leaves no row. One that a person makes by
+hand does.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..clock import micros
+from ..model import when
+from ..store.tx import Tx
+from .access_tokens import Token
+from .requests import DeadFilter
+
+KEPT_SECONDS = 400 * 86_400
+MOST_ROWS = 100_000
+CLEAN_EVERY = 100  # rows
+MOST_TEXT = 200
+LAST = 1 << 62
+# Verbs that administrate, by name; programs call them as well, such as `configure` when they start.
+ADMINISTRATION = {
+    "configure": "configure", "configure_group": "configure group", "pause": "pause", "seek": "seek",
+    "purge": "purge", "delete_queue": "delete queue", "delete_group": "delete group",
+    "delete_message": "delete message", "redrive": "redrive", "purge_dead": "purge dead letters",
+    "settle_message": "settle", "release_lease": "release lease", "extend_lease": "extend lease",
+}  # fmt: skip
+
+
+class Actor(Struct, frozen=True):
+    """Who makes a change: the name of a token, empty if none was required, and an address."""
+
+    name: str
+    origin: str
+
+    @staticmethod
+    def of(who: Token | None, client: tuple[str, int]) -> "Actor":
+        return Actor("" if who is None else who.name, client[0])
+
+
+class AuditEntry(Struct, frozen=True):
+    """One change."""
+
+    id: int
+    at: Any
+    who: str
+    origin: str
+    action: str
+    queue: str | None
+    details: dict[str, Any]
+
+
+def record(tx: Tx, actor: Actor, action: str, queue: str | None, details: dict[str, Any]) -> None:
+    """Add a row, and drop those that are too old or too many."""
+    short = {name: _short(value) for name, value in details.items() if value is not None}
+    packed = msgspec.json.encode(short).decode()
+    id = tx.insert("add_audit", tx.now, actor.name, actor.origin, action, queue, packed)
+    if id % CLEAN_EVERY == 0:
+        tx.all("drop_audit", tx.now - micros(KEPT_SECONDS), id - MOST_ROWS, 2 * CLEAN_EVERY)
+
+
+def audited(
+    run: Callable[..., Any], actor: Actor, action: str, queue: str | None, details: dict[str, Any]
+) -> Callable[..., Any]:
+    """A verb that records itself in its own transaction, unless it is refused."""
+
+    @wraps(run)  # so that a router of several databases finds the facts of the verb
+    def recorded(tx: Tx, *arguments: Any) -> Any:
+        result = run(tx, *arguments)
+        record(tx, actor, action, queue, details)
+        return result
+
+    return recorded
+
+
+def of_verb(
+    run: Callable[..., Any], name: str, actor: Actor, arguments: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """An administrative verb that records itself, unless it finds everything as it should be."""
+    first = arguments[0]
+    queue = first if isinstance(first, str) else first.queue
+    plain = [one for one in arguments[1:] if isinstance(one, str | int | float | dict)]
+    details: dict[str, Any] = {"arguments": plain} if plain else {}
+    if isinstance(first, DeadFilter):
+        details |= {
+            "group": first.group,
+            "kind": first.kind,
+            "error": first.error,
+            "ids": first.ids,
+        }
+
+    @wraps(run)
+    def recorded(tx: Tx, *given: Any) -> Any:
+        before = _options(tx, given) if name.startswith("configure") else None
+        result = run(tx, *given)
+        if before is None or before != _options(tx, given):
+            record(tx, actor, ADMINISTRATION[name], queue, details)
+        return result
+
+    return recorded
+
+
+def _options(tx: Tx, given: tuple[Any, ...]) -> tuple[Any, Any]:
+    """What a program configures again each time it starts: the options of a queue and a group."""
+    queue = tx.queue(given[0])
+    group = tx.group(queue.id, given[1]) if queue and isinstance(given[1], str) else None
+    return queue.options if queue else None, group.options if group else None
+
+
+def entries(tx: Tx, before: int | None, limit: int) -> list[AuditEntry]:
+    """Return a page, the newest first."""
+    return [
+        AuditEntry(id, when(at), who, origin, action, queue, msgspec.json.decode(details))
+        for id, at, who, origin, action, queue, details in tx.all(
+            "audit_page", LAST if before is None else before, limit
+        )
+    ]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MOST_TEXT:
+        return value[:MOST_TEXT] + "…"
+    if isinstance(value, list) and len(value) > 20:
+        return [*value[:20], f"and {len(value) - 20:,} more"]
+    return value

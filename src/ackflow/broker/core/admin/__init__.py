@@ -1,0 +1,1 @@
+"""Administration: options, pauses, seeking, purging and deleting."""

@@ -1,0 +1,118 @@
+"""Dead letters chosen by a person: by what they died of, in steps that are bounded and continued."""
+
+import re
+import time
+from functools import lru_cache
+
+from msgspec import Struct
+
+from .... import validate
+from ....store.mapping import open_texts
+from ....store.tx import Tx
+from ...requests import DeadFilter
+from ..dead_letters import purge_dead, redrive
+from ..topology import find_group, find_queue, queue_for
+
+MOST_STEP = 1_000  # dead letters that one step changes
+STEP_SECONDS = 0.02  # of a step that searches in the writer
+SLICE = 500
+MOST_TEXT = 300
+
+_QUOTED = re.compile(r"'[^']{1,200}'|\"[^\"]{1,200}\"|`[^`]{1,200}`")
+_ID = re.compile(r"\b(?=[0-9a-f-]*[0-9])[0-9a-f]{6,}(?:-[0-9a-f]{2,})*\b|\b0x[0-9a-f]+\b", re.I)
+_NUMBER = re.compile(r"\b\d[\d.,:]*")
+
+
+@lru_cache(8192)
+def normalized(error: str) -> str:
+    """Return an error without the parts that differ between messages that failed the same way."""
+    line = error.strip().partition("\n")[0][:MOST_TEXT]
+    line = _QUOTED.sub("…", line)
+    line = _ID.sub("#", line)
+    return " ".join(_NUMBER.sub("#", line).split())
+
+
+class DeadSelection(Struct, kw_only=True):
+    """Which dead letters of a queue are meant: those that fit everything given.
+
+    `error` is a normalised error; `ids` are numbers of dead letters.
+    """
+
+    queue: str
+    group: str | None = None
+    kind: str | None = None
+    error: str | None = None
+    ids: list[int] | None = None
+
+    def check(self) -> None:
+        validate.name(self.queue, "queue")
+        validate.kind(self.kind)
+        if self.ids is not None:
+            validate.integer(len(self.ids), "the number of ids", 0, MOST_STEP)
+            for id in self.ids:
+                validate.integer(id, "id", 0, 1 << 62)
+
+
+class DeadStep(Struct):
+    """What a step did. `next` is where to continue; None: the whole selection was seen.
+
+    `items` are the numbers of the dead letters that were changed, or would be.
+    """
+
+    done: int
+    next: int | None
+    items: list[int]
+
+
+def select(
+    tx: Tx, which: DeadSelection, after: int, limit: int, seconds: float = STEP_SECONDS
+) -> DeadStep:
+    """Find the next dead letters of a selection, the oldest first."""
+    queue = find_queue(tx, which.queue)
+    group = None if which.group is None else find_group(tx, queue, which.group).id
+    wanted = None if which.ids is None else set(which.ids)
+    deadline = time.monotonic() + seconds
+    found: list[int] = []
+    while True:
+        rows = tx.all("dead_after", queue.id, after, SLICE)
+        for id, grp, lane, seq, kind, reason, error in rows:
+            if len(found) >= limit:
+                return DeadStep(len(found), after, found)
+            after = id
+            if group not in (None, grp) or which.kind not in (None, kind):
+                continue
+            if wanted is not None and id not in wanted:
+                continue
+            if which.error is not None:
+                reason, error = open_texts(grp, lane, seq, reason, error)
+                if normalized(reason or error or "") != which.error:
+                    continue
+            found.append(id)
+        if len(rows) < SLICE:
+            return DeadStep(len(found), None, found)
+        if time.monotonic() > deadline:
+            return DeadStep(len(found), after, found)
+
+
+def redrive_step(tx: Tx, which: DeadSelection, after: int, limit: int, to: str | None) -> DeadStep:
+    """Send the next dead letters of a selection back, or to another queue."""
+    if to is not None:
+        queue_for(tx, to)
+    step = _step(tx, which, after, limit)
+    if step.items:
+        step.done = redrive(tx, DeadFilter(which.queue, ids=step.items), to, len(step.items))
+    return step
+
+
+def purge_step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
+    """Delete the next dead letters of a selection."""
+    step = _step(tx, which, after, limit)
+    if step.items:
+        step.done = purge_dead(tx, DeadFilter(which.queue, ids=step.items), len(step.items))
+    return step
+
+
+def _step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
+    if which.ids is None:
+        return select(tx, which, after, limit)
+    return select(tx, which, min(which.ids, default=1) - 1, MOST_STEP)

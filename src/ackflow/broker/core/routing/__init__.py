@@ -1,0 +1,1 @@
+"""Messages that an exchange routes to queues."""

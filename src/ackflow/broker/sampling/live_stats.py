@@ -1,0 +1,212 @@
+"""Live statistics: the counters of every queue, shared by all who watch, with rates.
+
+A snapshot reads the rows of all lanes and claims, whatever the number of messages. However many
+dashboards are open, one is taken at a time, and none before `REST` times the duration of the last
+one has passed: on a database of 10,000 queues they would otherwise keep a core busy.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from ...clock import SECOND
+from ...options import QUEUE_MODE
+from ..views.metrics import GroupMetrics, MetricsSnapshot
+
+T = TypeVar("T")
+LEAST_SECONDS = 1.0  # between snapshots
+REST = 15.0
+RATE_SECONDS = 10.0  # a rate is an average over about this time
+KEPT_SECONDS = 150.0
+OLD_SECONDS = 300.0  # a queue whose oldest ready message is older is in trouble
+FAILING = 0.1  # so is one with this many nacks for each ack
+SEVERITY = {
+    "dying": 6, "failing": 5, "stalled": 4, "paused": 3, "behind": 3, "dead letters": 2,
+    "group paused": 2, "no group": 1,
+}  # fmt: skip
+
+Counters = tuple[int, int, int, int, int]  # pushed, delivered, acked, failed, died
+
+
+class Rates(Struct, frozen=True):
+    """Messages per second."""
+
+    pushed: float = 0.0
+    delivered: float = 0.0
+    acked: float = 0.0
+    failed: float = 0.0
+    dead: float = 0.0
+
+
+class QueueLine(Struct):
+    """One queue with all its groups added up.
+
+    `ready` of a queue that no group reads are all messages it stores. `oldest_seconds` is the age of
+    the oldest message that could be delivered.
+    """
+
+    id: int
+    name: str
+    paused: bool
+    pushed: int
+    stored: int
+    groups: list[GroupMetrics]
+    rates: Rates | None = None
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(group, name) for group in self.groups)
+
+    @property
+    def ready(self) -> int:
+        return self._sum("ready") if self.groups else self.stored
+
+    @property
+    def leased(self) -> int:
+        return self._sum("leased")
+
+    @property
+    def waiting(self) -> int:
+        return self._sum("waiting")
+
+    @property
+    def dead(self) -> int:
+        return self._sum("dead")
+
+    @property
+    def failed(self) -> int:
+        return self._sum("failed")
+
+    @property
+    def delivered(self) -> int:
+        return self._sum("delivered")
+
+    @property
+    def acked(self) -> int:
+        return self._sum("acked")
+
+    @property
+    def oldest_seconds(self) -> float:
+        return max((group.oldest_ready_seconds for group in self.groups), default=0.0)
+
+    @property
+    def trouble(self) -> list[str]:
+        """Why the queue needs attention; empty if it does not."""
+        found = []
+        rates = self.rates or Rates()
+        if self.paused:
+            found.append("paused")
+        elif any(group.paused for group in self.groups):
+            found.append("group paused")
+        if rates.dead:
+            found.append("dying")
+        elif self.dead:
+            found.append("dead letters")
+        if rates.failed and rates.failed >= FAILING * rates.acked:
+            found.append("failing")
+        if self.ready and self.oldest_seconds >= OLD_SECONDS:
+            found.append("behind" if rates.acked else "stalled")
+        if self.ready and not self.groups:
+            found.append("no group")
+        return found
+
+    @property
+    def severity(self) -> tuple[int, float]:
+        """A sort key: the queues that need attention most have the highest."""
+        return sum(SEVERITY[one] for one in self.trouble), self.oldest_seconds + self.dead
+
+    @property
+    def counters(self) -> Counters:
+        died = sum(sum(group.dead_by_kind.values()) for group in self.groups)
+        return self.pushed, self.delivered, self.acked, self.failed, died
+
+
+class LiveStats(Struct):
+    """All queues at one moment. `deleted` are the counters of queues that no longer exist."""
+
+    at: int  # microseconds since 1970
+    seconds: float  # the time it took to read
+    queues: dict[str, QueueLine]
+    deleted: Counters = (0, 0, 0, 0, 0)
+    counters: dict[int, Counters] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Counters:
+        columns = zip(self.deleted, *self.counters.values(), strict=True)
+        return tuple(map(sum, columns))  # type: ignore[return-value]
+
+
+class StatsBoard:
+    """Keeps the last snapshots of a broker; used from any thread."""
+
+    def __init__(self, read: Callable[[], MetricsSnapshot]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._taken_at = 0.0
+        self._kept: deque[LiveStats] = deque()
+
+    def get(self) -> LiveStats:
+        """Return a snapshot that is as new as reading one allows."""
+        with self._lock:
+            if self._kept:
+                last = self._kept[-1]
+                age = time.monotonic() - self._taken_at
+                if age < max(LEAST_SECONDS, REST * last.seconds):
+                    return last
+            return self._take()
+
+    def take(self) -> LiveStats:
+        """Return a new snapshot, whatever it costs."""
+        with self._lock:
+            return self._take()
+
+    def _take(self) -> LiveStats:
+        started = time.monotonic()
+        found = _live_stats(self._read())
+        self._taken_at = time.monotonic()
+        found.seconds = self._taken_at - started
+        found.counters = {line.id: line.counters for line in found.queues.values()}
+        self._rate(found)
+        self._kept.append(found)
+        while len(self._kept) > 2 and found.at - self._kept[0].at > KEPT_SECONDS * SECOND:
+            self._kept.popleft()
+        return found
+
+    def _rate(self, found: LiveStats) -> None:
+        """Set the rates since a snapshot about `RATE_SECONDS` ago."""
+        before = None
+        for one in self._kept:
+            if before is None or found.at - one.at >= RATE_SECONDS * SECOND:
+                before = one
+        if before is None or found.at <= before.at:
+            return
+        seconds = (found.at - before.at) / SECOND
+        for line in found.queues.values():
+            earlier = before.counters.get(line.id)
+            if earlier is not None:
+                line.rates = rates(earlier, line.counters, seconds)
+
+
+def rates(before: Counters, after: Counters, seconds: float) -> Rates:
+    return Rates(*(round(max(0, b - a) / seconds, 3) for a, b in zip(before, after, strict=True)))
+
+
+def _live_stats(taken: MetricsSnapshot) -> LiveStats:
+    lines = {
+        name: QueueLine(id, name, paused, taken.pushed[name], stored, [])
+        for name, (id, stored, paused) in taken.queues.items()
+    }
+    deleted = [taken.pushed.get("", 0), 0, 0, 0, 0]
+    for group in taken.groups:
+        if group.queue in lines:
+            lines[group.queue].groups.append(group)
+        else:
+            died = sum(group.dead_by_kind.values())
+            for at, n in enumerate((group.delivered, group.acked, group.failed, died), 1):
+                deleted[at] += n
+    for line in lines.values():
+        line.groups.sort(key=lambda group: (group.name != QUEUE_MODE, group.name))
+    return LiveStats(taken.at, 0.0, lines, tuple(deleted))  # type: ignore[arg-type]

@@ -1,0 +1,9 @@
+"""A broker made of brokers: several databases behind the interface of one.
+
+    session, server ── ShardedBroker ── directory: which database has this queue, lease, reader?
+                            │
+              Database ─ Broker ─ store      one for each database; each knows nothing of the others
+
+Semantics stay in `broker/core`: a call runs as it is inside one database, or in several whose answers
+are merged. Which, follows from the facts that `@verb` states: queue, lease, reader, and `Several`.
+"""

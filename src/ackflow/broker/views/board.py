@@ -1,0 +1,197 @@
+"""Pages for people: one queue, leases of many queues, the progress of a group, previews of a seek."""
+
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from ... import ranges
+from ...clock import micros
+from ...ids import PartitionId
+from ...model import LeaseStats, when, when_or_none
+from ...options import GroupOptions, QueueOptions, Settings
+from ...store.records import LEASED
+from ...store.tx import Tx
+from ..core.admin.global_pause import is_paused
+from ..core.cursors import sequence_at
+from ..core.topology import find_group, find_partition, find_queue
+from .stats import count, lease_stats, overdue
+
+SEGMENTS = 20_000  # whose sizes are added up
+PREVIEW_SECONDS = 0.5
+
+
+class GroupDetails(Struct, frozen=True):
+    """A group: what was set, and what follows from it."""
+
+    name: str
+    created_at: datetime
+    dialect: str
+    paused: bool
+    options: dict[str, Any]
+    settings: Settings
+
+
+class QueueDetails(Struct, frozen=True):
+    """A queue: its options beside their defaults, and its size.
+
+    `bytes` is a lower bound if `more_bytes` is set.
+    """
+
+    name: str
+    created_at: datetime
+    paused: bool
+    options: dict[str, Any]
+    defaults: dict[str, Any]
+    partitions: int
+    messages: int
+    bytes: int
+    more_bytes: bool
+    groups: list[GroupDetails]
+
+
+class PartitionProgress(Struct, frozen=True):
+    """How far a group has read one partition."""
+
+    partition: str
+    last_at: datetime | None
+    ready: int
+    leased: int
+    waiting: int
+    dead: int
+    done: int
+
+
+class PartitionPage(Struct, frozen=True):
+    items: list[PartitionProgress]
+    next: int | None
+
+
+class SeekPreview(Struct):
+    """What a seek would do: messages delivered again, skipped, and taken from leases.
+
+    `partial`: only some of the lanes were looked at, so that there are more.
+    """
+
+    again: int = 0
+    skipped: int = 0
+    leased: int = 0
+    lanes: int = 0
+    partial: bool = False
+
+
+class Health(Struct, frozen=True):
+    """The state of the database: how late upkeep is, and whether delivery is paused everywhere."""
+
+    overdue_seconds: float
+    paused: bool
+    sweeps: int
+
+
+def queue_details(tx: Tx, name: str) -> QueueDetails:
+    queue = find_queue(tx, name)
+    segments, size = tx.all("some_bytes", queue.id, SEGMENTS)[0]
+    groups = [
+        GroupDetails(group.name, when(group.created_at), group.dialect, group.paused,
+                     _options(group.options), group.rules)
+        for group in tx.groups(queue.id)
+    ]  # fmt: skip
+    return QueueDetails(
+        queue.name, when(queue.created_at), bool(queue.paused), _options(queue.options),
+        _options(QueueOptions()), tx.value("count_partitions", queue.id),
+        tx.all("queue_totals", queue.id)[0][1], size, segments >= SEGMENTS, groups,
+    )  # fmt: skip
+
+
+def _options(options: QueueOptions | GroupOptions) -> dict[str, Any]:
+    """All options by name; null stands for none, and what follows the group's dialect is left out."""
+    found = msgspec.structs.asdict(options)
+    return {name: value for name, value in found.items() if value is not UNSET}
+
+
+def leases(
+    tx: Tx, groups: Iterable[tuple[str, str]], consumer: str | None, limit: int, seconds: float
+) -> tuple[list[LeaseStats], bool]:
+    """Return live leases of these groups, and whether there may be more."""
+    deadline = time.monotonic() + seconds
+    found: list[LeaseStats] = []
+    for queue_name, group_name in groups:
+        queue = tx.queue(queue_name)
+        group = None if queue is None else tx.group(queue.id, group_name)
+        if queue is None or group is None:
+            continue
+        for (id,) in tx.all("live_leases", group.id, tx.now, limit):
+            if len(found) >= limit or time.monotonic() > deadline:
+                return found, True
+            lease = tx.lease_by_id(id)
+            if lease is None or (consumer and consumer not in lease.consumer):
+                continue
+            found.append(lease_stats(tx, queue, group, lease))
+    return found, False
+
+
+def group_progress(
+    tx: Tx, queue_name: str, group_name: str, after: int, limit: int
+) -> PartitionPage:
+    """Return a page of the partitions that a group reads."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, group_name)
+    found = [row[0] for row in tx.all("cursors_page", group.id, after, limit)]
+    items = []
+    for id in found:
+        home = tx.partition_by_id(PartitionId(id))
+        lanes = [] if home is None else tx.lanes_in(home.id)
+        cursors = [cursor for lane in lanes if (cursor := tx.cursor(lane.id, group.id))]
+        if home is None:
+            continue
+        counts, _ = count(tx, group, cursors)
+        last = max((cursor.last_at for cursor in cursors if cursor.last_at), default=None)
+        items.append(
+            PartitionProgress(home.name, when_or_none(last), counts.ready, counts.leased,
+                              counts.waiting, counts.dead, counts.done)
+        )  # fmt: skip
+    return PartitionPage(items, found[-1] if len(found) == limit else None)
+
+
+def seek_preview(
+    tx: Tx, queue_name: str, group_name: str, to: str | int, is_time: bool, partition: str | None
+) -> SeekPreview:
+    """Return what a seek would do now, lane by lane, within a time limit."""
+    queue = find_queue(tx, queue_name)
+    group = find_group(tx, queue, group_name)
+    deadline = time.monotonic() + PREVIEW_SECONDS
+    home = None if partition is None else find_partition(tx, queue, partition)
+    found = SeekPreview()
+    for lane in tx.lanes(queue.id) if home is None else tx.lanes_in(home.id):
+        cursor = tx.cursor(lane.id, group.id)
+        if cursor is None:
+            continue
+        if time.monotonic() > deadline:
+            found.partial = True
+            return found
+        found.lanes += 1
+        if isinstance(to, str):
+            target = lane.head if to == "end" else lane.base
+        else:
+            target = sequence_at(tx, lane, to) if is_time else min(max(to, lane.base), lane.head)
+        held: ranges.Ranges = []
+        for claim in tx.claims_in(lane.id, group.id, lane.base, lane.head):
+            held = ranges.union(held, claim.ranges)
+            if claim.state == LEASED:
+                found.leased += ranges.count(claim.ranges)
+        read = [lane.base, cursor.next] if lane.base < cursor.next else []
+        settled = ranges.difference(
+            ranges.difference(read, held), tx.gone(lane, lane.base, lane.head)
+        )
+        found.again += ranges.count(ranges.clip(settled, target, lane.head))
+        unread = [cursor.next, lane.head] if cursor.next < lane.head else []
+        found.skipped += ranges.count(ranges.clip(ranges.union(unread, held), lane.base, target))
+    return found
+
+
+def health(tx: Tx) -> Health:
+    running = sum(sweep.ended_at is None for sweep in tx.sweeps())
+    return Health(overdue(tx) / micros(1), is_paused(tx), running)

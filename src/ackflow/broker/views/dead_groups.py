@@ -1,0 +1,97 @@
+"""Dead letters by error: those that died of the same thing, counted together, newest first.
+
+Errors are compared without what differs from one to the next: numbers, ids, quoted texts, addresses.
+Reading stops at a limit of rows and time, and is continued where it stopped.
+"""
+
+import time
+from datetime import datetime
+
+from msgspec import Struct
+
+from ... import ids
+from ...model import when
+from ...store.mapping import open_texts
+from ...store.tx import Tx
+from ..core.by_hand.dead_select import MOST_TEXT, normalized
+from ..core.topology import find_queue
+
+SLICE = 1_000
+LAST = 1 << 62
+EXAMPLES = 3
+
+
+class DeadGroup(Struct):
+    """Dead letters with the same queue, group, kind and normalised error."""
+
+    queue: str
+    group: str
+    kind: str
+    error: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    example: str
+    message_ids: list[str]
+    oldest_id: int
+    newest_id: int
+
+
+class DeadGroups(Struct):
+    """The groups found among `scanned` dead letters; `next` is set if there may be more."""
+
+    items: list[DeadGroup]
+    scanned: int
+    next: int | None
+
+
+def dead_groups(
+    tx: Tx, queue_name: str | None, before: int | None, seconds: float, limit: int
+) -> DeadGroups:
+    """Group dead letters of one queue or of all, from the newest on."""
+    queue = None if queue_name is None else find_queue(tx, queue_name)
+    deadline = time.monotonic() + seconds
+    found: dict[tuple[int, int, str, str], DeadGroup] = {}
+    names: dict[int, tuple[str, str]] = {}
+    at, scanned = LAST if before is None else before, 0
+    while scanned < limit:
+        some = min(SLICE, limit - scanned)
+        rows = (
+            tx.all("dead_newest", at, some)
+            if queue is None
+            else tx.all("dead_newest_of_queue", queue.id, at, some)
+        )
+        for at, home, grp, lane, seq, kind, reason, error, died in rows:
+            place = names.get(grp) or _name(tx, names, home, grp)
+            if not place[0]:
+                continue  # its queue or group is deleted, and its rows are not removed yet
+            reason, error = open_texts(grp, lane, seq, reason, error)
+            text = reason or error or ""
+            key = home, grp, kind, normalized(text)
+            one = found.get(key)
+            if one is None:
+                one = found[key] = DeadGroup(
+                    *place, kind, key[3], 0, when(died), when(died), text[:MOST_TEXT], [], at, at
+                )
+            one.count += 1
+            one.oldest_id = at
+            if len(one.message_ids) < EXAMPLES:
+                one.message_ids.append(ids.message_id(tx.store, lane, seq))
+            moment = when(died)
+            one.first_at, one.last_at = min(one.first_at, moment), max(one.last_at, moment)
+        scanned += len(rows)
+        if len(rows) < some:
+            return DeadGroups(_sorted(found.values()), scanned, None)
+        if time.monotonic() > deadline:
+            break
+    return DeadGroups(_sorted(found.values()), scanned, at)
+
+
+def _sorted(found: object) -> list[DeadGroup]:
+    return sorted(found, key=lambda one: (-one.count, one.error))  # type: ignore[call-overload, no-any-return]
+
+
+def _name(tx: Tx, names: dict[int, tuple[str, str]], home: int, grp: int) -> tuple[str, str]:
+    queue, group = tx.queue_by_id(home), tx.group_by_id(grp)  # type: ignore[arg-type]
+    names[grp] = (queue.name, group.name) if queue and group else ("", "")
+    return names[grp]

@@ -1,0 +1,118 @@
+"""The fate of a message: where it stands in every group, and what happened to it until now."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from ... import ids, ranges
+from ...errors import NotFound
+from ...model import StoredMessage, Why, when
+from ...store.records import DeadRow, Group, Lane
+from ...store.tx import Tx
+from ..core.topology import find_queue
+from .browse import get
+from .why import why
+
+MOST_GROUPS = 50
+MOST_EVENTS = 200
+# How the history of a lease names an end that is not a verb.
+WORDS = {
+    "expired": "lease expired", "thrown away": "dead letter purged", "redriven": "redriven",
+    "skipped": "skipped by a seek", "retention": "removed by retention", "dead_letter": "dead-lettered",
+    "ack": "acknowledged", "nack": "failed", "release": "released", "requeue": "requeued",
+    "reject": "rejected", "purged": "purged", "deleted": "deleted", "gone": "removed",
+}  # fmt: skip
+
+
+class Event(Struct, frozen=True, omit_defaults=True):
+    """Something that happened to a message. `kind` is `pushed`, `delivered` or how it ended."""
+
+    at: datetime
+    kind: str
+    text: str
+    consumer: str | None = None
+    token: str | None = None
+    details: str | None = None
+
+
+class GroupFate(Struct, frozen=True):
+    """The fate of a message in one group: `why` it is there, and its history."""
+
+    group: str
+    why: Why
+    events: list[Event]
+
+
+class Fate(Struct, frozen=True):
+    """A message as it is stored, if it still is, and its fate in every group."""
+
+    message: StoredMessage | None
+    groups: list[GroupFate]
+    more_groups: bool
+
+
+def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fate:
+    """Return what is known about a message; the history goes back as far as the queue keeps it."""
+    queue = find_queue(tx, queue_name)
+    place = ids.parse_message_id(id)
+    groups = [
+        group for group in tx.groups(queue.id) if group_name is None or group.name == group_name
+    ]
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    fates = []
+    for group in groups[:MOST_GROUPS]:
+        reason = why(tx, queue_name, id, group.name)
+        known = lane is not None and lane.queue == queue.id
+        events = _events(tx, group, lane, place.sequence) if known and lane else []
+        fates.append(GroupFate(group.name, reason, events))
+    return Fate(_message(tx, queue_name, id), fates, len(groups) > MOST_GROUPS)
+
+
+def queue_of_message(tx: Tx, id: str) -> str:
+    """Return the queue of a message, stored or not; its id tells the lane."""
+    place = ids.parse_message_id(id)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    queue = tx.queue_by_id(lane.queue) if lane is not None else None
+    if lane is None or queue is None or place.sequence >= lane.head:
+        raise NotFound(f"there is no message {id}")
+    return queue.name
+
+
+def _message(tx: Tx, queue_name: str, id: str) -> StoredMessage | None:
+    try:
+        return get(tx, queue_name, id, None)
+    except NotFound:
+        return None
+
+
+def _events(tx: Tx, group: Group, lane: Lane, sequence: int) -> list[Event]:
+    events: list[Event] = []
+    for segment, _, _ in tx.segments_over(lane.id, [sequence, sequence + 1]):
+        events.append(Event(when(segment.created_at), "pushed", "Pushed"))
+        if segment.not_before is not None:
+            at = when(segment.not_before)
+            events.append(Event(at, "due", "Due: its delay ends", None))
+    deliveries = []
+    for lease in tx.leases_of(lane.id, group.id, sequence)[:MOST_EVENTS]:
+        mine = [part for part in lease.parts if part.lane == lane.id]
+        token = ids.token_text(lease.token)
+        if lease.consumer and any(ranges.contains(part.ranges, sequence) for part in mine):
+            deliveries.append(
+                Event(when(lease.acquired_at), "delivered", "Delivered", lease.consumer, token)
+            )
+        for end in lease.fates:
+            if end.lane == lane.id and ranges.contains(end.ranges, sequence):
+                words = WORDS.get(end.verb, end.verb).capitalize()
+                events.append(Event(when(end.at), end.verb, words, lease.consumer or None, token))
+    events += deliveries
+    for row in tx.dead("dead_of", group.id, lane.id, sequence):
+        events.append(_died(row))
+    order = {"pushed": 0, "due": 1, "delivered": 2}
+    events.sort(key=lambda event: (event.at.replace(microsecond=0), order.get(event.kind, 3)))
+    return events[-MOST_EVENTS:]
+
+
+def _died(row: DeadRow) -> Event:
+    text = f"Dead letter ({row.kind})"
+    reason = row.reason or row.error
+    return Event(when(row.died_at), "dead", text, row.consumer, None, reason)
