@@ -18,11 +18,14 @@ from ..broker.core.handout import Handout
 from ..broker.core.leases import queue_of_lease
 from ..broker.core.pop import pop as pop_now
 from ..broker.requests import PopRequest
+from ..broker.sharded.aio import on_loop
+from ..broker.sharded.broker import ShardedBroker
 from ..errors import AckflowError, BatchTooLarge, Internal, InvalidArgument, TooManyWaiting
 from ..options import Counting
 from ..session.session import Session
 from ..store.tx import Tx
 from .authn import Auth, challenge
+from .console.ui import Dashboard, UiSettings
 from .cors import Cors
 from .http import (
     FEW_ITEMS,
@@ -62,14 +65,16 @@ class Server:
         self, session: Session, routes: Iterable[Route], limits: Limits | None = None, *,
         require_token: bool = False, cors: Cors | None = None,
         request_log: RequestLog | None = None,
-        retry_limit_counts: Counting = "failures",
+        retry_limit_counts: Counting = "failures", ui: UiSettings | None = None,
     ) -> None:  # fmt: skip
-        assert isinstance(session.broker, Broker), "a server serves a database, not another server"
+        broker = session.broker
+        assert isinstance(broker, Broker | ShardedBroker), "a server serves databases, not servers"
         self.session = session
-        self.broker = session.broker
+        self.broker = broker
         self.limits = limits or Limits()
         self.router = Router(routes)
         self.auth = Auth(self.broker, require_token)
+        self.dashboard = Dashboard(ui)
         self.cors = cors or Cors()
         self.request_log = request_log or RequestLog()
         self.retry_limit_counts = retry_limit_counts  # in the Queen dialect
@@ -82,7 +87,7 @@ class Server:
         self._probes = ReadLane(self.limits.connections, threads=1)
         self.scrapes = ReadLane(self.limits.waiting_reads, threads=1)  # of /metrics
         self._sweeps = ReadLane(self.limits.waiting_reads)
-        self._onloop: LoopBroker | None = None
+        self._on_loop: LoopBroker | None = None
         self._polls: set[LoopSignal] = set()
         self._large_pops = asyncio.Semaphore(LARGE_POPS)
         self._background: set[asyncio.Task[None]] = set()
@@ -92,16 +97,16 @@ class Server:
     # for handlers
 
     @property
-    def onloop(self) -> LoopBroker:
-        if self._onloop is None:
-            self._onloop = LoopBroker(self.broker)
-        return self._onloop
+    def loop_broker(self) -> LoopBroker:
+        if self._on_loop is None:
+            self._on_loop = on_loop(self.broker)
+        return self._on_loop
 
     def do(
         self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
     ) -> "asyncio.Future[T]":
         """Run a verb of the broker in the next group commit."""
-        return self.onloop.do(verb, synced, *args, **kwargs)
+        return self.loop_broker.do(verb, synced, *args, **kwargs)
 
     def do_in_slices(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
@@ -117,7 +122,7 @@ class Server:
 
     def thread(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Run a short blocking call in a worker thread."""
-        return self.onloop.thread(call)
+        return self.loop_broker.thread(call)
 
     def read(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
@@ -165,7 +170,7 @@ class Server:
         if call.who is None or call.who.may_everywhere(call.role):
             return
         for token in tokens:
-            queue = await self.onloop.look(queue_of_lease, token)
+            queue = await self.loop_broker.look(queue_of_lease, token)
             if queue is not None:
                 self.allow(call, queue)
 
@@ -204,13 +209,17 @@ class Server:
                 if not self.auth.fresh():
                     await self.auth.refresh()
                 self.auth.authorize_again(call)
+                if isinstance(self.broker, ShardedBroker):  # its tokens are in the first database
+                    return await attempt(request)
                 try:
                     return await attempt(request, partial(_pop_if, revision=self.auth.revision))
                 except TokensChanged:
                     await self.auth.refresh()
 
         try:
-            return await self.onloop.pop(request, wait, attempt=admitted_attempt, signal=signal)
+            return await self.loop_broker.pop(
+                request, wait, attempt=admitted_attempt, signal=signal
+            )
         finally:
             self._polls.discard(signal)
 
@@ -226,15 +235,14 @@ class Server:
             await self._large_pops.acquire()
         size = 0
         try:
-            self._raise_if_busy(0)
-            answer = await self.onloop.try_pop(request, verb)
+            answer = await self.loop_broker.try_pop(request, verb, self._raise_if_busy)
             size = answer.payload_bytes
             if answer.token is not None and size > SMALL_RESPONSE:
                 try:
                     self._raise_if_busy(size)
                 except ServerBusy:
                     size = 0
-                    await self.onloop.give_back(answer.token)
+                    await self.loop_broker.give_back(answer.token)
                     raise
             return answer
         finally:
@@ -244,9 +252,10 @@ class Server:
             elif careful:
                 self._large_pops.release()
 
-    def _raise_if_busy(self, size: int) -> None:
-        if (busy := self.in_transit.refusal(size)) is not None:
-            raise busy
+    def _raise_if_busy(self, size: int = 0) -> None:
+        if self.in_transit.is_full(size):
+            # Not kept in a variable: the messages of the pop would wait for the garbage collector.
+            raise self.in_transit.refusal()
 
     def _written(self, size: int, careful: bool) -> None:
         self.in_transit.bytes -= size
@@ -256,7 +265,7 @@ class Server:
     def release_if_undelivered(self, handout: Handout) -> Undelivered:
         """A `Response.undelivered` that releases the lease of a hand-out."""
         token = handout.token
-        return None if token is None else partial(self.onloop.give_back, token)
+        return None if token is None else partial(self.loop_broker.give_back, token)
 
     # for connections
 
@@ -355,7 +364,7 @@ class Server:
 
     def close_threads(self) -> None:
         """Let the worker threads end."""
-        self.onloop.close()
+        self.loop_broker.close()
         self.auth.close()
         self._read_lane.close()
         self._probes.close()

@@ -13,7 +13,9 @@ from hmac import compare_digest
 from ..broker import access_tokens
 from ..broker.access_tokens import Token
 from ..broker.broker import Broker
+from ..broker.sharded.broker import ShardedBroker
 from ..errors import AckflowError, Forbidden, Unauthenticated
+from .console.ui import cookie_of
 from .http import Call, Role, Route
 
 RELOAD_SECONDS = 1.0
@@ -23,7 +25,7 @@ REQUIRED = "Authentication required"
 class Auth:
     """A cached copy of the tokens of a database, and the checks against them."""
 
-    def __init__(self, broker: Broker, required: bool = False) -> None:
+    def __init__(self, broker: Broker | ShardedBroker, required: bool = False) -> None:
         self._broker = broker
         self._required = required
         self._by_digest: dict[bytes, Token] = {}
@@ -71,7 +73,8 @@ class Auth:
         """
         if route.role == "open" or not self.token_required:
             return
-        call.who = who = self._authenticate(call.header(b"authorization"))
+        who = self.authenticate(call, cookies=route.cookies)
+        assert who is not None
         call.role = route.role
         queue = call.params.get(route.queue)
         if queue is not None:
@@ -80,6 +83,24 @@ class Auth:
             self.allow_all(call)
         elif not who.may_somewhere(route.role):
             raise _forbidden(route.role)
+
+    def authenticate(self, call: Call, cookies: bool = True) -> Token | None:
+        """Set and return the token of a call: its own, or that of its session where these count."""
+        if not self.token_required:
+            return None
+        header = call.header(b"authorization")
+        cookie = cookie_of(call) if cookies and not header else None
+        if cookie is not None:
+            digest = call.server.dashboard.sessions.token(cookie)
+            found = None if digest is None else self._by_digest.get(digest)
+            call.who = self._check_live(found)
+        else:
+            call.who = self._authenticate(header)
+        return call.who
+
+    def by_secret(self, secret: str) -> Token:
+        """Return the token with this secret, or raise Unauthenticated."""
+        return self._authenticate(f"Bearer {secret}")
 
     def log_in(self, name: str, secret: str) -> Token | None:
         """Authenticate a client by the name of its token and the token; None where none is needed."""

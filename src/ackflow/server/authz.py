@@ -5,11 +5,12 @@ checked in the transaction of the verb itself, before it does anything.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+from ..broker.reach.scope import queues_behind
 from ..broker.registry import Verb
 from ..broker.requests import PushRequest, TransactionRequest
-from ..broker.scope import queues_behind
 from ..broker.verb import structs_in
 from ..errors import Forbidden
 from ..model import QueueStats, SweepStats
@@ -38,6 +39,7 @@ def authorized(call: Call, verb: Verb, arguments: tuple[Any, ...]) -> Callable[.
     if not scope.indirect:
         return verb.run
 
+    @wraps(verb.run)
     def run(tx: Tx, *given: Any) -> Any:
         if not all(server.may_see(call, queue) for queue in queues_behind(tx, scope)):
             raise Forbidden(NOT_YOURS, role=call.role)  # it names no queue of another tenant

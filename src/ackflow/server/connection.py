@@ -27,11 +27,12 @@ from .limits import MAX_HEAD_BYTES, InTransit, Limits
 MAX_QUEUED = 32  # pipelined requests, before the connection is no longer read
 MAX_AT_ONCE = 32  # pipelined requests answered before other connections have their turn
 MAX_HEADERS = 128
+LARGE_RESPONSE = 64 * 1024  # bytes of a body that is not copied behind its head
 SLICE = 16 * 1024  # bytes that are parsed at once
 LEAST_BYTES_PER_SECOND = 64 * 1024
 PHRASES = {
     200: b"OK", 201: b"Created", 202: b"Accepted", 204: b"No Content", 206: b"Partial Content",
-    304: b"Not Modified", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden",
+    302: b"Found", 304: b"Not Modified", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden",
     404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout", 409: b"Conflict",
     410: b"Gone", 412: b"Precondition Failed", 413: b"Content Too Large",
     415: b"Unsupported Media Type", 422: b"Unprocessable Content", 423: b"Locked",
@@ -312,11 +313,10 @@ class Connection(asyncio.Protocol):
         """Count the bytes of an incomplete body; refuse the request if all clients hold too many."""
         self._app.in_transit.bytes += held - self._held
         self._held = held
-        if held and (call := self._call) is not None:
+        if held and (call := self._call) is not None and self._app.in_transit.is_full():
             call.refusal = self._app.in_transit.refusal()
-            if call.refusal is not None:
-                self._stop_receiving(call)
-                self._count_held(0)
+            self._stop_receiving(call)
+            self._count_held(0)
 
     def _stop_receiving(self, call: Call) -> None:
         """Answer a refused request now, and close: the rest of its body is of no use."""
@@ -422,15 +422,19 @@ class Connection(asyncio.Protocol):
             return
         if self._app.closing:
             call.keep_alive = False
-        data = _encode(call, response)
-        transport.write(data)
+        if len(response.body) <= LARGE_RESPONSE:
+            transport.write(_encode(call, response))
+        else:
+            head = _encode(call, response._replace(body=b""), len(response.body))
+            transport.writelines([head, b"" if call.method == "HEAD" else response.body])
         self._app.responded(call, response)
         if self._write_paused:
+            size = len(response.body)
             self._unsent = response._replace(body=b"")  # the transport holds what is not sent
-            self._unsent_bytes = len(data)
-            slowest = self._app.limits.read_seconds + len(data) / LEAST_BYTES_PER_SECOND
+            self._unsent_bytes = size
+            slowest = self._app.limits.read_seconds + size / LEAST_BYTES_PER_SECOND
             self._unsent_until = time.monotonic() + slowest
-            self._app.in_transit.bytes += len(data)
+            self._app.in_transit.bytes += size
         else:
             self._finish()
 
@@ -557,7 +561,8 @@ def _absolute(call: Call, target: bytes) -> bytes:
     return url.path or b"/"
 
 
-def _encode(call: Call, response: Response) -> bytes:
+def _encode(call: Call, response: Response, length: int | None = None) -> bytes:
+    """Encode a response; `length` is that of a body which is sent separately."""
     status, body, type, headers, _ = response
     start = _STATUS.get(status) or b"HTTP/1.1 %d Status\r\nx-request-id: " % status
     more = b""
@@ -574,5 +579,5 @@ def _encode(call: Call, response: Response) -> bytes:
     if type.startswith(b"text/html"):
         more += _PAGE
     return b"%b%b\r\ncontent-length: %d\r\ncontent-type: %b\r\n%b\r\n%b" % (
-        start, call.id.encode(), len(body), type, more, b"" if call.method == "HEAD" else body,
+        start, call.id.encode(), len(body) if length is None else length, type, more, b"" if call.method == "HEAD" else body,
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Cors:
             self._check_host(headers.get(b"host", b""))
         origin = headers.get(b"origin")
         if origin is None:
-            if headers.get(b"sec-fetch-site") not in _THIS_SITE:
+            if headers.get(b"sec-fetch-site") not in _THIS_SITE and not _opens_page(call):
                 raise Forbidden("requests from pages of other sites are not allowed")
             return ()
         if self._any or origin in self._origins:
@@ -83,6 +83,16 @@ class Cors:
                 (b"access-control-max-age", MAX_AGE_SECONDS),
             )
         return Response(204, headers=headers)
+
+
+def _opens_page(call: Call) -> bool:
+    """Whether a link of another site opens a page in a window of its own, with nothing secret."""
+    headers = call.headers
+    return (
+        call.method == "GET" and call.route is not None and call.route.role == "open"
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
+    )  # fmt: skip
 
 
 def _host_name(host: bytes) -> str:

@@ -258,6 +258,7 @@ class Route(NamedTuple):
     `queue` is the path parameter that is checked against the queue patterns of the token. A handler
     that finds its queues elsewhere, such as in the body, sets `checks_queues` and checks them with
     `call.server.allow` or `may_see`; without either, the route needs a token for every queue.
+    `cookies`: a session of the dashboard is as good as a token.
     `responses` are body types by status: None for no body, text for a content type. `error` is the
     type that `encode_error` writes.
     """
@@ -275,6 +276,7 @@ class Route(NamedTuple):
     queue: str = "queue"
     error: Any = ErrorBody
     checks_queues: bool = False
+    cookies: bool = False
 
 
 class _Node:

@@ -39,13 +39,15 @@ class InTransit:
         self.most = most
         self.bytes = 0
 
-    def refusal(self, more: int = 0) -> ServerBusy | None:
-        """The error for so many bytes more if clients would then hold too much memory.
+    def is_full(self, more: int = 0) -> bool:
+        """Return whether clients would hold too much memory with so many bytes more.
 
         A response of any size is possible while others hold less than a quarter.
         """
-        if self.bytes <= max(self.most - more, self.most // 4):
-            return None
+        return self.bytes > max(self.most - more, self.most // 4)
+
+    def refusal(self) -> ServerBusy:
+        """The error for a request that is refused because of that."""
         return ServerBusy(
             f"more than {self.most:,} bytes wait for slow clients; try again later", retry_after=1
         )

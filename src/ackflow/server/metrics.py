@@ -109,8 +109,9 @@ class Scrape:
             labels=GROUP,
         )  # fmt: skip
         for group in self._snapshot.groups:
-            if (counts := self._times.get(group.id)) is not None:
-                *buckets, total = counts
+            known = [self._times[id] for id in (group.id, *group.also) if id in self._times]
+            if known:
+                *buckets, total = map(sum, zip(*known, strict=True))
                 family.add_metric(
                     [group.queue, group.name], _cumulative(ACK_BOUNDS, buckets), total / SECOND
                 )
@@ -153,10 +154,10 @@ async def metrics(call: Call) -> Response:
     def is_visible(queue: str) -> bool:
         return server.may_see(call, queue) and (pattern == "*" or fnmatchcase(queue, pattern))
 
-    writer = server.broker.writer
+    broker = server.broker
     process = {
-        "ackflow_commits_total": ("Transactions committed.", float(writer.commits)),
-        "ackflow_verbs_total": ("Verbs run; many share one transaction.", float(writer.verbs)),
+        "ackflow_commits_total": ("Transactions committed.", float(broker.commits)),
+        "ackflow_verbs_total": ("Verbs run; many share one transaction.", float(broker.verbs)),
         "ackflow_waiting_pops": ("Pops waiting for messages.", float(server.waiting)),
         "ackflow_uptime_seconds": ("Time since the start.", time.monotonic() - server.started),
     }
@@ -164,12 +165,12 @@ async def metrics(call: Call) -> Response:
     encode, type = choose_encoder(call.header(b"accept"))
 
     def scrape() -> bytes:
-        all = server.broker.look(snapshot)
+        all = broker.look(snapshot)
         seen = MetricsSnapshot(
             {queue: n for queue, n in all.pushed.items() if is_visible(queue)},
             [group for group in all.groups if is_visible(group.queue)],
         )
-        return encode(Scrape(seen, server.broker.observer.times(), requests, process))
+        return encode(Scrape(seen, broker.ack_times(), requests, process))
 
     return Response(200, await server.scrapes.run(scrape), type.encode())
 

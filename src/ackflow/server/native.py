@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from .. import __version__
+from ..broker import audit
+from ..broker.core.ack_and_pop import NextHandout
 from ..broker.core.handout import Handout
 from ..broker.core.push import Answer as Places
 from ..broker.registry import VERBS, Verb
@@ -136,7 +138,7 @@ def _submit(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
         server.allow(call, chunk.queue)
     server.check_batch(messages)
     authz.own_key(call, request)
-    return server.onloop.push(request)
+    return server.loop_broker.push(request)
 
 
 async def pop(call: Call) -> Response:
@@ -162,6 +164,13 @@ async def run(call: Call) -> Response:
     else:
         synced, arguments = await server.thread(partial(_read_call, verb, call.body, encoding))
         function = await server.thread(partial(authz.authorized, call, verb, arguments))
+    for argument in arguments:
+        if isinstance(argument, PopRequest):
+            server.check_batch(argument.batch)
+    if verb.name in audit.ADMINISTRATION:
+        function = audit.of_verb(
+            function, verb.name, audit.Actor.of(call.who, call.client), arguments
+        )
     if verb.read_only:
         result = await server.read(function, *arguments)
     elif verb.in_slices:
@@ -171,7 +180,10 @@ async def run(call: Call) -> Response:
     if not verb.answers:
         return _respond(call, None)
     result = authz.visible(call, result)
-    return _respond(call, wire.pack(result) if isinstance(result, Handout) else result)
+    if not isinstance(result, Handout):
+        return _respond(call, result)
+    given_back = server.release_if_undelivered(result) if isinstance(result, NextHandout) else None
+    return _respond(call, wire.pack(result), given_back)
 
 
 async def upkeep(call: Call) -> Response:

@@ -3,6 +3,9 @@
 from ..dialects.pushpop.http import ROUTES as PUSHPOP
 from ..dialects.queen.http.admin_routes import ROUTES as QUEEN_ADMIN
 from ..dialects.queen.http.routes import ROUTES as QUEEN
+from .console.routes import ROUTES as CONSOLE
+from .console.ui import ROUTES as UI
+from .console.ui import UiSettings
 from .http import Route
 from .metrics import ROUTES as METRICS
 from .native import ROUTES as NATIVE
@@ -10,13 +13,26 @@ from .openapi import ROUTES as OPENAPI
 from .probes import ROUTES as PROBES
 
 
-def all_routes() -> list[Route]:
+def all_routes(several: bool = False, ui: UiSettings | None = None) -> list[Route]:
+    """The routes of a server of one database, or of `several`: those name rows by numbers that
+    each database gives anew, which the Queen dialect and the dashboard do not expect."""
+    queen = [] if several else [*QUEEN, *QUEEN_ADMIN]
+    board = [] if several else _dashboard(ui or UiSettings())
     return [
         *NATIVE,
         *METRICS,
         *OPENAPI,
         *PROBES,
+        *board,
         *PUSHPOP,
-        *QUEEN,
-        *QUEEN_ADMIN,
+        *queen,
     ]
+
+
+def _dashboard(ui: UiSettings) -> list[Route]:
+    """The routes of the dashboard, also under its prefix, if it has one."""
+    board = [*UI, *CONSOLE] if ui.enabled else [*CONSOLE]
+    prefix = ui.prefix.strip("/")
+    if prefix and ui.enabled:
+        board += [route._replace(path=f"/{prefix}{route.path}") for route in board]
+    return board

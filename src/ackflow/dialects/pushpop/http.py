@@ -65,7 +65,7 @@ async def push(call: Call) -> Response:
     queue, priority = _queue(call), validate.priority(_integer(body.priority, "priority"))
     data = _item(body.item)
     chunk = Chunk(queue, DEFAULT_PARTITION, priority, None, array("i", [len(data)]), data)
-    await call.server.onloop.push(PushRequest([chunk]))
+    await call.server.loop_broker.push(PushRequest([chunk]))
     return json(PushResult(True, PUSHED.format(queue=queue, priority=priority)))
 
 

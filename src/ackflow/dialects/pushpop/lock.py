@@ -3,9 +3,9 @@
 from msgspec import Struct, field
 
 from ... import ranges, validate
-from ...broker.core.expiry import refresh
 from ...broker.core.settle import extend, settle
 from ...broker.core.topology import find_queue
+from ...broker.core.upkeep.expiry import refresh
 from ...broker.requests import Mark, Verdict
 from ...broker.verb import verb
 from ...broker.views.stats import count, visible_in
@@ -56,11 +56,13 @@ def settle_lock(tx: Tx, queue: str, group: str, token: int | None, verdict: Verd
     return ended
 
 
+@verb("read-write", queue="queue", lease="token", wire=False)
 def extend_lock(tx: Tx, queue: str, group: str, token: int | None, seconds: float | None) -> int:
     """Let a live lock end no earlier than `seconds` from now; returns its new end."""
     return extend(tx, _known(tx, queue, group, token), seconds)
 
 
+@verb("read-only", queue="queue_name", read_only=True, wire=False)
 def levels(tx: Tx, queue_name: str, name: str) -> Levels:
     """Count the messages of each priority that are left for a group, and return its live lock.
 
@@ -87,10 +89,9 @@ def _known(tx: Tx, queue_name: str, name: str, token: int | None) -> int:
     if group is None:
         raise NoLock()
     refresh(tx, group)
-    lease = None if token is None else tx.lease(token)
-    if lease is not None and lease.group_id == group.id:
-        return lease.token
-    if (tx.value("lock_end", group.id) or 0) > tx.now:
+    if token is not None and tx.group_of_lease(token) == group.id:
+        return token
+    if (tx.lock_end(group.id) or 0) > tx.now:
         raise WrongLock()
     raise LeaseExpired() if _ran_out(tx, group) else NoLock()
 

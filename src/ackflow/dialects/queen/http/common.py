@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from .... import ids
+from ....broker.core.handout import MessageRun
 from ....broker.core.topology import partitions_of_lanes, queues_of
 from ....clock import micros
 from ....errors import AckflowError, InvalidArgument
@@ -68,15 +69,29 @@ def time_of(text: str, name: str) -> int:
 _partition_ids: WeakKeyDictionary[Any, dict[LaneId, str]] = WeakKeyDictionary()
 
 
+def partition_ids_of(call: Call, runs: Iterable[MessageRun]) -> dict[LaneId, str]:
+    """Partition UUIDs by lane, for messages that were handed out."""
+    known = _known_ids(call)
+    for run in runs:
+        if run.lane not in known:
+            known[run.lane] = ids.partition_uuid(call.server.broker.store.id, run.home)
+    return known
+
+
+def _known_ids(call: Call) -> dict[LaneId, str]:
+    known = _partition_ids.setdefault(call.server, {})
+    if len(known) > MAX_CACHED_LANES:
+        known.clear()
+    return known
+
+
 async def partition_ids(call: Call, lanes: Iterable[LaneId]) -> dict[LaneId, str]:
     """Partition UUIDs by lane."""
-    known = _partition_ids.setdefault(call.server, {})
+    known = _known_ids(call)
     missing = {lane for lane in lanes if lane not in known}
     if missing:
-        if len(known) > MAX_CACHED_LANES:
-            known.clear()
         store = call.server.broker.store.id
-        found = await call.server.onloop.look(partitions_of_lanes, missing)
+        found = await call.server.loop_broker.look(partitions_of_lanes, missing)
         for lane in missing:
             known[lane] = ids.partition_uuid(store, found.get(lane, PartitionId(0)))
     return known
@@ -95,5 +110,5 @@ async def allow_partitions(call: Call, partitions: Iterable[PartitionId | None])
     if call.who is None or call.who.may_everywhere(call.role):
         return
     known = {partition for partition in partitions if partition is not None}
-    for queue in await call.server.onloop.look(queues_of, known):
+    for queue in await call.server.loop_broker.look(queues_of, known):
         call.server.allow(call, queue)

@@ -6,16 +6,27 @@ from typing import Literal
 from msgspec import Struct
 
 from .... import ids, validate
-from ....broker.core import admin
+from ....broker.core.admin import admin
+from ....clock import SECOND
 from ....errors import GroupNotFound, InvalidArgument
 from ....server.http import Call, Param, Response, json
-from ..verbs.lag import GroupLag, Lag, PartitionLag, lags, members, seen
+from ..verbs.lag import (
+    GroupLag,
+    Lag,
+    PartitionLag,
+    lags,
+    late_partitions,
+    members,
+    partition_lags,
+    seen,
+)
 from ..verbs.subscriptions import names, resubscribe, unsubscribe
 from .common import body_of, iso, time_of
 from .paging import FLAG, INTEGER, iso_or_none, read_current, route
 
 State = Literal["Stable", "Lagging", "Dead"]
 LAGGING_SECONDS = 300
+MOST_LAGGING = 10_000
 
 
 class GroupInQueue(Struct, rename="camel"):
@@ -117,16 +128,13 @@ class SeekResult(Struct, rename="camel"):
 async def groups(call: Call) -> Response:
     """List all groups with lag and state."""
     by_name: dict[str, list[GroupLag]] = {}
-    for one in await _lags(call, None):
+    asked = await call.server.do(seen, False)
+    for one in await read_current(call, lags, asked):
+        if not call.server.may_see(call, one.queue):
+            continue
         by_name.setdefault(one.group, []).append(one)
     now = call.server.broker.clock.now()
     return json(Groups([_group(name, some, now) for name, some in sorted(by_name.items())]))
-
-
-async def _lags(call: Call, name: str | None) -> list[GroupLag]:
-    asked = await call.server.do(seen, False)
-    found = await read_current(call, lags, asked, name)
-    return [one for one in found if call.server.may_see(call, one.queue)]
 
 
 def _group(name: str, some: list[GroupLag], now: int) -> Group:
@@ -165,7 +173,7 @@ def _in_queue(one: GroupLag, now: int) -> GroupInQueue:
         members([one]),
         one.lag.messages,
         int(one.lag.seconds(now)),
-        sum(1 for part in one.partitions if part.lag.messages),
+        one.partitions,
         mode,
         iso_or_none(since),
         iso(one.created_at),
@@ -174,14 +182,15 @@ def _in_queue(one: GroupLag, now: int) -> GroupInQueue:
 
 async def group(call: Call) -> Response:
     """Return the progress of a group by queue and partition."""
-    found = await _lags(call, call.params["group"])
-    if not found:
+    found = await read_current(call, partition_lags, call.params["group"])
+    mine = {queue: some for queue, some in found.items() if call.server.may_see(call, queue)}
+    if not mine:
         raise GroupNotFound("Consumer group not found")
     store, now = call.server.broker.store.id, call.server.broker.clock.now()
     return json(
         {
-            one.queue: GroupPartitions([_part(part, store, now) for part in one.partitions])
-            for one in found
+            queue: GroupPartitions([_part(part, store, now) for part in some])
+            for queue, some in mine.items()
         }
     )
 
@@ -206,10 +215,12 @@ def _worker(part: PartitionLag) -> str | None:
 async def lagging(call: Call) -> Response:
     """List the partitions in which a group lags more than `minLagSeconds`, the worst first."""
     least = call.integer("minLagSeconds", 3600, 0, 1 << 53)
+    limit = call.integer("limit", MOST_LAGGING, 1, MOST_LAGGING)
     store, now = call.server.broker.store.id, call.server.broker.clock.now()
-    parts = [part for one in await _lags(call, None) for part in one.partitions]
-    late = [part for part in parts if part.lag.messages and part.lag.seconds(now) > least]
+    found = await read_current(call, late_partitions, now - least * SECOND - 1, limit)
+    late = [part for part in found if call.server.may_see(call, part.queue)]
     late.sort(key=lambda part: part.lag.oldest_at or 0)
+    del late[limit:]
     return json([_lagging(part, store, now) for part in late])
 
 
@@ -291,11 +302,15 @@ async def _seek(call: Call, partition: str | None, given: SeekBody) -> Response:
 
 
 _FORGET = Param("deleteMetadata", FLAG, "Also forget where the subscription starts [true]")
+_LIMIT = Param(
+    "limit", {"type": "integer", "minimum": 1, "maximum": MOST_LAGGING},
+    f"Maximum number of partitions [{MOST_LAGGING}]",
+)  # fmt: skip
 _LEAST = Param("minLagSeconds", INTEGER, "Minimum lag in seconds [3600]")
 ROUTES = (
     route("GET", "consumer-groups", groups, "read-only", responses={200: Groups}, checks_queues=True,
           summary="List consumer groups with lag and state"),
-    route("GET", "consumer-groups/lagging", lagging, "read-only", query=(_LEAST,),
+    route("GET", "consumer-groups/lagging", lagging, "read-only", query=(_LEAST, _LIMIT),
           responses={200: list[LaggingPartition]}, checks_queues=True,
           summary="List partitions in which a group lags"),
     route("GET", "consumer-groups/{group}", group, "read-only", responses={200: dict[str, GroupPartitions]},

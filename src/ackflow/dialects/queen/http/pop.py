@@ -14,7 +14,7 @@ from ....errors import InvalidArgument
 from ....ids import LaneId
 from ....options import MAX_BATCH, QUEUE_MODE
 from ....server.http import Call, Param, Response, empty, json
-from .common import iso, partition_ids, time_of
+from .common import iso, partition_ids_of, time_of
 from .push import TRACE_HEADER
 
 AUTOPILOT_BATCH = 200
@@ -136,7 +136,7 @@ async def _pop(call: Call, request: PopRequest) -> Response:
     handout = await call.server.pop(call, request, wait)
     if not handout.runs:
         return empty()
-    homes = await partition_ids(call, {run.lane for run in handout.runs})
+    homes = partition_ids_of(call, handout.runs)
     chosen: AutopilotChoice | UnsetType = UNSET
     if call.flag("autopilot"):
         chosen = AutopilotChoice(request.partitions or 1, request.batch)

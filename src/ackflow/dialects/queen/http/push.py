@@ -66,7 +66,7 @@ async def push(call: Call) -> Response:
         request, places = push_request(call, items)
     else:
         request, places = await server.thread(partial(push_request, call, items))
-    results = await push_results(call, items, await server.onloop.push(request), places)
+    results = await push_results(call, items, await server.loop_broker.push(request), places)
     if len(items) <= FEW_ITEMS:
         return json(results, 201)
     return await server.thread(partial(json_list, results, 201))

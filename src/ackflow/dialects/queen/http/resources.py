@@ -6,8 +6,8 @@ from statistics import median
 from msgspec import Struct, field
 
 from .... import ids, validate
-from ....broker.core import admin
-from ....broker.core.global_pause import pushed_since
+from ....broker.core.admin import admin
+from ....broker.core.admin.global_pause import pushed_since
 from ....clock import SECOND
 from ....errors import QueueNotFound
 from ....server.http import Call, Param, Response, json

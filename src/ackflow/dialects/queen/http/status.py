@@ -5,8 +5,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from .... import __version__, ids
-from ....broker.core import global_pause
-from ....broker.core.global_pause import GlobalPause
+from ....broker.core.admin import global_pause
+from ....broker.core.admin.global_pause import GlobalPause
 from ....broker.views import stats
 from ....clock import SECOND
 from ....errors import AckflowError, InvalidArgument

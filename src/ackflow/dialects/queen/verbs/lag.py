@@ -53,8 +53,8 @@ class GroupLag(Struct):
     options: GroupOptions
     seen: Spans
     consumed: int
-    partitions: list[PartitionLag]
-    lag: Lag = field(default_factory=Lag)
+    partitions: int  # those with lag
+    lag: Lag
 
 
 def seen(tx: Tx) -> dict[int, Spans]:
@@ -118,39 +118,73 @@ def group_lags(tx: Tx, queue: Queue) -> list[Lag]:
     return found
 
 
-def lags(tx: Tx, asked: dict[int, Spans], name: str | None = None) -> list[GroupLag]:
-    """Return the lag of every group, or of those of one name, in every queue that has it."""
-    return [
-        _group_lag(tx, queue, group, asked.get(group.id, {}))
-        for queue in tx.queues()
-        for group in tx.groups(queue.id)
-        if name in (None, group.name)
-    ]
-
-
-def _group_lag(tx: Tx, queue: Queue, group: Group, asked: Spans) -> GroupLag:
+def lags(tx: Tx, asked: dict[int, Spans]) -> list[GroupLag]:
+    """Return the lag of every group in every queue that has it, counted in SQL."""
+    found = []
     since = tx.now - SEEN_SECONDS * SECOND
-    holders = {row[0]: (tx.now, tx.now) for row in tx.all("holders", group.id, tx.now, since)}
-    cursors = tx.cursors_of_group(group.id)
-    found = GroupLag(
-        queue.name,
-        group.name,
-        group.created_at,
-        group.options,
-        holders | asked,
-        sum(cursor.consumed for cursor in cursors),
-        _partitions(tx, queue, group, cursors),
-    )
-    for part in found.partitions:
-        found.lag.add(part.lag.messages, part.lag.oldest_at)
+    for queue in tx.queues():
+        head, _ = tx.all("queue_totals", queue.id)[0]
+        for group in tx.groups(queue.id):
+            holders = {
+                row[0]: (tx.now, tx.now) for row in tx.all("holders", group.id, tx.now, since)
+            }
+            counts, oldest = group_counts(tx, queue, group, head)
+            lag = Lag(counts.ready + counts.leased + counts.waiting, oldest)
+            found.append(
+                GroupLag(
+                    queue.name, group.name, group.created_at, group.options,
+                    holders | asked.get(group.id, {}), tx.value("group_consumed", group.id),
+                    _lagging_partitions(tx, queue, group), lag,
+                )
+            )  # fmt: skip
     return found
 
 
+def partition_lags(tx: Tx, name: str) -> dict[str, list[PartitionLag]]:
+    """Return the lag of the groups of one name in every partition, by queue."""
+    return {
+        queue.name: _partitions(tx, queue, group, tx.cursors_of_group(group.id))
+        for queue in tx.queues()
+        if (group := tx.group(queue.id, name)) is not None
+    }
+
+
+def late_partitions(tx: Tx, before: int, limit: int) -> list[PartitionLag]:
+    """Return partitions with unsettled messages pushed before a time, of every group.
+
+    Of each group they are those that lag most, up to a limit, and no others are looked at.
+    """
+    found = []
+    for queue in tx.queues():
+        for group in tx.groups(queue.id):
+            rows = tx.all("late_partitions", group.id, before, limit)
+            cursors = [c for (id, _) in rows for c in _cursors_in(tx, group, PartitionId(id))]
+            found += _partitions(tx, queue, group, cursors)
+    return [
+        part for part in found if part.lag.oldest_at is not None and part.lag.oldest_at <= before
+    ]
+
+
+def _cursors_in(tx: Tx, group: Group, partition: PartitionId) -> list[Cursor]:
+    found = [tx.cursor(lane.id, group.id) for lane in tx.lanes_in(partition)]
+    return [cursor for cursor in found if cursor is not None]
+
+
+def _lagging_partitions(tx: Tx, queue: Queue, group: Group) -> int:
+    """Count the partitions with unsettled messages."""
+    uneven = {
+        lane.partition
+        for (id,) in tx.all("uneven_lanes", queue.id, group.id)
+        if (lane := tx.lane(id)) is not None
+    }
+    return int(tx.value("unsettled_partitions", group.id, queue.id)) + sum(
+        any(_lane_lag(tx, group, cursor)[0] for cursor in _cursors_in(tx, group, partition))
+        for partition in uneven
+    )
+
+
 def _partitions(tx: Tx, queue: Queue, group: Group, cursors: list[Cursor]) -> list[PartitionLag]:
-    claimed: dict[int, list[tuple[int, int]]] = {}
-    for lane, _, n, lowest in tx.all("claim_counts", group.id, tx.now):
-        claimed.setdefault(lane, []).append((n, lowest))
-    held = _held(tx, group)
+    held = _held(tx, group) if cursors else {}
     found: dict[int, PartitionLag] = {}
     for cursor in cursors:
         part = found.get(cursor.partition)
@@ -159,22 +193,21 @@ def _partitions(tx: Tx, queue: Queue, group: Group, cursors: list[Cursor]) -> li
             assert home is not None
             part = found[home.id] = PartitionLag(queue.name, group.name, home.name, home.id)
             part.lease = held.get(home.id)
-        part.lag.add(*_lane_lag(tx, group, cursor, claimed.get(cursor.lane, [])))
+        part.lag.add(*_lane_lag(tx, group, cursor))
         part.consumed += cursor.consumed
         part.last_at = max(part.last_at or 0, cursor.last_at or 0) or None
     return [found[id] for id in sorted(found)]
 
 
-def _lane_lag(
-    tx: Tx, group: Group, cursor: Cursor, claimed: list[tuple[int, int]]
-) -> tuple[int, int | None]:
+def _lane_lag(tx: Tx, group: Group, cursor: Cursor) -> tuple[int, int | None]:
     lane = tx.lane(cursor.lane)
     assert lane is not None
     there, _ = visible_in(tx, group.id, lane, cursor.next, lane.head)
     fresh = ranges.difference(there, tx.gone(lane, cursor.next, lane.head))
-    firsts = [lowest for _, lowest in claimed] + fresh[:1]
+    claims = tx.claims_in(lane.id, group.id, 0, lane.head)
+    firsts = [claim.ranges[0] for claim in claims] + fresh[:1]
     oldest = tx.created_at(lane.id, min(firsts)) if firsts else None
-    return ranges.count(fresh) + sum(n for n, _ in claimed), oldest
+    return ranges.count(fresh) + sum(ranges.count(claim.ranges) for claim in claims), oldest
 
 
 def _held(tx: Tx, group: Group) -> dict[int, int]:

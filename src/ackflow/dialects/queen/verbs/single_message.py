@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from .... import ids
-from ....broker.core.admin import delete_message
+from ....broker.core.admin.admin import delete_message
 from ....broker.core.dead_letters import redrive
 from ....broker.core.handout import payload
 from ....broker.requests import DeadFilter

@@ -182,7 +182,7 @@ def get_state(tx: Tx, query: str, partition: PartitionId, wanted: Wanted) -> Sta
 def _busy(tx: Tx, group: Group, partition: PartitionId) -> bool:
     """Return whether a group holds messages of a partition, or a pop may give it some."""
     tx.flush()
-    if tx.value("partition_leased", group.id, partition) is not None:
+    if tx.is_leased(group.id, partition):
         return True
     return any(_waiting(tx, lane, group) for lane in tx.lanes_in(partition))
 

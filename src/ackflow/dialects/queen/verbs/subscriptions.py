@@ -2,10 +2,10 @@
 
 from msgspec import structs
 
-from ....broker.core import sweeps
-from ....broker.core.admin import configure, remove_group
-from ....broker.core.sweeps import Target
+from ....broker.core.admin.admin import configure, remove_group
 from ....broker.core.topology import find_queue, group_for
+from ....broker.core.upkeep import sweeps
+from ....broker.core.upkeep.sweeps import Target
 from ....options import Dialect, GroupOptions
 from ....store.records import Group, Partition, Queue
 from ....store.tx import Tx

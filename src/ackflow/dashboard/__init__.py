@@ -1,0 +1,1 @@
+"""The files of the web dashboard: ES modules and style sheets that a browser loads as they are."""

@@ -1,0 +1,88 @@
+import { h } from "../dom.js";
+import { del, get, post, queuePath, seg, url } from "../api.js";
+import { n, bytes, Time, groupName, local } from "../format.js";
+import { Button, Card, Empty, Head, State, app, confirm, copy, form, link, may, run } from "../ui.js";
+import { Json, pretty } from "../json.js";
+import { crumbs } from "./queue.js";
+
+const CSS = { ready: "ready", leased: "leased", waiting: "waiting", delayed: "waiting", held_back: "waiting", window_full: "waiting", paused: "info", dead: "dead", acked: "ok", done: "ok", requeued: "ok", skipped: "info" };
+const EVENT = { pushed: "ready", due: "waiting", delivered: "leased", ack: "ok", requeue: "ok", nack: "dead", expired: "dead", reject: "dead", dead_letter: "dead", dead: "dead", release: "waiting" };
+const isTime = /\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?Z?(?: UTC)?|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+
+async function settle(ctx, group, verdict, label, why) {
+  const [name, id] = ctx.params;
+  const fields = verdict === "ack" || verdict === "release" ? {} : { reason: { label: "Reason", hint: "Kept with the message" } };
+  if (verdict === "nack") fields.delay = { label: "Again after, seconds", value: "0" };
+  const values = await form(`${label} for ${groupName(group)}`, fields, { text: TEXT[verdict], button: label, danger: verdict !== "release" });
+  if (!values) return;
+  await run(() => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict, group, reason: values.reason || null, delay: values.delay ? Number(values.delay) : null, deliveries: why.deliveries ?? null }),
+    (result) => (result.done ? `${label}: done` : "It had that end before"));
+}
+
+const TEXT = {
+  ack: "The message is done for this group. Whoever holds it loses its lease.",
+  nack: "Counts as a failure; at its retry limit the message becomes a dead letter.",
+  release: "The message can be delivered again at once. The delivery is not counted.",
+  reject: "The message is never delivered to this group again; it is kept as a dead letter.",
+  dead_letter: "The message becomes a dead letter of this group now.",
+};
+
+function actions(ctx, one) {
+  const [name] = ctx.params;
+  if (!may("read-write", name)) return null;
+  const { state, deliveries } = one.why;
+  const held = state === "leased", returned = ["waiting", "ready", "held_back", "paused", "window_full"].includes(state) && deliveries;
+  const button = (verdict, label) => h(Button, { kind: "small", onClick: () => settle(ctx, one.group, verdict, label, one.why) }, label);
+  return [held ? button("nack", "Fail") : null, held || (returned && state === "waiting") ? button("release", "Release") : null, held || returned ? [button("reject", "Reject"), button("dead_letter", "Dead-letter"), button("ack", "Acknowledge")] : null,
+    state === "dead" ? h("a", { class: "button small", href: link.dead(name) }, "Dead letters") : null];
+}
+
+async function remove(ctx) {
+  const [name, id] = ctx.params;
+  if (!await confirm("Delete message", { text: "It is deleted for every group that has not settled it. Dead letters of it stay.", button: "Delete message" })) return;
+  await run(() => del(queuePath(name, `/messages/${seg(id)}`)), (result) => (result.done ? "Deleted" : "It is not there any more"));
+}
+
+function again(message, edit) {
+  sessionStorage.setItem("draft", JSON.stringify({ data: pretty(message.payload), partition: message.partition, priority: message.priority, headers: message.headers }));
+  app.go(link.queue(message.queue, `/push?from=${edit ? "edit" : "copy"}`));
+}
+
+const sentence = (text) => text.replace(isTime, (found) => { const at = new Date(found.replace(" UTC", "").replace(" ", "T").replace(/Z?$/, "Z")); return isNaN(at) ? found : local(at); });
+
+export default {
+  title: ([, id]) => `Message ${id.slice(0, 8)}`,
+  live: true,
+  load: (ctx, signal) => get(queuePath(ctx.params[0], `/messages/${seg(ctx.params[1])}`), { group: ctx.query.group }, signal),
+  view(ctx, data) {
+    const [name, id] = ctx.params;
+    const message = data?.message;
+    const write = may("read-write", name);
+    const fact = (label, value) => [h("dt", null, label), h("dd", null, value)];
+    return h("div", null, h(Head, { title: h("span", { class: "mono" }, id), crumbs: [...crumbs(name), ["Messages", link.queue(name, "/messages")]] },
+      h(Button, { onClick: () => copy(id) }, "Copy id"),
+      message && write ? [message.json && !message.truncated ? [h(Button, { onClick: () => again(message, false) }, "Duplicate"), h(Button, { onClick: () => again(message, true) }, "Edit and push again")] : null, h(Button, { kind: "danger", onClick: () => remove(ctx) }, "Delete")] : null),
+    data?.groups.map((one) => h("section", { key: one.group, class: "stack-why" },
+      h("p", { class: `why ${CSS[one.why.state] || ""}` }, data.groups.length > 1 || one.group !== "__QUEUE_MODE__" ? h("small", null, groupName(one.group), h("br")) : null, sentence(one.why.sentence)))),
+    data && !data.groups.length ? h("p", { class: "why ready" }, "No group has read this queue; the message is kept until one does.") : null,
+    h("div", { class: "split" },
+      h("div", null,
+        h(Card, { title: "Payload", actions: message ? [h("div", { class: "segments", role: "group", "aria-label": "View" }, [["tree", "Tree"], ["raw", "Raw"]].map(([key, label]) =>
+          h("button", { type: "button", "aria-pressed": String((ctx.query.view || "tree") === key), onClick: () => ctx.setQuery({ view: key === "tree" ? "" : key }) }, label))),
+        h(Button, { kind: "small", onClick: () => copy(message.payload) }, "Copy"), h("a", { class: "button small", href: url(queuePath(name, `/messages/${seg(id)}/payload`)).href, download: "" }, "Download")] : null },
+        h("div", { class: "pad" }, !message ? h(Empty, { title: data ? "The message is no longer stored" : "Reading" }, data ? "Its history below is kept for some time." : null)
+          : !message.json ? h("pre", { class: "raw" }, message.payload || "(bytes)") : ctx.query.view === "raw" || message.truncated ? h("pre", { class: "raw" }, message.payload, message.truncated ? `\n… the first part of ${bytes(message.size)}` : "") : h(Json, { text: message.payload })))),
+      h("div", null,
+        message ? h(Card, { title: "Properties" }, h("div", { class: "pad" }, h("dl", { class: "facts" },
+          fact("Pushed", h(Time, { at: message.created_at })), message.due_at !== message.created_at ? fact("Due", h(Time, { at: message.due_at })) : null,
+          fact("Partition", message.partition), fact("Priority", n(message.priority)), fact("Sequence", n(message.sequence)), fact("Size", bytes(message.size)), fact("Transaction id", h("span", { class: "mono" }, message.transaction_id)),
+          Object.entries(message.headers).map(([key, value]) => fact(h("code", null, key), h("code", null, value)))))) : null)),
+    data?.groups.map((one) => h(Card, { key: `t${one.group}`, title: h("span", { class: "badges" }, groupName(one.group), h(State, { state: one.why.state })), actions: actions(ctx, one) },
+      one.events.length ? h("ul", { class: "timeline" }, one.events.map((event) => h("li", { class: EVENT[event.kind] || "" },
+        h("strong", null, event.text), event.consumer ? ` · ${event.consumer}` : "", h("small", null, h(Time, { at: event.at }), event.token ? [" · lease ", h("code", null, event.token)] : null),
+        event.details ? h("small", null, event.details) : null)),
+      one.why.until ? h("li", { class: CSS[one.why.state] || "" }, h("strong", null, one.why.state === "leased" ? "Lease ends" : "Again"), h("small", null, h(Time, { at: one.why.until }), " (", h(Time, { at: one.why.until, ago: true }), ")")) : null)
+        : h(Empty, { title: "No history" }, "The history of deliveries is kept for the queue's history_seconds."))),
+    data?.more_groups ? h("p", { class: "banner" }, "More groups read this queue; the first 50 are shown.") : null);
+  },
+};

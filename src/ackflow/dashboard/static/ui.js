@@ -1,0 +1,277 @@
+// Parts that pages are made of: tables, badges, menus, dialogs, messages, and bulk actions.
+
+import { h, render } from "./dom.js";
+import { n, plural, groupName } from "./format.js";
+import { seg } from "./api.js";
+
+export const app = { session: null, reload: () => {}, go: (to) => { location.hash = to; } };
+
+const RANK = { "read-only": 0, "read-write": 1, admin: 2 };
+
+// Whether to offer an action; the server decides again when it is done.
+export function may(role, queue) {
+  const who = app.session;
+  if (!who || who.read_only) return false;
+  if (who.open) return true;
+  return who.grants.some(([given, pattern]) => RANK[given] >= RANK[role] && (queue === undefined || fits(queue, pattern)));
+}
+
+function fits(name, pattern) {
+  const source = pattern.replace(/[.+^${}()|\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".").replace(/\[!/g, "[^");
+  try {
+    return new RegExp(`^${source}$`, "s").test(name);
+  } catch {
+    return false;
+  }
+}
+
+export const link = {
+  queue: (name, rest = "") => `#/queues/${seg(name)}${rest}`,
+  message: (queue, id) => `#/queues/${seg(queue)}/messages/${seg(id)}`,
+  group: (queue, group) => `#/queues/${seg(queue)}/groups/${seg(group)}`,
+  dead: (queue, query = "") => `#/queues/${seg(queue)}/dead${query}`,
+};
+
+const ICONS = {
+  overview: "M3 13h7V3H3zM14 21h7V11h-7zM3 21h7v-5H3zM14 8h7V3h-7z",
+  queues: "M4 6h16M4 12h16M4 18h10",
+  dead: "M6 7v13h12V7M3 7h18M9 7V4h6v3M10 11v5M14 11v5",
+  groups: "M8 11a3 3 0 100-6 3 3 0 000 6zM2 20c0-4 3-6 6-6s6 2 6 6M17 11a2.5 2.5 0 100-5M18 14c2.500 .3 4 2.200 4 5",
+  leases: "M6 11V8a6 6 0 0112 0v3M5 11h14v10H5z",
+  work: "M12 8a4 4 0 100 8 4 4 0 000-8zM12 2v3M12 19v3M2 12h3M19 12h3M5 5l2 2M17 17l2 2M19 5l-2 2M7 17l-2 2",
+  pipelines: "M5 5h5v5H5zM14 14h5v5h-5zM7.500 10v6.500H14",
+  tokens: "M15 9a4 4 0 11-3 6.600L9 19H6v-3l5-4.500A4 4 0 0115 9z",
+  audit: "M6 3h9l4 4v14H6zM9 12h7M9 16h7M9 8h3",
+  search: "M11 4a7 7 0 100 14 7 7 0 000-14zM20 20l-4-4",
+  pause: "M8 5v14M16 5v14", play: "M7 5l12 7-12 7z", refresh: "M20 11a8 8 0 10-2.300 6M20 5v6h-6",
+  sun: "M12 7a5 5 0 100 10 5 5 0 000-10zM12 1v2M12 21v2M1 12h2M21 12h2M4.200 4.200l1.400 1.400M18.400 18.400l1.400 1.400M19.800 4.200l-1.400 1.400M5.600 18.400l-1.400 1.400",
+  help: "M9 9a3 3 0 115 2.200c-1 .8-2 1.400-2 2.800M12 18v.1", menu: "M4 6h16M4 12h16M4 18h16", close: "M6 6l12 12M18 6L6 18",
+};
+
+export function Icon({ name }) {
+  return h("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
+}
+
+const BADGES = {
+  dying: "bad", failing: "bad", "dead letters": "bad", stalled: "warn", behind: "warn", paused: "info",
+  "group paused": "info", "no group": "quiet",
+};
+
+export function Badge({ kind }, kids) {
+  return h("span", { class: `badge ${kind || BADGES[kids[0]?.text] || "quiet"}` }, kids);
+}
+
+const STATE = { ready: "ready", leased: "leased", waiting: "waiting", delayed: "waiting", dead: "dead", acked: "ok",
+  settled: "ok", done: "ok", requeued: "ok", held_back: "waiting", paused: "info", window_full: "waiting" };
+
+export const State = ({ state }) => (state ? h("span", { class: `state ${STATE[state] || "quiet"}` }, state.replace("_", " ")) : null);
+
+// A number of messages; zero is quiet, so that what matters stands out.
+export function Count({ value, css, href }) {
+  const text = n(value);
+  const name = `num${value ? ` ${css || ""}` : " zero"}`;
+  return href && value ? h("a", { class: name, href }, text) : h("span", { class: name }, text);
+}
+
+// columns: [{name, label, num, sort, hide, cell(row)}]
+export function Table({ columns, rows, rowKey, sort, descending, onSort, caption, empty, selected, onSelect }) {
+  if (rows && !rows.length) return empty || h(Empty, { title: "Nothing here" });
+  const all = selected && rows && rows.length > 0 && rows.every((row) => selected.has(rowKey(row)));
+  return h("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption }, h("table", null,
+    h("caption", { class: "sr" }, caption),
+    h("thead", null, h("tr", null,
+      selected && h("th", { class: "check" }, h("input", { type: "checkbox", "aria-label": "Select all shown", checked: !!all,
+        onChange: () => { rows.forEach((row) => (all ? selected.delete(rowKey(row)) : selected.add(rowKey(row)))); onSelect(); } })),
+      columns.map((column) => h("th", {
+        class: `${column.num ? "n" : ""} ${column.hide || ""}`, scope: "col",
+        "aria-sort": sort && column.sort ? (sort === column.sort ? (descending ? "descending" : "ascending") : "none") : null,
+      }, column.sort && onSort
+        ? h("button", { class: "sort", type: "button", onClick: () => onSort(column.sort, sort === column.sort ? !descending : !!column.num) },
+          column.label, h("span", { class: "arrow", "aria-hidden": "true" }, sort === column.sort ? (descending ? "↓" : "↑") : ""))
+        : column.label || h("span", { class: "sr" }, "Actions"))))),
+    h("tbody", null, rows ? rows.map((row) => h("tr", { key: rowKey(row), class: selected?.has(rowKey(row)) ? "selected" : "" },
+      selected && h("td", { class: "check" }, h("input", { type: "checkbox", checked: selected.has(rowKey(row)), "aria-label": `Select ${rowKey(row)}`,
+        onChange: () => { const key = rowKey(row); selected.has(key) ? selected.delete(key) : selected.add(key); onSelect(); } })),
+      columns.map((column) => h("td", { class: `${column.num ? "n" : ""} ${column.css || ""} ${column.hide || ""}` }, column.cell(row)))))
+      : Array.from({ length: 6 }, () => h("tr", { class: "loading" }, columns.map(() => h("td", null, h("span", { class: "bone" }))))))));
+}
+
+export function Empty({ title, icon }, kids) {
+  return h("div", { class: "empty" }, icon ? h(Icon, { name: icon }) : null, h("p", { class: "empty-title" }, title), kids.length ? h("div", null, kids) : null);
+}
+
+export function Stat({ label, value, unit, css, href, title }) {
+  return h(href ? "a" : "div", { class: `stat ${css || ""}`, href, title },
+    h("span", { class: "stat-label" }, label), h("span", { class: "stat-value" }, value, unit ? h("small", null, ` ${unit}`) : null));
+}
+
+export function Card({ title, actions, css }, kids) {
+  return h("section", { class: `card ${css || ""}` }, title ? h("header", { class: "card-head" }, h("h2", null, title), h("div", { class: "actions" }, actions)) : null, kids);
+}
+
+export function Button({ onClick, kind, disabled, title, label, type, pressed }, kids) {
+  return h("button", { type: type || "button", class: `button ${kind || ""}`, onClick, disabled, title, "aria-label": label, "aria-pressed": pressed }, kids);
+}
+
+export function Head({ title, crumbs, badge }, actions) {
+  return h("header", { class: "page-head" }, h("div", { class: "page-title" },
+    crumbs ? h("nav", { class: "crumbs", "aria-label": "Path" }, crumbs.map(([label, href]) => [h("a", { href }, label), h("span", { "aria-hidden": "true" }, "/")])) : null,
+    h("h1", { tabindex: "-1" }, title, badge)), h("div", { class: "actions" }, actions));
+}
+
+export function Tabs({ items, at }) {
+  return h("nav", { class: "tabs", "aria-label": "Views" }, items.map(([name, href, count]) =>
+    h("a", { href, "aria-current": name === at ? "page" : null }, name, count != null ? h("span", { class: "tab-count" }, n(count)) : null)));
+}
+
+export function Field({ label, hint, ...props }) {
+  const { options, area, value, ...rest } = props;
+  const input = options ? h("select", { ...rest, value }, options.map((one) => {
+    const [key, text] = Array.isArray(one) ? one : [one, one];
+    return h("option", { value: key, selected: key === value }, text);
+  })) : area ? h("textarea", { ...rest, value, rows: area, spellcheck: "false" }) : h("input", { type: "text", autocomplete: "off", spellcheck: "false", ...rest, value });
+  return h("label", { class: "field" }, h("span", null, label), input, hint ? h("small", null, hint) : null);
+}
+
+export const GroupLink = ({ queue, group }) => h("a", { href: link.group(queue, group) }, groupName(group));
+
+// messages at the edge of the window
+
+export function toast(text, kind = "ok") {
+  const box = document.createElement("div");
+  box.className = `toast ${kind}`;
+  box.textContent = text;
+  document.getElementById("toasts").append(box);
+  setTimeout(() => box.remove(), kind === "bad" ? 9000 : 4500);
+}
+
+// Run an action, tell how it went, and show the new state.
+export async function run(action, done) {
+  try {
+    const result = await action();
+    toast(typeof done === "function" ? done(result) : done);
+    app.reload();
+    return result;
+  } catch (error) {
+    toast(error.message, "bad");
+    app.reload();
+    return undefined;
+  }
+}
+
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // not a secure context
+    const area = document.createElement("textarea");
+    area.value = text;
+    (document.querySelector("dialog[open]") || document.body).append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  toast("Copied");
+}
+
+// dialogs
+
+// Open a dialog; `view(close, update)` returns its content. Resolves with what `close` is given.
+export function dialog(title, view, css = "") {
+  return new Promise((resolve) => {
+    const box = document.createElement("dialog");
+    box.className = css;
+    box.setAttribute("aria-label", title);
+    document.body.append(box);
+    const back = document.activeElement;
+    const close = (value) => {
+      box.remove();
+      if (back && back.isConnected) back.focus();
+      resolve(value);
+    };
+    const update = () => render(box, h("div", { class: "dialog" }, h("header", null, h("h2", null, title),
+      h(Button, { kind: "plain", label: "Close", onClick: () => close() }, h(Icon, { name: "close" }))), view(close, update)));
+    box.addEventListener("cancel", (event) => { event.preventDefault(); close(); });
+    update();
+    box.showModal();
+    (box.querySelector("[autofocus]") || box.querySelector("input, textarea, select"))?.focus();
+  });
+}
+
+// Ask before something that cannot be undone; with `type`, this text has to be typed.
+export function confirm(title, { text, button, danger = true, type }) {
+  let typed = "";
+  return dialog(title, (close, update) => h("form", { onSubmit: (event) => { event.preventDefault(); if (!type || typed === type) close(true); } },
+    h("div", { class: "dialog-text" }, text),
+    type ? h(Field, { label: `Type ${type} to confirm`, value: typed, autofocus: true, name: "confirm", onInput: (event) => { typed = event.target.value; update(); } }) : null,
+    h("footer", null, h(Button, { onClick: () => close(false) }, "Cancel"),
+      h(Button, { type: "submit", kind: danger ? "danger" : "primary", disabled: type ? typed !== type : false }, button))));
+}
+
+// A form with some fields: {name: {label, value, ...}}; resolves with the values, or undefined.
+export function form(title, fields, { text, button = "Save", danger = false, check } = {}) {
+  const values = Object.fromEntries(Object.entries(fields).map(([name, one]) => [name, one.value ?? ""]));
+  let problem = "";
+  return dialog(title, (close, update) => h("form", { onSubmit: (event) => {
+    event.preventDefault();
+    problem = check ? check(values) || "" : "";
+    problem ? update() : close(values);
+  } }, text ? h("div", { class: "dialog-text" }, text) : null,
+  Object.entries(fields).map(([name, one]) => h(Field, { ...one, name, value: values[name],
+    onInput: (event) => { values[name] = event.target.value; update(); } })),
+  problem ? h("p", { class: "problem", role: "alert" }, problem) : null,
+  h("footer", null, h(Button, { onClick: () => close() }, "Cancel"), h(Button, { type: "submit", kind: danger ? "danger" : "primary" }, button))));
+}
+
+// Do something in steps of at most 1,000 until it is done, with progress, cancel and a summary.
+// `step(after)` returns {done, next, failed: [[what, why]]}.
+export function bulk(title, total, step, { rate } = {}) {
+  let done = 0, stopped = false, ended = false, problem = "", failed = [];
+  return dialog(title, (close, update) => {
+    if (!ended && !done && !stopped && !problem) {
+      queueMicrotask(async () => {
+        let after = 0;
+        const start = Date.now();
+        try {
+          while (!stopped && after !== null) {
+            const result = await step(after, done);
+            done += result.done;
+            failed = failed.concat(result.failed || []);
+            after = result.next;
+            update();
+            const due = rate ? (done / rate) * 1000 - (Date.now() - start) : 0;
+            for (let left = due; left > 0 && !stopped; left -= 100) await new Promise((go) => setTimeout(go, Math.min(left, 100)));
+          }
+        } catch (error) {
+          problem = error.message;
+        }
+        ended = true;
+        update();
+        app.reload();
+      });
+      stopped = false;
+      done = 0;
+      ended = null;
+    }
+    return h("div", { class: "bulk" },
+      h("progress", { max: Math.max(1, total || done), value: ended ? total || done || 1 : done, "aria-label": title }),
+      h("p", { class: "bulk-state", role: "status" }, ended ? (stopped ? "Cancelled: " : problem ? "Stopped: " : "Done: ") : "Working: ",
+        plural(done, "item"), total ? ` of ${n(total)}` : "", failed.length ? `, ${n(failed.length)} not done` : ""),
+      problem ? h("p", { class: "problem", role: "alert" }, problem) : null,
+      failed.length ? h("ul", { class: "failures" }, failed.slice(0, 50).map(([what, why]) => h("li", null, h("code", null, what), " ", why))) : null,
+      h("footer", null, ended ? h(Button, { kind: "primary", autofocus: true, onClick: () => close(done) }, "Close") : h(Button, { onClick: () => { stopped = true; update(); } }, "Cancel")));
+  });
+}
+
+export function options(values) {
+  const found = {};
+  for (const name in values) {
+    const text = String(values[name]).trim();
+    if (text === "") continue;
+    try {
+      found[name] = JSON.parse(text);
+    } catch {
+      found[name] = text;
+    }
+  }
+  return found;
+}

@@ -1,0 +1,237 @@
+"""The dashboard's messages and dead letters: search, the fate of a message, export, a live tail."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from ...broker.core import dead_letters
+from ...broker.core.by_hand.dead_select import DeadSelection, select
+from ...broker.requests import DeadFilter
+from ...broker.views import peek
+from ...broker.views.browse import get as get_message
+from ...broker.views.dead_groups import DeadGroups, dead_groups
+from ...broker.views.fate import Fate, fate, queue_of_message
+from ...broker.views.search import Search, search
+from ...errors import InvalidArgument
+from ...model import DeadLetter
+from ..http import Call, Param, Response, json
+from .rows import (
+    AFTER,
+    ANY,
+    GROUP,
+    LIMIT,
+    LONG,
+    MOST_PAGE,
+    MOST_TAILS,
+    NUMBER,
+    QUEUE,
+    SECONDS,
+    TAIL_PAUSE,
+    TAIL_SECONDS,
+    DeadRows,
+    Location,
+    MessagePage,
+    MessageRows,
+    dead_row,
+    look,
+    message_row,
+    optional,
+    page_limit,
+    read_route,
+    seconds_of,
+    time_of,
+)
+
+
+async def messages(call: Call) -> Response:
+    """Search the stored messages of a queue; it stops at its time limit, and can be continued."""
+    request = Search(
+        queue=call.params["queue"], group=optional(call, "group"),
+        state=call.query.get("state") or "all",  # type: ignore[arg-type]
+        id=optional(call, "id"), transaction_id=optional(call, "transaction_id"),
+        header=optional(call, "header"), text=optional(call, "text"),
+        since=_time(call, "since"), until=_time(call, "until"),
+        partition=optional(call, "partition"),
+        priority=call.integer("priority", 0, 0, 1 << 31) if optional(call, "priority") else None,
+        limit=page_limit(call, 50), seconds=seconds_of(call), after=optional(call, "after"),
+    )  # fmt: skip
+    request.check()
+    if call.server.dashboard.masking and (request.text or request.header):
+        raise InvalidArgument("masked fields could be guessed by searching; search by id or state")
+    found = await look(call, search, request)
+    rows = [message_row(call, message) for message in found.items]
+    return json(MessageRows(rows, found.next, found.scanned))
+
+
+def _time(call: Call, name: str) -> int | None:
+    """A time in seconds since 1970, as microseconds."""
+    given = optional(call, name)
+    return None if given is None else time_of(given, name)
+
+
+async def locate(call: Call) -> Response:
+    """The queue of a message, by its id alone."""
+    found = await look(call, queue_of_message, call.query.get("id", ""))
+    call.server.allow(call, found)
+    return json(Location(found))
+
+
+async def message(call: Call) -> Response:
+    """A message, why it is where it is in every group, and what happened to it."""
+    queue, id = call.params["queue"], call.params["id"]
+    found: Fate = await call.server.do(fate, False, queue, id, optional(call, "group"))
+    row = None if found.message is None else message_row(call, found.message, LONG)
+    return json(MessagePage(row, found.groups, found.more_groups))
+
+
+async def payload(call: Call) -> Response:
+    """The whole payload of a message, as a file."""
+    found = await look(call, get_message, call.params["queue"], call.params["id"], None)
+    masking = call.server.dashboard.masking
+    if masking and not found.is_json:
+        raise InvalidArgument("the payload is not JSON, so that its fields cannot be masked")
+    raw = masking.payload(found.raw) if found.is_json else found.raw
+    name = f"{found.id}.{'json' if found.is_json else 'bin'}".encode()
+    return Response(
+        200, raw, b"application/json" if found.is_json else b"application/octet-stream",
+        ((b"content-disposition", b'attachment; filename="%b"' % name),
+         (b"x-content-type-options", b"nosniff")),
+    )  # fmt: skip
+
+
+async def dead_by_error(call: Call) -> Response:
+    """Dead letters of a queue or of all, counted by normalised error, from the newest on."""
+    name = optional(call, "queue")
+    if name is not None:
+        call.server.allow(call, name)
+    before = call.integer("before", 1 << 60, 0, 1 << 60)
+    limit = call.integer("limit", 100_000, 1, 1_000_000)
+    found: DeadGroups = await look(call, dead_groups, name, before, seconds_of(call) / 2, limit)
+    found.items = [one for one in found.items if call.server.may_see(call, one.queue)]
+    return json(found)
+
+
+async def dead(call: Call) -> Response:
+    """A page of the dead letters of a queue: newest first, or those with one error, oldest first."""
+    name = call.params["queue"]
+    limit = page_limit(call, 50)
+    error = optional(call, "error")
+    after = call.integer("after", 0, 0, 1 << 60)
+    which = DeadFilter(name, group=optional(call, "group"), kind=optional(call, "kind"))
+    which.check()
+
+    def read(tx: Any) -> tuple[list[DeadLetter], int | None]:
+        if error is None:
+            before = after or None
+            rows = dead_letters.rows(tx, which, limit + 1, 0, before)
+            more = rows[limit - 1].id if len(rows) > limit else None
+            return dead_letters.letters(tx, name, rows[:limit]), more
+        chosen = DeadSelection(queue=name, group=which.group, kind=which.kind, error=error)
+        step = select(tx, chosen, after, limit, seconds_of(call))
+        ids = DeadFilter(name, ids=step.items)
+        rows = dead_letters.rows(tx, ids, limit) if step.items else []
+        return dead_letters.letters(tx, name, rows), step.next
+
+    found, more = await look(call, read)
+    return json(DeadRows([dead_row(call, letter) for letter in found], more))
+
+
+async def export(call: Call) -> Response:
+    """Dead letters as JSON lines, at most 1,000 in one answer; the header `x-next` continues."""
+    name = call.params["queue"]
+    chosen = DeadSelection(queue=name, group=optional(call, "group"), kind=optional(call, "kind"),
+                           error=optional(call, "error"))  # fmt: skip
+    chosen.check()
+    after = call.integer("after", 0, 0, 1 << 60)
+
+    def read(tx: Any) -> tuple[list[DeadLetter], int | None]:
+        step = select(tx, chosen, after, page_limit(call, MOST_PAGE), seconds_of(call))
+        rows = (
+            dead_letters.rows(tx, DeadFilter(name, ids=step.items), MOST_PAGE) if step.items else []
+        )
+        return dead_letters.letters(tx, name, rows[::-1]), step.next
+
+    found, more = await look(call, read)
+    masking = call.server.dashboard.masking
+    lines = []
+    for letter in found:
+        data: Any = msgspec.Raw(masking.payload(letter.raw)) if letter.is_json else letter.raw
+        if masking and not letter.is_json:
+            data = None
+        lines.append(msgspec.json.encode({
+            "id": letter.id, "message_id": letter.message_id, "queue": letter.queue,
+            "group": letter.group, "partition": letter.partition, "priority": letter.priority,
+            "kind": letter.kind, "reason": letter.reason, "error": letter.error,
+            "deliveries": letter.deliveries, "failures": letter.failures,
+            "created_at": letter.created_at, "died_at": letter.died_at,
+            "transaction_id": letter.transaction_id, "headers": masking.headers(letter.headers),
+            "data": data,
+        }))  # fmt: skip
+    headers = ((b"x-next", str(more).encode()),) if more is not None else ()
+    return Response(200, b"".join(line + b"\n" for line in lines), b"application/x-ndjson", headers)
+
+
+async def tail(call: Call) -> Response:
+    """New messages as server-sent events.
+
+    Each answer is complete and ends; the browser asks again with the id of the last event. So it
+    works behind proxies that hold back what has not ended.
+    """
+    server, queue = call.server, call.params["queue"]
+    tails = server.dashboard.tails
+    key = call.header(b"last-event-id") or call.query.get("from", "")
+    partition, last = optional(call, "partition"), call.integer("last", 20, 0, 200)
+    after = tails.get(key)
+    until, gone = time.monotonic() + TAIL_SECONDS, False
+
+    def disconnected() -> None:
+        nonlocal gone
+        gone = True
+
+    call.long_poll, call.on_disconnect = True, disconnected
+    while True:
+        started = time.monotonic()
+        news = await look(call, peek.follow, queue, partition, after, last, 200)
+        first, after = after is None, news.after
+        if news.items or first or gone or server.closing or time.monotonic() > until:
+            break
+        await asyncio.sleep(max(TAIL_PAUSE, 10 * (time.monotonic() - started)))
+    key = os.urandom(9).hex()
+    tails[key] = after
+    while len(tails) > MOST_TAILS:
+        del tails[next(iter(tails))]
+    rows = msgspec.json.encode([message_row(call, one) for one in news.items])
+    body = b"retry: 100\nid: %b\nevent: messages\ndata: %b\n\n" % (key.encode(), rows)
+    return Response(200, body, b"text/event-stream", ((b"cache-control", b"no-store"),))
+
+
+DEAD = (GROUP, Param("kind", ANY, "Only of this kind"),
+        Param("error", ANY, "Only with this normalised error"))  # fmt: skip
+
+
+ROUTES = (
+    read_route("/v1/locate", locate, "Find the queue of a message", Location,
+               Param("id", ANY, "The id of a message"), checks_queues=True),
+    read_route("/v1/queues/{queue}/messages", messages, "Search messages", MessageRows, GROUP,
+         Param("state", {"enum": ["all", "ready", "leased", "waiting", "settled"]}),
+         Param("id", ANY, "An id or a part of one"), Param("transaction_id", ANY, "A part of it"),
+         Param("header", ANY, "name, or name=part of the value"),
+         Param("text", ANY, "A part of the payload"), Param("since", {"type": "number"}),
+         Param("until", {"type": "number"}), Param("partition", ANY), Param("priority", NUMBER),
+         LIMIT, Param("after", ANY, "The `next` of the page before"), SECONDS),
+    read_route("/v1/queues/{queue}/messages/{id}", message, "Show a message and its fate", MessagePage,
+         GROUP),
+    read_route("/v1/queues/{queue}/messages/{id}/payload", payload, "Download a payload", "*/*"),
+    read_route("/v1/queues/{queue}/tail", tail, "Follow new messages as server-sent events",
+         "text/event-stream", Param("partition", ANY), Param("last", NUMBER, "Earlier messages"),
+         Param("from", ANY, "The id of the last event, to go on from there")),
+    read_route("/v1/dead", dead_by_error, "Dead letters by error", DeadGroups, QUEUE,
+         Param("before", NUMBER, "The `next` of the page before"),
+         Param("limit", NUMBER, "Dead letters to read"), SECONDS, checks_queues=True),
+    read_route("/v1/queues/{queue}/dead", dead, "List dead letters", DeadRows, *DEAD, LIMIT, AFTER, SECONDS),
+    read_route("/v1/queues/{queue}/dead/export", export, "Export dead letters as JSON lines",
+         "application/x-ndjson", *DEAD, LIMIT, AFTER, SECONDS),
+)  # fmt: skip

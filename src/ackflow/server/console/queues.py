@@ -1,0 +1,257 @@
+"""The dashboard's queues, groups, leases and charts: `/v1/overview`, `/v1/queues` and others.
+
+Other tools may use them as well. Every answer is bounded by a number of rows and by time; `next` is
+where to continue. A token sees only the queues that it covers.
+"""
+
+import time
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from ... import __version__
+from ...broker.sampling.live_stats import LiveStats, QueueLine
+from ...broker.sampling.series import ALL_QUEUES, HOUR, MINUTE, intervals
+from ...broker.views import board, stats
+from ...broker.views.board import PartitionPage, SeekPreview
+from ...errors import InvalidArgument
+from ...model import Value, when
+from ..http import Call, Param, Response, json
+from .rows import (
+    AFTER,
+    ANY,
+    GROUP,
+    LIMIT,
+    MAX_SEQUENCE,
+    NUMBER,
+    QUEUE,
+    SECONDS,
+    SPARKS,
+    GroupRows,
+    LeaseRows,
+    Overview,
+    QueuePage,
+    QueueRow,
+    QueueRows,
+    SeriesPage,
+    group_row,
+    live,
+    look,
+    optional,
+    page_limit,
+    read_route,
+    row_of,
+    seconds_of,
+    snapshot_of,
+    storage_of,
+    time_of,
+    totals_of,
+)
+
+
+async def overview(call: Call) -> Response:
+    """The totals, the queues in trouble, and the health of the database."""
+    found, lines = await live(call)
+    health = await look(call, board.health)
+    bad = [line for line in lines if line.trouble]
+    trouble = [row_of(one) for one in sorted(bad, key=lambda line: line.severity)[::-1][:20]]
+    busy = sorted(lines, key=lambda line: line.rates.pushed + line.rates.acked if line.rates else 0)
+    busiest = [row_of(line) for line in busy[::-1][:10]]
+    page = Overview(
+        when(found.at), __version__, time.monotonic() - call.server.started, totals_of(lines),
+        trouble, busiest, health, storage_of(call), call.server.waiting, found.seconds,
+    )  # fmt: skip
+    await _add_sparks(call, found, [*page.trouble, *page.busiest])
+    return json(page)
+
+
+SORTS: dict[str, Callable[[QueueLine], Any]] = {
+    "name": lambda line: line.name,
+    "ready": lambda line: line.ready,
+    "leased": lambda line: line.leased,
+    "waiting": lambda line: line.waiting,
+    "dead": lambda line: line.dead,
+    "failed": lambda line: line.failed,
+    "stored": lambda line: line.stored,
+    "oldest": lambda line: line.oldest_seconds,
+    "in": lambda line: line.rates.pushed if line.rates else 0.0,
+    "out": lambda line: line.rates.acked if line.rates else 0.0,
+    "trouble": lambda line: line.severity,
+}
+
+
+async def queues(call: Call) -> Response:
+    """A page of queues, sorted by any column."""
+    found, lines = await live(call)
+    wanted = (optional(call, "filter") or "").lower()
+    pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
+    sort = call.query.get("sort", "name")
+    if sort not in SORTS:
+        raise InvalidArgument(f"sort must be one of {', '.join(SORTS)}, got {sort!r}")
+    lines = [line for line in lines if fnmatchcase(line.name.lower(), pattern)]
+    match call.query.get("show", "all"):
+        case "trouble":
+            lines = [line for line in lines if line.trouble]
+        case "busy":
+            lines = [
+                line for line in lines if line.ready or line.leased or line.waiting or line.dead
+            ]
+    lines.sort(key=lambda line: line.name)
+    if sort != "name" or call.flag("descending"):
+        lines.sort(key=SORTS[sort], reverse=call.flag("descending"))
+    start, limit = call.integer("after", 0, 0, 1 << 40), page_limit(call)
+    page = [row_of(line) for line in lines[start : start + limit]]
+    if call.flag("sparks"):
+        await _add_sparks(call, found, page)
+    next = start + limit if start + limit < len(lines) else None
+    return json(QueueRows(when(found.at), page, next, len(lines)))
+
+
+async def _add_sparks(call: Call, found: LiveStats, rows: list[QueueRow]) -> None:
+    ids = {row.name: found.queues[row.name].id for row in rows}
+
+    def read(tx: Any) -> dict[str, list[float]]:
+        return {
+            name: [one.rates.pushed for one in intervals(tx, id, MINUTE, SPARKS, tx.now)]
+            for name, id in ids.items()
+        }
+
+    sparks = await look(call, read)
+    for row in rows:
+        row.spark = sparks[row.name]
+
+
+async def queue(call: Call) -> Response:
+    """One queue: counters, groups, options and their defaults."""
+    name = call.params["queue"]
+    details = await look(call, board.queue_details, name)
+    found = await snapshot_of(call)
+    line = found.queues.get(name)
+    if line is None:  # it was created since the snapshot
+        line = QueueLine(0, name, details.paused, 0, details.messages, [])
+    line = msgspec.structs.replace(line, paused=details.paused)
+    row = row_of(line)
+    if line.id:
+        await _add_sparks(call, found, [row])
+    return json(QueuePage(row, [group_row(group) for group in line.groups], details))
+
+
+async def groups(call: Call) -> Response:
+    """A page of groups of one queue or of all, those that are most behind first."""
+    found, lines = await live(call)
+    wanted, queue_name = (optional(call, "filter") or "").lower(), optional(call, "queue")
+    rows = [
+        group_row(group)
+        for line in lines
+        if queue_name in (None, line.name)
+        for group in line.groups
+        if wanted in group.name.lower() or wanted in line.name.lower()
+    ]
+    rows.sort(key=lambda row: (-row.lag, row.queue, row.group))
+    start, limit = call.integer("after", 0, 0, 1 << 40), page_limit(call)
+    next = start + limit if start + limit < len(rows) else None
+    return json(GroupRows(when(found.at), rows[start : start + limit], next, len(rows)))
+
+
+async def partitions(call: Call) -> Response:
+    """How far a group has read each partition."""
+    after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call)
+    group = call.params["group"]
+    return json(await look(call, board.group_progress, call.params["queue"], group, after, limit))
+
+
+async def series(call: Call) -> Response:
+    """Rates and counts over time, of one queue or of all."""
+    step = call.integer("step", MINUTE, MINUTE, HOUR)
+    if step not in (MINUTE, HOUR):
+        raise InvalidArgument(f"step must be {MINUTE} or {HOUR} seconds, got {step}")
+    count = call.integer("count", 60, 1, 24 * 60)
+    name = optional(call, "queue")
+    id = ALL_QUEUES
+    if name is not None:
+        call.server.allow(call, name)
+        found = await snapshot_of(call)
+        line = found.queues.get(name)
+        id = line.id if line else -1
+    else:
+        call.server.allow_all(call)
+    now = call.server.broker.clock.now()
+    return json(SeriesPage(step, await look(call, intervals, id, step, count, now)))
+
+
+async def leases(call: Call) -> Response:
+    """Live leases of one queue or of all: consumer, messages, start and end."""
+    _, lines = await live(call)
+    name, group_name = optional(call, "queue"), optional(call, "group")
+    if name is not None:
+        call.server.allow(call, name)
+        wanted = [
+            (name, group.name) for line in lines if line.name == name for group in line.groups
+        ]
+    else:
+        held = sorted(
+            (g for line in lines for g in line.groups if g.leased), key=lambda g: -g.leased
+        )
+        wanted = [(group.queue, group.name) for group in held]
+    if group_name is not None:
+        wanted = [one for one in wanted if one[1] == group_name]
+    limit, seconds = page_limit(call), seconds_of(call)
+    found, more = await look(call, board.leases, wanted, optional(call, "consumer"), limit, seconds)
+    return json(LeaseRows(sorted(found, key=lambda one: one.acquired_at), more))
+
+
+async def preview(call: Call) -> Response:
+    """What a seek would do now."""
+    queue, group, to, is_time, partition = seek_target(call)
+    found = await look(call, board.seek_preview, queue, group, to, is_time, partition)
+    return json(found)
+
+
+def seek_target(call: Call) -> tuple[str, str, str | int, bool, str | None]:
+    """Where to seek: `to` is start, end, a sequence, or with `time` seconds since 1970."""
+    to = call.query.get("to", "end")
+    is_time = call.flag("time")
+    target: str | int = to
+    if to not in ("start", "end"):
+        target = time_of(to, "to") if is_time else call.integer("to", 0, 0, MAX_SEQUENCE)
+    return call.params["queue"], call.params["group"], target, is_time, optional(call, "partition")
+
+
+async def values(call: Call) -> Response:
+    """Keyed values by the beginning of their keys; jobs, schedules and limits are kept as such."""
+    found: list[Value] = await look(
+        call, stats.values, call.query.get("prefix", ""), page_limit(call), optional(call, "after"),
+        call.flag("descending"),
+    )  # fmt: skip
+    return json(found)
+
+
+SEEK = (Param("to", ANY, "start, end, a sequence, or a time"),
+        Param("time", {"type": "boolean"}, "`to` is in seconds since 1970"),
+        Param("partition", ANY, "Only this partition"))  # fmt: skip
+
+ROUTES = (
+    read_route("/v1/overview", overview, "The state of all queues", Overview, checks_queues=True),
+    read_route("/v1/series", series, "Rates and counts over time", SeriesPage, QUEUE,
+         Param("step", {"enum": [MINUTE, HOUR]}, "Seconds between points"),
+         Param("count", NUMBER, "Points"), checks_queues=True),
+    read_route("/v1/queues", queues, "List queues", QueueRows,
+         Param("filter", ANY, "A part of the name, or a pattern"),
+         Param("sort", {"enum": list(SORTS)}, "Column"), Param("descending", {"type": "boolean"}),
+         Param("show", {"enum": ["all", "busy", "trouble"]}), Param("sparks", {"type": "boolean"}),
+         LIMIT, AFTER, checks_queues=True),
+    read_route("/v1/queues/{queue}", queue, "Show a queue", QueuePage),
+    read_route("/v1/groups", groups, "List groups", GroupRows, QUEUE,
+         Param("filter", ANY, "A part of the name"), LIMIT, AFTER, checks_queues=True),
+    read_route("/v1/queues/{queue}/groups/{group}/partitions", partitions,
+         "How far a group has read each partition", PartitionPage, LIMIT, AFTER),
+    read_route("/v1/queues/{queue}/groups/{group}/seek", preview, "What a seek would do", SeekPreview,
+         *SEEK),
+    read_route("/v1/leases", leases, "List live leases", LeaseRows, QUEUE, GROUP,
+         Param("consumer", ANY, "A part of the name"), LIMIT, SECONDS, checks_queues=True),
+    read_route("/v1/values", values, "List keyed values", list[Value], Param("prefix", ANY), LIMIT,
+         Param("after", ANY, "The last key of the page before"),
+         Param("descending", {"type": "boolean"})),
+)  # fmt: skip
