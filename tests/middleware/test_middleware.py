@@ -39,10 +39,15 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     server.stop()
 
 
-@pytest.fixture(params=["file", "ackflow", pytest.param("rabbitmq", marks=pytest.mark.outer)])
+OUTER = [pytest.param(name, marks=pytest.mark.outer) for name in ("postgres", "rabbitmq")]
+
+
+@pytest.fixture(params=["file", "ackflow", *OUTER])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "file":
         yield str(tmp_path / "queues.db")
+    elif request.param == "postgres":
+        yield str(request.getfixturevalue("postgres_url"))
     elif request.param == "rabbitmq":
         port = request.getfixturevalue("rabbitmq").port
         yield f"amqp://guest:guest@127.0.0.1:{port}/"

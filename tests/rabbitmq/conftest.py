@@ -59,7 +59,7 @@ class Amqp:
         await self.connections.close(5, asyncio.Event())
         await self.server.finished()
         await self.app.finished()
-        self.app.onloop.close()
+        self.app.loop_broker.close()
         self.app.auth.close()
 
     def stop(self) -> None:

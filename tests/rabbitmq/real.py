@@ -26,13 +26,15 @@ def free_port() -> int:
 
 
 class RabbitMQ:
-    def __init__(self, folder: Path) -> None:
+    """`erlang`: options of its virtual machine; a test needs one scheduler only."""
+
+    def __init__(self, folder: Path, erlang: str = "+S 1:1") -> None:
         self.port = free_port()
         for name in ("home", "log", "mnesia"):
             (folder / name).mkdir()
         (folder / "plugins").write_text("[].")
         epmd = str(free_port())
-        env = {
+        self._env = env = {
             **os.environ,
             "HOME": str(folder / "home"),
             "RABBITMQ_NODENAME": f"test{self.port}@localhost",
@@ -48,18 +50,27 @@ class RabbitMQ:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_INETRC": "",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                "+S 1:1 -kernel inet_dist_use_interface {127,0,0,1}"
+                f"{erlang} -kernel inet_dist_use_interface {{127,0,0,1}}"
             ),
         }
         self._log = folder / "out.log"
         out = self._log.open("wb")
         # Without its own epmd, the server would start one that stays behind.
         self._epmd = subprocess.Popen(["epmd", "-port", epmd], env=env, stdout=out, stderr=out)
-        self._server = subprocess.Popen(
-            [str(SERVER)], env=env, stdout=out, stderr=out, start_new_session=True
-        )
         out.close()
+        self._start()
+
+    def _start(self) -> None:
+        with self._log.open("ab") as out:
+            self._server = subprocess.Popen(
+                [str(SERVER)], env=self._env, stdout=out, stderr=out, start_new_session=True
+            )
         self._wait()
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same data."""
+        self._kill()
+        self._start()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -73,9 +84,12 @@ class RabbitMQ:
                     raise AssertionError(self._log.read_text()) from None
                 time.sleep(0.2)
 
-    def stop(self) -> None:
+    def _kill(self) -> None:
         if self._server.poll() is None:
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
+
+    def stop(self) -> None:
+        self._kill()
         self._epmd.kill()
         self._epmd.wait()

@@ -12,8 +12,8 @@ from pamqp import decode, encode
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.broker.core.exchanges import headers_match, topic_matches
-from ackflow.broker.core.publish import publish
+from ackflow.broker.core.routing.exchanges import headers_match, topic_matches
+from ackflow.broker.core.routing.publish import publish
 from ackflow.broker.requests import Publication
 from ackflow.dialects.rabbitmq.tables import entries
 from ackflow.dialects.rabbitmq.verbs import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..broker.broker import Broker
 from ..broker.core.handout import payload
-from ..broker.core.publish import publish
+from ..broker.core.routing.publish import publish
 from ..broker.core.settle import settle, settle_many
 from ..broker.requests import Mark, PopRequest, Publication, Verdict
 from ..clock import Signal
@@ -21,7 +21,7 @@ from ..dialects.rabbitmq.verbs import (
     extend_many,
     remove_queue,
 )
-from ..errors import AckflowError, NotFound
+from ..errors import AckflowError, InvalidArgument, NotFound
 from ..ids import LaneId
 from ..options import QUEUE_MODE
 from ..session.connect import connect
@@ -94,7 +94,9 @@ class BrokerTransport:
     def __init__(self, address: str) -> None:
         self._session = connect(address, consumer="middleware")
         broker = self._session.broker
-        assert isinstance(broker, Broker), "an address of a file or of PostgreSQL"
+        if not isinstance(broker, Broker):
+            self._session.close()
+            raise InvalidArgument("a middleware address names one file or one PostgreSQL database")
         self._broker = broker
         self._channel: LeaseChannel | None = None
         self._queue, self._prefetch, self._beside = "", 0, 0

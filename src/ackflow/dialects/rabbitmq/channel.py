@@ -95,7 +95,13 @@ class Channel:
         if self._failing:
             return
         take = self._publisher.receive_header if header else self._publisher.receive_body
-        if (posted := take(data)) is not None:
+        try:
+            posted = take(data)
+        except AmqpError as error:
+            if error.code not in (501, 505):  # those are errors of frames
+                error.method = frames.PUBLISH
+            raise
+        if posted is not None:
             self._enqueue(posted, len(posted.publication.payload))
 
     def _enqueue(self, work: Work, size: int) -> None:
@@ -113,6 +119,7 @@ class Channel:
 
     async def _run(self) -> None:
         """Do the work that waits, in order."""
+        work: Work | None = None
         try:
             while self._work and not self.closed:
                 work = self._work.popleft()
@@ -127,9 +134,12 @@ class Channel:
                     self.connection.count_queued(-1, 0)
                     await self._do(work)
         except AmqpError as error:
+            error.method = error.method or _method_id(work)
             await self.connection.fail(self, error)
         except AckflowError as error:
-            await self.connection.fail(self, translated(error))
+            failed = translated(error)
+            failed.method = _method_id(work)
+            await self.connection.fail(self, failed)
         except Exception:
             await self.connection.crash(self)
         finally:
@@ -152,6 +162,7 @@ class Channel:
         handler = _HANDLERS.get(type(method))
         if handler is None:
             raise AmqpError(503, f"a client does not send {getattr(method, 'name', method)}")
+        self.server.acks.flush()
         await handler(self, method)
 
     def send(self, method: Frame) -> None:
@@ -231,10 +242,10 @@ class Channel:
             queue, QUEUE_MODE, f"{self.connection.name}/{self.number}"[:200], 1, LEASE_SECONDS,
             bool(method.no_ack), dialect=DIALECT, create=False,
         )  # fmt: skip
-        answer: Handout = await self.server.app.onloop.try_pop(request)
+        answer: Handout = await self.server.app.loop_broker.try_pop(request)
         if self.closed:
             if answer.token is not None:
-                await self.server.app.onloop.give_back(answer.token)
+                await self.server.app.loop_broker.give_back(answer.token)
             return
         if not answer.runs:
             self.send(Basic.GetEmpty())
@@ -288,9 +299,7 @@ class Channel:
 
     def _settle_all(self, settled: Settled) -> None:
         """Settle without waiting: nothing is answered, and what follows is in order behind it."""
-        marks = marks_of(settled)
-        if marks:
-            self.server.background(self.server.app.do(settle_many, False, marks, False))
+        self.server.settle(settled)
         self._let_go(delivery for some, _ in settled for delivery in some)
 
     def _let_go(self, deliveries: Any) -> None:
@@ -314,6 +323,7 @@ class Channel:
             self._transaction = [], []
         marks = marks_of([(found, RELEASE)])
         self._let_go(found)
+        self.server.acks.flush()
         if marks:
             await self.server.app.do(settle_many, False, marks, False)
 
@@ -461,6 +471,15 @@ class Channel:
         self._flowing = bool(method.active)
         self.send(ChannelMethods.FlowOk(self._flowing))
         self._kick_all()
+
+
+def _method_id(work: Work | None) -> int:
+    """The class and the method of some work, as error frames name them."""
+    if isinstance(work, Posted):
+        return frames.PUBLISH
+    if isinstance(work, Ack):
+        return frames.ACK
+    return int(getattr(work, "index", 0))
 
 
 def _unknown_tag(tag: int) -> AmqpError:

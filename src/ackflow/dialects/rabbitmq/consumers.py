@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ...broker.aio import LoopSignal
 from ...broker.core.handout import Handout, MessageRun, payload
-from ...broker.core.publish import EXCHANGE, ROUTING_KEY
+from ...broker.core.routing.publish import EXCHANGE, ROUTING_KEY
 from ...broker.requests import PopRequest
 from ...errors import AckflowError, QueueNotFound, SessionClosed
 from ...ids import LaneId
@@ -31,6 +31,7 @@ MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
 BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they were larger than this before
 SHARED_AT_ONCE = 32  # the same while others have room, too
 WAIT_SECONDS = 60.0
+GATHER_SECONDS = 0.002  # for more acknowledgements, while a client still has most of its prefetch
 RETRY_SECONDS = 1.0  # after the store failed
 _NO_HEADERS: dict[str, str] = {}
 log = logging.getLogger("ackflow.amqp")
@@ -88,6 +89,11 @@ class Consumer:
             room = min(room, self.channel.prefetch_of_all - self.channel.held_or_reserved)
         return max(0, room)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether it has enough messages to wait a moment, so that one pop brings it more."""
+        return not self.no_ack and self.room * 4 < self.prefetch
+
 
 class Pump:
     """Delivers the messages of one queue to its consumers, in turn."""
@@ -139,19 +145,23 @@ class Pump:
         return found
 
     async def _run(self) -> None:
-        onloop = self._server.app.onloop
+        loop_broker = self._server.app.loop_broker
         while True:
             try:
-                if not self._takers() or self._server.app.in_transit.refusal() is not None:
+                if not self._takers() or self._server.app.in_transit.is_full():
                     self._wanted.clear()
                     if not self._takers():
                         await self._wanted.wait()
                     else:
                         await asyncio.sleep(RETRY_SECONDS / 10)
                     continue
+                if all(one.may_wait for one in self._takers()):
+                    await asyncio.sleep(GATHER_SECONDS)
                 self._waiting = LoopSignal(asyncio.get_running_loop())
                 request = self._request("", 1)
-                await onloop.pop(request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting)
+                await loop_broker.pop(
+                    request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting
+                )
             except QueueNotFound:
                 self.queue_is_gone()
             except SessionClosed:
@@ -218,7 +228,7 @@ class Pump:
         consumer.channel.reserved += batch
         try:
             request = self._request(consumer.name, batch, consumer.no_ack)
-            answer = await server.app.onloop.try_pop(request)
+            answer = await server.app.loop_broker.try_pop(request)
         finally:
             consumer.reserved -= batch
             consumer.channel.reserved -= batch
@@ -226,7 +236,7 @@ class Pump:
             return answer
         if consumer.channel.closed:
             if answer.token is not None:
-                await server.app.onloop.give_back(answer.token)
+                await server.app.loop_broker.give_back(answer.token)
         else:
             self._adapt(batch, consumer.channel.deliver(consumer, answer))
         return answer

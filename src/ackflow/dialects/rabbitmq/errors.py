@@ -31,6 +31,7 @@ class AmqpError(Exception):
     def __init__(self, code: int, text: str, *, hard: bool | None = None) -> None:
         super().__init__(text)
         self.code = code
+        self.method = 0  # the class and the method that failed, if one did
         self.hard = code not in _CHANNEL_CODES if hard is None else hard
         shown = f"{NAMES[code]} - {text}".encode()
         self.text = shown[:MAX_TEXT].decode(errors="ignore")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, json
 from pamqp import encode
 
-from ...broker.core.publish import DEATHS, EXCHANGE, ROUTING_KEY
+from ...broker.core.routing.publish import DEATHS, EXCHANGE, ROUTING_KEY
 from .errors import AmqpError
 from .tables import entries, malformed, table_at
 

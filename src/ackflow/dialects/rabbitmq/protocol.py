@@ -367,8 +367,8 @@ class AmqpConnection(asyncio.Protocol):
         self._receiving += size
         transit = self.server.app.in_transit
         transit.bytes += size
-        if size > 0 and (busy := transit.refusal()) is not None:
-            raise AmqpError(506, busy.message)
+        if size > 0 and transit.is_full():
+            raise AmqpError(506, transit.refusal().message)
 
     def allow(self, role: "Role", what: str, name: str) -> None:
         """Raise 403 unless the token of the client covers a queue or an exchange."""
@@ -392,7 +392,9 @@ class AmqpConnection(asyncio.Protocol):
         self._closing_channels.add(number)
         await channel.close()
         if self._state is State.RUNNING:
-            self.send_method(number, ChannelMethods.Close(error.code, error.text, 0, 0))
+            self.send_method(
+                number, ChannelMethods.Close(error.code, error.text, *divmod(error.method, 0x10000))
+            )
 
     async def crash(self, channel: Channel) -> None:
         """Close the connection because of an error that is not the client's."""
@@ -419,7 +421,9 @@ class AmqpConnection(asyncio.Protocol):
             log.info("%s: %s", self.name, error.text)
         self._end()
         if started:
-            self.send_method(0, Methods.Close(error.code, error.text, 0, 0))
+            self.send_method(
+                0, Methods.Close(error.code, error.text, *divmod(error.method, 0x10000))
+            )
         else:
             self._close_transport()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from pamqp.commands import Basic
 
-from ...broker.core.publish import Published, publish
+from ...broker.core.routing.publish import Published
 from ...broker.requests import Publication
 from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
 from ...options import MAX_PAYLOAD
@@ -132,8 +132,7 @@ class Publisher:
         stored = [one.publication for one in posted if not _is_reply(one)]
         results: list[Published] = []
         if stored:
-            # Without confirms there is no answer that could wait for the disk.
-            results = await self._channel.server.app.do(publish, self.confirms, stored)
+            results = await self._channel.server.publish(stored, self.confirms)
         if len(stored) < len(posted):
             left = iter(results)
             results = [

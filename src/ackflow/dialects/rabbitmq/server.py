@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ...broker.core.routing.publish import Published, publish, publish_all
 from ...broker.requests import Publication
 from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
+from .gathering import Gatherer
+from .settling import ACK, Settled, marks_of, settle_all
 from .topology import REPLY_TO
 from .verbs import (
     OWNER_SECONDS,
@@ -49,6 +52,8 @@ class AmqpServer:
         self._extended = time.monotonic()
         self._background: set[asyncio.Future[Any]] = set()
         self._task = asyncio.create_task(self._tick())
+        self.acks = Gatherer(self._settle)
+        self._publications = Gatherer(self._publish)
 
     async def close(self) -> None:
         """Close every connection, as an operator would; give back what they hold."""
@@ -84,6 +89,29 @@ class AmqpServer:
     def alone(self) -> bool:
         """Whether no other server delivers from the same database, as far as this one can know."""
         return isinstance(self.app.broker.store, SqliteStore)
+
+    # publishing and settling, of all channels together
+
+    def publish(
+        self, publications: list[Publication], confirms: bool
+    ) -> "asyncio.Future[list[Published]]":
+        """Publish; without confirms, there is no answer that could wait for the disk."""
+        if confirms:
+            return self._publications.add(publications)
+        return self.app.do(publish, False, publications)
+
+    def _publish(self, lists: "list[list[Publication]]") -> "asyncio.Future[list[list[Published]]]":
+        return self.app.do(publish_all, True, lists)
+
+    def settle(self, settled: Settled) -> None:
+        """Settle in the background. What returns to its queue does so before the next delivery."""
+        self.background(self.acks.add(settled))
+        if any(verdict is not ACK for _, verdict in settled):
+            self.acks.flush()
+
+    def _settle(self, some: list[Settled]) -> "asyncio.Future[list[None]]":
+        marks = marks_of([one for settled in some for one in settled])
+        return self.app.do(settle_all, False, marks, len(some))
 
     # leases
 

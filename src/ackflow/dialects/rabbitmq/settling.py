@@ -1,6 +1,8 @@
 """Settling: the verdicts of AMQP methods, as marks on leases."""
 
+from ...broker.core.settle import settle_many
 from ...broker.requests import Mark, Verdict
+from ...store.tx import Tx
 from .consumers import Delivery
 
 Settled = list[tuple[list[Delivery], Verdict]]
@@ -26,3 +28,9 @@ def marks_of(settled: Settled) -> dict[int, list[Mark]]:
             else:
                 of_lease.append(Mark(verdict, delivery.lane, [at, at + 1]))
     return marks
+
+
+def settle_all(tx: Tx, marks: dict[int, list[Mark]], calls: int) -> list[None]:
+    """Settle what several calls named; nothing is answered to any of them."""
+    settle_many(tx, marks, False)
+    return [None] * calls

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pamqp.commands import Exchange, Queue
 
-from ...broker.core.exchanges import PREDECLARED
+from ...broker.core.routing.exchanges import PREDECLARED
 from ...store.records import Binding, ExchangeKind
 from ...store.records import Exchange as ExchangeRecord
 from .arguments import check_binding, check_exchange, check_queue
@@ -61,6 +61,8 @@ async def declare_queue(channel: "Channel", method: Queue.Declare) -> None:
         server.declared(name, arguments.get("x-expires"))
     channel.last_queue = name
     server.used(name)
+    if (pump := server.pumps.get(name)) is not None:
+        await pump.settled()  # what is not counted any more is written before the answer
     if not method.nowait and not channel.closed:
         channel.send(Queue.DeclareOk(name, ready, len(server.consumers_of(name))))
 
@@ -96,9 +98,9 @@ async def delete_queue(channel: "Channel", method: Queue.Delete) -> None:
         remove_queue, True, name, connection.id, bool(method.if_empty)
     )
     connection.owned.discard(name)
-    channel.server.queue_deleted(name)
     if not method.nowait:
-        channel.send(Queue.DeleteOk(deleted))
+        channel.send(Queue.DeleteOk(deleted))  # before the channel's own consumers are cancelled
+    channel.server.queue_deleted(name)
 
 
 async def bind_queue(channel: "Channel", method: Queue.Bind) -> None:

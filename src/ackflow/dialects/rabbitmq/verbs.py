@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ... import validate
-from ...broker.core.admin import configure, configure_group, delete_queue, purge
-from ...broker.core.exchanges import (
+from ...broker.core.admin.admin import configure, configure_group, delete_queue, purge
+from ...broker.core.routing.exchanges import (
     drop_exchange,
     drop_if_unused,
     find_exchange,
 )
-from ...broker.core.publish import publish, ready_count
-from ...broker.core.retention import drop_before
+from ...broker.core.routing.publish import publish, ready_count
 from ...broker.core.settle import extend, settle
 from ...broker.core.topology import complete_cursors
+from ...broker.core.upkeep.retention import drop_before
 from ...broker.requests import Mark, Publication
 from ...clock import micros
 from ...errors import AckflowError, AlreadySettled, InvalidArgument, LeaseExpired, LeaseLost
@@ -77,11 +77,11 @@ def _check_equivalent(known: Declaration, asked: QueueRequest) -> None:
     )
     for name, received, current in flags:
         if received != current:
-            raise _inequivalent(name, asked.name, _shown(received), _shown(current))
+            raise _inequivalent(name, asked.name, _as_text(received), _as_text(current))
     for key in sorted({*known.arguments, *asked.arguments}):
         given, stored = asked.arguments.get(key), known.arguments.get(key)
         if None not in (given, stored) and given != stored:
-            raise _inequivalent(key, asked.name, _shown(given), _shown(stored))
+            raise _inequivalent(key, asked.name, _as_text(given), _as_text(stored))
         if given != stored:
             raise AmqpError(
                 406,
@@ -100,7 +100,7 @@ def _inequivalent(
     )
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -109,7 +109,7 @@ def _typed(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
-        return f"the value '{_shown(value)}' of type 'bool'"
+        return f"the value '{_as_text(value)}' of type 'bool'"
     kind = "longstr" if isinstance(value, str) else "signedint"
     return f"the value '{value}' of type '{kind}'"
 
@@ -258,9 +258,9 @@ def declare_exchange(tx: Tx, asked: Exchange) -> None:
         return
     flags = (
         ("type", asked.kind, known.kind),
-        ("durable", _shown(asked.durable), _shown(known.durable)),
-        ("auto_delete", _shown(asked.auto_delete), _shown(known.auto_delete)),
-        ("internal", _shown(asked.internal), _shown(known.internal)),
+        ("durable", _as_text(asked.durable), _as_text(known.durable)),
+        ("auto_delete", _as_text(asked.auto_delete), _as_text(known.auto_delete)),
+        ("internal", _as_text(asked.internal), _as_text(known.internal)),
     )
     for name, received, current in flags:
         if received != current:
