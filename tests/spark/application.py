@@ -2,7 +2,9 @@
 
 import argparse
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
 
 from tests.spark.conftest import fast_session
 from tests.spark.killing import kill_at
@@ -22,17 +24,24 @@ def main() -> None:
     spark = fast_session(given.master, **conf)
     if given.point:
         kill_at(spark, given.point)
-    source = spark.readStream.format("ackflow").option("url", given.url).option("queue", "in")
+    writer = queue_to_queue(spark, given.url, given.checkpoint, given.rows, given.lease)
+    query = (writer if given.stay else writer.trigger(availableNow=True)).start()
+    query.awaitTermination()
+
+
+def queue_to_queue(
+    spark: SparkSession, url: str, checkpoint: str, rows: int, lease: float
+) -> DataStreamWriter:
+    """Return the query of the application, not started."""
+    source = spark.readStream.format("ackflow").option("url", url).option("queue", "in")
     source = source.option("group", "g").option("payload", "string")
-    source = source.option("maxRowsPerTrigger", given.rows).option("leaseSeconds", given.lease)
+    source = source.option("maxRowsPerTrigger", rows).option("leaseSeconds", lease)
     frame = source.load().select(
         F.to_json(F.struct(F.col("payload").cast("int").alias("n"))).alias("payload"),
         F.col("partition"),
     )
-    writer = frame.writeStream.format("ackflow").option("url", given.url).option("queue", "out")
-    writer = writer.option("checkpointLocation", given.checkpoint)
-    query = (writer if given.stay else writer.trigger(availableNow=True)).start()
-    query.awaitTermination()
+    writer = frame.writeStream.format("ackflow").option("url", url).option("queue", "out")
+    return writer.option("checkpointLocation", checkpoint)
 
 
 CLUSTER = {

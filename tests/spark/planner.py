@@ -4,8 +4,9 @@ from ackflow import Session
 from ackflow.broker.readers import commit as batches
 from ackflow.broker.readers import verbs as readers
 from ackflow.broker.readers.commit import BatchDone
-from ackflow.broker.readers.verbs import PlannedPart
+from ackflow.broker.readers.verbs import PlannedPart, ReaderLag
 from ackflow.broker.requests import BatchCommit, ReaderRequest
+from ackflow.ranges import Ranges
 from ackflow.session.messages import Batch, Message
 
 LEASE = 60.0
@@ -21,8 +22,10 @@ class Planner:
             readers.start_reader, True, reader, queue, group, manual, number
         )  # fmt: skip
 
-    def latest(self, start: int, rows: int = 100, size: int = 1 << 40) -> int:
-        asked = ReaderRequest(self.reader, self.epoch, start, rows, size, LEASE)
+    def latest(
+        self, start: int, rows: int = 100, size: int = 1 << 40, until: int | None = None
+    ) -> int:
+        asked = ReaderRequest(self.reader, self.epoch, start, rows, size, LEASE, until)
         return self.q.broker.do(readers.lease_next, True, asked).number
 
     def partitions(self, start: int, end: int) -> list[PlannedPart]:
@@ -43,6 +46,14 @@ class Planner:
 
     def idle(self, start: int) -> bool:
         return self.q.broker.look(readers.is_idle, self.reader, self.epoch, start)
+
+    def lag(self) -> ReaderLag:
+        return self.q.broker.look(readers.lag, self.reader, self.epoch)
+
+    def stored(self, lot: PlannedPart) -> Ranges:
+        return self.q.broker.look(
+            readers.stored, self.reader, self.epoch, lot.number, lot.lane, lot.token, lot.ranges
+        )
 
     def read(self, lots: list[PlannedPart], size: int = 1 << 30) -> list[Message]:
         found: list[Message] = []

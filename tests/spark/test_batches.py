@@ -12,6 +12,8 @@ from ackflow.session.messages import Message
 
 from .planner import LEASE, Planner, commit, done, popped, stage
 
+pytestmark = pytest.mark.one_database  # input and output of a batch must lie in one
+
 # publishing
 
 

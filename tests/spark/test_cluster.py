@@ -87,9 +87,9 @@ def cluster(spark: SparkSession, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_an_executor_killed_in_mid_task_costs_nothing_and_repeats_nothing(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    application = Application(tmp_path)
+    application = Application(tmp_path, spark)
     try:
         code = application.run("--master", cluster.url, "--point", "executor@1")
         assert code == 0, application.log.read_text()[-3000:]

@@ -53,12 +53,52 @@ def test_output_and_verdicts_are_one_commit(lab: Lab) -> None:
             batch, lab.url, output=good.select("payload"), verdicts=verdicts, queue="out"
         )
         assert (done.published, done.repeated) == (5, False)
-        again = ackflow.spark.commit_batch(batch, lab.url, verdicts=verdicts)
-        assert again.repeated
 
     lab.each(lab.read(mode="manual"), handle)
     assert sorted(lab.out()) == [0, 2, 4, 6, 8]  # type: ignore[type-var]
     assert (lab.counts().done, lab.counts().dead) == (5, 5)
+
+
+def test_a_second_commit_of_a_batch_is_refused_as_its_output_would_be_lost(lab: Lab) -> None:
+    lab.q.push("in", list(range(10)))
+
+    def handle(frame: DataFrame, batch: int) -> None:
+        out = frame.selectExpr("cast(payload as string) as payload")
+        ackflow.spark.commit_batch(batch, lab.url, output=out, queue="out")
+        with pytest.raises(InvalidArgument, match="called before for batch 0"):
+            ackflow.spark.commit_batch(batch, lab.url, output=out, queue="audit")
+
+    lab.each(lab.read(), handle)
+    assert sorted(lab.out()) == list(range(10))  # type: ignore[type-var]
+
+
+def test_several_outputs_are_one_commit(lab: Lab) -> None:
+    lab.q.push("in", list(range(10)))
+
+    def handle(frame: DataFrame, batch: int) -> None:
+        text = frame.selectExpr("cast(payload as string) as payload")
+        outputs = {"out": text, "odd": text.where("cast(payload as int) % 2 = 1")}
+        done = ackflow.spark.commit_batch(batch, lab.url, output=outputs)
+        assert (done.published, done.settled) == (15, 10)
+
+    lab.each(lab.read(), handle)
+    assert sorted(lab.out()) == list(range(10))  # type: ignore[type-var]
+    assert sorted(lab.out("odd")) == [1, 3, 5, 7, 9]  # type: ignore[type-var]
+
+
+def test_output_mode_update_is_published_by_foreach_batch(lab: Lab) -> None:
+    """Spark's sinks written in Python have no mode update."""
+    lab.q.push("in", [1, 2, 3], partition="a")
+    lab.q.push("in", [4], partition="b")
+    counts = lab.read().groupBy("partition").count()
+    frame = counts.select(F.to_json(F.struct("partition", "count")).alias("payload"))
+    writer = frame.writeStream.outputMode("update").foreachBatch(
+        ackflow.spark.publisher(lab.url, queue="out")
+    )
+    lab.finish(writer.option("checkpointLocation", lab.checkpoint("query")))
+    found = {row["partition"]: row["count"] for row in lab.out()}  # type: ignore[call-overload, index]
+    assert found == {"a": 3, "b": 1}
+    assert lab.counts().done == 4
 
 
 def test_in_mode_commit_what_has_no_verdict_is_acked_with_the_output(lab: Lab) -> None:

@@ -99,6 +99,39 @@ def test_two_readers_of_a_group_share_its_messages(q: Session) -> None:
     assert done(q) == 2
 
 
+def test_a_time_limit_leaves_out_what_was_pushed_later(q: Session, clock: VirtualClock) -> None:
+    """Also where it would be served first, and where nothing else is in its lane."""
+    q.push("orders", [1, 2], partition="a", priority=5)
+    q.push("orders", [3], partition="b", priority=5)
+    planner = Planner(q)
+    until = planner.lag().at
+    clock.advance(1)
+    q.push("orders", [4, 5], partition="a", priority=5)
+    q.push("orders", [6], partition="c", priority=0)
+    assert planner.latest(0, rows=2, until=until) == 1
+    first = planner.data(0, 1)
+    assert planner.latest(1, rows=9, until=until) == 2
+    assert sorted([*first, *planner.data(1, 2)]) == [1, 2, 3]  # type: ignore[type-var]
+    assert planner.latest(2, until=until) == 2
+    assert planner.latest(2) == 3
+    assert sorted(planner.data(2, 3)) == [4, 5, 6]  # type: ignore[type-var]
+
+
+def test_the_lag_of_a_reader_says_what_is_left_by_lane(q: Session, clock: VirtualClock) -> None:
+    q.push("orders", [1, 2, 3], partition="a")
+    q.push("orders", [4], partition="b")
+    planner = Planner(q)
+    clock.advance(10)
+    lag = planner.lag()
+    assert (lag.ready, lag.leased, lag.done, lag.oldest_seconds) == (4, 0, 0, 10.0)
+    assert (lag.lanes, lag.least_behind, lag.most_behind, lag.behind) == (2, 1, 3, 4)
+    planner.latest(0, rows=3)
+    lag = planner.lag()
+    assert (lag.ready, lag.leased, lag.least_behind, lag.most_behind) == (1, 3, 0, 1)
+    planner.latest(1)
+    assert planner.lag().done == 3
+
+
 # reading
 
 
@@ -152,6 +185,21 @@ def test_a_batch_with_a_message_that_is_not_stored_fails(q: Session, clock: Virt
         planner.read(lots)
 
 
+def test_what_is_still_stored_of_a_batch_can_be_asked(q: Session, clock: VirtualClock) -> None:
+    q.configure("orders", retention_seconds=10)
+    q.push("orders", [1])
+    clock.advance(5)
+    q.push("orders", [2])
+    planner = Planner(q)
+    planner.latest(0)
+    (lot,) = planner.partitions(0, 1)
+    planner.messages(0, 1)[0].ack()
+    assert planner.stored(lot) == [0, 2]
+    clock.advance(7)
+    q.upkeep()
+    assert planner.stored(lot) == [1, 2]
+
+
 def test_an_open_batch_is_not_trimmed_though_it_is_acked(q: Session, clock: VirtualClock) -> None:
     q.configure("orders", keep_seconds=1)
     q.push("orders", [1, 2])
@@ -187,7 +235,7 @@ def test_an_older_run_is_refused_everything(q: Session) -> None:
     new = Planner(q)
     for refused in (
         lambda: old.latest(1), lambda: old.partitions(0, 1), lambda: old.settle(1), old.keep,
-        lambda: old.read(lots), lambda: old.bind(0, 1, 0),
+        lambda: old.read(lots), lambda: old.bind(0, 1, 0), old.lag,
     ):  # fmt: skip
         with pytest.raises(LeaseLost):
             refused()
@@ -377,6 +425,7 @@ def test_a_heartbeat_keeps_a_batch(q: Session, clock: VirtualClock) -> None:
     assert popped(q) == []
 
 
+@pytest.mark.one_database
 def test_a_heartbeat_that_comes_late_takes_back_what_is_whole(
     q: Session, clock: VirtualClock
 ) -> None:

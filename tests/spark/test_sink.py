@@ -82,6 +82,24 @@ def test_more_rows_than_a_segment_holds_are_split(lab: Lab) -> None:
     assert sorted(lab.out()) == list(range(25_000))  # type: ignore[type-var]
 
 
+def test_insert_into_a_view_names_the_columns_that_it_gives(lab: Lab) -> None:
+    lab.q.configure("out")
+    lab.spark.sql(
+        f"create or replace temporary view orders using ackflow options (url '{lab.url}', queue 'out')"
+    )
+    lab.spark.sql("insert into orders (payload, partition) values (X'01', 'eu')")
+    lab.spark.sql("insert into orders (payload) values (X'02')")
+    found = {m.partition: m.data for m in lab.q.pop("out", batch=9)}
+    assert found == {"eu": b"\x01", "Default": b"\x02"}
+    with pytest.raises(PySparkException, match="the queue sets the column 'id' itself"):
+        lab.spark.sql("insert into orders (payload, id) values (X'03', 'x')")
+
+
+def test_a_table_of_the_catalog_is_refused_with_a_sentence(lab: Lab) -> None:
+    with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW"):
+        lab.spark.sql(f"create table orders using ackflow options (url '{lab.url}', queue 'out')")
+
+
 @pytest.mark.parametrize(
     ("sql", "options", "sentence"),
     [
@@ -93,7 +111,11 @@ def test_more_rows_than_a_segment_holds_are_split(lab: Lab) -> None:
         ("select 1 as payload", {"queue": "o"}, "string or binary"),
         ("select cast(null as string) as payload", {"queue": "o"}, "null"),
         ("select '1' as payload", {"queue": "o", "batch": 1}, "producer and batch"),
-        ("select '1' as payload", {"queue": "o", "prio": 1}, "no option 'prio'"),
+        (
+            "select '1' as payload",
+            {"queue": "o", "prio": 1},
+            "no option 'prio'; did you mean 'priority'",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_refused_with_a_sentence(

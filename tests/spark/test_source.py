@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from ackflow import Item
@@ -39,6 +40,46 @@ def test_batches_are_limited_and_the_last_one_is_acknowledged(lab: Lab) -> None:
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert data(batches) == list(range(10))
     assert lab.counts().done == 10
+
+
+def test_available_now_stops_at_what_was_there_when_it_began(lab: Lab) -> None:
+    """What is pushed meanwhile is left, also when it would be served first."""
+    lab.q.push("in", [1, 2, 3], priority=5)
+    seen: list[list[int]] = []
+
+    def push_more(frame: DataFrame, _: int) -> None:
+        lab.q.push("in", [9, 9], priority=0)
+        seen.append([int(row.payload) for row in frame.collect()])
+
+    lab.each(lab.read(maxRowsPerTrigger=2), push_more)
+    assert seen == [[1, 2], [3]]
+    assert (lab.counts().done, lab.counts().ready) == (3, 4)
+
+
+def test_only_the_columns_of_a_given_schema_are_read(lab: Lab) -> None:
+    lab.q.push("in", [{"n": 1}], partition="eu")
+    reader = lab.spark.readStream.format("ackflow").option("url", lab.url).option("queue", "in")
+    frame = reader.schema("partition STRING, payload STRUCT<n: INT>").load()
+    ((row,),) = lab.collect(frame)
+    assert row.asDict(recursive=True) == {"partition": "eu", "payload": {"n": 1}}  # type: ignore[attr-defined]
+    for wrong, sentence in {
+        "lane STRING": "no column 'lane'; it has id, queue",
+        "sequence STRING": "the column 'sequence' is BIGINT, not string",
+    }.items():
+        with pytest.raises(StreamingQueryException, match=sentence):
+            lab.collect(reader.schema(wrong).load(), wrong)
+
+
+def test_a_checkpoint_without_its_metadata_is_refused_by_spark(lab: Lab) -> None:
+    """A new query id would publish a batch twice; a new checkpoint reads on where the group is."""
+    lab.q.push("in", [1])
+    lab.collect(lab.read(), "c")
+    for name in ("metadata", ".metadata.crc"):
+        Path(lab.checkpoint("c"), name).unlink(missing_ok=True)
+    with pytest.raises(PySparkException, match="STREAMING_CHECKPOINT_MISSING_METADATA_FILE"):
+        lab.collect(lab.read(), "c")
+    lab.q.push("in", [2])
+    assert data(lab.collect(lab.read(), "new")) == [2]
 
 
 @pytest.mark.inner
@@ -160,15 +201,12 @@ def test_what_does_not_parse_fails_the_query_if_nothing_else_was_said(lab: Lab) 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"maxRows": 5}, "no option 'maxrows'; it has group, .*maxRowsPerTrigger"),
-        ({"mode": "auto"}, "mode must be one of commit, manual, got 'auto'"),
-        ({"maxRowsPerTrigger": "many"}, "maxRowsPerTrigger must be an integer, got 'many'"),
-        ({"leaseSeconds": 0}, "leaseSeconds must be a timedelta or a number of seconds"),
-        ({"onCorrupt": "column"}, "onCorrupt needs"),
+        ({"maxRows": 5}, "no option 'maxrows'; did you mean 'maxRowsPerTrigger'"),
+        ({"payloadSchema": "id INTT"}, "the type of id is INTT; did you mean INT"),
         ({"table": "letters"}, "table must be one of messages, dead_letters, groups"),
     ],
 )
-def test_a_wrong_option_is_named_and_the_right_ones_are_listed(
+def test_a_wrong_option_is_named_when_the_stream_is_loaded(
     lab: Lab, options: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(AnalysisException, match=sentence):
@@ -180,13 +218,13 @@ def test_a_missing_option_is_named(lab: Lab) -> None:
         lab.spark.readStream.format("ackflow").option("url", lab.url).load()
 
 
-def test_a_database_that_is_not_there_fails_the_query_with_a_sentence(
+def test_a_database_that_is_not_there_is_named_when_the_stream_is_loaded(
     lab: Lab, tmp_path: Path
 ) -> None:
     nowhere = tmp_path / "none" / "queue.db"
     frame = lab.spark.readStream.format("ackflow").option("url", str(nowhere)).option("queue", "in")
-    with pytest.raises(StreamingQueryException, match=r"database not found: .*none"):
-        lab.collect(frame.load())
+    with pytest.raises(AnalysisException, match=r"database not found: .*none"):
+        frame.load()
 
 
 def test_a_checkpoint_of_another_group_is_refused(lab: Lab) -> None:

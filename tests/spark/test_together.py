@@ -1,4 +1,4 @@
-"""Tests that start Spark run in one test process; all others may run in any."""
+"""Tests that start Spark are in two groups, each in one test process; others may run in any."""
 
 import os
 
@@ -9,14 +9,14 @@ from pyspark.sql import SparkSession
 
 @pytest.mark.spark
 def test_a_test_with_the_marker_is_in_the_group(request: pytest.FixtureRequest) -> None:
-    assert in_group(request.node)
+    assert in_group(request.node, "spark processes")
     assert "SPARK_HOME" not in os.environ
 
 
 def test_a_test_with_the_shared_session_is_in_the_group(
     request: pytest.FixtureRequest, spark: SparkSession
 ) -> None:
-    assert in_group(request.node)
+    assert in_group(request.node, "spark")
 
 
 def test_another_test_is_not_in_the_group_and_cannot_start_spark(
@@ -28,8 +28,8 @@ def test_another_test_is_not_in_the_group_and_cannot_start_spark(
         launch_gateway()
 
 
-def in_group(item: pytest.Item) -> bool:
+def in_group(item: pytest.Item, name: str) -> bool:
     spread = getattr(item.config.option, "loadgroup", False)
-    assert item.nodeid.endswith("@spark") == spread
+    assert item.nodeid.endswith(f"@{name}") == spread
     marker = item.get_closest_marker("xdist_group")
-    return marker is not None and marker.args == ("spark",)
+    return marker is not None and marker.args == (name,)

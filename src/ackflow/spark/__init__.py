@@ -17,14 +17,19 @@ except ImportError as missing:
 
 from ..broker.readers.commit import BatchDone
 from .datasource import AckflowDataSource
+from .lag import LagListener, SourceLag, listener
 from .spark_session import JavaMissing, register, session
-from .verdicts import commit_batch, settle
+from .verdicts import commit_batch, publisher, settle
 
 __all__ = [
     "AckflowDataSource",
     "BatchDone",
     "JavaMissing",
+    "LagListener",
+    "SourceLag",
     "commit_batch",
+    "listener",
+    "publisher",
     "register",
     "session",
     "settle",

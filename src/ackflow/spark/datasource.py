@@ -6,8 +6,16 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgument
-from .columns import ddl
-from .options import TABLES, SourceOptions, sink_options, source_options, table_options
+from . import columns, sessions
+from .options import (
+    TABLES,
+    SourceOptions,
+    is_kafka,
+    is_table,
+    sink_options,
+    source_options,
+    table_options,
+)
 from .sink import BatchSink, StreamSink
 from .source import MessageStream
 from .tables import SCHEMAS, TableReader
@@ -26,15 +34,21 @@ class AckflowDataSource(DataSource):
 
     def schema(self) -> str:
         # Spark calls this before it creates a reader, and shows errors raised here in full.
-        if any(key.lower() == "table" for key in self.given):
-            return SCHEMAS[table_options(self.given).table]
-        return ddl(*_payload(source_options(self.given)))
+        if is_table(self.given):
+            table = table_options(self.given)
+            sessions.check(table)
+            if table.schema == "kafka":
+                return _kafka(table.include_headers)
+            return SCHEMAS[table.table]
+        options = source_options(self.given)
+        sessions.check(options)
+        return _kafka(options.include_headers) if options.schema == "kafka" else _native(options)
 
     def streamReader(self, schema: StructType) -> MessageStream:
         return MessageStream(source_options(self.given), schema)
 
     def reader(self, schema: StructType) -> TableReader:
-        if not any(key.lower() == "table" for key in self.given):
+        if not is_table(self.given) and not is_kafka(self.given):
             raise InvalidArgument(
                 f"spark.read needs the option 'table': one of {', '.join(TABLES)}; "
                 "messages are consumed by spark.readStream"
@@ -50,9 +64,15 @@ class AckflowDataSource(DataSource):
         return BatchSink(sink_options(self.given), schema)
 
 
-def _payload(options: SourceOptions) -> tuple[str, bool]:
-    """Return the type of the payload column, and whether there is a column for corrupt payloads."""
-    kind = options.payload.upper()
+def _native(options: SourceOptions) -> str:
+    kinds = dict(columns.NATIVE)
+    kinds[columns.PAYLOAD] = options.payload.upper()
     if options.payload_schema is not None:
-        kind = f"STRUCT<{options.payload_schema}>"
-    return kind, options.on_corrupt == "column"
+        kinds[columns.PAYLOAD] = f"STRUCT<{options.payload_schema}>"
+    if options.on_corrupt == "column":
+        kinds[columns.CORRUPT] = "BINARY"
+    return columns.schema_of(kinds)
+
+
+def _kafka(headers: bool) -> str:
+    return columns.schema_of(columns.KAFKA_WITH_HEADERS if headers else columns.KAFKA)

@@ -15,6 +15,7 @@ from ..broker.requests import Chunk
 from ..errors import InvalidArgument, PayloadTooLarge
 from ..options import DEFAULT_PARTITION, MAX_PAYLOAD, MAX_SEGMENT_BYTES, MAX_SEGMENT_COUNT
 from ..store.records import Rest
+from .columns import KEY
 from .options import SinkOptions
 
 COLUMNS: dict[str, str] = {
@@ -27,25 +28,40 @@ COLUMNS: dict[str, str] = {
     "delay": "double, seconds",
     "transaction_id": "string",
 }
+KAFKA_COLUMNS: dict[str, str] = {
+    "value": "string or binary",
+    "key": "string or binary",
+    "headers": "array<struct<key: string, value: binary>>",
+    "topic": "string",
+    "partition": "int",
+}
+# Columns of the source that the queue sets itself.
+SET_BY_QUEUE = ("id", "sequence", "created_at", "deliveries", "redelivered", "lease")
 _decode_all = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def check_columns(names: Iterable[str], options: SinkOptions) -> None:
     """Check that all columns are known, and that payload and destination are given."""
-    given = list(names)
-    for name in given:
-        if name not in COLUMNS:
-            raise InvalidArgument(
-                f"unknown column {name!r}; the sink accepts {', '.join(COLUMNS)}. Use "
-                "to_json(struct(...)) AS payload to encode other columns"
-            )
-    if "payload" not in given:
+    given = set(names)
+    kafka = options.schema == "kafka"
+    known, payload, queue = (
+        (KAFKA_COLUMNS, "value", "topic") if kafka else (COLUMNS, "payload", "queue")
+    )
+    # `insert into` a view gives every column of the view, and null for those it does not name.
+    whole = not kafka and given.issuperset(SET_BY_QUEUE)
+    for name in sorted(given.difference(known, SET_BY_QUEUE if whole else ())):
         raise InvalidArgument(
-            "the sink needs a column 'payload'; create one with to_json(struct(*)) AS payload"
+            f"unknown column {name!r}; the sink accepts {', '.join(known)}. Use "
+            f"to_json(struct(...)) AS {payload} to encode other columns"
         )
-    if options.queue is None and "queue" not in given:
-        raise InvalidArgument("the sink needs the option 'queue' or a column 'queue'")
-    if "key" in given and ("partition" in given or options.partition is not None):
+    if payload not in given:
+        raise InvalidArgument(
+            f"the sink needs a column {payload!r}; create one with to_json(struct(*)) AS {payload}"
+        )
+    if options.queue is None and queue not in given:
+        raise InvalidArgument(f"the sink needs the option {queue!r} or a column {queue!r}")
+    by_partition = "partition" in given or options.partition is not None
+    if "key" in given and by_partition and not kafka:
         raise InvalidArgument("key and partition cannot be used together")
 
 
@@ -58,6 +74,13 @@ class Chunker:
 
     def chunks(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        if self._options.schema == "kafka":
+            columns = _from_kafka(columns)
+        for name in SET_BY_QUEUE:
+            if name in columns and columns.pop(name).null_count < batch.num_rows:
+                raise InvalidArgument(
+                    f"the queue sets the column {name!r} itself; leave it out, or write null"
+                )
         for lane, rows in self._lanes(columns, batch.num_rows):
             some = columns if rows is None else {n: c.take(rows) for n, c in columns.items()}
             yield from self._split(lane, some)
@@ -106,11 +129,12 @@ class Chunker:
         return column
 
     def _partition(self, columns: dict[str, pa.Array]) -> Any:
-        if "key" not in columns:
+        if "key" not in columns or self._options.partition is not None:
             return self._given("partition", columns, self._options.partition, DEFAULT_PARTITION)
         keys = columns["key"].cast(pa.binary()).dictionary_encode("encode")
         names = pa.array([self._by_key(key) for key in keys.dictionary.to_pylist()], pa.string())
-        return names.take(keys.indices)
+        by_key = names.take(keys.indices)
+        return pc.coalesce(columns["partition"], by_key) if "partition" in columns else by_key
 
     def _by_key(self, key: bytes | None) -> str:
         """Return the partition of a key; equal keys get equal partitions."""
@@ -149,8 +173,41 @@ class Chunker:
                 f"the column 'payload' must be string or binary, got {kind}; use to_json(...)"
             )
         wanted = self._options.payload_format
+        if wanted is None and self._options.schema == "kafka":
+            wanted = "bytes"
         is_json = pa.types.is_string(kind) if wanted is None else wanted == "json"
         return column.cast(pa.binary()), is_json
+
+
+def _from_kafka(columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    """Return Kafka's columns as those of the sink; the key is kept in a header."""
+    found = {"payload": columns["value"]}
+    if "topic" in columns:
+        found["queue"] = columns["topic"]
+    if "partition" in columns:
+        found["partition"] = columns["partition"].cast(pa.string())
+    if "key" in columns:
+        found["key"] = columns["key"]
+    if "key" in columns or "headers" in columns:
+        n = len(columns["value"])
+        keys = columns["key"].cast(pa.binary()).to_pylist() if "key" in columns else [None] * n
+        lists = columns["headers"].to_pylist() if "headers" in columns else [None] * n
+        rows = [_headers(key, some or []) for key, some in zip(keys, lists, strict=True)]
+        found["headers"] = pa.array(rows, pa.map_(pa.string(), pa.string()))
+    return found
+
+
+def _headers(key: bytes | None, headers: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    pairs = [(pair["key"], pair["value"]) for pair in headers]
+    if key is not None:
+        pairs.append((KEY, key))
+    try:
+        return [(name, (value or b"").decode()) for name, value in pairs]
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            "a key or a header is not UTF-8: they are kept as text headers; encode them, for "
+            "example with base64()"
+        ) from None
 
 
 def _fitting(payload: pa.Array, start: int) -> int:

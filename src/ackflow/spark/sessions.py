@@ -1,8 +1,10 @@
 """One Ackflow session per process and database: Spark reuses its Python workers for many tasks."""
 
 import atexit
+import contextlib
 import os
 import threading
+from contextlib import closing
 from typing import Protocol
 
 import ackflow
@@ -42,10 +44,27 @@ def session(options: ConnectionOptions, *, upkeep: bool = False) -> Session:
 def existing_session(options: ConnectionOptions, *, upkeep: bool = False) -> Session:
     """Return the session of a reader: a database file must exist and is not created."""
     if not validate.is_url(options.url) and not os.path.exists(options.url):
-        raise NotFound(
-            f"database not found: {options.url}; push a message first, or correct the url"
-        )
+        raise _absent(options.url)
     return session(options, upkeep=upkeep)
+
+
+class SourceConnection(ConnectionOptions, Protocol):
+    """Where to connect, and the queue to read."""
+
+    @property
+    def queue(self) -> str: ...
+
+
+def check(options: SourceConnection) -> None:
+    """Fail if a database or a server is not there; a queue that is not there may come later."""
+    if not validate.is_url(options.url) and not os.path.exists(options.url):
+        raise _absent(options.url)
+    with contextlib.suppress(NotFound), closing(_connect(options, upkeep=False)) as session:
+        session.group_stats(options.queue)
+
+
+def _absent(url: str) -> NotFound:
+    return NotFound(f"database not found: {url}; push a message first, or correct the url")
 
 
 def _connect(options: ConnectionOptions, upkeep: bool) -> Session:

@@ -9,9 +9,11 @@ messages of a number.
 """
 
 import logging
+import math
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,19 +33,22 @@ from .. import ranges
 from ..broker.core.handout import Handout
 from ..broker.readers import commit as batches
 from ..broker.readers import verbs as readers
-from ..broker.readers.verbs import PlannedPart
+from ..broker.readers.verbs import PlannedPart, ReaderLag
 from ..broker.requests import ReaderRequest
-from ..errors import AckflowError, InvalidArgument, LeaseLost
+from ..clock import SECOND
+from ..errors import AckflowError, Gone, InvalidArgument, LeaseLost
 from ..ranges import Ranges
 from ..session.session import Session
-from . import sessions
-from .columns import RowBuilder
+from . import columns, sessions
+from .columns import CORRUPT, PAYLOAD, VALUE, RowBuilder
 from .options import SourceOptions
 from .parse import Parser, invalid_utf8_rows
 
 Offset = dict[str, Any]
-FETCH_BYTES = 8 * 1024 * 1024
+FETCH_BYTES = 2 * 1024 * 1024  # small, so that Spark works on the first messages early
 MIN_TASK_ROWS = 5_000
+ROW_BYTES = 250  # a message of so many bytes costs a task as much as any smaller one
+REPORT_SECONDS = 1.0
 NO_LIMIT = 1 << 50
 
 log = logging.getLogger("ackflow.spark")
@@ -64,12 +69,15 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a queue for a group. A batch is acknowledged only after Spark has committed it."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(schema, options)
         self._options = options
         self._schema = schema
         self._initial: Offset | None = None
         self._planner: Planner | None = None
         self._bounded = False  # trigger availableNow: only the messages that exist now
         self._left: int | None = None
+        self._until: int | None = None
+        self._report: tuple[float, Offset] | None = None
 
     def initialOffset(self) -> Offset:
         # Spark calls this twice on a first start; both calls must return the same reader.
@@ -88,15 +96,35 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Settle up to `start`, whose batch is in Spark's commit log; then lease the next batch."""
         planner = self._planner_of(start["reader"], start["number"])
         if self._bounded and self._left is None:
-            self._left = planner.ready()
+            now = planner.lag()
+            self._left, self._until = now.ready, now.at
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT
         size = NO_LIMIT if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         if self._left is not None:
             rows = max(0, min(rows, self._left))
-        found = planner.next(start["number"], rows, size)
+        found = planner.next(start["number"], rows, size, self._until)
         if self._left is not None:
             self._left -= found.rows
         return start if found.number == start["number"] else _offset(planner.reader, found.number)
+
+    def reportLatestOffset(self) -> Offset | None:
+        """Return what the group still has to do; Spark shows it as the latest offset of the source.
+
+        Spark asks at every trigger, and an idle query is triggered every few milliseconds.
+        """
+        planner = self._planner
+        if planner is None:
+            return None
+        known = self._report
+        if known and known[1]["number"] == planner.leased and known[0] > time.monotonic():
+            return known[1]
+        try:
+            report = lag_report(self._options, planner)
+        except AckflowError as error:
+            log.warning("the lag of reader %s cannot be read: %s", planner.reader, error)
+            return None
+        self._report = time.monotonic() + REPORT_SECONDS, report
+        return report
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:
@@ -106,10 +134,9 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = start["number"] if start["reader"] == end["reader"] else 0
         last = end["number"]
         planner = self._planner_of(end["reader"], first)
-        parallelism = self._options.parallelism or os.cpu_count() or 1
         return [
             StreamPartition(planner.reader, planner.epoch, first, last, parts)
-            for parts in _distribute(planner.hand_over(first, last), parallelism)
+            for parts in distribute(planner.hand_over(first, last), self._options)
         ]
 
     def commit(self, end: Offset) -> None:
@@ -132,8 +159,9 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )  # fmt: skip
         converter = BatchConverter(session, self._options, self._schema, partition)
         rows = RowBuilder()
+        missing = not self._options.fail_on_data_loss
         for part in partition.parts:
-            for handout in pages(session, partition, part):
+            for handout in pages(session, partition, part, missing=missing):
                 for run_ in handout.runs:
                     if not rows.fits(run_):
                         yield converter.convert(rows, part)
@@ -148,6 +176,7 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None or self._planner.reader != reader:
             self.stop()
             self._planner = Planner(self._options, reader, number)
+            self._report = None
         return self._planner
 
 
@@ -158,25 +187,32 @@ class Planner:
         self.reader = reader
         self._options = options
         self._session = sessions.existing_session(options, upkeep=True)
+        if options.start != "all":  # of a group that exists already it changes nothing
+            start = options.start if options.start == "new" else options.start / SECOND
+            self._session.group(options.queue, options.group, start=start)
         self.epoch = self._session.broker.do(
             readers.start_reader, True, self.reader, options.queue, options.group,
             options.mode == "manual", number,
         )  # fmt: skip
+        self.leased = number  # the number of the last batch
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="ackflow-heartbeat", daemon=True).start()
 
-    def next(self, start: int, rows: int, size: int) -> readers.NumberedBatch:
+    def next(
+        self, start: int, rows: int, size: int, until: int | None
+    ) -> readers.NumberedBatch:  # fmt: skip
         broker = self._session.broker
         if broker.look(readers.is_idle, self.reader, self.epoch, start):
             return readers.NumberedBatch(start)
         asked = ReaderRequest(
-            self.reader, self.epoch, start, rows, size, self._options.lease_seconds
+            self.reader, self.epoch, start, rows, size, self._options.lease_seconds, until
         )
-        return broker.do(readers.lease_next, True, asked)
+        found = broker.do(readers.lease_next, True, asked)
+        self.leased = found.number
+        return found
 
-    def ready(self) -> int:
-        """Return how many messages are ready."""
-        return self._session.group_stats(self._options.queue, self._options.group).counts.ready
+    def lag(self) -> ReaderLag:
+        return self._session.broker.look(readers.lag, self.reader, self.epoch)
 
     def settle(self, number: int) -> None:
         self._session.broker.do(
@@ -184,10 +220,16 @@ class Planner:
         )
 
     def hand_over(self, start: int, end: int) -> list[PlannedPart]:
-        return self._session.broker.do(
-            readers.hand_over, True, self.reader, self.epoch, start, end,
-            self._options.lease_seconds,
-        )  # fmt: skip
+        try:
+            return self._session.broker.do(
+                readers.hand_over, True, self.reader, self.epoch, start, end,
+                self._options.lease_seconds,
+            )  # fmt: skip
+        except Gone as gone:
+            if self._options.fail_on_data_loss:
+                raise
+            log.warning("left out, as failOnDataLoss is false: %s", gone)
+            return []
 
     def stop(self) -> None:
         self._over.set()
@@ -221,24 +263,31 @@ class BatchConverter:
     ) -> None:
         self._session, self._options, self._partition = session, options, partition
         self._arrow = to_arrow_schema(schema, timezone="UTC")
-        kind = self._arrow.field("payload").type
-        self._kind = kind
-        self._parser = Parser(kind) if pa.types.is_struct(kind) else None
+        self._kafka = options.schema == "kafka"
+        self._name = VALUE if self._kafka else PAYLOAD
+        known = self._name in self._arrow.names
+        self._kind = self._arrow.field(self._name).type if known else None
+        self._parser = Parser(self._kind) if known and pa.types.is_struct(self._kind) else None
 
     def convert(self, rows: RowBuilder, part: PlannedPart) -> pa.RecordBatch:
-        raw = rows.payloads()
-        payload, bad = self._payload(raw)
-        columns = {**rows.columns(), "payload": payload}
-        if "corrupt" in self._arrow.names:
+        made: dict[str, pa.Array] = {}
+        bad: list[int] = []
+        if self._kind is not None:
+            raw = rows.payloads()
+            made[self._name], bad = self._payload(raw)
+        if CORRUPT in self._arrow.names:
             wrong = set(bad)
             texts = (
                 [r if i in wrong else None for i, r in enumerate(raw.to_pylist())] if bad else None
             )
-            columns["corrupt"] = pa.array(texts, pa.binary()) if texts else pa.nulls(
+            made[CORRUPT] = pa.array(texts, pa.binary()) if texts else pa.nulls(
                 rows.count, pa.binary()
             )  # fmt: skip
+        for field in self._arrow:
+            if field.name not in made:
+                made[field.name] = rows.column(field.name, field.type, kafka=self._kafka)
         found = pa.RecordBatch.from_arrays(
-            [columns[name] for name in self._arrow.names], schema=self._arrow
+            [made[name] for name in self._arrow.names], schema=self._arrow
         )
         if bad and self._options.on_corrupt != "column":
             return self._without(found, rows, part, bad)
@@ -275,14 +324,37 @@ class BatchConverter:
         return found.take(pa.array([row for row in range(rows.count) if row not in wrong]))
 
 
-def pages(session: Session, partition: StreamPartition, part: PlannedPart) -> Iterator[Handout]:
-    """Yield the messages of a part, a few segments at a time."""
+def check_schema(schema: StructType, options: SourceOptions) -> None:
+    """Check a schema given by `readStream.schema(...)`: the columns to read, and no others."""
+    kafka = options.schema == "kafka"
+    known = columns.KAFKA_WITH_HEADERS if kafka else {**columns.NATIVE, CORRUPT: "BINARY"}
+    for field in to_arrow_schema(schema, timezone="UTC"):
+        if field.name not in known:
+            raise InvalidArgument(
+                f"a stream of messages has no column {field.name!r}; it has {', '.join(known)}"
+            )
+        kind = known[field.name]
+        if field.type != columns.arrow_type(kind) and (kafka or field.name != PAYLOAD):
+            raise InvalidArgument(f"the column {field.name!r} is {kind}, not {field.type}")
+
+
+def pages(
+    session: Session, partition: StreamPartition, part: PlannedPart, *, missing: bool
+) -> Iterator[Handout]:
+    """Yield the messages of a part, a few segments at a time; those `missing` may be left out."""
     left = part.ranges
+    at = partition.reader, partition.epoch, part.number, part.lane, part.token
     while left:
-        handout = session.broker.look(
-            readers.fetch, partition.reader, partition.epoch, part.number, part.lane, part.token, left,
-            FETCH_BYTES,
-        )  # fmt: skip
+        try:
+            handout = session.broker.look(readers.fetch, *at, left, FETCH_BYTES)
+        except Gone:
+            if not missing:
+                raise
+            stored = session.broker.look(readers.stored, *at, left)
+            gone = ranges.count(left) - ranges.count(stored)
+            log.warning("%s messages are left out, as failOnDataLoss is false", gone)
+            left, missing = stored, bool(gone)
+            continue
         yield handout
         left = ranges.clip(left, handout.runs[-1].hi, left[-1])
 
@@ -300,20 +372,44 @@ def _offset(reader: str, number: int) -> Offset:
     return {"reader": reader, "number": number}
 
 
-def _distribute(parts: list[PlannedPart], parallelism: int) -> list[list[PlannedPart]]:
-    """Distribute parts in order over at most `parallelism` tasks of similar size; splits lanes."""
-    total = sum(ranges.count(part.ranges) for part in parts)
-    share = max(MIN_TASK_ROWS, -(-total // parallelism))
+def lag_report(options: SourceOptions, planner: Planner) -> Offset:
+    """Return the last offset with the counts of the group, and Kafka's metrics of a source."""
+    lag = planner.lag()
+    return {
+        **_offset(planner.reader, planner.leased),
+        "queue": options.queue, "group": options.group, "ready": lag.ready, "leased": lag.leased,
+        "waiting": lag.waiting, "done": lag.done, "dead": lag.dead,
+        "oldestSeconds": lag.oldest_seconds, "minOffsetsBehindLatest": lag.least_behind,
+        "maxOffsetsBehindLatest": lag.most_behind,
+        "avgOffsetsBehindLatest": lag.behind / max(1, lag.lanes),
+    }  # fmt: skip
+
+
+def distribute(parts: list[PlannedPart], options: SourceOptions) -> list[list[PlannedPart]]:
+    """Distribute parts in order over tasks of similar cost; a lane may be split.
+
+    The cost of a message grows with its size, so that a few large messages are read in parallel.
+    """
+    counts = [ranges.count(part.ranges) for part in parts]
+    costs = [max(1.0, part.bytes / n / ROW_BYTES) for part, n in zip(parts, counts, strict=True)]
+    total = sum(n * cost for n, cost in zip(counts, costs, strict=True))
+    share = total / max(options.parallelism or os.cpu_count() or 1, options.min_partitions)
+    if not options.min_partitions:
+        share = max(MIN_TASK_ROWS, share)
+    most = options.max_records_per_partition or NO_LIMIT
     tasks: list[list[PlannedPart]] = []
-    room = 0
-    for part in parts:
+    room, rows = 0.0, 0
+    for part, count, cost in zip(parts, counts, costs, strict=True):
         left = part.ranges
         while left:
-            if room <= 0:
+            if room <= 1e-6 or not rows:
                 tasks.append([])
-                room = share
-            some = ranges.lowest(left, room)
-            tasks[-1].append(PlannedPart(part.number, part.lane, part.token, some, 0))
-            room -= ranges.count(some)
+                room, rows = min(room, 0) + share, most
+            some = ranges.lowest(left, min(rows, max(1, math.ceil(room / cost - 1e-6))))
+            n = ranges.count(some)
+            size = part.bytes * n // count
+            tasks[-1].append(PlannedPart(part.number, part.lane, part.token, some, size))
+            room -= n * cost
+            rows -= n
             left = ranges.clip(left, some[-1], left[-1])
     return tasks

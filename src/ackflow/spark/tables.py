@@ -8,8 +8,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from .. import ids
 from ..model import DeadLetter, GroupStats, StoredMessage
 from . import sessions
+from .columns import KEY
 from .options import TableOptions
 
 PAGE = 5_000
@@ -61,6 +63,8 @@ class TableReader(DataSourceReader):
         assert isinstance(partition, TablePartition)
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for rows in self._rows(partition):
+            if self._options.schema == "kafka":
+                rows = [_record(row) for row in rows]
             columns = [
                 pa.array([row[name] for row in rows], schema.field(name).type)
                 for name in schema.names
@@ -98,6 +102,18 @@ def _message(m: StoredMessage) -> dict[str, Any]:
         "sequence": m.sequence, "payload": m.raw, "headers": list(m.headers.items()),
         "transaction_id": m.transaction_id, "created_at": m.created_at, "due_at": m.due_at,
         "state": m.state,
+    }  # fmt: skip
+
+
+def _record(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in Kafka's columns."""
+    headers = dict(row["headers"])
+    key = headers.pop(KEY, None)
+    return {
+        "key": None if key is None else key.encode(), "value": row["payload"],
+        "topic": row["queue"], "partition": ids.parse_message_id(row["id"]).lane,
+        "offset": row["sequence"], "timestamp": row["created_at"], "timestampType": 0,
+        "headers": [{"key": k, "value": v.encode()} for k, v in headers.items()] or None,
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ Each task folds its rows into range sets, so that the driver collects one row pe
 
 import base64
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +59,7 @@ def settle(verdicts: DataFrame | pa.Table, url: str, *, token: str | None = None
     their lease was lost. An Arrow table of verdicts on the driver is settled without a Spark job.
     """
     settles, holds = _marks(_collected(verdicts))
-    options = sink_options({"url": url, **({"token": token} if token else {})})
-    session = sessions.session(options)
+    session = sessions.session(_sink_to(url, None, token))
     return session.broker.do(batches.judge, True, settles, holds)
 
 
@@ -68,7 +67,7 @@ def commit_batch(
     batch_id: int,
     url: str,
     *,
-    output: DataFrame | None = None,
+    output: DataFrame | Mapping[str, DataFrame] | None = None,
     verdicts: DataFrame | pa.Table | None = None,
     shape: Transform | None = None,
     queue: str | None = None,
@@ -78,29 +77,72 @@ def commit_batch(
     """Publish an output and settle its input in one transaction, once per batch.
 
     `output` has the columns of the sink, or those that `shape` creates: a function that each task
-    applies to its record batches. `verdicts`: as in `settle`; in mode commit, messages of the batch
-    without a verdict are acked. `also`: operations for the same transaction. Repeating a committed
-    batch changes nothing.
+    applies to its record batches. Several outputs are given by queue. `verdicts`: as in `settle`;
+    in mode commit, messages of the batch without a verdict are acked. `also`: operations for the
+    same transaction. A batch that was committed by an earlier run changes nothing; a second call
+    for a batch is refused, because its output would not be part of the commit.
     """
+    query, run = _running()
+    options = _sink_to(url, queue, token)
+    place = options.url, query
+    if _committed.get(place) == (run, batch_id):
+        raise InvalidArgument(
+            f"commit_batch was called before for batch {batch_id}, and a batch has one commit; give "
+            "several outputs to one call, as output={'queue': frame, ...}"
+        )
+    outputs = output if isinstance(output, Mapping) else {queue: output}
+    stages = [
+        name
+        for target, frame in outputs.items()
+        if frame is not None
+        for name in _staged(frame, _sink_to(url, target, token), query, batch_id, shape)
+    ]
+    settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
+    more = [] if also is None else also.request().operations
+    request = BatchCommit(query, batch_id, stages, query, run, settles, holds, more)
+    done = sessions.session(options).broker.do(batches.commit_batch, True, request)
+    _committed[place] = run, batch_id
+    if also is not None:
+        also.committed = Committed([], [])
+    return done
+
+
+def publisher(
+    url: str, *, queue: str | None = None, token: str | None = None
+) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` that publishes each batch as the sink does.
+
+    The sink itself cannot be written in output mode update; `foreachBatch` can.
+    """
+
+    def publish(batch: DataFrame, batch_id: int) -> None:
+        commit_batch(batch_id, url, output=batch, queue=queue, token=token)
+
+    return publish
+
+
+# The last batch that this process committed, by database and query.
+_committed: dict[tuple[str, str], tuple[str, int]] = {}
+
+
+def _running() -> tuple[str, str]:
+    """Return the query and the run that call this from `foreachBatch`."""
     spark = SparkSession.getActiveSession()
+    if spark is not None and not isinstance(spark, SparkSession):
+        raise InvalidArgument(
+            "commit_batch needs a classic Spark session: over Spark Connect a batch does not know "
+            "its query; write the output with the sink"
+        )
     query = spark.sparkContext.getLocalProperty("sql.streaming.queryId") if spark else None
     run = spark.sparkContext.getLocalProperty("spark.jobGroup.id") if spark else None
     if query is None:
         raise InvalidArgument("commit_batch can be called only within foreachBatch")
-    given = {
-        "url": url,
-        **({"queue": queue} if queue else {}),
-        **({"token": token} if token else {}),
-    }
-    options = sink_options(given)
-    stages = [] if output is None else _staged(output, options, query, batch_id, shape)
-    settles, holds = ([], []) if verdicts is None else _marks(_collected(verdicts))
-    more = [] if also is None else also.request().operations
-    request = BatchCommit(query, batch_id, stages, query, run or "", settles, holds, more)
-    done = sessions.session(options).broker.do(batches.commit_batch, True, request)
-    if also is not None:
-        also.committed = Committed([], [])
-    return done
+    return query, run or ""
+
+
+def _sink_to(url: str, queue: str | None, token: str | None) -> SinkOptions:
+    given = {"url": url, **({"queue": queue} if queue else {})}
+    return sink_options({**given, **({"token": token} if token else {})})
 
 
 def _staged(
