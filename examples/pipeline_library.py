@@ -15,15 +15,15 @@ pipeline = Pipeline(
               ["book_id", "reader", "taken_at", "fee"], {"taken_at": "time", "fee": "decimal"}),
     ],
     routes=[
-        Route("titles", "books", {"book_id": "book_id", "title": "title"}, "book_id"),
-        Route("lent", "loans", {"book_id": "book_id"}, "book_id", sums={"times": "1"}),
-        Route("owed", "loans", {"reader": "reader"}, "reader", "fee > 0", {"fee": "fee"}),
+        Route("titles", "books", {"book_id": "book_id", "title": "title"}),
+        Route("lent", "loans", {"book_id": "book_id"}, sums={"times": "1"}),
+        Route("owed", "loans", {"reader": "reader"}, "fee > 0", {"fee": "fee"}),
     ],
     queries=[
         Query("most_lent", """
-            select title, whole(dsum(times)) as times from lent join titles using (book_id)
+            select title, cast(sum(times) as bigint) as times from lent join titles using (book_id)
             group by title order by times desc, title limit 3"""),
         Query("owed", """
-            select reader, money(dsum(fee)) as fee from owed group by reader order by reader"""),
+            select reader, round(sum(fee), 2) as fee from owed group by reader order by reader"""),
     ],
 )  # fmt: skip

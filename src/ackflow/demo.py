@@ -13,7 +13,8 @@ from pathlib import Path
 
 import ackflow
 
-from .pipeline.examples import demo as pipeline
+from .pipeline import example
+from .pipeline.declaration import load_module
 
 CONSUMER = """
 import sys, time, ackflow
@@ -40,7 +41,8 @@ def main() -> int:
         with ackflow.connect(path, consumer="worker-2") as q:
             run_steps(q, path)
     show("\nDone: every message is accounted for.")
-    return pipeline.main() if pipeline.can_run() else 0
+    pipeline = load_module(example("coffee_shop_demo"))
+    return int(pipeline["main"]()) if pipeline["can_run"]() else 0
 
 
 def run_steps(q: ackflow.Session, path: str) -> None:

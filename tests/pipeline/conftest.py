@@ -1,47 +1,75 @@
-"""A small pipeline on a file, whose stages a test runs by hand, one step at a time."""
+"""A small pipeline on a file, whose parts a test runs by hand, one step at a time."""
 
+import logging
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 import ackflow
-from ackflow import Session, VirtualClock
-from ackflow.pipeline.aggregator import Aggregator
-from ackflow.pipeline.declaration import Pipeline, Query, Route, Table
-from ackflow.pipeline.eof import EofForwarder, HeldEof, TableKey
-from ackflow.pipeline.finisher import Finisher
-from ackflow.pipeline.messages import BatchesForwarded, EndForwarded, EndOfTable, Rows, encode
+from ackflow import Item, Session, VirtualClock
+from ackflow.pipeline import Pipeline, Query, Route, Table, example
+from ackflow.pipeline.eof import EofForwarder, HeldEof
+from ackflow.pipeline.state import BlockHeaders, EndOfTable, Handled, TableKey, encode, read_end
 from tests.spark.conftest import no_spark_outside_its_group, spark
 
 __all__ = ["no_spark_outside_its_group", "spark"]
 
-SHARDS = ["00", "01"]
+PARTS = 2
 
 SHOP = Pipeline(
     name="shop",
     tables=[
-        Table("sales", ["day", "item", "amount"], ["day", "item", "amount"],
-              {"day": "time", "amount": "decimal"}),
-        Table("items", ["item", "name"], ["item", "name"]),
+        Table("sales", ["day", "item", "amount"], kinds={"day": "time", "amount": "decimal"}),
+        Table("items", ["item", "name"]),
     ],
     routes=[
-        Route("sold", "sales", {"item": "item"}, "item", sums={"amount": "amount"}),
-        Route("dear", "sales", {"item": "item", "amount": "amount"}, "item", "amount >= 75"),
-        Route("names", "items", {"item": "item", "name": "name"}, "item"),
+        Route("sold", "sales", {"item": "item"}, sums={"amount": "amount"}),
+        Route("dear", "sales", {"item": "item", "amount": "amount"}, "amount >= 75"),
+        Route("names", "items", {"item": "item", "name": "name"}),
     ],
     queries=[
-        Query("totals", """select name, money(dsum(amount)) as amount from sold
+        Query("totals", """select name, round(sum(amount), 2) as amount from sold
                            join names using (item) group by name order by name"""),
-        Query("dear", "select item, money(amount) as amount from dear order by item"),
+        Query("dear", "select item, round(amount, 2) as amount from dear order by item, amount"),
     ],
 ).check()  # fmt: skip
 
+generate: Callable[..., None] = runpy.run_path(str(example("coffee_shop_data")))["generate"]
+
+
+def push_block(
+    q: Session, table: str, text: str, *, columns: list[str] | None = None, client: str = "ann",
+    worker: int = 0, file: str = "x.csv", pipeline: Pipeline = SHOP, **more: Any,
+) -> None:  # fmt: skip
+    """Push a block as a loader does."""
+    found = pipeline.table(table)
+    names = columns or (found.names if found else [])
+    headers = BlockHeaders(client, table, worker, 1, file, 0, "", columns=_json(names))
+    headers = structs.replace(headers, **more)
+    q.push(pipeline.inbox, [Item(data=text.encode(), headers=headers.text())], partition=client)
+
+
+def push_end(
+    q: Session, table: str, blocks: int = 0, worker: int = 0, workers: int = 1,
+    client: str = "ann", files: dict[str, int] | None = None, pipeline: Pipeline = SHOP,
+) -> None:  # fmt: skip
+    """Push an end of file as a loader does."""
+    files = {"x.csv": blocks} if files is None else files
+    end = EndOfTable(client, table, worker, workers, blocks, files)
+    q.push(pipeline.inbox, [Item(data=encode(files), headers=end.text())], partition=client)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
 
 class Bench:
-    """The stages of a pipeline on one database; what one of them loses, the next one gets."""
+    """The queues of a pipeline on one database; what a run loses, the next one gets."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = VirtualClock()
@@ -49,7 +77,7 @@ class Bench:
         self.url = str(folder / "queue.db")
         self.sessions: list[Session] = []
         self.q = self.session()
-        for queue in (SHOP.inbox, SHOP.shards, SHOP.folded, SHOP.ends):
+        for queue in (SHOP.inbox, SHOP.ends, SHOP.bad):
             self.q.configure(queue, keep_seconds=0)
         self.q.group(SHOP.inbox, "router", lease_seconds=10, max_deliver=None, retry_limit=None)
 
@@ -60,29 +88,30 @@ class Bench:
 
     def ends(self) -> EofForwarder:
         """The ends of file of a router that has just started."""
-        return EofForwarder(self.q, SHOP, SHARDS)
+        return EofForwarder(self.q, SHOP, PARTS)
 
-    def send_end(self, table: str, worker: int, workers: int = 2, batches: int = 0,
+    def send_end(self, table: str, worker: int, workers: int = 2, blocks: int = 0,
                  client: str = "ann") -> None:  # fmt: skip
-        end = EndOfTable(client, table, worker, workers, batches)
-        self.q.push(SHOP.inbox, encode(end), partition=client)
+        push_end(self.q, table, blocks, worker, workers, client)
 
     def receive(self, ends: EofForwarder) -> list[HeldEof]:
         """Hand what is in the inbox to a router; all of it must be ends of file."""
         found = []
         for message in self.q.pop(SHOP.inbox, group="router", batch=100, lease_seconds=10):
-            eof = msgspec.json.decode(message.raw, type=EndOfTable)
             assert message.token is not None
+            eof = read_end(message.headers, bytes(message.raw))
             held = HeldEof(eof, message.id, message.token, message.sequence)
             found.append((held, message.redelivered))
         ends.receive(found)
         return [held for held, _ in found]
 
-    def handled(self, table: str, n: int, client: str = "ann") -> None:
-        """Note that so many batches are forwarded, as the router's commit does."""
-        key = self.ends().handled_key(TableKey(table, client))
+    def handled(self, table: str, n: int, client: str = "ann", worker: int = 0,
+                file: str = "x.csv") -> None:  # fmt: skip
+        """Note that so many blocks of a file are folded, as the router's commit does."""
+        key = TableKey(table, client)
+        found = Handled(n, 10 * n, n, {str(worker): {file: n}})
         t = self.q.transaction()
-        t.put(key, n)
+        t.put(self.ends().handled_key(key), msgspec.to_builtins(found))
         t.commit()
 
     def held(self) -> int:
@@ -92,43 +121,9 @@ class Bench:
         """What is in a queue and was not acked by the one group that reads it."""
         return [message.data for message in self.q.browse(queue, limit=1000).items]
 
-    def forward(self, rows: list[Rows], ends: list[tuple[str, int]], client: str = "ann") -> None:
-        """Put into the shards what a router would: rows, how many batches, and the ends."""
-        for one in rows:
-            self.q.push(SHOP.shards, encode(one), partition=SHARDS[0])
-        for table, n in ends:
-            for shard in SHARDS:
-                if n:
-                    self.q.push(
-                        SHOP.shards, encode(BatchesForwarded(client, table, n)), partition=shard
-                    )
-                self.q.push(SHOP.shards, encode(EndForwarded(client, table, n)), partition=shard)
-
-    def fold(self, aggregator: Aggregator | None = None) -> None:
-        worker = aggregator or Aggregator(self.q, SHOP)
-        while worker.run_once(wait=0):
-            pass
-
-    def finish(self, finisher: Finisher | None = None) -> list[str]:
-        return (finisher or self.finisher()).run_once(wait=0)
-
-    def finisher(self) -> Finisher:
-        return Finisher(self.q, SHOP, self.out, len(SHARDS))
-
     def later(self, seconds: float = 11) -> None:
         """Let every lease run out."""
         self.clock.advance(seconds)
-
-
-Sold = Callable[..., Rows]
-
-
-def sold(item: str, amount: str, client: str = "ann") -> Rows:
-    return Rows(client, "sold", [{"item": item, "amount": amount}])
-
-
-def named(item: str, name: str, client: str = "ann") -> Rows:
-    return Rows(client, "names", [{"item": item, "name": name}])
 
 
 @pytest.fixture
@@ -137,3 +132,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield found
     for session in found.sessions:
         session.close()
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "ackflow.pipeline")
+    return caplog

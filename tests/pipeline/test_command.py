@@ -2,7 +2,6 @@
 
 import itertools
 import xml.etree.ElementTree as ET
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,26 @@ from typer.testing import CliRunner
 
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, NotFound
-from ackflow.pipeline import chart
-from ackflow.pipeline.cancel import ClientFinished, announce_clients, cancel
-from ackflow.pipeline.examples.generate import generate
-from ackflow.pipeline.finisher import write_answers
+from ackflow.pipeline import example
+from ackflow.pipeline import progress as chart
+from ackflow.pipeline.progress import Progress
 from ackflow.pipeline.run import Run
-from ackflow.pipeline.stages import Settings, finisher, worker
-from ackflow.pipeline.status import prometheus_text, stuck, table_statuses
+from ackflow.pipeline.stages import Settings, worker
+from ackflow.pipeline.state import (
+    ClientFinished,
+    Handled,
+    HeldEnds,
+    TableKey,
+    announce_clients,
+    cancel,
+    prometheus_text,
+    stuck,
+    table_statuses,
+)
 
-from .conftest import SHOP, Bench, named, sold
+from .conftest import SHOP, Bench, generate
+
+COFFEE = str(example("coffee_shop"))
 
 
 def test_the_same_seed_generates_the_same_data(tmp_path: Path) -> None:
@@ -37,11 +47,11 @@ def test_the_same_seed_generates_the_same_data(tmp_path: Path) -> None:
 
 def test_a_status_counts_batches_and_unacknowledged_ends(bench: Bench) -> None:
     bench.handled("sales", 3)
-    bench.send_end("sales", 0, workers=2, batches=3)
+    bench.send_end("sales", 0, workers=2, blocks=3)
     ends = bench.ends()
     bench.receive(ends)
     (row,) = table_statuses(bench.q, SHOP)
-    assert (row.client, row.table, row.handled, row.held) == ("ann", "sales", 3, 1)
+    assert (row.client, row.table, row.blocks, row.held) == ("ann", "sales", 3, 1)
     assert row.state == "ends held"
     bench.send_end("sales", 1, workers=2)
     bench.receive(ends)
@@ -54,7 +64,7 @@ def test_a_status_names_every_table_of_a_client_before_anything_of_it_is_handled
 ) -> None:
     announce_clients(bench.q, SHOP, ["ann"])
     found = [
-        (row.client, row.table, row.handled, row.state) for row in table_statuses(bench.q, SHOP)
+        (row.client, row.table, row.blocks, row.state) for row in table_statuses(bench.q, SHOP)
     ]
     assert found == [("ann", "items", 0, "running"), ("ann", "sales", 0, "running")]
 
@@ -75,7 +85,7 @@ def test_unacknowledged_ends_are_metrics_by_client_and_table(bench: Bench) -> No
     told = prometheus_text(table_statuses(bench.q, SHOP), SHOP).splitlines()
     where = '{client="ann",pipeline="shop",table="sales"}'
     assert f"ackflow_pipeline_eof_unacknowledged{where} 1.0" in told
-    assert f"ackflow_pipeline_batches_handled{where} 0.0" in told
+    assert f"ackflow_pipeline_blocks_handled{where} 0.0" in told
 
 
 def test_an_end_of_file_that_is_stuck_is_an_alarm_and_a_new_router_keeps_its_age(
@@ -91,24 +101,64 @@ def test_an_end_of_file_that_is_stuck_is_an_alarm_and_a_new_router_keeps_its_age
     assert row.oldest_seconds > 60
 
 
+def test_an_alarm_and_the_rows_are_metrics(bench: Bench) -> None:
+    bench.handled("sales", 3)
+    bench.send_end("sales", 0, workers=1, blocks=2)
+    bench.receive(bench.ends())
+    told = prometheus_text(table_statuses(bench.q, SHOP), SHOP).splitlines()
+    where = '{client="ann",pipeline="shop",table="sales"}'
+    assert f"ackflow_pipeline_alarm{where} 1.0" in told
+    assert f"ackflow_pipeline_rows_handled{where} 3.0" in told
+
+
 def test_a_cancelled_client_leaves_nothing_behind(bench: Bench) -> None:
     bench.send_end("sales", 0)
+    bench.handled("sales", 1)
     ends = bench.ends()
     bench.receive(ends)
-    bench.forward([sold("1", "2.50"), named("1", "Tea")], [("sales", 1)])
-    bench.fold()
     assert cancel(bench.q, SHOP, "ann") is True
     assert cancel(bench.q, SHOP, "ann") is False
     ends.poll()
-    bench.forward([sold("1", "2.50")], [("items", 1)])
-    bench.fold()
-    assert bench.finish() == []
-    for queue, group in ((SHOP.inbox, "router"), (SHOP.shards, "aggregators"),
-                         (SHOP.folded, "finisher"), (SHOP.ends, "finisher")):  # fmt: skip
-        assert bench.q.group_stats(queue, group).counts.lag == 0, queue
+    assert bench.q.group_stats(SHOP.inbox, "router").counts.lag == 0
     announce_clients(bench.q, SHOP, ["ann"])  # by a worker that starts again
     left = [value.key for value in bench.q.values(SHOP.state_key(""))]
     assert left == [SHOP.state_key("cancelled", "ann"), SHOP.state_key("held")]
+
+
+def test_the_command_accepts_or_cancels_a_client(bench: Bench, tmp_path: Path) -> None:
+    announce_clients(bench.q, SHOP, ["ann"])
+    declared = tmp_path / "shop.py"
+    declared.write_text("from tests.pipeline.conftest import SHOP as pipeline")
+    command = ["pipeline", "cancel", "ann", "--out", str(bench.out), "--db", bench.url,
+               "--pipeline", str(declared)]  # fmt: skip
+    said = [CliRunner().invoke(app, [*command, *more]).output
+            for more in (["--accept"], ["--accept"], [], [])]  # fmt: skip
+    assert said == [
+        "ann is accepted; it is answered with all that arrived\n",
+        "ann was already accepted\n",
+        "ann is cancelled; the stages drop its messages\n",
+        "ann was already cancelled\n",
+    ]
+
+
+def test_progress_is_reported_in_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("ackflow.pipeline.progress.time.monotonic", lambda: now[0])
+    told: list[str] = []
+    key = TableKey("sales", "ann")
+    with Progress(told.append, {"ann": {"sales": {"a.csv": 3_000}}}) as shown:
+        shown.update({}, {}, 0)
+        now[0] += 1
+        shown.update({key: Handled(1, 1_000, 500)}, {}, 0)
+        now[0] += 10
+        shown.update({key: Handled(2, 2_000, 1_500)}, {"ann/sales": HeldEnds(2, 0)}, 1)
+        assert shown._table({key: Handled(2, 2_000, 1_500)}, {}, 1, now[0]).row_count == 1
+    assert told == [
+        "1 block, 500 rows, 0 ends of file held, 500 rows/s, about 2 s left",
+        "2 blocks, 1,500 rows, 2 ends of file held, 1 recovered, 136 rows/s, about 6 s left",
+    ]
 
 
 def test_a_client_nobody_knows_is_not_cancelled(bench: Bench) -> None:
@@ -135,7 +185,7 @@ def test_started_on_finished_data_or_in_another_width_it_says_so(
 ) -> None:
     (tmp_path / "data" / "ann").mkdir(parents=True)
     told: list[str] = []
-    settings = Settings(data=str(tmp_path / "data"), out=str(tmp_path / "out"))
+    settings = Settings(data=str(tmp_path / "data"), out=str(tmp_path / "out"), declaration=COFFEE)
     run = Run(settings, told.append)
     t = run._q.transaction()
     t.put(run.pipeline.state_key("done", "ann"), True)
@@ -146,19 +196,21 @@ def test_started_on_finished_data_or_in_another_width_it_says_so(
     run = Run(settings, told.append)
     announce_clients(run._q, run.pipeline, ["bob"])
     cancel(run._q, run.pipeline, "bob")
-    write_answers(tmp_path / "out" / "ann", {query.name: [] for query in run.pipeline.queries})
+    (tmp_path / "out" / "ann").mkdir()
+    for query in run.pipeline.queries:
+        (tmp_path / "out" / "ann" / f"{query.name}_results.json").touch()
     assert run.run() is False
     assert "already finished" in told[0]
     assert told[1] == "cancelled, without answers: bob"
     other = Run(structs.replace(settings, workers=5), told.append)
-    with pytest.raises(InvalidArgument, match="began with 3 workers, 4 shards, 2000 rows;"):
+    with pytest.raises(
+        InvalidArgument, match="began with 3 workers, 4 parts, 1048576 block_bytes;"
+    ):
         other.run()
     other.close()
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    more = structs.replace(settings, workers=5, shards=2)
-    for stage, width in ((finisher, "4 shards"), (partial(worker, number=0), "3 workers")):
-        with pytest.raises(InvalidArgument, match=f"this run began with {width}"):
-            stage(more)
+    with pytest.raises(InvalidArgument, match="this run began with 3 workers"):
+        worker(structs.replace(settings, workers=5), 0)
 
 
 def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -166,7 +218,7 @@ def test_a_file_where_a_folder_is_to_be_is_refused_with_a_sentence(tmp_path: Pat
     afile = tmp_path / "afile"
     afile.touch()
     with pytest.raises(InvalidArgument, match=r"cannot create folder .*afile: File exists"):
-        Run(Settings(data=str(tmp_path / "data"), out=str(afile)))
+        Run(Settings(data=str(tmp_path / "data"), out=str(afile), declaration=COFFEE))
     with pytest.raises(InvalidArgument, match=r"cannot create folder .*client1: Not a directory"):
         generate(afile, transactions=1, clients=1, seed=1)
 

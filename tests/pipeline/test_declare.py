@@ -7,11 +7,9 @@ import pytest
 from msgspec import structs
 
 from ackflow.errors import InvalidArgument
-from ackflow.pipeline.answers import answers
-from ackflow.pipeline.declaration import Pipeline, Query, Route, Table, load
-from ackflow.pipeline.examples import coffee_shop
+from ackflow.pipeline import Join, Pipeline, Query, Route, Table, Top, Window, example, load
 
-from .conftest import SHOP, named
+from .conftest import SHOP
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -78,25 +76,44 @@ def test_a_pipeline_without_one_of_its_parts_is_refused(what: str) -> None:
          "two columns that table 'items' keeps have the same name: 'item' and 'Item'"),
         (table(keep=["item", "nmae"]), "table 'items' has no column 'nmae'"),
         (table(kinds={"nmae": "text"}), "table 'items' has no column 'nmae'"),
-        (table(keep=[]), "table 'items' keeps no column"),
+        (table(columns=[]), "table 'items' has no columns"),
+        (table(columns="item string, name"), "a column of a schema is `name type`, got 'name'"),
+        (table(columns="item string, name array<int>"),
+         "the kind of column 'name' of table 'items' must be text, time, decimal or a Spark type, "
+         "got 'array<int>'"),
         (table(columns=["a`b"], keep=["a`b"]), "table 'items' cannot keep a column named 'a`b'"),
-        (table(columns=["_Table"], keep=["_Table"]),
-         "table 'items' cannot keep a column named '_Table'"),
-        (table(kinds={"name": "date"}),
-         "the kind of column 'name' of table 'items' must be one of text, time, decimal, got 'date'"),
+        (table(columns=["_Line"]), "table 'items' cannot keep a column named '_Line'"),
+        (table(kinds={"name": "a b"}),
+         "the kind of column 'name' of table 'items' must be text, time, decimal or a Spark type, "
+         "got 'a b'"),
         (route(table="itmes"), "route 'names' reads 'itmes', which is not a table"),
-        (route(shard="nmae"), "route 'names' is sharded by 'nmae', which it does not select"),
+        (route(select={}), "route 'names' selects no columns"),
+        (route(join=Join("itmes", ["item"])), "route 'names' joins 'itmes', which is not another"),
+        (route(join=Join("items", ["item"])), "route 'names' joins 'items', which is not another"),
+        (route(join=Join("sales", ["day"])),
+         "route 'names' joins on 'day', which table 'items' does not keep"),
+        (route(join=Join("sales", ["item"], "full")),
+         "the join of route 'names' must be inner or left, got 'full'"),
+        (route(join=Join("sales", [])), "route 'names' joins on no column"),
+        (route(window=Window("day", "1 hour")),
+         "the window of route 'names' is over 'day', which its table does not keep"),
+        (route(window=Window("name", "1 month")),
+         "the window of route 'names' must have a width such as 15 minutes, got '1 month'"),
+        (route(top=Top(0, "name")), "the top of route 'names' must be at least 1, got 0"),
+        (route(top=Top(1, " ")), "the order of the top of route 'names' must be an SQL expression"),
+        (route(top=Top(1, "name", ["nmae"])),
+         "route 'names' has no column 'nmae' to keep the top of"),
         (route(sums={"NAME": "1"}),
          "two columns of route 'names' have the same name: 'name' and 'NAME'"),
-        (route(select={"item": "item", 'a"b': "name"}),
-         "route 'names' cannot have a column named 'a\"b'"),
+        (route(select={"item": "item", "a`b": "name"}),
+         "route 'names' cannot have a column named 'a`b'"),
         (route(select={"item": " "}), "'item' of route 'names' must be an SQL expression, got ' '"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_table_or_a_route_is_told_with_its_place(
     pipeline: Pipeline, told: str
 ) -> None:
-    assert refused(pipeline) == told
+    assert refused(pipeline).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +123,18 @@ def test_what_cannot_be_a_table_or_a_route_is_told_with_its_place(
         (changed(tables="items"), "tables must be a list of Table(...), got 'items'"),
         (changed(routes=["sold"]), "routes must be a list of Route(...), but contains 'sold'"),
         (changed(queries={}), "queries must be a list of Query(...), got {}"),
-        (table(columns="item"), "columns of table 'items' must be a list of strings, got 'item'"),
+        (table(columns=7), "columns of table 'items' must be a list of strings, got 7"),
+        (route(join="sales"), "join of route 'names' must be a Join(...), got 'sales'"),
         (table(keep=[1]), "keep of table 'items' must be a list of strings, got [1]"),
         (
             table(kinds=["time"]),
             "kinds of table 'items' must be a mapping with string keys, got ['time']",
         ),
-        (table(kinds={"name": []}), "the kind of column 'name' of table 'items' must be one of"),
+        (table(kinds={"name": []}), "the kind of column 'name' of table 'items' must be text"),
         (
             route(select=["item"]),
             "select of route 'names' must be a mapping with string keys, got ['item']",
         ),
-        (route(shard=["item"]), "route 'names' is sharded by ['item'], which it does not select"),
         (route(sums={"n": 1}), "'n' of route 'names' must be an SQL expression, got 1"),
         (route(where=True), "where of route 'names' must be an SQL expression, got True"),
         (query(None), "the sql of query 'asked' must be an SQL expression, got None"),
@@ -127,30 +144,11 @@ def test_a_field_of_a_wrong_type_is_told_with_its_place(pipeline: Pipeline, told
     assert refused(pipeline).startswith(told)
 
 
-@pytest.mark.parametrize(
-    ("sql", "told"),
-    [
-        ("select nmae from names", "no such column: nmae"),
-        ('select "nmae" from names', 'no such column: "nmae"'),
-        ("selct 1", 'near "selct": syntax error'),
-        ("select dsum(amount, 1) as a from sold", "wrong number of arguments to function dsum()"),
-        ("select median2(amount) from sold", "no such function: median2"),
-        ("select item, item from sold", "2 columns of its answer are named 'item'"),
-        ("select 1 as a; select 2 as b", "it has more than one statement"),
-        ("delete from sold", "it is not a SELECT statement"),
-        ("-- later", "it is not a SELECT statement"),
-    ],
-)
-def test_a_question_that_cannot_be_asked_is_refused_before_any_data(sql: str, told: str) -> None:
-    assert refused(query(sql)).startswith(f"query 'asked' is invalid: {told}")
-
-
-def test_the_examples_and_all_functions_of_the_finisher_pass() -> None:
-    coffee_shop.pipeline.check()
+def test_the_examples_pass() -> None:
+    load(example("coffee_shop"))
     load(EXAMPLES / "pipeline_library.py")
-    sql = "select money(dsum(amount)), whole(amount), compare(amount) from dear order by 1;"
-    query(sql).check()
-    table(columns=["item", "name", "", "a`b"]).check()  # what is not kept may have any name
+    load(EXAMPLES / "pipeline_sensors.py")
+    table(columns=["item", "name", "", "a`b"], keep=["item"]).check()  # not kept: any name
 
 
 def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None:
@@ -184,14 +182,6 @@ def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_a_route_and_a_table_are_declared_by_place_or_by_name() -> None:
     Pipeline(
-        "a-b", [Table("t", ("x",), ("x",))], [Route("r", "t", {"x": "x"}, "x")],
+        "a-b", [Table("t", ("x",), ("x",))], [Route("r", "t", {"x": "x"})],
         [Query("q", "select x from r order by x")],
     ).check()  # fmt: skip
-
-
-def test_a_question_that_fails_for_what_is_in_the_rows_is_named() -> None:
-    """The finisher ends with it instead of trying for ever."""
-    asked = query("select money(dsum(name)) as total from names")
-    with pytest.raises(InvalidArgument) as caught:
-        answers(asked, [named("1", "Tea")])
-    assert caught.value.message == "query 'asked' failed: 'Tea' is not a number"

@@ -10,16 +10,17 @@ import psutil
 import pytest
 
 from ackflow.errors import InvalidArgument
-from ackflow.pipeline.examples.generate import generate
+from ackflow.pipeline import example
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 
+from .conftest import generate
 from .expected import answers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-KINDS = ("worker", "router", "jvm", "aggregator", "finisher")
+KINDS = ("worker", "spark", "jvm", "python", "everything")
 KILLS = 4
 SPAN = 25.0
 
@@ -32,8 +33,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(data: Path, out: Path, **more: object) -> Settings:
-    # Batches of a few rows, so that there is much to be killed in between.
-    return Settings(data=str(data), out=str(out), rows=40, messages=12, shards=2, **more)  # type: ignore[arg-type]
+    # Blocks of a few rows, so that there is much to be killed in between.
+    given = {"declaration": str(example("coffee_shop")), **more}
+    return Settings(
+        data=str(data), out=str(out), block_bytes=4_000, messages=16, parts=2, **given,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def results(out: Path, client: str) -> dict[str, bytes]:
@@ -60,23 +64,36 @@ class Killer:
     def __call__(self, run: Run) -> None:
         while self.due and time.monotonic() - self.began > self.due[0][0]:
             _, kind = self.due.pop(0)
-            stage = "router" if kind == "jvm" else kind
-            name = next(n for n in run.processes if n.startswith(stage))
+            name = next(n for n in run.processes if n.startswith(STAGE.get(kind, kind)))
             process = run.processes[name]
             if process.poll() is not None:
                 continue
             self.killed.append(kind)
             if kind == "jvm":
-                kill_jvm(process.pid)
+                kill_child(process.pid, "java")
+            elif kind == "python":
+                kill_child(process.pid, "python")
+            elif kind == "everything":
+                for one in run.processes:
+                    if run.processes[one].poll() is None:
+                        run.kill(one)
             else:
                 run.kill(name)
 
 
+STAGE = {"jvm": "spark", "python": "spark", "everything": "spark"}
+
+
 def kill_jvm(driver: int) -> None:
-    for child in psutil.Process(driver).children(recursive=True):
-        if child.name() == "java":
-            child.kill()
-            return
+    kill_child(driver, "java")
+
+
+def kill_child(driver: int, name: str) -> None:
+    """Kill the youngest child process of a kind: the JVM, or a Python process that Spark started."""
+    children = psutil.Process(driver).children(recursive=True)
+    for child in reversed([child for child in children if child.name().startswith(name)]):
+        child.kill()
+        return
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +109,10 @@ def test_an_undisturbed_run_answers_as_plain_python_does(data: Path, undisturbed
     told = []
     assert Run(settings(data, undisturbed), told.append).run() is False
     assert "already finished" in told[0]
-    log = (undisturbed / "router.log").read_text()
+    log = (undisturbed / "spark.log").read_text()
+    assert not (undisturbed / "work" / "partials").exists() or not any(
+        (undisturbed / "work" / "partials").iterdir()
+    )
     assert "TABLE_EOF -> aggregators: key=(TableName.STORES, 'client1') parts=2" in log
 
 
@@ -114,7 +134,7 @@ def test_kills_at_random_moments_change_not_a_byte(
 
 
 class Patient:
-    """Kills the router, or its JVM, whenever its standby is ready. A worker that is stopped before it
+    """Kills Spark's driver, or its JVM, whenever the standby is ready. A worker that is stopped before it
     sends anything keeps the run from ending sooner."""
 
     def __init__(self, *kinds: str) -> None:
@@ -126,30 +146,61 @@ class Patient:
             worker.send_signal(signal.SIGSTOP)
             self.stopped = True
         elif run.standby.ready and self.kinds:
-            kind, router = self.kinds.pop(0), run.processes["router"]
+            kind, driver = self.kinds.pop(0), run.processes["spark"]
             if kind == "jvm":
-                kill_jvm(router.pid)
+                kill_jvm(driver.pid)
             else:
-                run.kill("router")
+                run.kill("spark")
             if not self.kinds:
                 worker.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.outer
-def test_a_router_that_has_a_standby_is_back_within_seconds_and_not_a_byte_changes(
-    data: Path, undisturbed: Path, tmp_path: Path
+def test_spark_with_a_standby_is_back_within_seconds_and_not_a_byte_changes(
+    data: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ackflow.pipeline.run.STANDBY_AFTER", 0.0)
     told: list[str] = []
     run = Run(settings(data, tmp_path), told.append)
-    run.run(each=Patient("router", "jvm"))
-    deaths = [text for text in told if text.startswith("router exited")]
-    assert deaths == [f"router exited with {code}; its standby takes over" for code in (-9, 1)]
+    run.run(each=Patient("spark", "jvm"))
+    deaths = [text for text in told if text.startswith("spark exited")]
+    assert deaths == [f"spark exited with {code}; its standby takes over" for code in (-9, 1)]
     back = [event["seconds"] for event in run.events if event["what"] == "recovered"]
     assert len(back) == 2
     assert max(back) <= 20  # 3 on an idle machine; a new Spark would take 30 there
     for folder in data.iterdir():
         assert results(tmp_path, folder.name) == results(undisturbed, folder.name)
-    assert "REDELIVERED (recovering state)" in (tmp_path / "router.log").read_text()
+    assert "REDELIVERED (recovering state)" in (tmp_path / "spark.log").read_text()
+
+
+class Asleep:
+    """Stops Spark's processes past their leases, and lets them go on; then the run goes on too."""
+
+    def __init__(self) -> None:
+        self.slept = False
+
+    def __call__(self, run: Run) -> None:
+        if self.slept or not run.progress():
+            return
+        self.slept = True
+        driver = psutil.Process(run.processes["spark"].pid)
+        family = [driver, *driver.children(recursive=True)]
+        for process in family:
+            process.suspend()
+        time.sleep(12)
+        for process in family:
+            process.resume()
+
+
+@pytest.mark.outer
+def test_spark_that_slept_past_its_leases_changes_not_a_byte(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    asleep = Asleep()
+    Run(settings(data, tmp_path), print).run(each=asleep)
+    assert asleep.slept
+    for folder in data.iterdir():
+        assert results(tmp_path, folder.name) == results(undisturbed, folder.name)
 
 
 @pytest.mark.soak
@@ -158,28 +209,6 @@ def test_twenty_runs_with_kills_change_not_a_byte(
     data: Path, undisturbed: Path, tmp_path: Path, seed: int
 ) -> None:
     crash(data, undisturbed, tmp_path, seed)
-
-
-@pytest.mark.outer
-def test_a_pipeline_that_is_not_coffee_needs_a_declaration_only(tmp_path: Path) -> None:
-    branch = tmp_path / "data" / "north"
-    branch.mkdir(parents=True)
-    (branch / "books.csv").write_text("book_id,title\n1,Emma\n2,Walden\n")
-    (branch / "loans.csv").write_text(
-        "loan_id,book_id,reader,taken_at,fee\n"
-        "1,1,ann,2024-01-01 10:00:00,0.10\n2,1,bob,2024-01-02 10:00:00,\n"
-        "3,2,ann,2024-01-03 10:00:00,0.25\n4,1,ann,never,9\n"
-    )
-    declared = str(EXAMPLES / "pipeline_library.py")
-    out = tmp_path / "out"
-    told: list[str] = []
-    Run(settings(tmp_path / "data", out, declaration=declared), told.append).run()
-    assert told[-1].startswith("some input could not be read: 1 dead letter in library.bad; list:")
-    assert json.loads((out / "north" / "most_lent_results.json").read_text()) == [
-        {"title": "Emma", "times": 2}, {"title": "Walden", "times": 1},
-    ]  # fmt: skip
-    owed = json.loads((out / "north" / "owed_results.json").read_text())
-    assert owed == [{"reader": "ann", "fee": 0.35}]
 
 
 def test_an_expression_that_spark_does_not_understand_ends_the_run_with_it(

@@ -24,7 +24,7 @@ class Stage:
 
     def __init__(self, log: Path) -> None:
         self.log, self.own, self.all = log, 0, 0
-        self.policy = RestartPolicy("router", log, lambda: self.own, lambda: self.all)
+        self.policy = RestartPolicy("spark", log, lambda: self.own, lambda: self.all)
 
     def dies(self, code: int, words: str = "") -> None:
         self.policy.started()
@@ -35,7 +35,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "router.log")
+    return Stage(tmp_path / "spark.log")
 
 
 def test_errors_in_a_row_without_progress_end_the_run_with_the_last_words(stage: Stage) -> None:
@@ -43,15 +43,15 @@ def test_errors_in_a_row_without_progress_end_the_run_with_the_last_words(stage:
         stage.dies(1, "a traceback\nValueError: what?\n")
     stage.all += 1  # the others go on, which does not help this one
     with pytest.raises(PipelineFailed) as caught:
-        stage.dies(1, "ackflow pipeline router: no answer\nand some noise of Java\n")
+        stage.dies(1, "ackflow pipeline spark: no answer\nand some noise of Java\n")
     assert caught.value.message == (
-        f"router exited {MAX_ERRORS} times without making progress, last error: no answer; "
+        f"spark exited {MAX_ERRORS} times without making progress, last error: no answer; "
         f"see its log {stage.log}"
     )
 
 
 def test_the_last_line_of_the_log_is_told_when_a_stage_says_no_sentence(stage: Stage) -> None:
-    for words in ("ackflow pipeline router: of an earlier start\n", *["x\n"] * (MAX_ERRORS - 2)):
+    for words in ("ackflow pipeline spark: of an earlier start\n", *["x\n"] * (MAX_ERRORS - 2)):
         stage.dies(1, words)
     with pytest.raises(PipelineFailed, match=r"last error: ValueError: what\?; see its log"):
         stage.dies(1, "a traceback\nValueError: what?\n\n")
@@ -81,7 +81,7 @@ def test_a_stage_that_lived_long_begins_anew(stage: Stage, monkeypatch: pytest.M
 
 def test_a_stage_that_cannot_work_is_not_started_again(stage: Stage) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        stage.dies(EXIT_NO_RESTART, "ackflow pipeline router: where of route 'a' is 'b': no\n")
+        stage.dies(EXIT_NO_RESTART, "ackflow pipeline spark: where of route 'a' is 'b': no\n")
     assert caught.value.message == "where of route 'a' is 'b': no"
 
 
@@ -110,54 +110,69 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(tmp_path: Path, declared: str) -> tuple[Run, list[str]]:
-    """A run of a library without a router, as that needs Spark."""
+    """A run of a library whose Spark application does what `declared` says, without Spark."""
     (tmp_path / "data" / "north").mkdir(parents=True)
     file = tmp_path / "declared.py"
     library = (EXAMPLES / "pipeline_library.py").read_text()
     waits = (
         "import os, signal, sys, time\n"
-        "if sys.argv[1:2] == ['router']:\n"
+        "if sys.argv[1:2] == ['spark']:\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
-        "    time.sleep(60)\n"
     )
-    file.write_text(f"{library}\n{waits}\n{declared}\n")
+    body = "".join(f"    {line}\n" for line in declared.splitlines())
+    file.write_text(f"{library}\n{waits}{body}    time.sleep(60)\n")
     told: list[str] = []
     settings = Settings(
-        data=str(tmp_path / "data"), out=str(tmp_path / "out"), declaration=str(file), workers=1
-    )
+        data=str(tmp_path / "data"), out=str(tmp_path / "out"), declaration=str(file), workers=1,
+        db=str(tmp_path / "queue.db"),
+    )  # fmt: skip
     return Run(settings, told.append), told
 
 
 def test_a_run_gives_up_a_stage_that_dies_at_once_again_and_again(tmp_path: Path) -> None:
-    dies = "if sys.argv[1:2] == ['finisher']: print('out of luck', flush=True); os._exit(3)"
-    found, told = run(tmp_path, dies)
+    found, told = run(tmp_path, "print('out of luck', flush=True)\nos._exit(3)")
     with pytest.raises(
-        PipelineFailed, match=r"finisher exited 5 times .* last error: out of luck; see its log .*"
+        PipelineFailed, match=r"spark exited 5 times .* last error: out of luck; see its log .*"
     ):
         found.run()
-    assert told.count("finisher exited with 3; it is restarted") == MAX_ERRORS - 1
+    assert told.count("spark exited with 3; it is restarted") == MAX_ERRORS - 1
     assert all(process.poll() is not None for process in found.processes.values())
 
 
 def test_a_run_ends_when_a_stage_says_that_it_cannot_work(tmp_path: Path) -> None:
-    found, told = run(tmp_path, "if sys.argv[1:2] == ['aggregator']: raise ValueError('no')")
+    found, told = run(tmp_path, "raise ValueError('no')")
     with pytest.raises(InvalidArgument, match=r"declared.py, line .*: ValueError: no"):
         found.run()
     assert not [text for text in told if "restarted" in text]
 
 
-def test_a_killed_stage_is_started_again_and_the_time_to_recover_is_told(tmp_path: Path) -> None:
-    found, told = run(tmp_path, "")
-    kills = ["aggregator", "finisher"]
+def test_a_killed_stage_is_restarted_and_its_recovery_time_is_reported(tmp_path: Path) -> None:
+    working = (
+        "import msgspec, ackflow\n"
+        "from ackflow.pipeline.supervisor import report_working\n"
+        "with ackflow.connect(msgspec.json.decode(os.environ['ACKFLOW_PIPELINE'])['db']) as q:\n"
+        "    report_working(q, pipeline, 'spark')"
+    )
+    found, told = run(tmp_path, working)
+    kills = ["spark"]
 
     def each(run: Run) -> None:
-        if kills and "working" in str(run._q.values(run.pipeline.state_key("working"))):
+        if kills and "spark" in str(run._q.values(run.pipeline.state_key("working"))):
             run.kill(kills.pop())
-        elif not kills and len([text for text in told if "working again" in text]) == 2:
+        elif not kills and [text for text in told if "working again" in text]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         found.run(each=each)
-    back = [event for event in found.events if event["what"] == "recovered"]
-    assert {event["stage"] for event in back} == {"aggregator", "finisher"}
-    assert all(event["seconds"] < 10 for event in back)
+    (event,) = [event for event in found.events if event["what"] == "recovered"]
+    assert event["stage"] == "spark"
+    assert event["seconds"] < 30
+
+
+def test_a_client_whose_query_failed_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, "")
+    t = found._q.transaction()
+    t.put(found.pipeline.state_key("done", "north"), "query 'owed' failed: too much")
+    t.commit()
+    with pytest.raises(PipelineFailed, match="north: query 'owed' failed: too much"):
+        found.run()

@@ -7,19 +7,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ackflow.pipeline.examples.generate import generate
+from ackflow.pipeline import example
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 from tests.server.conftest import Process, free_port
 from tests.spark.test_cluster import Cluster
 
+from .conftest import generate
 from .test_end_to_end import check, kill_jvm, results
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 APART = 2.0
 EXECUTOR = "CoarseGrainedExecutorBackend"
-STAGES = ("worker", "router", "aggregator", "finisher")
+STAGES = ("worker", "spark")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def many(data: Path, out: Path, **more: str) -> Settings:
     """Batches small enough that there are moments in between to kill something."""
-    return Settings(data=str(data), out=str(out), messages=60, **more)  # type: ignore[arg-type]
+    declaration = str(example("coffee_shop"))
+    return Settings(
+        data=str(data), out=str(out), declaration=declaration, batch_bytes=8 << 20, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +88,7 @@ def test_a_kill_of_every_kind_of_process_changes_not_a_byte(
         run.note("kill", stage="broker")
         broker.restart()
 
-    jvm = lambda run: kill_jvm(run.processes["router"].pid)  # noqa: E731
+    jvm = lambda run: kill_jvm(run.processes["spark"].pid)  # noqa: E731
     kills = Kills(*[kill(stage) for stage in STAGES], restart, jvm)
     Run(many(data, tmp_path / "out", db=broker.url), print).run(each=kills)
     assert not kills.left
@@ -110,7 +114,7 @@ def test_on_a_cluster_an_executor_that_is_killed_changes_not_a_byte(
         next(p for p in started_by(cluster) if EXECUTOR in line_of(p)).kill()
 
     cluster = Cluster(tmp_path)
-    kills = Kills(executor, kill("router"))
+    kills = Kills(executor, kill("spark"))
     try:
         out = tmp_path / "out"
         Run(many(data, out, master=cluster.url), print).run(each=kills)

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from ackflow.pipeline.examples.generate import generate
 from ackflow.pipeline.run import Run
 
 from ..postgres import server as postgres
+from .conftest import generate
 from .test_end_to_end import check, kill_jvm, settings
 
 pytestmark = [pytest.mark.outer, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Killer:
-    """Kills a worker, the server, an aggregator and Spark, each once some work was done."""
+    """Kills a worker, the server and Spark, each after some time."""
 
     def __init__(self, server: postgres.Server) -> None:
         self.server = server
-        self.due = [(8.0, "worker"), (14.0, "server"), (18.0, "aggregator"), (22.0, "jvm")]
+        self.due = [(2.0, "worker"), (14.0, "server"), (22.0, "jvm")]
         self.began = time.monotonic()
         self.killed: list[str] = []
 
@@ -32,7 +32,7 @@ class Killer:
             self.server.kill()
             self.server.start()
         elif kind == "jvm":
-            kill_jvm(run.processes["router"].pid)
+            kill_jvm(run.processes["spark"].pid)
         else:
             run.kill(next(name for name in run.processes if name.startswith(kind)))
 

@@ -4,19 +4,11 @@ import os
 
 import pytest
 
-from ackflow.pipeline.aggregator import Aggregator
-from ackflow.pipeline.finisher import Finisher
-from ackflow.pipeline.supervisor import (
-    PARENT,
-    Recovered,
-    RecoveryTracker,
-    aggregator_name,
-    report_working,
-)
+from ackflow.pipeline.supervisor import PARENT, Recovered, RecoveryTracker, report_working
 
-from .conftest import SHOP, Bench, sold
+from .conftest import SHOP, Bench
 
-PIDS = dict.fromkeys(("worker-0", "router", "aggregator", "finisher"), os.getpid())
+PIDS = dict.fromkeys(("worker-0", "spark"), os.getpid())
 
 
 class Watch(RecoveryTracker):
@@ -30,7 +22,7 @@ class Watch(RecoveryTracker):
         return self.bench.clock.now() / 1e6
 
     def dies(self, stage: str) -> None:
-        self.died(stage, PIDS[stage], self.now())
+        self.died(stage, self.now())
 
     def seen(self) -> list[Recovered]:
         return self.recovered(PIDS)
@@ -58,43 +50,23 @@ def test_a_stage_that_held_nothing_is_back_when_it_works(
 
 
 def test_what_says_that_it_works_without_a_run_leaves_nothing(bench: Bench) -> None:
-    report_working(bench.q, SHOP, "router")
+    report_working(bench.q, SHOP, "spark")
     assert bench.q.values(SHOP.state_key("working")) == []
 
 
 @pytest.mark.usefixtures("at_work")
-def test_an_aggregator_is_back_when_its_shard_is_served_again(bench: Bench) -> None:
-    worker = Aggregator(bench.q, SHOP)
-    bench.forward([sold("1", "2"), sold("2", "3")], [])
-    dead = bench.session(aggregator_name(PIDS["aggregator"])).pop(
-        SHOP.shards, group="aggregators", batch=10, lease_seconds=10
-    )
-    assert len(dead) == 2
+def test_spark_is_back_when_it_holds_again_the_ends_that_the_dead_one_held(bench: Bench) -> None:
+    bench.q.configure(SHOP.ends, keep_seconds=0)
+    bench.q.push(SHOP.ends, [1, 2], partition="00")
+    bench.q.pop(SHOP.ends, group="answer", batch=10, lease_seconds=10)
     watch = Watch(bench)
-    watch.dies("aggregator")
-    bench.later(4)
-    bench.fold(worker)
-    assert watch.seen() == []  # it runs again, but what its predecessor held is not its own yet
-    bench.later(6)
-    assert watch.seen() == []
-    bench.fold(worker)
-    assert watch.seen() == [Recovered("aggregator", 10.0, 2, 10.0)]
-
-
-@pytest.mark.usefixtures("at_work")
-def test_a_finisher_is_back_when_it_holds_again_what_the_dead_one_held(bench: Bench) -> None:
-    bench.forward([], [("sales", 0)])
-    bench.fold()
-    Finisher(bench.q, SHOP, bench.out, 2).run_once(wait=0)
-    watch = Watch(bench)
-    watch.dies("finisher")
-    again = bench.finisher()
-    again.run_once(wait=0)
+    watch.dies("spark")
+    bench.q.pop(SHOP.ends, group="answer", batch=10, lease_seconds=10)
     assert watch.seen() == []
     bench.later(10)
     assert watch.seen() == []
-    again.run_once(wait=0)
-    assert watch.seen() == [Recovered("finisher", 10.0, 2, 10.0)]
+    bench.q.pop(SHOP.ends, group="answer", batch=10, lease_seconds=10)
+    assert watch.seen() == [Recovered("spark", 10.0, 2, 10.0)]
 
 
 @pytest.mark.usefixtures("at_work")
@@ -102,21 +74,21 @@ def test_a_stage_that_died_twice_is_down_since_the_first_time(bench: Bench) -> N
     bench.send_end("sales", 0)
     bench.receive(bench.ends())
     watch = Watch(bench)
-    watch.dies("router")
+    watch.dies("spark")
     bench.later(7)
-    watch.dies("router")
+    watch.dies("spark")
     bench.later(4)
     assert watch.seen() == []
     bench.later(5)
     bench.receive(bench.ends())
-    assert watch.seen() == [Recovered("router", 16.0, 1, 11.0)]
+    assert watch.seen() == [Recovered("spark", 16.0, 1, 11.0)]
 
 
 def test_a_recovery_is_told_with_what_was_held() -> None:
-    assert str(Recovered("router", 7.04, 12)) == (
-        "router: its 12 messages were redelivered 7.0 s after it died"
+    assert str(Recovered("spark", 7.04, 12)) == (
+        "spark: its 12 messages were redelivered 7.0 s after it died"
     )
-    assert str(Recovered("router", 14.2, 12, 9.81)) == (
-        "router: its 12 messages were free after 9.8 s, redelivered 14.2 s after it died"
+    assert str(Recovered("spark", 14.2, 12, 9.81)) == (
+        "spark: its 12 messages were free after 9.8 s, redelivered 14.2 s after it died"
     )
     assert str(Recovered("worker-1", 1.5, 0)) == "worker-1: working again 1.5 s after it died"

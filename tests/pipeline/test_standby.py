@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ackflow.pipeline import preflight
+from ackflow.pipeline import run as runs
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
 from ackflow.pipeline.supervisor import MAX_ERRORS, RestartPolicy, Standby, kill_group
@@ -39,7 +40,7 @@ class Kept:
     """A standby that runs some code instead of Spark."""
 
     def __init__(self, folder: Path) -> None:
-        self.log, self.code = folder / "router.log", WAITS
+        self.log, self.code = folder / "spark.log", WAITS
         self.told: list[str] = []
         self.started: list[subprocess.Popen[bytes]] = []
         self.standby = Standby(
@@ -79,7 +80,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 def test_a_standby_waits_until_it_is_told_and_then_is_nobodys_standby(kept: Kept) -> None:
     assert kept.standby.take_over() is None
     until(kept.is_ready)
-    assert kept.told == ["the router's standby is ready"]
+    assert kept.told == ["Spark's standby is ready"]
     assert kept.log.read_text() == ""
     assert kept.standby.take_over() is kept.started[0]
     until(lambda: kept.log.read_text() == "the router is\n")
@@ -112,7 +113,7 @@ def test_a_standby_that_never_gets_ready_is_given_up_with_the_reason(kept: Kept)
 
     until(given_up)
     assert kept.told == [
-        "the router has no standby any more: "
+        "Spark has no standby any more: "
         f"standby exited {MAX_ERRORS} times without making progress, last error: "
         f"out of memory; see its log {kept.log}"
     ]
@@ -163,7 +164,7 @@ def test_a_cluster_is_not_asked_for_the_cores_of_a_standby(master: str, local: b
 
 STAGES = """
 import sys, time
-if sys.argv[1:2] in (["router"], ["standby"]):
+if sys.argv[1:2] in (["spark"], ["standby"]):
     import msgspec, os, signal, ackflow
     from ackflow.pipeline.supervisor import report_working
     from ackflow.pipeline.supervisor import TakeOverSignal
@@ -173,7 +174,7 @@ if sys.argv[1:2] in (["router"], ["standby"]):
         line.report_ready()
         while not line.wait(60): pass
     with ackflow.connect(msgspec.json.decode(os.environ["ACKFLOW_PIPELINE"])["db"]) as q:
-        report_working(q, pipeline, "router")
+        report_working(q, pipeline, "spark")
     time.sleep(60)
 """
 
@@ -206,13 +207,14 @@ class Script:
 
 def publish(run: Run) -> None:
     t = run._q.transaction()
-    t.put(run.pipeline.state_key("handled", "north", "books"), 1)
+    t.put(run.pipeline.state_key("handled", "north", "books"), {"blocks": 1})
     t.commit()
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "check_spark", lambda _: None)
+    monkeypatch.setattr(runs, "STANDBY_AFTER", 0.0)
 
 
 def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_path: Path) -> None:
@@ -227,15 +229,15 @@ def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_pat
     def kill_router(run: Run) -> None:
         assert run.standby.process is not None
         pids.append(run.standby.process.pid)
-        run.kill("router")
+        run.kill("spark")
 
     def kill_both(run: Run) -> None:
-        assert run.processes["router"].pid == pids[-1]
+        assert run.processes["spark"].pid == pids[-1]
         kill_standby(run)
-        run.kill("router")
+        run.kill("spark")
 
     def recovered(n: int) -> Callable[[Run], object]:
-        return lambda _: sum("router: working again" in text for text in told) == n
+        return lambda _: sum("spark: working again" in text for text in told) == n
 
     with pytest.raises(KeyboardInterrupt):
         found.run(
@@ -247,12 +249,27 @@ def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_pat
                 (recovered(2), lambda _: None),
             )
         )
-    deaths = [text for text in told if text.startswith("router exited")]
+    deaths = [text for text in told if text.startswith("spark exited")]
     assert deaths == [
-        "router exited with -9; its standby takes over",
-        "router exited with -9; it is restarted",
+        "spark exited with -9; its standby takes over",
+        "spark exited with -9; it is restarted",
     ]
     assert all(process.poll() is not None for process in found.processes.values())
+    assert found.standby.process is None
+
+
+def test_a_run_that_ends_soon_starts_no_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "STANDBY_AFTER", 60.0)
+    found, _ = run(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        found.run(
+            each=Script(
+                (lambda run: run._recovery.at_work("spark", run.processes["spark"].pid), publish),
+                (lambda run: run._published_at, lambda _: None),
+            )
+        )
     assert found.standby.process is None
 
 
@@ -261,11 +278,11 @@ def test_a_run_that_is_told_to_do_without_a_standby_does_so(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         found.run(
             each=Script(
-                (lambda run: run._recovery.at_work("router", run.processes["router"].pid), publish),
-                (lambda run: run._published, lambda _: None),
-                (lambda run: True, lambda run: run.kill("router")),
+                (lambda run: run._recovery.at_work("spark", run.processes["spark"].pid), publish),
+                (lambda run: run._published_at, lambda _: None),
+                (lambda run: True, lambda run: run.kill("spark")),
                 (lambda _: any("working again" in text for text in told), lambda _: None),
             )
         )
     assert found.standby.process is None
-    assert "router exited with -9; it is restarted" in told
+    assert "spark exited with -9; it is restarted" in told

@@ -49,17 +49,17 @@ def inside(folder: Path) -> list[str]:
         ("run --data data --out afile", "afile: File exists"),
         ("run --data data --out afile/new --db new.db", "afile/new: Not a directory"),
         ("run --data data --out new --workers 0", "--workers"),
-        ("run --data data --out new --shards 0", "--shards"),
+        ("run --data data --out new --parts 0", "--parts"),
         ("run --data data --out new --eof-alarm-after 0", "--eof-alarm-after"),
         ("run --data data --out new --db nope://x", "unknown scheme nope://"),
         (
             "run --data data --out new --master nonsense",
             "master must be local[2], spark://host:port",
         ),
-        ("run --out new --stage router --master local[0]", "got 'local[0]'"),
+        ("run --out new --stage spark --master local[0]", "got 'local[0]'"),
         (
             "run --data data --out new --stage nix",
-            "--stage must be one of worker, router, aggregator",
+            "--stage must be one of worker, spark, got 'nix'",
         ),
         (
             "run --data data --out new --stage worker --worker 3",
@@ -68,9 +68,12 @@ def inside(folder: Path) -> list[str]:
         ("run --data nowhere --out new --stage worker", "data folder not found: nowhere"),
         ("run --data data --out new --pipeline new.py", "pipeline declaration not found: new.py"),
         ("run --data data --out new --pipeline wrong.py", "wrong.py, line 1: '(' was never closed"),
-        ("run --out new --stage finisher --pipeline wrong.py", "wrong.py, line 1:"),
+        ("run --out new --stage spark --pipeline wrong.py", "wrong.py, line 1:"),
         ("status --out new --pipeline wrong.py", "wrong.py, line 1:"),
         ("cancel ann --out new --db nope://x", "unknown scheme nope://"),
+        ("check new.py", "pipeline declaration not found: new.py"),
+        ("check wrong.py", "wrong.py, line 1: '(' was never closed"),
+        ("run --data data --out new --results xml", "--results"),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_made(folder: Path, line: str, told: str) -> None:
@@ -86,6 +89,7 @@ def test_what_is_wrong_is_told_and_nothing_is_made(folder: Path, line: str, told
     [
         ("status --out new", UNREACHABLE),
         ("cancel ann --out empty", UNREACHABLE),
+        ("answers --so-far ann --out empty --to new", UNREACHABLE),
         ("run --data data --out new --db http://127.0.0.1:1", UNREACHABLE),
         ("run --data data --out new --db empty", 1),
         ("run --data data --out new --db afile", 1),

@@ -1,136 +1,257 @@
-"""The queries of a pipeline, run by SQLite over the folded rows.
+"""The queries of a client, as Spark SQL over the folded routes, once its tables are complete.
 
-A declaration is checked by running its queries on empty tables through the same functions.
+    ends of every table from every partition ──► fold, query ──► files in OUT ──► one commit:
+                                                                 acks, done, partial results deleted
+
+The ends of a client stay unacknowledged until its answers are on disk. An application killed before
+the commit writes the same bytes again. A query that fails for what is in the rows of a client ends
+that client with the reason; the others go on.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from decimal import Decimal
-from typing import Any
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
 
-import apsw
-import apsw.ext
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DecimalType,
+    IntegralType,
+)
 
-from ..errors import InvalidArgument
-from .aggregator import fold
-from .decimals import add, rounded, sortable, text
-from .declaration import Pipeline, Query, Route
-from .messages import Rows
+from .. import Message, Session
+from ..errors import AckflowError, InvalidArgument, LeaseLost, TransactionFailed
+from .declaration import Pipeline
+from .partials import Folder, Partials, WorkFolder
+from .sql import literal, quoted
+from .state import EndForwarded, cancelled_clients, delete_client
+from .supervisor import error_summary
 
-Record = dict[str, Any]
+GROUP = "answer"
+LEASE = 10.0
+PARALLEL = 4
+CSV = "map('escape', '\"', 'emptyValue', '')"
+# SQL states of errors in the data: data exceptions, and what a query raised itself.
+DATA_ERRORS = ("22", "P0")
+
+ResultFormat = Literal["json", "csv", "parquet"]
+
+log = logging.getLogger("ackflow.pipeline")
+_decode_end = msgspec.json.Decoder(EndForwarded).decode
 
 
-def answers(pipeline: Pipeline, folded: list[Rows]) -> dict[str, list[Record]]:
-    """Return the answer of every query over the folded rows."""
-    db = _open()
-    for route in pipeline.routes:
-        rows = (row for message in folded if message.route == route.name for row in message.rows)
-        _create_table(db, route, rows)
-    found = {}
-    for query in pipeline.queries:
+class Answers:
+    """Consumes the ends of tables, and answers the queries of clients whose tables are complete."""
+
+    def __init__(
+        self, q: Session, pipeline: Pipeline, partials: Partials, questions: "Questions",
+        out: Path, parts: int,
+    ) -> None:  # fmt: skip
+        self._q, self._pipeline, self._partials = q, pipeline, partials
+        self._questions, self._out, self._parts = questions, out, parts
+        self._ends: dict[str, dict[tuple[str, str], tuple[Message, EndForwarded]]] = {}
+        q.configure(pipeline.ends, keep_seconds=0)
+        q.group(pipeline.ends, GROUP, ordering="shared", lease_seconds=LEASE, max_deliver=None)
+
+    def run_once(self, wait: float = 0) -> list[str]:
+        """Receive ends of tables; return the clients that are finished now."""
+        self._renew_leases()
+        for message in self._q.pop(self._pipeline.ends, group=GROUP, batch=100, wait=wait):
+            end = _decode_end(message.raw)
+            known = self._ends.setdefault(end.client, {})
+            known[end.table, message.partition] = message, end
+        for client in cancelled_clients(self._q, self._pipeline):
+            self._drop(client)
+        expected = len(self._pipeline.tables) * self._parts
+        complete = [client for client, ends in self._ends.items() if len(ends) == expected]
+        return [client for client in complete if self._finish(client)]
+
+    def _renew_leases(self) -> None:
+        """Extend the leases of held ends; forget those that were lost, which are redelivered."""
+        for client, ends in list(self._ends.items()):
+            try:
+                _extend(self._q, [message for message, _ in ends.values()])
+            except LeaseLost:
+                log.warning("lease lost: the ends of %s are redelivered", client)
+                del self._ends[client]
+
+    def _finish(self, client: str) -> bool:
+        held = [message for message, _ in self._ends[client].values()]
+        done: bool | str = True
+        with _leases_renewed(self._q, held), self._partials.lock:
+            version, folders = self._partials.versioned(client)
+            try:
+                self._questions.answer(folders, self._out / client)
+            except InvalidArgument as error:
+                log.error("%s: %s", client, error.message)
+                done = error.message
+        t = self._q.transaction()
+        t.ack(held)
+        t.put(self._pipeline.state_key("done", client), done)
+        if folders:
+            t.delete(self._partials.key(client), expect=version)
+        del self._ends[client]
         try:
-            found[query.name] = _run(db, query)
-        except (apsw.Error, ValueError) as error:
-            raise InvalidArgument(f"query {query.name!r} failed: {error}") from error
-    return found
+            t.commit()
+        except TransactionFailed:
+            log.warning("lease lost: the ends of %s are redelivered", client)
+            return False
+        self._partials.delete(folders)
+        return True
+
+    def _drop(self, client: str) -> None:
+        """Acknowledge the ends and delete the state of a cancelled client."""
+        for message, _ in self._ends.pop(client, {}).values():
+            message.ack()
+        with self._partials.lock:
+            folders = self._partials.folders(client)
+            delete_client(self._q, self._pipeline, client)
+            self._partials.delete(folders)
 
 
-def check_queries(pipeline: Pipeline) -> None:
-    """Run every query on empty tables; raise InvalidArgument naming the first that fails."""
-    db = _open()
-    for route in pipeline.routes:
-        try:
-            _create_table(db, route, [])
-        except apsw.Error as error:
-            raise InvalidArgument(f"route {route.name!r} cannot be a table: {error}") from error
-    for query in pipeline.queries:
-        try:
-            problem = _problem(db, query)
-        except apsw.Error as error:
-            problem = str(error)
-        if problem is not None:
-            raise InvalidArgument(f"query {query.name!r} is invalid: {problem}")
+def _extend(q: Session, messages: list[Message]) -> None:
+    for token in {message.token for message in messages}:
+        if token is not None:
+            q.lease(token).extend(LEASE)
 
 
-def _problem(db: apsw.Connection, query: Query) -> str | None:
-    plan = apsw.ext.query_info(db, query.sql)
-    if (plan.query_remaining or "").strip(" \t\r\n;"):
-        return "it has more than one statement"
-    columns = Counter(name for name, *_ in plan.description)
-    if not columns or not plan.is_readonly:
-        return "it is not a SELECT statement"
-    for name, n in columns.items():
-        if n > 1:
-            return f"{n} columns of its answer are named {name!r}"
-    _run(db, query)
-    return None
+@contextlib.contextmanager
+def _leases_renewed(q: Session, messages: list[Message]) -> Iterator[None]:
+    """Renew leases during work of any length; a lost lease makes the commit fail."""
+    done = threading.Event()
 
+    def renew() -> None:
+        while not done.wait(LEASE / 4):
+            with contextlib.suppress(AckflowError):
+                _extend(q, messages)
 
-def _open() -> apsw.Connection:
-    db = apsw.Connection(":memory:")
-    # By default SQLite reads an unknown name in double quotes as a string, without an error.
-    db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
-    for name, function in (("money", _money), ("whole", _whole), ("compare", _compare)):
-        db.create_scalar_function(name, function, 1, deterministic=True)
-    db.create_aggregate_function("dsum", _Sum, 1)
-    return db
-
-
-def _create_table(db: apsw.Connection, route: Route, rows: Iterable[Record]) -> None:
-    folded = fold(route, rows)
-    names = [*route.select, *route.sums]
-    # Answers must not depend on the order in which rows arrived.
-    folded.sort(key=lambda row: tuple(str(row.get(name)) for name in names))
-    columns = ", ".join(f'"{name}"' for name in names)
-    db.execute(f'create table "{route.name}" ({columns})')
-    placeholders = ", ".join("?" * len(names))
-    db.executemany(
-        f'insert into "{route.name}" values ({placeholders})',
-        [[row.get(name) for name in names] for row in folded],
-    )
-
-
-def _run(db: apsw.Connection, query: Query) -> list[Record]:
-    cursor = db.cursor()
-    records = []
-    for row in cursor.execute(query.sql):
-        names = [column[0] for column in cursor.get_description()]
-        pairs = zip(names, row, strict=True)
-        records.append({name: value for name, value in pairs if value is not None})
-    return records
-
-
-class _Sum:
-    """The SQL aggregate `dsum`: an exact sum of decimals."""
-
-    def __init__(self) -> None:
-        self.total = Decimal(0)
-
-    def step(self, *values: Any) -> None:
-        for value in values:
-            self.total = add(self.total, _number(value))
-
-    def final(self) -> str:
-        return text(self.total)
-
-
-def _number(value: Any) -> Decimal:
+    thread = threading.Thread(target=renew, name="ackflow-answer", daemon=True)
+    thread.start()
     try:
-        return Decimal(value or 0)
-    except (ArithmeticError, TypeError):
-        raise ValueError(f"{value!r} is not a number") from None
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
-def _money(*values: Any) -> float:
-    return float(rounded(_number(values[0]), 2))
+class Questions:
+    """Runs the queries of a pipeline over partial results, and writes their answers."""
+
+    def __init__(
+        self, spark: SparkSession, pipeline: Pipeline, partials: Partials, work: WorkFolder,
+        format: ResultFormat = "json",
+    ) -> None:  # fmt: skip
+        self._spark = spark.newSession()
+        self._pipeline, self._partials, self._work = pipeline, partials, work
+        self._format = format
+
+    def answer(self, folders: list[Folder], out: Path) -> None:
+        """Write the answer of every query to OUT; the files of a failed one are not written."""
+        out.mkdir(parents=True, exist_ok=True)
+        self._partials.create_views(self._spark, folders)
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            # The small jobs of one query leave cores idle.
+            jobs = [pool.submit(self._ask, query.name, query.sql, out)
+                    for query in self._pipeline.queries]  # fmt: skip
+            written = [job.result() for job in jobs]
+        for temporary, path in written:
+            temporary.replace(path)
+        _sync(out)
+
+    def _ask(self, name: str, sql: str, out: Path) -> tuple[Path, Path]:
+        path = out / f"{name}_results.{self._format}"
+        temporary = path.with_name(f".{path.name}.part")
+        try:
+            found = self._spark.sql(sql)
+            if self._format == "parquet":
+                self._write_parquet(found, temporary)
+            else:
+                self._write_text(found, temporary)
+        except PySparkException as error:
+            if not (error.getSqlState() or "").startswith(DATA_ERRORS):
+                raise
+            raise InvalidArgument(f"query {name!r} failed: {error_summary(error)}") from error
+        return temporary, path
+
+    def _write_text(self, found: DataFrame, path: Path) -> None:
+        """Executors write the text of each record; their files are joined without being read."""
+        begin, separator, end, text = b"[", ",", b"\n]\n", json_record(found)
+        if self._format == "csv":
+            names = [f"{literal(name)} as c{i}" for i, name in enumerate(found.columns)]
+            header = self._spark.range(1).selectExpr(f"to_csv(struct({', '.join(names)}), {CSV})")
+            begin, separator, end = f"{header.collect()[0][0]}\n".encode(), "\n", b""
+            text = f"to_csv(struct(*), {CSV})"
+        name = f"answer-{self._work.new_name()}"
+        try:
+            rows = found.selectExpr(f"{text} as value").write
+            rows.option("lineSep", separator).text(self._work.path(name))
+            with path.open("wb") as file:
+                file.write(begin)
+                for piece in self._work.contents(name):
+                    file.write(piece)
+                if self._format == "json" and file.tell() > len(begin):
+                    file.seek(-len(separator), os.SEEK_END)
+                    file.truncate()
+                elif self._format == "json":
+                    end = b"]\n"
+                file.write(end)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            self._work.delete(name)
+
+    def _write_parquet(self, found: DataFrame, path: Path) -> None:
+        name = f"answer-{self._work.new_name()}"
+        try:
+            found.coalesce(1).write.parquet(self._work.path(name))
+            with path.open("wb") as file:
+                for piece in self._work.contents(name):
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            self._work.delete(name)
 
 
-def _whole(*values: Any) -> int | str:
-    number = int(_number(values[0]))
-    # A number that does not fit SQLite's integers must not stop the finisher.
-    return number if -(2**63) <= number < 2**63 else str(number)
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
-def _compare(*values: Any) -> str:
-    """Sort key of a decimal, which is stored as text and would sort by its characters."""
-    return sortable(_number(values[0]))
+def json_record(found: DataFrame) -> str:
+    """Return Spark SQL for the JSON object of a row, indented; a null is omitted."""
+    fields = []
+    for field in found.schema.fields:
+        key = msgspec.json.encode(field.name).decode()
+        value = json_value(quoted(field.name), field.dataType)
+        fields.append(f"{literal(f'  {key}: ')} || {value}")
+    inner = f"concat_ws(',\\n', {', '.join(fields)})"
+    return f"'\\n {{' || if({inner} = '', '', '\\n' || {inner} || '\\n ') || '}}'"
+
+
+def json_value(column: str, kind: DataType) -> str:
+    """Return Spark SQL for a value as JSON. A decimal has at least one digit after the point."""
+    if isinstance(kind, IntegralType | BooleanType):
+        return f"cast({column} as string)"
+    if isinstance(kind, DecimalType):
+        if kind.scale == 0:
+            return f"cast({column} as string)"
+        return f"regexp_replace(cast({column} as string), '([.][0-9]+?)0+$', '$1')"
+    text = f"to_json(array({column}))"
+    return f"if({column} is null, null, substr({text}, 2, length({text}) - 2))"
+
+
+def finished_files(out: Path, pipeline: Pipeline, client: str, format: str) -> list[Path]:
+    """Return where the answers of a client are."""
+    return [out / client / f"{query.name}_results.{format}" for query in pipeline.queries]

@@ -1,4 +1,4 @@
-"""End-of-file messages in the router: held until every batch before them is forwarded.
+"""End-of-file messages in the router: held until every block before them is folded.
 
 The forwarded end of a table and the acks of the end-of-file messages behind it are one
 transaction. Each upstream worker sends one end-of-file message per table and client:
@@ -10,8 +10,9 @@ transaction. Each upstream worker sends one end-of-file message per table and cl
                   └─ lease lost or router killed: the message is redelivered
 
 Workers are identified by number, so a duplicate end-of-file message counts once. A table is
-complete when the end-of-file messages of all its workers are held and as many batches are
-handled as these messages announce.
+complete when the end-of-file messages of all its workers are held and as many blocks are folded as
+these messages announce. More than that is an alarm that names the files, until the client is
+cancelled or accepted.
 """
 
 import logging
@@ -24,10 +25,19 @@ from .. import Session, ids
 from ..broker.requests import Mark, SettleOperation, Verdict
 from ..errors import TransactionFailed
 from ..session.transaction import Transaction
-from .cancel import cancelled_clients
 from .declaration import Pipeline
-from .messages import EndForwarded, EndOfTable, encode
-from .state import HeldEnds, broker_time, held_ends
+from .state import (
+    EndForwarded,
+    EndOfTable,
+    Handled,
+    HeldEnds,
+    TableKey,
+    accepted_clients,
+    broker_time,
+    cancelled_clients,
+    encode,
+    held_ends,
+)
 
 log = logging.getLogger("ackflow.pipeline")
 
@@ -41,21 +51,11 @@ class HeldEof(NamedTuple):
     sequence: int
 
 
-class TableKey(NamedTuple):
-    """One table of one client."""
-
-    table: str
-    client: str
-
-    def __str__(self) -> str:
-        return f"(TableName.{self.table.upper()}, {self.client!r})"
-
-
 class EofLedger:
     """The end-of-file messages that a router holds. It starts empty: held ones are redelivered."""
 
-    def __init__(self, shards: int) -> None:
-        self._shards = shards
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
         self._held: dict[TableKey, dict[int, HeldEof]] = {}
 
     def receive(self, held: HeldEof, redelivered: bool) -> HeldEof | None:
@@ -78,24 +78,40 @@ class EofLedger:
         return list(self._held)
 
     def pending(self, key: TableKey, handled: int) -> int | None:
-        """Return how many batches are still to be handled; None while a worker's end is missing."""
+        """Return how many blocks are still to be folded; None while a worker's end is missing."""
         held = self._held.get(key, {})
         if not held or len(held) < max(one.eof.workers for one in held.values()):
             return None
-        return sum(one.eof.batches for one in held.values()) - handled
+        return sum(one.eof.blocks for one in held.values()) - handled
 
-    def complete(self, key: TableKey, handled: int) -> list[HeldEof]:
-        """Return the end-of-file messages that may be forwarded now; empty when it is too early."""
+    def complete(self, key: TableKey, handled: int, accepted: bool = False) -> list[HeldEof]:
+        """Return the end-of-file messages that may be forwarded now; empty when it is too early.
+
+        With `accepted`, more blocks than announced are complete as well.
+        """
         pending = self.pending(key, handled)
-        if pending != 0:
-            announced = sum(one.eof.batches for one in self._held.get(key, {}).values())
-            log.info(
-                "TABLE_EOF deferred: key=%s pending=%d",
-                key,
-                max(0, announced - handled) if pending is None else pending,
-            )
-            return []
-        return list(self._held[key].values())
+        if pending == 0 or (pending is not None and pending < 0 and accepted):
+            return list(self._held[key].values())
+        announced = sum(one.eof.blocks for one in self._held.get(key, {}).values())
+        log.info(
+            "TABLE_EOF deferred: key=%s pending=%d",
+            key,
+            max(0, announced - handled) if pending is None else pending,
+        )
+        return []
+
+    def surplus(self, key: TableKey, handled: Handled) -> str | None:
+        """Return which blocks arrived that the end-of-file messages of all workers do not name."""
+        if (self.pending(key, handled.blocks) or 0) >= 0:
+            return None
+        found = []
+        for worker, files in handled.workers.items():
+            held = self._held[key].get(int(worker))
+            for file, n in files.items():
+                announced = 0 if held is None else held.eof.announced(file)
+                if n > announced:
+                    found.append(f"{file} from worker {worker}: {n} arrived, {announced} announced")
+        return "; ".join(found) or f"{handled.blocks} blocks arrived"
 
     def held(self, key: TableKey) -> list[HeldEof]:
         """Return the end-of-file messages held of a table, complete or not."""
@@ -112,27 +128,25 @@ class EofLedger:
 
     def forwarded(self, key: TableKey) -> None:
         """Forget a table after its end was forwarded and its messages were acknowledged."""
-        log.info("TABLE_EOF -> aggregators: key=%s parts=%d", key, self._shards)
+        log.info("TABLE_EOF -> aggregators: key=%s parts=%d", key, self._parts)
         for held in self._held.pop(key, {}).values():
             log.info("ACKing TABLE_EOF: key=%s delivery_tag=%d", key, held.sequence)
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of held end-of-file messages by `client/table`."""
-        return {f"{key.client}/{key.table}": len(held) for key, held in self._held.items()}
-
 
 class EofForwarder:
-    """Forwards the end of each table to every shard once all its batches are forwarded."""
+    """Forwards the end of each table to every partition once all its blocks are folded."""
 
-    def __init__(self, q: Session, pipeline: Pipeline, shards: list[str]) -> None:
-        self._q, self._pipeline, self._shards = q, pipeline, shards
-        self._ledger = EofLedger(len(shards))
-        self._lock = threading.Lock()
+    def __init__(self, q: Session, pipeline: Pipeline, parts: int) -> None:
+        self._q, self._pipeline = q, pipeline
+        self._parts = [f"{number:02d}" for number in range(parts)]
+        self._ledger = EofLedger(parts)
+        # Held during a batch as well; `poll` then comes again later.
+        self.lock = threading.RLock()
         self._refused = False
 
     def receive(self, ends: list[tuple[HeldEof, bool]]) -> None:
         """Record end-of-file messages, each with its redelivered flag; forward complete tables."""
-        with self._lock:
+        with self.lock:
             for held, redelivered in ends:
                 duplicate = self._ledger.receive(held, redelivered)
                 if duplicate is not None:
@@ -141,27 +155,35 @@ class EofForwarder:
             self._report_held()
 
     def forward_complete(self) -> None:
-        """Forward the end of every table whose batches are all forwarded."""
+        """Forward the end of every table whose blocks are all folded."""
         self._refused = False
+        accepted = accepted_clients(self._q, self._pipeline)
         for key in self._ledger.tables():
-            held = self._ledger.complete(key, self.batches_handled(key))
+            handled = self.handled(key).blocks
+            held = self._ledger.complete(key, handled, key.client in accepted)
             if not held:
                 continue
             t = self._q.transaction()
-            end = EndForwarded(key.client, key.table, sum(one.eof.batches for one in held))
-            for shard in self._shards:
-                t.push(self._pipeline.shards, encode(end), partition=shard)
+            end = EndForwarded(key.client, key.table, handled)
+            for part in self._parts:
+                t.push(self._pipeline.ends, encode(end), partition=part)
+            t.put(self._pipeline.state_key("ended", key.client, key.table), handled)
             if self._commit_with_acks(t, key, held):
                 self._ledger.forwarded(key)
 
     def poll(self) -> None:
-        """Retry refused transactions, and acknowledge the messages of cancelled clients.
+        """Retry refused transactions, and end what the user cancelled or accepted.
 
-        The router calls this between batches.
+        The application calls this between batches.
         """
-        cancelled = cancelled_clients(self._q, self._pipeline)
-        with self._lock:
-            if self._refused:
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            cancelled = cancelled_clients(self._q, self._pipeline)
+            accepted = accepted_clients(self._q, self._pipeline)
+            if self._refused or any(
+                self._is_accepted(key, accepted) for key in self._ledger.tables()
+            ):
                 self.forward_complete()
             for key in self._ledger.tables():
                 if key.client not in cancelled:
@@ -169,6 +191,12 @@ class EofForwarder:
                 if self._commit_with_acks(self._q.transaction(), key, self._ledger.held(key)):
                     self._ledger.drop_cancelled(key)
             self._report_held()
+        finally:
+            self.lock.release()
+
+    def _is_accepted(self, key: TableKey, accepted: set[str]) -> bool:
+        """Return whether a table has more blocks than announced, and the user accepts that."""
+        return key.client in accepted and bool(self._ledger.surplus(key, self.handled(key)))
 
     def _commit_with_acks(self, t: Transaction, key: TableKey, held: list[HeldEof]) -> bool:
         """Add the acks of `held` to a transaction and commit it; return whether it committed."""
@@ -189,17 +217,22 @@ class EofForwarder:
     def _report_held(self) -> None:
         """Store the held counts for `status`; the age survives the death of a router."""
         known = held_ends(self._q, self._pipeline)
-        now = {key: HeldEnds(n, known[key].since if key in known else broker_time(self._q))
-               for key, n in self._ledger.counts().items()}  # fmt: skip
+        now = {}
+        for key in self._ledger.tables():
+            name = f"{key.client}/{key.table}"
+            since = known[name].since if name in known else broker_time(self._q)
+            surplus = self._ledger.surplus(key, self.handled(key))
+            now[name] = HeldEnds(len(self._ledger.held(key)), since, surplus)
         if now != known:
             t = self._q.transaction()
             t.put(self._pipeline.state_key("held"), msgspec.to_builtins(now))
             t.commit()
 
     def handled_key(self, key: TableKey) -> str:
-        """Return the state key of the number of handled batches of a table."""
+        """Return the state key of what is folded of a table."""
         return self._pipeline.state_key("handled", key.client, key.table)
 
-    def batches_handled(self, key: TableKey) -> int:
+    def handled(self, key: TableKey) -> Handled:
+        """Return what is folded of a table."""
         value = self._q.value(self.handled_key(key))
-        return 0 if value is None else int(value.data)
+        return Handled() if value is None else msgspec.convert(value.data, Handled)

@@ -1,7 +1,7 @@
 """Checks before a pipeline starts: its declaration, its folders, Spark and Java.
 
-The Spark SQL of routes is checked by the router when it starts (`routing.check_expressions`),
-because only Spark can parse it.
+The Spark SQL of routes and queries is checked when Spark has started (`check.py`), because only Spark
+can parse it.
 """
 
 import errno
@@ -11,19 +11,18 @@ import socket
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from .. import validate
 from ..errors import InvalidArgument, Unavailable
-from .answers import check_queries
-from .declaration import ColumnKind, Pipeline, Query, Route, Table
+from .declaration import Join, Pipeline, Query, Route, Table, Top, Window, ddl_columns
 
 CONNECT_TIMEOUT = 3.0
 
-# Pipelines name queues, tables name files, routes name SQLite tables, queries name files.
+# Pipelines name queues, tables name files, routes name views, queries name files.
 _NAME = re.compile(r"[^\W\d_][\w-]{0,49}")
-# Columns that the router adds to every table.
-_RESERVED = {"_table", "_client", "_cells", "_whole", "_problem", "_readable"}
+# Columns that are added to the rows of every table.
+_RESERVED = re.compile(r"_(client|line|whole|problem|readable|place|r|c\d+)")
+_KIND = re.compile(r"[a-z_]+(\(\s*\d+\s*(,\s*\d+\s*)?\))?")
 
 _MASTER = re.compile(
     r"local(\[(\*|[1-9]\d*)(, *[1-9]\d*)?\])?"
@@ -49,27 +48,37 @@ def check_declaration(pipeline: Pipeline) -> None:
     _check_unique((table.name for table in pipeline.tables), "tables")
     _check_unique((route.name for route in pipeline.routes), "routes")
     _check_unique((query.name for query in pipeline.queries), "queries")
-    check_queries(pipeline)
 
 
 def _check_table(table: Table) -> None:
     _check_name(table.name, "the name of a table")
     here = f"table {table.name!r}"
-    columns = _strings(table.columns, f"columns of {here}")
-    keep = _strings(table.keep, f"keep of {here}")
-    kinds = _mapping(table.kinds, f"kinds of {here}")
-    for column in (*keep, *kinds):
+    if isinstance(table.columns, str):
+        kinds = dict(ddl_columns(table.columns))
+    else:
+        _strings(table.columns, f"columns of {here}")
+        kinds = {}
+    _strings(table.keep, f"keep of {here}")
+    kinds |= _mapping(table.kinds, f"kinds of {here}")
+    columns, kept = table.names, table.kept
+    for column in (*kept, *kinds):
         if column not in columns:
             raise InvalidArgument(f"{here} has no column {column!r}")
-    if not keep:
-        raise InvalidArgument(f"{here} keeps no column")
-    for column in keep:
-        if set("`'\"\\") & set(column) or not column.isprintable() or column.lower() in _RESERVED:
+    if not kept:
+        raise InvalidArgument(f"{here} has no columns")
+    for column in kept:
+        if set("`'\"\\") & set(column) or not column.isprintable() or not column.strip():
+            raise InvalidArgument(f"{here} cannot keep a column named {column!r}")
+        if _RESERVED.fullmatch(column.lower()):
             raise InvalidArgument(f"{here} cannot keep a column named {column!r}")
     _check_unique(columns, f"columns of {here}", case_sensitive=True)
-    _check_unique(keep, f"columns that {here} keeps")
+    _check_unique(kept, f"columns that {here} keeps")
     for column, kind in kinds.items():
-        validate.one_of(kind, f"the kind of column {column!r} of {here}", get_args(ColumnKind))
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise InvalidArgument(
+                f"the kind of column {column!r} of {here} must be text, time, decimal or a Spark "
+                f"type, got {kind!r}"
+            )
 
 
 def _check_route(pipeline: Pipeline, route: Route) -> None:
@@ -79,14 +88,65 @@ def _check_route(pipeline: Pipeline, route: Route) -> None:
         raise InvalidArgument(f"{here} reads {route.table!r}, which is not a table")
     select = _mapping(route.select, f"select of {here}")
     sums = _mapping(route.sums, f"sums of {here}")
-    if not isinstance(route.shard, str) or route.shard not in select:
-        raise InvalidArgument(f"{here} is sharded by {route.shard!r}, which it does not select")
+    _check_optional(route.join, Join, f"join of {here}")
+    _check_optional(route.window, Window, f"window of {here}")
+    _check_optional(route.top, Top, f"top of {here}")
+    if route.join is not None:
+        _check_join(pipeline, route, route.join, here)
+    if route.window is not None:
+        _check_window(pipeline, route, route.window, here)
     for column, sql in (*select.items(), *sums.items()):
-        if not column.strip() or not column.isprintable() or '"' in column:
+        if not column.strip() or not column.isprintable() or "`" in column:
             raise InvalidArgument(f"{here} cannot have a column named {column!r}")
         _check_expression(sql, f"{column!r} of {here}")
+    if not route.keys and not sums:
+        raise InvalidArgument(f"{here} selects no columns")
     _check_expression(route.where, f"where of {here}")
-    _check_unique((*select, *sums), f"columns of {here}")
+    _check_unique((*route.keys, *sums), f"columns of {here}")
+    if route.top is not None:
+        _check_top(route, route.top, here)
+
+
+def _check_join(pipeline: Pipeline, route: Route, join: Join, here: str) -> None:
+    other = pipeline.table(join.table)
+    if other is None or join.table == route.table:
+        raise InvalidArgument(f"{here} joins {join.table!r}, which is not another table")
+    if join.kind not in ("inner", "left"):
+        raise InvalidArgument(f"the join of {here} must be inner or left, got {join.kind!r}")
+    on = _strings(join.on, f"the columns that {here} joins on")
+    if not on:
+        raise InvalidArgument(f"{here} joins on no column")
+    for table in (pipeline.table_of(route), other):
+        for column in on:
+            if column not in table.kept:
+                raise InvalidArgument(
+                    f"{here} joins on {column!r}, which table {table.name!r} does not keep"
+                )
+
+
+def _check_window(pipeline: Pipeline, route: Route, window: Window, here: str) -> None:
+    if window.column not in pipeline.table_of(route).kept:
+        raise InvalidArgument(
+            f"the window of {here} is over {window.column!r}, which its table does not keep"
+        )
+    if not isinstance(window.width, str) or not window.seconds:
+        raise InvalidArgument(
+            f"the window of {here} must have a width such as 15 minutes, got {window.width!r}"
+        )
+
+
+def _check_top(route: Route, top: Top, here: str) -> None:
+    if not isinstance(top.n, int) or isinstance(top.n, bool) or top.n < 1:
+        raise InvalidArgument(f"the top of {here} must be at least 1, got {top.n!r}")
+    _check_expression(top.by, f"the order of the top of {here}")
+    for column in _strings(top.per, f"per of the top of {here}"):
+        if column not in (*route.keys, *route.sums):
+            raise InvalidArgument(f"{here} has no column {column!r} to keep the top of")
+
+
+def _check_optional(value: object, kind: type, what: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidArgument(f"{what} must be a {kind.__name__}(...), got {value!r}")
 
 
 def _check_name(value: object, what: str) -> None:
@@ -129,7 +189,7 @@ def _mapping(value: object, what: str) -> dict[str, Any]:
 
 
 def _check_unique(names: Iterable[str], what: str, *, case_sensitive: bool = False) -> None:
-    """Raise for duplicate names. SQLite, Spark and some file systems ignore case."""
+    """Raise for duplicate names. Spark and some file systems ignore case."""
     seen: dict[str, str] = {}
     for name in names:
         key = name if case_sensitive else name.casefold()

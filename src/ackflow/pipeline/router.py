@@ -1,181 +1,291 @@
-"""The router on Spark: filters, folds and shards batches, and forwards the ends of tables.
+"""The query `route` on Spark: parses blocks, judges, filters and folds their rows, holds the ends.
 
-The output of a batch, the counts of handled batches, and the acks of its messages are one commit.
-End-of-file messages are held unacknowledged until every batch before them is forwarded (`eof.py`).
+Headers alone say what a message is: the driver collects them, and the ends of file, but no rows.
+Executors parse and fold; what a batch became (folders of partial results), the counts, the dead
+letters and the acks are one commit. End-of-file messages are held unacknowledged until every block
+before them is folded (`eof.py`).
 """
 
-from collections.abc import Callable
+import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from .. import Session, connect
+from .. import Session
 from .. import spark as connector
+from ..errors import AckflowError, InvalidArgument
 from ..session.transaction import Operations
-from ..spark import sessions
-from .cancel import cancelled_clients
-from .declaration import ColumnKind, Pipeline, Table
-from .eof import EofForwarder, HeldEof, TableKey
-from .messages import BadRows, Batch, BatchesForwarded, EndOfTable, encode
-from .routing import check_expressions, packer, routed_rows
+from .declaration import Pipeline, Table
+from .eof import EofForwarder, HeldEof
+from .partials import Folder, Partials
+from .sql import Layout, cells, emitted, folded, typed
+from .state import (
+    BLOCK,
+    END,
+    BadRows,
+    BlockHeaders,
+    EndOfTable,
+    Handled,
+    TableKey,
+    cancelled_clients,
+    ended_tables,
+    read_end,
+    read_headers,
+    read_state,
+)
 
 GROUP = "router"
 LEASE = 10.0
-MESSAGES = 400
-REPARTITION_BYTES = 4 * 1024 * 1024
-HEADER = (
-    "kind string, client string, table string, worker int, workers int, batches int, rows string"
-)
+MESSAGES = 1_000
+BATCH_BYTES = 96 << 20
+MAX_BAD_ROWS = 5_000  # in one dead letter
 VERDICTS = pa.schema([(name, pa.string()) for name in ("id", "lease", "verdict", "reason")])
-
-WARM_UP = "warming-up"
-WARM_UP_CELLS: dict[ColumnKind, str] = {
-    "text": "1", "time": "2024-01-01 12:00:00", "decimal": "100",
-}  # fmt: skip
 
 
 class Router:
-    """One run of the router. Its ledger of end-of-file messages is rebuilt from redeliveries."""
+    """One run of the query. Its ledger of end-of-file messages is rebuilt from redeliveries."""
 
     def __init__(
-        self, q: Session, url: str, pipeline: Pipeline, shards: int, checkpoint: Path,
-        messages: int = MESSAGES, token: str | None = None,
+        self, q: Session, url: str, pipeline: Pipeline, partials: Partials, layout: Layout,
+        parts: int, checkpoint: Path | str, *, messages: int = MESSAGES,
+        batch_bytes: int = BATCH_BYTES, token: str | None = None,
     ) -> None:  # fmt: skip
         self._q, self._url, self._pipeline, self._token = q, url, pipeline, token
-        self._shards = [f"{number:02d}" for number in range(shards)]
-        self._checkpoint, self._messages = checkpoint, messages
-        self.ends = EofForwarder(q, pipeline, self._shards)
-        for queue in (pipeline.inbox, pipeline.shards, pipeline.bad):
+        self._partials, self._layout = partials, layout
+        self._checkpoint = str(checkpoint)
+        self._messages, self._batch_bytes = messages, batch_bytes
+        self.ends = EofForwarder(q, pipeline, parts)
+        for queue in (pipeline.inbox, pipeline.ends, pipeline.bad):
             q.configure(queue, keep_seconds=0)
         # Without limits: a router may be killed any number of times while it holds a message.
         q.group(pipeline.inbox, GROUP, lease_seconds=LEASE, max_deliver=None, retry_limit=None)
 
     def start(self, spark: SparkSession, *, available_now: bool = False) -> StreamingQuery:
         """Start the query; with `available_now` it ends after the messages that exist now."""
-        check_expressions(spark, self._pipeline)
         reader = (
             spark.readStream.format("ackflow")
             .option("url", self._url)
             .option("queue", self._pipeline.inbox)
             .option("group", GROUP)
             .option("mode", "manual")
-            .option("payload", "string")
-            .option("onCorrupt", "dead_letter")
             .option("leaseSeconds", str(LEASE))
+            .option("parallelism", str(spark.sparkContext.defaultParallelism))
             .option("maxRowsPerTrigger", str(self._messages))
+            .option("maxBytesPerTrigger", str(self._batch_bytes))
         )
         if self._token is not None:
             reader = reader.option("token", self._token)
-        writer = reader.load().writeStream.foreachBatch(self.batch)
+        writer = reader.load().writeStream.queryName("route").foreachBatch(self.batch)
         if available_now:
             writer = writer.trigger(availableNow=True)
-        return writer.option("checkpointLocation", str(self._checkpoint)).start()
+        return writer.option("checkpointLocation", self._checkpoint).start()
 
     def batch(self, frame: DataFrame, number: int) -> None:
         """Handle one batch of the stream."""
-        cancelled = cancelled_clients(self._q, self._pipeline)
-        received = [_Received(self._pipeline, row, cancelled) for row in _headers(frame).collect()]
-        self._commit(frame, number, received)
-        self.ends.receive([(m.held(), m.redelivered) for m in received if m.verdict == "hold"])
+        blocks = frame.select("id", "lease", "sequence", "redelivered", "headers", "payload")
+        # The headers and the rows are read by different jobs; the source is read once.
+        blocks.persist(StorageLevel.MEMORY_AND_DISK)
+        # No end of a table is forwarded while a batch may still have blocks of it.
+        with self.ends.lock:
+            try:
+                known = _Known(self._q, self._pipeline)
+                received = [_Received(row, known) for row in _headers(blocks).collect()]
+                self._commit(blocks, number, received)
+            finally:
+                blocks.unpersist()
+            self.ends.receive([(m.held(), m.redelivered) for m in received if m.end is not None])
+        for client in {m.block.client for m in received if m.block is not None}:
+            self._partials.compact(client)
 
-    def _commit(self, frame: DataFrame, number: int, received: list["_Received"]) -> None:
-        """Publish the output of a batch, count it and settle its messages, all or nothing."""
+    def _commit(self, blocks: DataFrame, number: int, received: list["_Received"]) -> None:
+        """Store the output of a batch, count it and settle its messages, all or nothing."""
+        folders, rows = self._fold(blocks, [m for m in received if m.verdict == "ack"])
+        operations = Operations(None)
+        for key, handled in self._handled(received, rows).items():
+            operations.put(self.ends.handled_key(key), msgspec.to_builtins(handled))
+        for client, folder in folders.items():
+            operations.put(self._partials.key(client), self._partials.with_folder(client, folder))
         done = connector.commit_batch(
-            number, self._url, output=self._output(frame, received), shape=packer(self._pipeline),
-            verdicts=_verdicts(received), also=self._counts(received), token=self._token,
+            number, self._url, output=self._bad_rows(blocks.sparkSession, folders), verdicts=_verdicts(received),
+            also=operations, token=self._token,
         )  # fmt: skip
         if done.repeated:
             # Spark was killed between this commit and its own: held messages have new leases.
-            ends = [message for message in received if message.verdict == "hold"]
+            self._partials.delete(list(folders.values()))
+            ends = [message for message in received if message.end is not None]
             connector.settle(_verdicts(ends), self._url, token=self._token)
 
-    def _counts(self, received: list["_Received"]) -> Operations:
-        """Count the handled batches in the router's state and for every shard."""
-        operations = Operations(None)
-        handled: dict[TableKey, int] = {}
+    def _fold(
+        self, blocks: DataFrame, received: list["_Received"]
+    ) -> tuple[dict[str, Folder], dict[TableKey, int]]:
+        """Parse, route and fold blocks; return where the results are, and how many rows there were.
+
+        Blocks of one table with the same columns are parsed in one pass.
+        """
+        alike: dict[tuple[str, str, str], list[_Received]] = {}
         for message in received:
-            if message.key is not None and not message.is_end:
-                handled[message.key] = handled.get(message.key, 0) + 1
-        for key, n in handled.items():
-            operations.put(self.ends.handled_key(key), self.ends.batches_handled(key) + n)
-            for shard in self._shards:
-                forwarded = BatchesForwarded(key.client, key.table, n)
-                operations.push(self._pipeline.shards, encode(forwarded), partition=shard)
-        return operations
+            if (block := message.block) is not None:
+                alike.setdefault((block.table, block.format, block.columns), []).append(message)
+        found: DataFrame | None = None
+        observed: list[tuple[Observation, list[TableKey]]] = []
+        for (name, format, columns), messages in alike.items():
+            table = self._pipeline.table(name)
+            assert table is not None
+            some = blocks.where(F.col("id").isin([message.id for message in messages]))
+            keys = sorted({TableKey(name, m.block.client) for m in messages if m.block})
+            observation = Observation()
+            rows = cells(some, table, format, json.loads(columns)).observe(
+                observation,
+                *(F.count_if(F.col("_client") == key.client).alias(f"n{i}")
+                  for i, key in enumerate(keys)),
+            )  # fmt: skip
+            observed.append((observation, keys))
+            routed = emitted(typed(rows, table), table, self._layout)
+            found = routed if found is None else found.union(routed)
+        if found is None:
+            return {}, {}
+        folders = self._partials.write(folded(found, self._layout))
+        return folders, {key: observation.get[f"n{i}"]
+                         for observation, keys in observed
+                         for i, key in enumerate(keys)}  # fmt: skip
 
-    def _output(self, frame: DataFrame, received: list["_Received"]) -> DataFrame | None:
-        routed = {m.id: m for m in received if m.key is not None and m.verdict == "ack"}
-        if not routed:
-            return None
-        messages = frame.where(F.col("id").isin(list(routed))).select("payload")
-        if sum(message.size for message in routed.values()) >= REPARTITION_BYTES:
-            # One task of the source reads thousands of messages with thousands of rows each.
-            messages = messages.repartition(frame.sparkSession.sparkContext.defaultParallelism)
-        return routed_rows(self._pipeline, messages, len(self._shards))
+    def _handled(
+        self, received: list["_Received"], rows: dict[TableKey, int]
+    ) -> dict[TableKey, Handled]:
+        """Return what is folded of the tables of a batch, including this batch."""
+        found: dict[TableKey, Handled] = {}
+        for message in received:
+            if message.counts is None:
+                continue
+            block = message.counts
+            key = TableKey(block.table, block.client)
+            if key not in found:
+                found[key] = self.ends.handled(key)
+                found[key].rows += rows.get(key, 0)
+            found[key].add(block.worker, block.file, message.size)
+        return found
+
+    def _bad_rows(self, spark: SparkSession, folders: dict[str, Folder]) -> DataFrame | None:
+        """Return the dead letters for rows that cannot be read, as messages for the sink."""
+        found: DataFrame | None = None
+        for client, folder in folders.items():
+            rows = self._partials.bad_rows(spark, folder)
+            if rows is None:
+                continue
+            few = rows.selectExpr(
+                "k0 as reason", "k2 as `table`", "explode(array_repeat(k1, cast(n as int))) as row",
+                f"floor((row_number() over (partition by k0, k2 order by k1) - 1) / {MAX_BAD_ROWS})"
+                " as _part",
+            )  # fmt: skip
+            letters = few.groupBy("table", "reason", "_part").agg(
+                F.sort_array(F.collect_list("row")).alias("rows")
+            )
+            letters = letters.select(
+                F.lit(self._pipeline.bad).alias("queue"), F.lit(client).alias("partition"),
+                F.to_json(F.struct(F.lit(client).alias("client"), "table", "reason", "rows"))
+                .alias("payload"),
+            )  # fmt: skip
+            found = letters if found is None else found.union(letters)
+        return found
 
 
-def _headers(frame: DataFrame) -> DataFrame:
-    """Return the fields of the messages without their rows."""
-    same = ["id", "lease", "sequence", "redelivered"]
-    size = "length(payload) as size"
-    return frame.selectExpr(*same, size, f"from_json(payload, '{HEADER}') as m").selectExpr(
-        *same, "size", "m.kind", "m.client", "m.table", "m.worker", "m.workers", "m.batches",
-        "not coalesce(startswith(m.rows, '['), false) as empty",
+def _headers(blocks: DataFrame) -> DataFrame:
+    """Return the headers and the size of messages, and the payloads of ends of file."""
+    return blocks.selectExpr(
+        "id", "lease", "sequence", "redelivered", "headers", "octet_length(payload) as size",
+        f"if(headers['kind'] = '{END}', payload, null) as counts",
     )  # fmt: skip
+
+
+class _Known:
+    """What the driver knows when a batch begins."""
+
+    def __init__(self, q: Session, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.cancelled = cancelled_clients(q, pipeline)
+        self.done = set(read_state(q, pipeline, "done"))
+        self.ended = ended_tables(q, pipeline)
 
 
 class _Received:
     """A message of the inbox without its rows, and the verdict on it.
 
-    `key` is set if the message counts as a batch or an end of this table.
+    `block` or `end`: what it is, if it is used. `counts`: the block that counts as folded.
     """
 
-    def __init__(self, pipeline: Pipeline, row: Any, cancelled: set[str]) -> None:
+    def __init__(self, row: Any, known: _Known) -> None:
         self.id, self.lease, self.sequence = row.id, row.lease, row.sequence
-        self.size = row.size or 0
-        self.redelivered = bool(row.redelivered)
-        self.key = None
-        self.is_end = row.kind == "eof"
-        self.verdict, self.reason = "reject", _problem(pipeline, row)
-        if self.reason is None and row.client in cancelled:
-            self.verdict = "ack"
-        elif self.reason is None:
-            self.key = TableKey(row.table, row.client)
-            self.verdict = "hold" if self.is_end else "ack"
-            if self.is_end:
-                self._eof = EndOfTable(row.client, row.table, row.worker, row.workers, row.batches)
-        elif row.kind == "data" and row.client and pipeline.table(row.table or ""):
-            # The worker counted this batch, so it counts as handled although it is rejected.
-            self.key = TableKey(row.table, row.client)
+        self.size, self.redelivered = row.size or 0, bool(row.redelivered)
+        self.block: BlockHeaders | None = None
+        self.counts: BlockHeaders | None = None
+        self.end: EndOfTable | None = None
+        self.verdict, self.reason = "reject", None
+        try:
+            key = self._read(known.pipeline, dict(row.headers or {}), row.counts)
+        except (msgspec.MsgspecError, AckflowError) as error:
+            self.block = self.end = None
+            self.reason = str(error)
+            return
+        late = key.client in known.done or key in known.ended
+        if late and self.end is None:
+            self.reason = f"late: the table {key.table} of {key.client} is complete"
+        else:
+            # A second end of file of a table that is complete is acknowledged, and adds nothing.
+            self.verdict = "hold" if self.end is not None and not late else "ack"
+        if key.client in known.cancelled:
+            self.verdict, self.reason = "ack", None
+        if late or key.client in known.cancelled:
+            self.block = self.counts = self.end = None
+
+    def _read(self, pipeline: Pipeline, headers: dict[str, str], payload: Any) -> TableKey:
+        """Read the headers. Raises if the message cannot be used."""
+        kind, name = headers.get("kind"), headers.get("table", "")
+        if kind not in (BLOCK, END):
+            raise InvalidArgument("invalid message: neither a block nor an end of file")
+        table = pipeline.table(name)
+        if table is None:
+            raise InvalidArgument(f"unknown table: {name}")
+        client = headers.get("client", "")
+        if not client or "/" in client:
+            raise InvalidArgument(f"invalid client: {client!r}")
+        if kind == BLOCK:
+            self.counts = read_headers(headers)
+            _check_block(table, self.counts, self.size)
+            self.block = self.counts
+        else:
+            end = read_end(headers, payload)
+            if not 0 <= end.worker < end.workers:
+                raise InvalidArgument(f"invalid end of file: worker {end.worker} of {end.workers}")
+            self.end = end
+        return TableKey(name, client)
 
     def held(self) -> HeldEof:
-        return HeldEof(self._eof, self.id, self.lease, self.sequence)
+        assert self.end is not None
+        return HeldEof(self.end, self.id, self.lease, self.sequence)
+
+
+def _check_block(table: Table, block: BlockHeaders, size: int) -> None:
+    if size == 0:
+        raise InvalidArgument("truncated block: it has no rows")
+    if block.format not in ("csv", "jsonl"):
+        raise InvalidArgument(f"unknown format of a block: {block.format!r}")
+    if block.format == "csv":
+        columns = msgspec.json.decode(block.columns, type=list[str])
+        for name in table.kept:
+            if name not in columns:
+                raise InvalidArgument(f"a block of {block.file} has no column {name!r}")
 
 
 def _verdicts(received: list[_Received]) -> pa.Table:
     rows = [(message.id, message.lease, message.verdict, message.reason) for message in received]
     columns = zip(*rows, strict=True) if rows else ([], [], [], [])
     return pa.Table.from_arrays([pa.array(c, pa.string()) for c in columns], schema=VERDICTS)
-
-
-def _problem(pipeline: Pipeline, row: Any) -> str | None:
-    if row.kind not in ("data", "eof") or not row.client:
-        return "invalid message: neither a batch nor an end of file"
-    if pipeline.table(row.table or "") is None:
-        return f"unknown table: {row.table}"
-    if row.kind == "data" and row.empty:
-        return "truncated batch: it has no rows"
-    if row.kind == "eof" and None in (row.worker, row.workers, row.batches):
-        return "invalid end of file: worker, workers or batches is missing"
-    if row.kind == "eof" and not 0 <= row.worker < row.workers:
-        return f"invalid end of file: worker {row.worker} of {row.workers}"
-    return None
 
 
 def dead_letter_bad_rows(q: Session, pipeline: Pipeline) -> int:
@@ -188,31 +298,3 @@ def dead_letter_bad_rows(q: Session, pipeline: Pipeline) -> int:
             message.reject(f"{bad.reason}: {amount} {bad.table} from {bad.client}")
             rows += len(bad.rows)
     return rows
-
-
-def warm_up(
-    spark: SparkSession, pipeline: Pipeline, shards: int, stop: Callable[[float], bool]
-) -> None:
-    """Route a synthetic batch in a temporary queue, so that the JVM loads and compiles its code.
-
-    `stop` waits for the given number of seconds and returns whether to end early.
-    """
-    with TemporaryDirectory(prefix="ackflow-", ignore_cleanup_errors=True) as folder:
-        url = str(Path(folder, "queue.db"))
-        with connect(url, consumer=WARM_UP) as q:
-            router = Router(q, url, pipeline, shards, Path(folder, "checkpoint"))
-            for table in pipeline.tables:
-                for message in (_warm_up_batch(table), EndOfTable(WARM_UP, table.name, 0, 1, 1)):
-                    q.push(pipeline.inbox, encode(message), partition=WARM_UP)
-            query = router.start(spark)
-            # A route that fails on the synthetic rows stops the query, which is warm by then.
-            while query.isActive and q.group_stats(pipeline.inbox, GROUP).counts.lag:
-                if stop(0.2):
-                    break
-            query.stop()
-        sessions.close()
-
-
-def _warm_up_batch(table: Table) -> Batch:
-    cells = [WARM_UP_CELLS[table.kind(name)] for name in table.keep]
-    return Batch(WARM_UP, table.name, 0, 1, [cells, cells])

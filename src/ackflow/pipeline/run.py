@@ -1,4 +1,4 @@
-"""Runs a whole pipeline on one machine: every stage is a process, restarted when it dies."""
+"""Runs a whole pipeline: loaders and the Spark application are processes, restarted when they die."""
 
 import json
 import os
@@ -15,15 +15,33 @@ import msgspec
 from .. import Session, validate
 from ..errors import NotFound, QueueNotFound
 from . import preflight
-from .cancel import announce_clients, cancelled_clients
 from .declaration import Pipeline
-from .loader import clients, file_warnings
-from .stages import STAGES, Settings, check_sizes
-from .state import held_ends, read_state
-from .status import stuck, table_statuses
-from .supervisor import PARENT, Recovered, RecoveryTracker, RestartPolicy, Standby, kill_group
+from .loader import clients, file_warnings, fix_files
+from .progress import Progress
+from .stages import Settings, check_sizes
+from .state import (
+    Handled,
+    TableKey,
+    accept,
+    cancelled_clients,
+    handled_tables,
+    held_ends,
+    read_state,
+    stuck,
+    table_statuses,
+)
+from .supervisor import (
+    PARENT,
+    PipelineFailed,
+    Recovered,
+    RecoveryTracker,
+    RestartPolicy,
+    Standby,
+    kill_group,
+)
 
 ALARM_INTERVAL = 5.0
+STANDBY_AFTER = 20.0  # seconds of work; a run that ends sooner needs no standby
 EachPoll = Callable[["Run"], None]
 
 
@@ -50,9 +68,13 @@ class Run:
         self._killed: dict[str, float] = {}
         self._recoveries: list[Recovered] = []
         self._alarmed: set[tuple[str, str]] = set()
-        self._published = False
-        # On a cluster a standby would compete with the router for cores.
-        self._with_standby = settings.standby and preflight.is_local(settings.master)
+        self._published_at: float | None = None
+        self._ui = False
+        self.files: dict[str, dict[str, dict[str, int]]] = {}
+        # On a cluster a standby takes a core of its own, so that the user decides.
+        self._with_standby = (
+            preflight.is_local(settings.master) if settings.standby is None else settings.standby
+        )
         if settings.db is None:
             preflight.make_folder(self.out)
         self._q: Session = settings.session("pipeline")
@@ -63,7 +85,7 @@ class Run:
             self.close()
             raise
         self._recovery = RecoveryTracker(self._q, self.pipeline)
-        log = self.out / "router.log"
+        log = self.out / "spark.log"
         self.standby = Standby(
             lambda stdin: self._spawn("standby", "0", log, stdin),
             lambda progress: RestartPolicy("standby", log, progress, progress), self._report,
@@ -84,14 +106,16 @@ class Run:
             self.close()
 
     def _run(self, each: EachPoll | None, alarm_after: float) -> bool:
-        check_sizes(self._q, self.pipeline, self.settings, "workers", "shards", "rows")
+        check_sizes(self._q, self.pipeline, self.settings, "workers", "parts", "block_bytes")
         cancelled = cancelled_clients(self._q, self.pipeline)
         if set(self.clients) <= {*self.done(), *cancelled}:
             self._report_finished(cancelled)
             return False
         preflight.check_spark(self.settings.master)
-        announce_clients(self._q, self.pipeline, self.clients)
-        for warning in file_warnings(Path(self.settings.data), self.pipeline):
+        data = Path(self.settings.data)
+        self.files = fix_files(self._q, self.pipeline, data)
+        self.clients = [client for client in self.clients if client in self.files]
+        for warning in file_warnings(data, self.pipeline, self.files):
             self._report(warning)
         try:
             self._work(each, alarm_after)
@@ -99,6 +123,7 @@ class Run:
             self._report_dead_letters()
         finally:
             self._write_events()
+        self._check_failed()
         return True
 
     def _work(self, each: EachPoll | None, alarm_after: float) -> None:
@@ -109,9 +134,17 @@ class Run:
         finally:
             self._stop()
 
+    def _check_failed(self) -> None:
+        """Raise if a query failed for what is in the rows of a client."""
+        done = read_state(self._q, self.pipeline, "done")
+        failed = [f"{client}: {why}" for client, why in sorted(done.items()) if why is not True]
+        if failed:
+            raise PipelineFailed("; ".join(failed))
+
     def _report_finished(self, cancelled: set[str]) -> None:
+        self._check_failed()
         finished = [client for client in self.clients if client not in cancelled]
-        paths = [self.out / client / f"{query.name}_results.json"
+        paths = [self.out / client / f"{query.name}_results.{self.settings.results}"
                  for client in finished for query in self.pipeline.queries]  # fmt: skip
         missing = [str(path) for path in paths if not path.exists()]
         if missing:
@@ -120,6 +153,10 @@ class Run:
         self._report(f"every client is already finished; the answers are in {self.out}")
         if without := sorted(cancelled & set(self.clients)):
             self._report(f"cancelled, without answers: {', '.join(without)}")
+
+    def accept(self, client: str) -> None:
+        """Answer a client although more arrived than its ends of file announce."""
+        accept(self._q, self.pipeline, client)
 
     def kill(self, name: str) -> None:
         """Kill a stage with SIGKILL; the run restarts it."""
@@ -132,8 +169,12 @@ class Run:
         self.events.append({"at": round(time.monotonic() - self._began, 3), "what": what, **more})
 
     def progress(self) -> dict[str, int]:
-        """Return the number of handled batches by `client/table`."""
-        return read_state(self._q, self.pipeline, "handled")
+        """Return the number of handled blocks by `client/table`."""
+        return {f"{k.client}/{k.table}": h.blocks for k, h in self.handled().items()}
+
+    def handled(self) -> dict[TableKey, Handled]:
+        """Return what is folded of every table."""
+        return handled_tables(self._q, self.pipeline)
 
     def held(self) -> int:
         """Return the number of delivered and unacknowledged end-of-file messages."""
@@ -141,7 +182,7 @@ class Run:
 
     def _names(self) -> list[str]:
         upstream = [f"worker-{number}" for number in range(self.settings.workers)]
-        return [*upstream, "router", "aggregator", "finisher"]
+        return ["spark", *upstream]  # Spark starts while the loaders load
 
     def _start(self, name: str) -> bool:
         """Start a stage; return True if the standby took over instead."""
@@ -152,7 +193,7 @@ class Run:
                 name, path, lambda: self._stage_progress(stage), self._overall_progress
             )
         self._restarts[name].started()
-        standby = self.standby.take_over() if name == "router" else None
+        standby = self.standby.take_over() if name == "spark" else None
         self.processes[name] = standby or self._spawn(stage, number or "0", path)
         self.note("start", stage=name)
         return standby is not None
@@ -160,7 +201,7 @@ class Run:
     def _spawn(
         self, stage: str, number: str, path: Path, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "ackflow.pipeline", stage, number]
+        command = [sys.executable, "-m", "ackflow.pipeline.stages", stage, number]
         environment = {
             **os.environ,
             "ACKFLOW_PIPELINE": msgspec.json.encode(self.settings).decode(),
@@ -174,27 +215,38 @@ class Run:
     def _watch(self, each: EachPoll | None, alarm_after: float) -> None:
         seen, held = self.progress(), 0
         alarms_checked = 0.0
-        while set(self.clients) - self._finished - cancelled_clients(self._q, self.pipeline):
-            self._restart_dead()
-            now, before = self.progress(), held
-            held = self.held()
-            if now != seen or held != before:
-                self.note("progress", handled=sum(now.values()), held=held)
-            if now != seen:
-                self._report_progress(seen, now)
-                seen, self._published = now, True
-            for client in set(self.done()) - self._finished:
-                self._finished.add(client)
-                self.note("done", client=client)
-                self._report(f"{client}: finished after {time.monotonic() - self._began:.1f} s")
-            self._note_recovered()
-            self._poll_standby()
-            if time.monotonic() - alarms_checked > ALARM_INTERVAL:
-                self._check_alarms(alarm_after)
-                alarms_checked = time.monotonic()
-            if each is not None:
-                each(self)
-            time.sleep(0.1)
+        with Progress(self._report, self.files) as shown:
+            while set(self.clients) - self._finished - cancelled_clients(self._q, self.pipeline):
+                self._restart_dead()
+                self._report_ui()
+                handled, before = self.handled(), held
+                now = {f"{k.client}/{k.table}": h.blocks for k, h in handled.items()}
+                held = self.held()
+                if now != seen or held != before:
+                    self.note("progress", handled=sum(now.values()), held=held)
+                if now != seen:
+                    seen = now
+                    self._published_at = self._published_at or time.monotonic()
+                shown.update(handled, held_ends(self._q, self.pipeline), len(self._recoveries))
+                for client in set(self.done()) - self._finished:
+                    self._finished.add(client)
+                    self.note("done", client=client)
+                    self._report(f"{client}: finished after {time.monotonic() - self._began:.1f} s")
+                self._note_recovered()
+                self._poll_standby()
+                if time.monotonic() - alarms_checked > ALARM_INTERVAL:
+                    self._check_alarms(alarm_after)
+                    alarms_checked = time.monotonic()
+                if each is not None:
+                    each(self)
+                time.sleep(0.1)
+
+    def _report_ui(self) -> None:
+        """Report once where Spark shows its own pages."""
+        if not self._ui and (value := self._q.value(self.pipeline.state_key("ui"))) is not None:
+            self._ui = True
+            if value.data:
+                self._report(f"Spark's own pages are at {value.data}")
 
     def _restart_dead(self) -> None:
         """Restart stages that died; a worker that exits with 0 has sent everything."""
@@ -205,25 +257,24 @@ class Run:
             self._restarts[name].exited(code)
             kill_group(process)
             self.note("restart", stage=name)
-            self._recovery.died(name, process.pid, self._killed.pop(name, self._recovery.now()))
+            self._recovery.died(name, self._killed.pop(name, self._recovery.now()))
             how = "its standby takes over" if self._start(name) else "it is restarted"
             self._report(f"{name} exited with {code}; {how}")
 
     def _poll_standby(self) -> None:
-        """Keep a standby while the router works, so that warming up does not delay a recovery."""
-        pid = self.processes["router"].pid
-        if self._with_standby and self._published and self._recovery.at_work("router", pid):
+        """Keep a standby while the application works, so that its start does not delay that."""
+        if not self._with_standby or self._published_at is None:
+            return
+        pid = self.processes["spark"].pid
+        if time.monotonic() - self._published_at > STANDBY_AFTER and self._recovery.at_work(
+            "spark", pid
+        ):
             self.standby.poll()
 
     def _stage_progress(self, stage: str) -> object:
         """Return values that change when a stage makes progress."""
-        match stage:
-            case "router":
-                return self.progress(), self.held()
-            case "aggregator":
-                return read_state(self._q, self.pipeline, "shard")
-            case "finisher":
-                return self.done()
+        if stage == "spark":
+            return self.progress(), self.held(), self.done()
         try:
             inbox = self._q.queue_stats(self.pipeline.inbox)
         except QueueNotFound:
@@ -231,7 +282,7 @@ class Run:
         return inbox.messages, [group.consumed for group in inbox.groups]
 
     def _overall_progress(self) -> object:
-        return [self._stage_progress(stage) for stage in ("worker", *STAGES)]
+        return [self._stage_progress(stage) for stage in ("worker", "spark")]
 
     def _note_recovered(self) -> None:
         pids = {name: process.pid for name, process in self.processes.items()}
@@ -261,16 +312,18 @@ class Run:
         for row in stuck(table_statuses(self._q, self.pipeline, after)):
             if (row.client, row.table) not in self._alarmed:
                 self._alarmed.add((row.client, row.table))
-                self._report(
-                    f"ALARM: {row.held} end-of-file messages of {row.client}/{row.table} "
-                    f"unacknowledged for {row.oldest_seconds:.0f} s"
-                )
+                where = f"{row.client}/{row.table}"
+                if row.surplus is None:
+                    self._report(f"ALARM: {row.held} end-of-file messages of {where} "
+                                 f"unacknowledged for {row.oldest_seconds:.0f} s")  # fmt: skip
+                else:
+                    self._report(
+                        f"ALARM: {where} has more blocks than its ends of file announce: "
+                        f"{row.surplus}; drop the client with `ackflow pipeline cancel "
+                        f"{row.client}`, or answer with all of them: `ackflow pipeline cancel "
+                        f"{row.client} --accept`"
+                    )
                 self.note("alarm", client=row.client, table=row.table)
-
-    def _report_progress(self, before: dict[str, int], now: dict[str, int]) -> None:
-        for key, n in now.items():
-            if n != before.get(key):
-                self._report(f"{key}: {n} {'batch' if n == 1 else 'batches'}")
 
     def _stop(self) -> None:
         stopping = self.standby.stop()

@@ -1,4 +1,8 @@
-"""The stages of a pipeline. Each runs in a process of its own until it is stopped."""
+"""The processes of a pipeline: `python -m ackflow.pipeline.stages STAGE [NUMBER]`.
+
+A worker sends its share of the files and ends. `spark` is the Spark application; a standby is one
+that waits to take over. Each runs in a process of its own until it is stopped.
+"""
 
 import logging
 import os
@@ -7,54 +11,63 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 from msgspec import Struct
 
 from .. import Session, connect
 from ..errors import AckflowError, InvalidArgument
 from . import preflight
-from .aggregator import Aggregator
 from .declaration import Pipeline, load
-from .finisher import Finisher
-from .loader import BATCH_ROWS, send_tables
+from .loader import BLOCK_BYTES, send_tables
 from .state import read_state
 from .supervisor import (
+    ERROR_PREFIX,
+    EXIT_NO_RESTART,
     PARENT,
     STANDBY_NICENESS,
-    PipelineFailed,
     TakeOverSignal,
-    aggregator_name,
-    error_summary,
     report_working,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULT_DECLARATION = Path(__file__).parent / "examples" / "coffee_shop.py"
+    from .sql import Layout
+
 STANDBY_POLL = 5.0
 log = logging.getLogger("ackflow.pipeline")
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Where a pipeline reads and writes, and how many workers and shards it has."""
+    """Where a pipeline reads and writes, and how many workers and partitions it has."""
 
     data: str
     out: str
+    declaration: str
     db: str | None = None
-    declaration: str = str(DEFAULT_DECLARATION)
+    work: str | None = None
     master: str = "local[2]"
     workers: int = 3
-    shards: int = 4
-    rows: int = BATCH_ROWS
-    messages: int = 400
+    parts: int = 4
+    block_bytes: int = BLOCK_BYTES
+    messages: int = 1_000
+    batch_bytes: int = 96 << 20
+    results: Literal["json", "csv", "parquet"] = "json"
     token: str | None = None
-    standby: bool = True
+    standby: bool | None = None
+    ui: bool = False
 
     @property
     def url(self) -> str:
         return self.db or str(Path(self.out).absolute() / "pipeline.db")
+
+    @property
+    def work_folder(self) -> str:
+        """The URL of the folder for the partial results and the checkpoint."""
+        folder = self.work or str(Path(self.out).absolute() / "work")
+        return folder if "://" in folder else f"file://{Path(folder).absolute()}"
 
     def pipeline(self) -> Pipeline:
         return load(self.declaration)
@@ -64,7 +77,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def check_sizes(q: Session, pipeline: Pipeline, settings: Settings, *names: str) -> None:
-    """Raise if sizes differ from those of the first run: batch and shard numbers depend on them."""
+    """Raise if sizes differ from those of the first run: the shares of workers depend on them."""
     given = {name: getattr(settings, name) for name in names}
     stored = read_state(q, pipeline, "width")
     used = {name: stored.get(name, n) for name, n in given.items()}
@@ -105,133 +118,88 @@ def worker(settings: Settings, number: int) -> None:
         )
     with settings.session(f"upstream-{number}") as q:
         pipeline = settings.pipeline()
-        check_sizes(q, pipeline, settings, "workers", "rows")
+        check_sizes(q, pipeline, settings, "workers", "block_bytes")
         report_working(q, pipeline, f"worker-{number}")
         data = Path(settings.data)
-        sent = send_tables(q, pipeline, data, number, settings.workers, rows=settings.rows)
-        log.info("worker %d has sent %d batches", number, sent)
+        sent = send_tables(q, pipeline, data, number, settings.workers, settings.block_bytes)
+        log.info("worker %d has sent %d blocks", number, sent)
 
 
-def router(settings: Settings) -> None:
-    """Filter and route on Spark until stopped."""
+def spark(settings: Settings) -> None:
+    """Run the Spark application until stopped."""
     stop = StopSignal()
     pipeline = settings.pipeline()
     preflight.check_spark(settings.master)
-    _route(settings, pipeline, _router_spark(settings, pipeline), stop)
+    session, layout = _start_spark(settings, pipeline)
+    _run_application(settings, pipeline, session, layout, stop)
 
 
 def standby(settings: Settings) -> None:
-    """Start Spark and warm it up, wait until the run sends GO, then become the router."""
+    """Start Spark and warm it up, wait until the run sends GO, then become the application."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     take_over = TakeOverSignal()
     if not take_over.wait(0):
         os.nice(STANDBY_NICENESS)
     pipeline = settings.pipeline()
-    spark = _router_spark(settings, pipeline)
-    from .router import warm_up
+    session, layout = _start_spark(settings, pipeline)
+    from .application import warm_up
 
-    logging.disable(logging.INFO)  # the synthetic batch must not appear in the router's log
+    logging.disable(logging.INFO)  # the synthetic rows must not appear in the log
     if not take_over.wait(0):
-        warm_up(spark, pipeline, settings.shards, take_over.wait)
+        warm_up(session, pipeline, layout, settings.parts, take_over.wait)
     take_over.report_ready()
     while not take_over.wait(STANDBY_POLL):
-        spark.catalog.currentDatabase()  # fails if the JVM died; the run then starts another one
+        session.catalog.currentDatabase()  # fails if the JVM died; the run then starts another one
     logging.disable(logging.NOTSET)
-    _route(settings, pipeline, spark, StopSignal())
+    _run_application(settings, pipeline, session, layout, StopSignal())
 
 
-def _router_spark(settings: Settings, pipeline: Pipeline) -> "SparkSession":
-    return _spark(
-        f"ackflow {pipeline.name} router", settings.master,
-        **{"spark.sql.session.timeZone": "UTC",
-           "spark.sql.ansi.enabled": "true", "spark.ui.enabled": "false",
-           # The JVM's optimising compiler costs more than it gains: it compiled for longer than
-           # the router took for 100,000 transactions.
-           "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-           # Batches are many and small: planning costs more than adaptive execution saves.
-           "spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "2",
-           "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"},
-    )  # fmt: skip
+def _start_spark(settings: Settings, pipeline: Pipeline) -> tuple["SparkSession", "Layout"]:
+    from .application import spark_session
+    from .check import check_on_spark
+
+    session = spark_session(settings, pipeline)
+    return session, check_on_spark(session, pipeline)
 
 
-def _route(settings: Settings, pipeline: Pipeline, spark: "SparkSession", stop: StopSignal) -> None:
-    from .router import Router, dead_letter_bad_rows
+def _run_application(
+    settings: Settings, pipeline: Pipeline, session: "SparkSession", layout: "Layout",
+    stop: StopSignal,
+) -> None:  # fmt: skip
+    from .application import Application
 
-    with settings.session("router") as q:
-        check_sizes(q, pipeline, settings, "shards")
-        checkpoint = Path(settings.out).absolute() / "checkpoint"
-        router = Router(
-            q, settings.url, pipeline, settings.shards, checkpoint, settings.messages,
-            settings.token,
+    with settings.session("spark") as q:
+        check_sizes(q, pipeline, settings, "parts")
+        application = Application(
+            session, q, settings.url, pipeline, layout, Path(settings.out), settings.work_folder,
+            settings.parts, format=settings.results, messages=settings.messages,
+            batch_bytes=settings.batch_bytes, token=settings.token,
         )  # fmt: skip
-        query = router.start(spark)
-        reported = False
-        while not stop.wait(0.5 if reported else 0.1) and query.isActive:
-            if not reported and query.status["message"] != "Initializing sources":
-                report_working(q, pipeline, "router")
-                reported = True
-            dead_letter_bad_rows(q, pipeline)
-            router.ends.poll()
-        failure = query.exception()
-        query.stop()
-        dead_letter_bad_rows(q, pipeline)  # of the last batches
-    spark.stop()
-    if failure is not None:
-        raise PipelineFailed(f"Spark failed: {error_summary(failure)}")
+        t = q.transaction()
+        t.put(pipeline.state_key("ui"), session.sparkContext.uiWebUrl or "")
+        t.commit()
+        application.run(stop.wait, lambda: report_working(q, pipeline, "spark"))
+    session.stop()
 
 
-def _spark(app: str, master: str, **conf: str) -> "SparkSession":
-    from ..spark import session
+STAGES: dict[str, Callable[[Settings], None]] = {"spark": spark, "standby": standby}
 
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    stage, number = sys.argv[1], int(sys.argv[2])
+    settings = msgspec.json.decode(os.environ["ACKFLOW_PIPELINE"], type=Settings)
     try:
-        return session(app, master, **conf)
-    except AckflowError:
-        raise
-    except Exception as error:  # Py4J, Java and PySpark have no common base class
-        raise PipelineFailed(f"cannot start Spark on {master}: {error_summary(error)}") from error
+        if stage == "worker":
+            worker(settings, number)
+        else:
+            STAGES[stage](settings)
+    except AckflowError as error:
+        print(f"{ERROR_PREFIX}{stage}: {' '.join(error.message.split())}", file=sys.stderr)
+        sys.exit(EXIT_NO_RESTART if isinstance(error, InvalidArgument) else 1)
 
 
-def aggregator(settings: Settings) -> None:
-    """Fold shards until stopped."""
-    stop = StopSignal()
-    with settings.session(aggregator_name(os.getpid())) as q:
-        pipeline = settings.pipeline()
-        stage = Aggregator(q, pipeline)
-        report_working(q, pipeline, "aggregator")
-        _loop(stop, stage.run_once)
-
-
-def finisher(settings: Settings) -> None:
-    """Answer the queries of clients whose tables are complete, until stopped."""
-    stop = StopSignal()
-    with settings.session("finisher") as q:
-        pipeline = settings.pipeline()
-        check_sizes(q, pipeline, settings, "shards")
-        stage = Finisher(q, pipeline, Path(settings.out), settings.shards)
-        report_working(q, pipeline, "finisher")
-
-        def step() -> None:
-            for client in stage.run_once():
-                log.info("the answers for %s are written", client)
-
-        _loop(stop, step)
-
-
-def _loop(stop: StopSignal, step: Callable[[], object]) -> None:
-    """Repeat a step until stopped; retry after errors, since the broker may be restarting."""
-    while not stop:
-        try:
-            step()
-        except (InvalidArgument, PipelineFailed):
-            raise  # a retry would fail in the same way
-        except AckflowError as error:
-            log.warning("%s; retrying", error.message)
-            stop.wait(0.5)
-
-
-STAGES: dict[str, Callable[[Settings], None]] = {
-    "router": router,
-    "aggregator": aggregator,
-    "finisher": finisher,
-}
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,10 @@
-"""Supervision of the stages of a run: restart policy, recovery times, the router's standby.
+"""Supervision of the stages of a run: restart policy, recovery times, Spark's standby.
 
 `RestartPolicy` decides whether a stage that exited is started again. `RecoveryTracker` measures how
 long it takes until the messages of a dead stage are handed out again. `Standby` keeps a second
-router process with Spark started and warmed up:
+application with Spark started and warmed up:
 
-    started ──► warming up ──READY──► ready ──GO──► is the router
+    started ──► warming up ──READY──► ready ──GO──► is the application
        ▲             │                  │
        └── exited ◄──┴──────────────────┘      (restarted while the restart policy allows)
 """
@@ -37,7 +37,7 @@ MAX_ERRORS, MAX_KILLS = 5, 20
 LONG_RUN = 60.0  # a stage that ran this long had started working
 ERROR_PREFIX = "ackflow pipeline "
 
-STANDBY_NICENESS = 5  # no higher: an unprivileged process keeps it when it becomes the router
+STANDBY_NICENESS = 5  # no higher: an unprivileged process keeps it when it takes over
 KILL_TIMEOUT = 0.5
 READY, GO = b"r", b"g"
 
@@ -144,8 +144,8 @@ class RecoveryTracker:
     """Measures the time from the death of a stage until its messages are handed out again.
 
     A stage reports when it works (`report_working`). The messages of its predecessor count as
-    handed out when their leases have ended and their partitions are served again or empty. A
-    router continues the batch in progress under the same lease.
+    handed out when their leases have ended and their partitions are served again or empty. The
+    query `route` continues the batch in progress under the same lease.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class RecoveryTracker:
         self.now = now or partial(broker_time, q)
         self._outages: dict[str, _Outage] = {}
 
-    def died(self, stage: str, pid: int, at: float) -> None:
+    def died(self, stage: str, at: float) -> None:
         """Record the leases of a dead stage; downtime counts from its first death."""
         outage = self._outages.setdefault(stage, _Outage(at, at, {}))
         outage.last = at
-        outage.held |= {lease.token: lease for lease in self._leases(stage, pid) if lease.held}
+        outage.held |= {lease.token: lease for lease in self._leases(stage) if lease.held}
 
     def recovered(self, pids: Mapping[str, int]) -> list[Recovered]:
         """Return the stages that have recovered since the last call; `pids` are their processes."""
@@ -182,16 +182,14 @@ class RecoveryTracker:
         groups = {(lease.queue, lease.group) for lease in outage.held.values()}
         return {lease.token for queue, group in groups for lease in self._q.leases(queue, group)}
 
-    def _leases(self, stage: str, pid: int) -> list[LeaseStats]:
-        """Return the leases of a stage. Aggregators on other machines have leases of their own."""
+    def _leases(self, stage: str) -> list[LeaseStats]:
+        """Return the leases of a stage."""
         found: list[LeaseStats] = []
         for queue, group in _consumer_groups(self._pipeline, stage):
             try:
                 found += self._q.leases(queue, group)
             except NotFound:  # the stage died before its first pop
                 continue
-        if stage == "aggregator":
-            return [lease for lease in found if lease.consumer == aggregator_name(pid)]
         return found
 
     def _handed_out(self, outage: _Outage, live: set[str]) -> bool:
@@ -220,15 +218,8 @@ class RecoveryTracker:
 def _consumer_groups(pipeline: Pipeline, stage: str) -> list[tuple[str, str]]:
     """Return the (queue, group) pairs that a stage consumes."""
     return {
-        "router": [(pipeline.inbox, "router")],
-        "aggregator": [(pipeline.shards, "aggregators")],
-        "finisher": [(pipeline.ends, "finisher"), (pipeline.folded, "finisher")],
+        "spark": [(pipeline.inbox, "router"), (pipeline.ends, "answer")],
     }.get(stage, [])
-
-
-def aggregator_name(pid: int) -> str:
-    """Return the consumer name of an aggregator process."""
-    return f"aggregator-{pid}"
 
 
 def report_working(q: Session, pipeline: Pipeline, stage: str) -> None:
@@ -240,7 +231,7 @@ def report_working(q: Session, pipeline: Pipeline, stage: str) -> None:
 
 
 class Standby:
-    """A second router process that waits to take over when the router dies.
+    """A second Spark application that waits to take over when the first dies.
 
     It uses neither the queue nor the checkpoint before that. The run and the standby are
     connected by a socket pair: the standby sends READY, the run sends GO, and either sees a closed
@@ -267,17 +258,17 @@ class Standby:
                 self._policy.exited(code)
             except AckflowError as error:
                 self._given_up = True
-                self._report(f"the router has no standby any more: {error.message}")
+                self._report(f"Spark has no standby any more: {error.message}")
         if self.process is None and not self._given_up:
             self._start()
         elif self._socket is not None and not self.ready and _readable(self._socket, 0):
             self.ready = self._socket.recv(1) == READY
             if self.ready:
                 self._times_ready += 1
-                self._report("the router's standby is ready")
+                self._report("Spark's standby is ready")
 
     def take_over(self) -> Process | None:
-        """Make the standby the router and return its process; None if there is no live standby.
+        """Make the standby the application and return its process; None if there is no live standby.
 
         A standby that is still warming up is used too: it works sooner than a new process.
         """
@@ -341,7 +332,7 @@ def _readable(connection: socket.socket, seconds: float) -> bool:
 
 
 def kill_group(process: Process) -> None:
-    """Kill the rest of a dead router's process group: its JVM could still write a checkpoint.
+    """Kill the rest of a dead process group: its JVM could still write a checkpoint.
 
     Waits up to `KILL_TIMEOUT`, since killed processes stay as zombies until they are reaped.
     """

@@ -1,4 +1,4 @@
-"""The second half of `make demo`: the coffee shop pipeline, with the router killed half-way."""
+"""The second half of `make demo`: the coffee shop pipeline, with Spark's driver killed half-way."""
 
 import json
 import shutil
@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...errors import AckflowError
-from .. import chart
-from ..run import Run
-from ..stages import Settings
-from .generate import generate
+from ackflow.errors import AckflowError
+from ackflow.pipeline import example, progress
+from ackflow.pipeline import run as runs
+from ackflow.pipeline.declaration import load_module
+from ackflow.pipeline.run import Run
+from ackflow.pipeline.stages import Settings
 
 TRANSACTIONS, CLIENTS = 2_000, 2
 SHOWN_ROWS = 3
@@ -20,31 +21,37 @@ STANDBY_TIMEOUT = 90.0
 
 
 def main(folder: Path | None = None) -> int:
-    """Generate data, run the pipeline, kill its router, show the answers; return an exit code."""
+    """Generate data, run the pipeline, kill its driver, show the answers; return an exit code."""
     folder = folder or Path(tempfile.gettempdir()) / "ackflow-demo"
     shutil.rmtree(folder, ignore_errors=True)
     data, out = folder / "data", folder / "out"
     print(f"\nA pipeline on Spark\n{'=' * 19}")
-    generate(data, TRANSACTIONS, CLIENTS, seed=1)
+    load_module(example("coffee_shop_data"))["generate"](data, TRANSACTIONS, CLIENTS, 1)
     print(f"{CLIENTS} clients with {TRANSACTIONS:,} transactions each are in {data}")
-    # Small batches, so that the router can be killed half-way.
-    run = Run(Settings(data=str(data), out=str(out), rows=200, messages=40), _print)
+    # Small blocks and batches, so that the driver can be killed half-way. The standby, which runs
+    # of this length do not have, starts at once.
+    runs.STANDBY_AFTER = 0.0
+    settings = Settings(
+        data=str(data), out=str(out), declaration=str(example("coffee_shop")),
+        block_bytes=16_384, messages=40,
+    )  # fmt: skip
+    run = Run(settings, _print)
     killer = _Killer()
     began = time.monotonic()
     run.run(each=killer)
     print(f"all answers after {time.monotonic() - began:.0f} s; "
-          "the router was killed, and no message was lost:")  # fmt: skip
-    for line in _redeliveries(out / "router.log"):
+          "Spark was killed, and no message was lost:")  # fmt: skip
+    for line in _redeliveries(out / "spark.log"):
         print(f"   {line}")
     show(out, run.clients[0])
-    print(f"\nThe timeline of the run is {chart.write(out)}")
+    print(f"\nThe timeline of the run is {progress.write(out)}")
     return 0 if killer.killed else 1
 
 
 class _Killer:
-    """Kills the router when it holds end-of-file messages and its standby is ready.
+    """Kills Spark's driver when it holds end-of-file messages and its standby is ready.
 
-    One worker is paused until then: the router holds the ends of the others while its own is
+    One worker is paused until then: the driver holds the ends of the others while its own is
     missing.
     """
 
@@ -57,11 +64,11 @@ class _Killer:
         if not self._until:
             self._until = time.monotonic() + STANDBY_TIMEOUT
             worker.send_signal(signal.SIGSTOP)
-            _print("worker-0 is paused, so that the router holds end-of-file messages")
+            _print("worker-0 is paused, so that Spark holds end-of-file messages")
         elif not self.killed and sum(run.progress().values()) > 0 and self._is_due(run):
             self.killed = True
-            _print(f"killing the router (process {run.processes['router'].pid}) with SIGKILL")
-            run.kill("router")
+            _print(f"killing Spark's driver (process {run.processes['spark'].pid}) with SIGKILL")
+            run.kill("spark")
             worker.send_signal(signal.SIGCONT)
 
     def _is_due(self, run: Run) -> bool:
@@ -86,7 +93,7 @@ def _table(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _redeliveries(path: Path) -> list[str]:
-    """Return log lines of end-of-file messages that the dead router had held."""
+    """Return log lines of end-of-file messages that the dead driver had held."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     again = [line for line in lines if "REDELIVERED" in line]
     return [line[line.index("TABLE_EOF") :] for line in again[:2]]
@@ -99,7 +106,7 @@ def _print(text: str) -> None:
 def can_run() -> bool:
     """Return whether Spark can run here; print the reason if not."""
     try:
-        from ...spark.spark_session import find_java
+        from ackflow.spark.spark_session import find_java
 
         find_java()
     except AckflowError as missing:

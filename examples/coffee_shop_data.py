@@ -7,8 +7,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-from ..preflight import make_folder
-from .coffee_shop import pipeline
+from ackflow.pipeline import example, load
+from ackflow.pipeline.preflight import make_folder
+
+pipeline = load(example("coffee_shop"))
 
 ITEMS = [("Espresso", 6), ("Americano", 7), ("Latte", 8), ("Cappuccino", 8), ("Flat White", 9),
          ("Mocha", 9), ("Hot Chocolate", 9), ("Matcha Latte", 10)]  # fmt: skip

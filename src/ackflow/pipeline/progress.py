@@ -1,9 +1,15 @@
-"""Draws the timeline of a run: batches handled, ends of file held, kills and recoveries."""
+"""Shows the progress of a run: a live table on a terminal, lines elsewhere, a picture at the end."""
 
 import json
+import sys
+import time
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+
+from .state import Handled, HeldEnds, TableKey
 
 WIDTH, HEIGHT = 900, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 64, 64, 56
@@ -12,6 +18,105 @@ BATCHES, HELD, KILLED, RECOVERED = "#1f6feb", "#d97706", "#c62828", "#2e7d32"
 TICKS = 4
 CHARACTER = 6.5  # approximate width in pixels
 Event = dict[str, Any]
+
+LINES_EVERY = 5.0  # seconds between lines where there is no terminal
+RATE_OVER = 15.0  # seconds over which the rate is measured
+
+
+class Progress:
+    """The progress of a run by client: blocks, rows, ends of file, rows per second, time left."""
+
+    def __init__(
+        self, report: Callable[[str], None], files: Mapping[str, Mapping[str, Mapping[str, int]]]
+    ) -> None:
+        self._report = report
+        self._sizes = {
+            client: sum(size for table in tables.values() for size in table.values())
+            for client, tables in files.items()
+        }
+        self._live: Any = None
+        self._samples: list[tuple[float, int, int]] = []
+        self._told, self._told_at = "", 0.0
+
+    def __enter__(self) -> Self:
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(transient=True, refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def update(
+        self, handled: Mapping[TableKey, Handled], held: Mapping[str, HeldEnds], recoveries: int
+    ) -> None:
+        """Show what is handled now."""
+        now = time.monotonic()
+        rows = sum(one.rows for one in handled.values())
+        size = sum(one.bytes for one in handled.values())
+        if not self._samples or size != self._samples[-1][2]:
+            self._samples.append((now, rows, size))
+        self._samples = [s for s in self._samples if now - s[0] < RATE_OVER] or self._samples[-1:]
+        if self._live is not None:
+            self._live.update(self._table(handled, held, recoveries, now))
+        elif now - self._told_at > LINES_EVERY:
+            line = self._line(handled, held, recoveries, now)
+            if handled and line != self._told:
+                self._told, self._told_at = line, now
+                self._report(line)
+
+    def _rates(self, now: float) -> tuple[float, float | None]:
+        """Return rows per second, and the seconds that are left; None if that is not known."""
+        (began, rows, size), (_, last_rows, last_size) = self._samples[0], self._samples[-1]
+        seconds = now - began
+        if seconds <= 0 or last_size == size:
+            return 0.0, None
+        left = max(0, sum(self._sizes.values()) - last_size)
+        return (last_rows - rows) / seconds, left * seconds / (last_size - size)
+
+    def _line(
+        self, handled: Mapping[TableKey, Handled], held: Mapping[str, HeldEnds], recoveries: int,
+        now: float,
+    ) -> str:  # fmt: skip
+        blocks = sum(one.blocks for one in handled.values())
+        rows = sum(one.rows for one in handled.values())
+        ends = sum(one.ends for one in held.values())
+        rate, left = self._rates(now)
+        parts = [f"{blocks:,} {'block' if blocks == 1 else 'blocks'}", f"{rows:,} rows",
+                 f"{ends} ends of file held"]  # fmt: skip
+        if recoveries:
+            parts.append(f"{recoveries} recovered")
+        if rate:
+            parts.append(f"{rate:,.0f} rows/s")
+        if left is not None:
+            parts.append(f"about {left:.0f} s left")
+        return ", ".join(parts)
+
+    def _table(
+        self, handled: Mapping[TableKey, Handled], held: Mapping[str, HeldEnds], recoveries: int,
+        now: float,
+    ) -> Any:  # fmt: skip
+        from rich.table import Table
+
+        found = Table(caption=self._line(handled, held, recoveries, now))
+        found.add_column("client")
+        for name in ("blocks", "rows", "read", "ends held"):
+            found.add_column(name, justify="right")
+        for client, size in self._sizes.items():
+            mine = [one for key, one in handled.items() if key.client == client]
+            share = sum(one.bytes for one in mine) / size if size else 1.0
+            ends = sum(e.ends for key, e in held.items() if key.rpartition("/")[0] == client)
+            found.add_row(
+                client, f"{sum(one.blocks for one in mine):,}",
+                f"{sum(one.rows for one in mine):,}", f"{min(share, 1.0):.0%}", str(ends),
+            )  # fmt: skip
+        return found
 
 
 def write(out: Path) -> Path:
@@ -127,9 +232,9 @@ def _label(event: Event) -> tuple[str, str]:
 
 def _legend() -> list[str]:
     return [
-        _text(LEFT, 24, "Batches and ends of file", "#111", "start", 16),
+        _text(LEFT, 24, "Blocks and ends of file", "#111", "start", 16),
         f'<rect x="{LEFT}" y="38" width="12" height="4" fill="{BATCHES}"/>',
-        _text(LEFT + 18, 44, "batches handled (left)", BATCHES, "start"),
+        _text(LEFT + 18, 44, "blocks handled (left)", BATCHES, "start"),
         f'<rect x="{LEFT + 170}" y="38" width="12" height="4" fill="{HELD}"/>',
         _text(LEFT + 188, 44, "ends of file held, not acknowledged (right)", HELD, "start"),
     ]

@@ -1,1 +1,0 @@
-"""Pipelines to try: the coffee shop and a generator of its data."""
