@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial, wraps
@@ -20,6 +20,8 @@ from .broker.aio import LoopBroker
 from .broker.broker import Broker
 from .broker.core.handout import Handout
 from .broker.requests import PopRequest, Verdict
+from .broker.sharded.aio import on_loop
+from .broker.sharded.broker import ShardedBroker
 from .clock import Clock
 from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionForked
 from .options import QUEUE_MODE, Dialect, QueueOptions
@@ -33,7 +35,7 @@ from .session.consumer_aio import Consumer, interrupted
 from .session.dead_letters import Alert
 from .session.fluent import FluentQueue
 from .session.lease import Lease as PlainLease
-from .session.messages import Batch, Delivery, Receipt, to_verdict, waits
+from .session.messages import Batch, Delivery, Receipt, Settled, to_verdict, waits
 from .session.results import put_progress
 from .session.transaction import Committed, Operations
 from .store.durability import MayLose
@@ -50,7 +52,7 @@ log = logging.getLogger("ackflow")
 
 
 async def connect(
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     consumer: str | None = None,
     may_lose: MayLose | None = None,
@@ -278,7 +280,7 @@ class Session:
         self._parts: list[Any] = []
         self.consumer = sync.consumer
         self._closed = False
-        self._remote = not isinstance(sync.broker, Broker)
+        self._remote = not sync.broker.local
         self._waits: LoopBroker | None = None
         self._releasing: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
@@ -314,6 +316,7 @@ class Session:
     purge_dead = _awaitable(session.Session.purge_dead)
     why = _awaitable(session.Session.why)
     queues = _awaitable(session.Session.queues)
+    databases = _awaitable(session.Session.databases)
     queue_stats = _awaitable(session.Session.queue_stats)
     group_stats = _awaitable(session.Session.group_stats)
     partitions = _awaitable(session.Session.partitions)
@@ -359,6 +362,45 @@ class Session:
         )  # fmt: skip
         return await self.take(request, validate.seconds(wait, "wait"))
 
+    async def ack_and_pop(
+        self,
+        messages: session.Messages,
+        queue: str,
+        *,
+        group: str = QUEUE_MODE,
+        batch: int | None = None,
+        wait: Duration = 0.0,
+        lease_seconds: Duration | None = None,
+        partition: str | None = None,
+        partitions: int | None = None,
+        consumer: str | None = None,
+        dialect: Dialect = "native",
+        create: bool = True,
+    ) -> tuple[Settled, Batch[Message]]:
+        """Ack messages and pop the next ones in one commit, as `ackflow.Session.ack_and_pop` does."""
+        request = self.sync.pop_request(
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, partition=partition,
+            partitions=partitions, consumer=consumer, dialect=dialect, create=create,
+        )  # fmt: skip
+        left = validate.seconds(wait, "wait")
+        settled, handout = await self.exchange(messages, request)
+        if not handout.runs and (left > 0 or handout.again):
+            handout = await self.handout(request, left)
+        return settled, Batch.of(self, handout, Message)
+
+    async def exchange(
+        self, messages: session.Messages, request: PopRequest
+    ) -> tuple[Settled, Handout]:
+        """Ack messages and pop with a validated request, once; cancelled, it leaves nothing leased."""
+        request = request.repeatable()
+        try:
+            return await self._run(partial(self.sync.exchange, messages, request))
+        except asyncio.CancelledError:
+            # A second cancellation ends this wait, not the release.
+            if request.token is not None:
+                await asyncio.wait([self._give_back(request)], timeout=RELEASE_SECONDS)
+            raise
+
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop with a validated request."""
         return Batch.of(self, await self.handout(request, wait), Message)
@@ -366,7 +408,7 @@ class Session:
     async def handout(self, request: PopRequest, wait: float = 0.0) -> Handout:
         """What a pop brings, as the broker gives it; cancelled, it leaves nothing leased."""
         if not self._remote:
-            return await self._onloop().pop(request, wait)
+            return await self._broker_on_loop().pop(request, wait)
         request = request.repeatable()
         try:
             return await self._run(partial(self.sync.broker.pop, request, wait))
@@ -541,12 +583,12 @@ class Session:
             return spawn(call)
         return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _onloop(self) -> LoopBroker:
+    def _broker_on_loop(self) -> LoopBroker:
         """The broker on the running loop."""
         if self._closed:
             raise SessionClosed()
         broker = self.sync.broker  # refused in a forked process, which has no writer thread
         if self._waits is None:
-            assert isinstance(broker, Broker)
-            self._waits = LoopBroker(broker)
+            assert isinstance(broker, Broker | ShardedBroker)
+            self._waits = on_loop(broker)
         return self._waits

@@ -10,9 +10,17 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.errors import InvalidArgument
-from ackflow.worker import JobCannotBeStarted, JobNotFound, Jobs, JobStale, RunningJob
-from ackflow.worker.job_records import root_progress, root_status
+from ackflow.errors import AckflowError, InvalidArgument
+from ackflow.worker import (
+    JobCannotBeStarted,
+    JobNotFound,
+    JobRun,
+    Jobs,
+    JobStale,
+    Middleware,
+    RunningJob,
+)
+from ackflow.worker.coordination.job_records import root_progress, root_status
 
 
 @pytest.fixture
@@ -132,6 +140,7 @@ def test_a_child_that_could_not_be_sent_does_not_exist(q: Session, jobs: Jobs) -
     assert jobs.roots()[0].counts == {"new": 0, "running": 0, "success": 1}
 
 
+@pytest.mark.one_database
 def test_dependents_are_sent_in_the_transaction_that_stops_the_root(q: Session, jobs: Jobs) -> None:
     def first(job: RunningJob) -> bool:
         job.add_dependent("after", {"n": 1}, priority=1, headers={"a": "b"})
@@ -257,6 +266,7 @@ def test_a_root_that_is_run_again_and_again_is_replaced(q: Session, clock: Virtu
         jobs.run_unique("old", "import", lambda job: True)
 
 
+@pytest.mark.one_database
 def test_a_child_whose_worker_died_starts_again_when_the_lease_is_over(
     q: Session, jobs: Jobs, clock: VirtualClock
 ) -> None:
@@ -273,6 +283,7 @@ def test_a_child_whose_worker_died_starts_again_when_the_lease_is_over(
     assert q.group_stats("work").counts.done == 1
 
 
+@pytest.mark.one_database
 def test_a_run_whose_lease_was_lost_records_nothing(
     q: Session, jobs: Jobs, clock: VirtualClock
 ) -> None:
@@ -291,6 +302,7 @@ def test_a_run_whose_lease_was_lost_records_nothing(
     assert q.group_stats("work").counts.done == 1
 
 
+@pytest.mark.one_database
 def test_a_requeued_message_is_the_same_owner(q: Session, jobs: Jobs) -> None:
     q.push("work", 1)
     (message,) = q.pop("work")
@@ -353,6 +365,78 @@ def test_an_asynchronous_function_is_refused_and_not_taken_for_success(
     with pytest.raises(InvalidArgument, match="asynchronous"):
         jobs.run_unique("owner", "import", lambda job: run(job))
     assert jobs.roots()[0].status == "running"
+
+
+class Notes(Middleware):
+    """Writes down what the hooks of jobs are told."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.seen: list[tuple[Any, ...]] = []
+
+    def before_job(self, run: JobRun) -> None:
+        run.notes["stored"] = self.jobs.get(run.job.id).status
+        self.seen.append(("before", run.job.name, run.status))
+
+    def after_job(self, run: JobRun) -> None:
+        stored = run.notes["stored"], self.jobs.get(run.job.id).status
+        raised = None if run.exception is None else type(run.exception)
+        assert run.elapsed >= 0
+        self.seen.append(("after", run.status, stored, raised))
+
+
+class Broken(Middleware):
+    def before_job(self, run: JobRun) -> None:
+        raise OSError("before")
+
+    def after_job(self, run: JobRun) -> None:
+        raise OSError("after")
+
+
+def test_hooks_are_called_when_a_job_was_started_and_when_its_end_is_stored(
+    q: Session, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = Notes(jobs)
+    hooked = Jobs(q, middleware=[Broken(), notes])
+
+    def fail(job: RunningJob) -> bool:
+        raise KeyError("broken")
+
+    hooked.run_unique("a", "good", lambda job: True)
+    hooked.run_unique("b", "bad", lambda job: False)
+    with pytest.raises(KeyError):
+        hooked.run_unique("c", "raises", fail)
+    hooked.run_unique("a", "good", lambda job: True)  # has ended: it is not run again
+    hooked.run_unique("d", "raises", lambda job: True)  # the name is taken
+    assert notes.seen == [
+        ("before", "good", None), ("after", "success", ("running", "success"), None),
+        ("before", "bad", None), ("after", "failed", ("running", "failed"), None),
+        ("before", "raises", None),
+        ("after", "failed_redelivered", ("running", "failed_redelivered"), KeyError),
+    ]  # fmt: skip
+    assert caplog.text.count("before_job of") == caplog.text.count("after_job of") == 3
+
+
+@pytest.mark.one_database
+def test_the_hook_after_a_run_that_lost_its_lease_is_told_so(
+    q: Session, clock: VirtualClock
+) -> None:
+    runs: list[JobRun] = []
+
+    class Keep(Middleware):
+        def after_job(self, run: JobRun) -> None:
+            runs.append(run)
+
+    q.push("imports", {})
+    (message,) = q.pop("imports", lease_seconds=10)
+
+    def slow(job: RunningJob) -> bool:
+        clock.advance(11)
+        return True
+
+    with pytest.raises(AckflowError) as raised:
+        Jobs(q, middleware=[Keep()]).run_unique(message, "import", slow)
+    assert [(run.status, run.error) for run in runs] == [(None, raised.value)]
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 201, 7, None, "a\nb"])

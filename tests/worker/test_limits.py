@@ -14,7 +14,7 @@ import ackflow
 from ackflow import Message, Session, VirtualClock
 from ackflow.errors import InvalidArgument
 from ackflow.worker import Deferred, Limits, Permit, Rate
-from ackflow.worker.limits import parse_rate
+from ackflow.worker.coordination.limits import parse_rate
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from ackflow import VirtualClock
 from ackflow.errors import InvalidArgument
 from ackflow.testing import Harness
 from ackflow.worker import ACK, Worker
-from ackflow.worker.modes import MODES, Turns
+from ackflow.worker.consumer.modes import MODES, Turns
 
 
 def order(mode: str, counts: list[int], weights: list[int] | None = None) -> str:

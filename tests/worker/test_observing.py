@@ -12,7 +12,18 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from ackflow import Message
 from ackflow.testing import Harness
-from ackflow.worker import ACK, REJECT, Extension, ProcessorSession, RunState, Status, Worker
+from ackflow.worker import (
+    ACK,
+    REJECT,
+    Extension,
+    Jobs,
+    JobStale,
+    ProcessorSession,
+    RunningJob,
+    RunState,
+    Status,
+    Worker,
+)
 from ackflow.worker.opentelemetry import Tracing
 from ackflow.worker.prometheus import Metrics
 
@@ -118,3 +129,42 @@ def test_metrics_are_counted_and_served(tmp_path: Any) -> None:
     assert 'processing_seconds_count{handler="p",queue="a"} 3.0' in reads.text
     assert 'in_progress{queue="a"} 0.0' in reads.text
     assert 'pushes_total{queue="a"} 1.0' in reads.text
+
+
+def test_the_jobs_of_a_worker_are_counted_and_measured(h: Harness) -> None:
+    registry = prometheus_client.CollectorRegistry()
+    h.worker.add(Metrics(registry=registry))
+
+    @h.worker.processor("imports")
+    def run_import(message: Message, session: ProcessorSession) -> Status:
+        def work(job: RunningJob) -> bool:
+            assert registry.get_sample_value("ackflow_worker_jobs_in_progress") == 1
+            return bool(message.data)
+
+        h.worker.jobs().run_unique(f"owner {message.id}", f"import {message.id}", work)
+        return ACK
+
+    h.worker.push("imports", [1, 1, 0])
+    h.drain()
+    with pytest.raises(OSError, match="no route"):
+        h.worker.jobs().run_unique("owner", "raises", _raise)
+    jobs = h.worker.jobs(stale_after=1)
+    with pytest.raises(JobStale):
+        jobs.run_unique("slow", "slow", lambda job: _replace(h, jobs))
+    counted = {
+        status: registry.get_sample_value("ackflow_worker_jobs_total", {"status": status})
+        for status in ("success", "failed", "failed_redelivered", "lost")
+    }
+    assert counted == {"success": 3, "failed": 1, "failed_redelivered": 1, "lost": 1}
+    assert registry.get_sample_value("ackflow_worker_job_seconds_count") == 6
+    assert registry.get_sample_value("ackflow_worker_jobs_in_progress") == 0
+
+
+def _raise(job: RunningJob) -> bool:
+    raise OSError("no route")
+
+
+def _replace(h: Harness, jobs: Jobs) -> bool:
+    """Run another job of the name when this one counts as stale."""
+    h.clock.advance(2)
+    return bool(jobs.run_unique("other", "slow", lambda job: True))

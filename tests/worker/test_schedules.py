@@ -15,7 +15,7 @@ import ackflow
 from ackflow import Session, VirtualClock
 from ackflow.errors import InvalidArgument
 from ackflow.worker import Schedules, Tick, cron, every
-from ackflow.worker.schedules import Missed, upcoming
+from ackflow.worker.coordination.schedules import Missed, upcoming
 
 BERLIN = ZoneInfo("Europe/Berlin")
 START = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC, where the virtual clock begins

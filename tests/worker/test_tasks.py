@@ -223,9 +223,3 @@ def test_two_handlers_of_one_queue_without_groups_are_refused(worker: Worker) ->
         worker.processor("orders")(lambda m, s: ACK)
     with pytest.raises(InvalidArgument, match="needs another queue"):
         worker.task("orders")(lambda: None)
-
-
-def test_an_option_that_no_extension_knows_is_refused_when_the_worker_starts(h: Harness) -> None:
-    mail(h.worker, rat="10/s")
-    with pytest.raises(InvalidArgument, match="option 'rat'"):
-        h.drain()

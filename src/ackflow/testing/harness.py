@@ -13,17 +13,17 @@ from ..clock import VirtualClock
 from ..session.connect import connect
 from ..session.messages import Delivery
 from ..session.session import Session
+from ..worker.consumer.leases import HeldLease
+from ..worker.consumer.processing import Outcome, Processing
+from ..worker.consumer.receiver import Receiver
+from ..worker.consumer.settler import Settler
+from ..worker.consumer.time_limits import Attempt, Caller
 from ..worker.context import Context, RunState
+from ..worker.coordination.job_records import JobStatus
+from ..worker.coordination.jobs import Jobs
 from ..worker.hooks import Hooks, Middleware
-from ..worker.job_records import JobStatus
-from ..worker.jobs import Jobs
-from ..worker.leases import HeldLease
-from ..worker.processing import Outcome, Processing
-from ..worker.receiver import Receiver
 from ..worker.sending import ProcessorSession, Push
-from ..worker.settler import Settler
 from ..worker.status import Status
-from ..worker.time_limits import Attempt, Caller
 from ..worker.worker import Worker
 
 __all__ = ["ANY", "Harness", "Processed"]
@@ -192,7 +192,7 @@ class Harness:
         """A message with this data was sent to the queue."""
         sent = [one for _, one in self.sent_messages(queue)]
         assert any(data == one for one in sent), (
-            f"no message {_shown(data)} was sent to {queue}; sent: {sent}"
+            f"no message {_as_text(data)} was sent to {queue}; sent: {sent}"
         )
 
     def assert_messages_sent(self, queue: str, data: Sequence[Any]) -> None:
@@ -237,7 +237,7 @@ class Harness:
     ) -> None:
         """A message with this data was processed with this status the last time."""
         found = [one for one in self.processed_messages(queue=queue) if data == one.data]
-        assert found, f"no message {_shown(data)} was processed"
+        assert found, f"no message {_as_text(data)} was processed"
         assert found[-1].status is status, f"status {found[-1].status}, {found[-1].exception!r}"
 
     def assert_job_status(self, name: str, status: JobStatus) -> None:
@@ -260,5 +260,5 @@ def _data_of(push: Push) -> list[Any]:
     ]
 
 
-def _shown(data: Any) -> str:
+def _as_text(data: Any) -> str:
     return "" if data is ANY else repr(data)

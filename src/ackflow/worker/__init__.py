@@ -10,8 +10,15 @@ def bill(message, session):
     return ACK
 """
 
-from .consumer import Counts
+from .consumer.consumer import Counts
+from .consumer.modes import MODES
 from .context import Context, RunState
+from .coordination.job_records import Job, JobCannotBeStarted, JobNotFound, JobStale, JobStatus
+from .coordination.jobs import Jobs
+from .coordination.limits import Deferred, Limits, Permit, Rate
+from .coordination.running_job import JobRun, RunningJob
+from .coordination.schedules import Cron, Every, Schedule, Schedules, Tick, cron, every
+from .coordination.unique import Unique
 from .errors import (
     ConsumerDied,
     InvalidStatus,
@@ -23,16 +30,10 @@ from .errors import (
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
 from .extensions.redelivery import RedeliveryDelay
 from .hooks import Extension, Middleware
-from .job_records import Job, JobCannotBeStarted, JobNotFound, JobStale, JobStatus
-from .jobs import Jobs, RunningJob
-from .limits import Deferred, Limits, Permit, Rate
-from .modes import MODES
 from .results import Progress, Result, ResultFailed, ResultTimeout, ask
-from .schedules import Cron, Every, Schedule, Schedules, Tick, cron, every
 from .sending import ProcessorSession, Push, current
 from .status import ACK, REJECT, REQUEUE, Reject, Requeue, Retry, Status
 from .tasks import Handle, Task
-from .unique import Unique
 from .worker import Worker
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Job",
     "JobCannotBeStarted",
     "JobNotFound",
+    "JobRun",
     "JobStale",
     "JobStatus",
     "Jobs",

@@ -10,8 +10,8 @@ from .. import validate
 from ..errors import InvalidArgument
 from ..session.messages import Message
 from ..validate import Duration
+from .coordination.schedules import TICK_HEADER
 from .results import Progress, Result, asked_by
-from .schedules import TICK_HEADER
 from .schema import InvalidBody
 from .sending import ProcessorSession
 from .status import Reject, Requeue, Status

@@ -1,7 +1,7 @@
 """What a worker declares: processors, jobs, tasks, schedules, extensions and middleware."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_args
 
 from msgspec import Struct
 
@@ -11,11 +11,20 @@ from ..options import QUEUE_MODE, Ordering
 from ..session.results import TTL_SECONDS
 from ..session.transaction import Operations
 from ..validate import Duration
+from .coordination.limits import Limit, Rate
+from .coordination.schedules import (
+    Missed,
+    Schedule,
+    Spec,
+    Tick,
+    cron,
+    every,
+    schedule_of,
+    tick_headers,
+)
 from .extensions.keyed import KEYED, LimitHooks
 from .hooks import HOOKS, Hooks
-from .limits import Limit, Rate
 from .processor import Binding, Job, Processor, wrap
-from .schedules import Missed, Schedule, Spec, Tick, cron, every, schedule_of, tick_headers
 from .tasks import BACKOFF, Task
 
 if TYPE_CHECKING:
@@ -29,8 +38,8 @@ DEFAULT_QUEUE = "default"
 Key = str | Callable[..., object]
 
 
-class Options(Struct, frozen=True):
-    """The options of a processor or a job."""
+class HandlerOptions(TypedDict, total=False):
+    """The keywords of `processor` and `job`: the fields of `Options`."""
 
     name: str | None
     schema: Any
@@ -38,8 +47,27 @@ class Options(Struct, frozen=True):
     max_deliver: int | None
     ordering: Ordering | None
     lease_seconds: Duration | None
-    times: tuple[float | None, float | None]
-    limit: Limit | None
+    time_limit: Duration | None
+    soft_time_limit: Duration | None
+    concurrency: int | None
+    concurrency_key: Key | None
+    rate: str | Rate | None
+
+
+class Options(Struct, frozen=True):
+    """The options of a processor or a job."""
+
+    name: str | None = None
+    schema: Any = None
+    weight: int = 1
+    max_deliver: int | None = None
+    ordering: Ordering | None = None
+    lease_seconds: Duration | None = None
+    time_limit: Duration | None = None
+    soft_time_limit: Duration | None = None
+    concurrency: int | None = None
+    concurrency_key: Key | None = None
+    rate: str | Rate | None = None
 
 
 class Declarations:
@@ -54,69 +82,40 @@ class Declarations:
         self.declared_schedules: dict[str, Schedule] = {}
 
     def processor(
-        self,
-        queue: str,
-        *,
-        group: str = QUEUE_MODE,
-        name: str | None = None,
-        schema: Any = None,
-        weight: int = 1,
-        max_deliver: int | None = None,
-        ordering: Ordering | None = None,
-        lease_seconds: Duration | None = None,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-        concurrency: int | None = None,
-        concurrency_key: Key | None = None,
-        rate: str | Rate | None = None,
+        self, queue: str, *, group: str = QUEUE_MODE, **options: Unpack[HandlerOptions]
     ) -> Callable[[T], T]:
         """Register a function, or a class with `process`, that returns ACK, REJECT or REQUEUE.
 
         It takes the message and a `ProcessorSession`, and optionally the body: a parameter whose
-        type is a msgspec Struct or a dataclass. With `group`, several processors of one queue each
-        get every message. `max_deliver` makes a message a dead letter after so many deliveries.
-        With `ordering="ordered"` the messages of a partition are processed one after the other.
-        `concurrency`, `rate` and `concurrency_key` (a text, or a function of the message) limit it
-        across all workers, as those of a task.
+        type is a msgspec Struct or a dataclass, or which has a JSON Schema (`schema`). With `group`,
+        several processors of one queue each get every message. `max_deliver` makes a message a dead
+        letter after so many deliveries. With `ordering="ordered"` the messages of a partition are
+        processed one after the other. `time_limit`, `soft_time_limit` and `lease_seconds` are for
+        one message; `weight` is the share of the queue in the mode `weighted`. `concurrency`,
+        `rate` and `concurrency_key` (a text, or a function of the message) limit it across all
+        workers, as those of a task.
         """
-        options = Options(
-            name, schema, weight, max_deliver, ordering, lease_seconds,
-            _times(time_limit, soft_time_limit), Limit.of(concurrency, concurrency_key, rate),
-        )  # fmt: skip
-        return self._register(Processor, queue, group, options)
+        return self._register(Processor, queue, group, Options(**options))
 
     def job(
-        self,
-        queue: str,
-        *,
-        group: str = QUEUE_MODE,
-        name: str | None = None,
-        schema: Any = None,
-        weight: int = 1,
-        max_deliver: int | None = None,
-        ordering: Ordering | None = None,
-        lease_seconds: Duration | None = None,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-        concurrency: int | None = None,
-        concurrency_key: Key | None = None,
-        rate: str | Rate | None = None,
+        self, queue: str, *, group: str = QUEUE_MODE, **options: Unpack[HandlerOptions]
     ) -> Callable[[T], T]:
-        """Register a callable that returns True for ACK and False for REJECT."""
-        options = Options(
-            name, schema, weight, max_deliver, ordering, lease_seconds,
-            _times(time_limit, soft_time_limit), Limit.of(concurrency, concurrency_key, rate),
-        )  # fmt: skip
-        return self._register(Job, queue, group, options)
+        """Register a callable that returns True for ACK and False for REJECT.
+
+        The options are those of `processor`.
+        """
+        return self._register(Job, queue, group, Options(**options))
 
     def _register(
         self, kind: type[Processor], queue: str, group: str, options: Options
     ) -> Callable[[T], T]:
+        times = _times(options.time_limit, options.soft_time_limit)
+        limit = Limit.of(options.concurrency, options.concurrency_key, options.rate)
+
         def register(target: T) -> T:
             made = wrap(
                 target, kind, name=options.name, schema=options.schema,
-                time_limit=options.times[0], soft_time_limit=options.times[1],
-                limit=options.limit,
+                time_limit=times[0], soft_time_limit=times[1], limit=limit,
             )  # fmt: skip
             binding = self._binding(queue, group, options.lease_seconds)
             if binding.processor is not None or binding.tasks:
@@ -153,7 +152,6 @@ class Declarations:
         rate: str | Rate | None = None,
         result: bool | Duration = False,
         unique: bool | Key = False,
-        **options: Any,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Make a task of a function: `send_mail.push(...)` has the signature of the function.
 
@@ -164,8 +162,7 @@ class Declarations:
         workers together; for each `concurrency_key`, a text or a function of the task's arguments,
         of which one runs at once by default. `result` keeps what the function returns for an hour,
         or for so many seconds. While a `unique` task waits or runs, it is not pushed again: True
-        for each set of arguments, or a text or a function of the arguments. `options` are those of
-        the extensions that were added.
+        for each set of arguments, or a text or a function of the arguments.
         """
         times = _times(time_limit, soft_time_limit)
         limit = Limit.of(concurrency, concurrency_key, rate)
@@ -182,7 +179,7 @@ class Declarations:
             made = Task(
                 cast("Worker", self), function, name=label, queue=queue, group=group,
                 retries=retries, backoff=backoff, time_limit=times[0], soft_time_limit=times[1],
-                priority=priority, limit=limit, keep=keep, unique=unique, options=options,
+                priority=priority, limit=limit, keep=keep, unique=unique,
             )  # fmt: skip
             binding = self._binding(queue, group, None)
             if binding.processor is not None:

@@ -13,6 +13,7 @@ from .sending import Push
 from .status import Reject, Requeue
 
 if TYPE_CHECKING:
+    from .coordination.running_job import JobRun
     from .worker import Worker
 
 log = logging.getLogger("ackflow.worker")
@@ -44,7 +45,7 @@ class Extension:
 
 
 class Middleware:
-    """Hooks around push, process and settle. The `after` hooks run in reverse order."""
+    """Hooks around push, process, settle and job. The `after` hooks run in reverse order."""
 
     def attached(self, worker: "Worker") -> None:
         """Called by `worker.add`."""
@@ -67,8 +68,14 @@ class Middleware:
     def after_settle(self, context: Context, error: BaseException | None) -> None:
         """Called after the message was settled; `error` says why it could not be."""
 
+    def before_job(self, run: "JobRun") -> None:
+        """Called when a job was started, before its function, in its thread."""
 
-REVERSED = frozenset({"after_push", "after_process", "after_settle"})
+    def after_job(self, run: "JobRun") -> None:
+        """Called when the end of a job was recorded, or could not be; see `run.status`."""
+
+
+REVERSED = frozenset({"after_push", "after_process", "after_settle", "after_job"})
 HOOKS = [name for base in (Extension, Middleware) for name in vars(base) if name[0] != "_"]
 
 

@@ -20,8 +20,8 @@ from ..options import QUEUE_MODE, Ordering
 from ..session.messages import Delivery
 from ..session.session import Session
 from .context import Context
+from .coordination.limits import Limit
 from .errors import InvalidStatus
-from .limits import Limit
 from .schema import Schema, is_body_type
 from .sending import ProcessorSession
 from .status import ACK, REJECT, Status

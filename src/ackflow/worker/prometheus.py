@@ -6,6 +6,12 @@
 | `ackflow_worker_processing_seconds` | queue, handler |
 | `ackflow_worker_in_progress` | queue |
 | `ackflow_worker_pushes_total` | queue |
+| `ackflow_worker_jobs_total` | status: success, failed, failed_redelivered, lost |
+| `ackflow_worker_job_seconds` | |
+| `ackflow_worker_jobs_in_progress` | |
+
+A job is counted by the worker that ran it. `lost`: its end could not be recorded, because its lease was
+over or it was replaced. Names of jobs are no labels: there is no limit to their number.
 """
 
 from typing import Any
@@ -13,6 +19,7 @@ from typing import Any
 from .. import validate
 from ..errors import InvalidArgument
 from .context import Context, RunState
+from .coordination.running_job import JobRun
 from .hooks import Extension, Middleware
 from .sending import Push
 
@@ -23,7 +30,7 @@ except ImportError:
 
 
 class Metrics(Extension, Middleware):
-    """Count messages and measure processing.
+    """Count messages and jobs, and measure how long they take.
 
     With `port`, they are served under /metrics on `host` from the start of the consumer. Each
     process has its own port: with several processes, use `registry` and serve it yourself.
@@ -51,6 +58,17 @@ class Metrics(Extension, Middleware):
             "ackflow_worker_pushes_total", "Pushes of the worker.", ("queue",),
             registry=self._registry,
         )  # fmt: skip
+        self._jobs = prometheus_client.Counter(
+            "ackflow_worker_jobs_total", "Jobs that were run, by status.", ("status",),
+            registry=self._registry,
+        )  # fmt: skip
+        self._job_seconds = prometheus_client.Histogram(
+            "ackflow_worker_job_seconds", "Time that the function of a job took.",
+            registry=self._registry,
+        )  # fmt: skip
+        self._jobs_running = prometheus_client.Gauge(
+            "ackflow_worker_jobs_in_progress", "Jobs that are being run.", registry=self._registry
+        )
         self._server: Any = None
 
     def on_start(self, run: RunState) -> None:
@@ -93,6 +111,16 @@ class Metrics(Extension, Middleware):
         else:
             outcome = str(context.status).lower()
         self._messages.labels(context.message.queue, _name(context), outcome).inc()
+
+    def before_job(self, run: JobRun) -> None:
+        """Count a job that is being run."""
+        self._jobs_running.inc()
+
+    def after_job(self, run: JobRun) -> None:
+        """Count and measure a job."""
+        self._jobs_running.dec()
+        self._job_seconds.observe(run.elapsed)
+        self._jobs.labels(run.status or "lost").inc()
 
 
 def _name(context: Context) -> str:

@@ -14,7 +14,7 @@ from ..session.messages import Receipt
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration, Time
-from .unique import DAY, Unique
+from .coordination.unique import DAY, Unique
 
 if TYPE_CHECKING:
     from .context import Context

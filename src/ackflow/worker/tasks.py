@@ -25,7 +25,7 @@ from ..session.encoding import encode
 from ..session.messages import Delivery
 from ..validate import Duration, Time
 from .context import Context
-from .limits import Limit
+from .coordination.limits import Limit
 from .processor import TASK_HEADER
 from .results import Progress, Result, ask, result_of
 from .schema import InvalidBody
@@ -120,7 +120,6 @@ class Task(Generic[P, R]):
         limit: Limit | None,
         keep: float | None,
         unique: bool | str | Callable[..., object],
-        options: dict[str, Any],
     ) -> None:
         self._worker = worker
         self.function = function
@@ -133,7 +132,6 @@ class Task(Generic[P, R]):
         self.soft_time_limit = soft_time_limit
         self.priority = validate.priority(priority)
         self.limit = limit
-        self.options = options  # of extensions that were added
         self._keep = keep  # seconds to keep results
         self._unique = unique
         self._arguments = Arguments(function, self.name)

@@ -17,8 +17,10 @@ from ..session.encoding import Item
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..validate import Duration, Time
-from .consumer import Consumer, Counts
+from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
+from .coordination.jobs import Jobs
+from .coordination.schedules import Schedules
 from .declarations import Declarations
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
 from .extensions.logs import ProcessedLog
@@ -27,7 +29,6 @@ from .extensions.signals import Signals
 from .extensions.validation import BodyValidation
 from .hooks import Extension, Hooks
 from .processor import LEASE_SECONDS, Binding
-from .schedules import Schedules
 from .sending import Push, current
 
 log = logging.getLogger("ackflow.worker")
@@ -261,6 +262,18 @@ class Worker(Declarations):
         """The schedules of the worker, on its session."""
         return Schedules(self.session, self.declared_schedules)
 
+    def jobs(
+        self,
+        *,
+        stale_after: Duration | Mapping[str, Duration | None] | None = None,
+        max_redelivery_seconds: Duration | None = None,
+    ) -> Jobs:
+        """Jobs on the session of the worker, with the hooks of its middleware; see `Jobs`."""
+        return Jobs(
+            self.session, stale_after=stale_after, max_redelivery_seconds=max_redelivery_seconds,
+            middleware=self.added(),
+        )  # fmt: skip
+
     def select(self, queues: Queues | None, queue_set: str | None = None) -> list[Binding]:
         """The bindings of some queues, or of a named set; without either, all."""
         if queue_set is not None:
@@ -288,19 +301,12 @@ class Worker(Declarations):
         return chosen
 
     def prepare(self, bindings: Iterable[Binding]) -> None:
-        """Check the options of tasks, and create the groups that do not exist.
+        """Create the groups that do not exist.
 
         A new group has no limits of its own: what becomes of a failure is decided by the status, or
         by the task. The options of an existing group stay, except those that a processor names.
         """
-        known = {name for part in self.added() for name in getattr(part, "options", ())}
         for binding in bindings:
-            for task in binding.tasks.values():
-                if unknown := sorted(set(task.options) - known):
-                    raise InvalidArgument(
-                        f"task {task.name} has the option {unknown[0]!r}, which no extension of the "
-                        "worker knows"
-                    )
             self._prepare_group(binding)
 
     def _prepare_group(self, binding: Binding) -> None:

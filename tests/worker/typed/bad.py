@@ -24,3 +24,17 @@ send_mail.push_with(delay=60)(5)  # error
 send_mail.push_with(dellay=60)("a")  # error
 worker.run(concurency=8)  # error
 text: str = send_mail.push("a").result()  # error
+
+
+@worker.processor("orders", max_delivery=5)  # error
+def bill(message: object, session: object) -> object:
+    return None
+
+
+@worker.task("mail2", retrise=3)  # error
+def again() -> None: ...
+
+
+@worker.job("reports", time_limit="soon")  # error
+def report(message: object) -> bool:
+    return True

@@ -7,12 +7,12 @@ import logging
 
 from ...errors import AckflowError
 from ..context import Context
+from ..coordination.limits import FAILED_SECONDS, Deferred, Limits, Permit
+from ..coordination.unique import HEADER, TAKEN_SECONDS, Unique
 from ..hooks import Extension, Middleware
-from ..limits import FAILED_SECONDS, Deferred, Limits, Permit
 from ..results import asked_by, record, record_failure
 from ..schema import InvalidBody
 from ..status import ACK, REJECT, Status
-from ..unique import HEADER, TAKEN_SECONDS, Unique
 
 log = logging.getLogger("ackflow.worker")
 

@@ -2,9 +2,9 @@
 
 from ... import validate
 from ...validate import Duration
+from ..consumer.processing import REDELIVER_COUNT
 from ..context import Context
 from ..hooks import Extension
-from ..processing import REDELIVER_COUNT
 
 DELAY_SECONDS = 10.0
 

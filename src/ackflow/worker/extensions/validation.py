@@ -2,9 +2,9 @@
 
 import logging
 
+from ..consumer.processing import abbreviate
 from ..context import Context
 from ..hooks import Extension
-from ..processing import shown
 from ..processor import Processor
 from ..schema import InvalidBody, Schema
 from ..status import REJECT
@@ -26,7 +26,7 @@ class BodyValidation(Extension):
         try:
             context.notes[Schema] = handler.schema.body_of(context.message)
         except InvalidBody as error:
-            raw = shown(context.message.raw)
+            raw = abbreviate(context.message.raw)
             log.critical("Got invalid message of %s, %s: %s", context.message.queue, error, raw)
             context.reason = f"invalid body: {error}"
             context.status = REJECT

@@ -15,12 +15,12 @@ import secrets
 from typing import Any
 from urllib.parse import quote
 
-from .. import validate
-from ..errors import InvalidArgument, TransactionFailed
-from ..session.messages import Delivery, Receipt
-from ..session.session import Session
-from ..session.transaction import Operations
-from ..validate import Duration
+from ... import validate
+from ...errors import InvalidArgument, TransactionFailed
+from ...session.messages import Delivery, Receipt
+from ...session.session import Session
+from ...session.transaction import Operations
+from ...validate import Duration
 
 PREFIX = "unique/"
 HEADER = "ackflow-unique"

@@ -20,10 +20,10 @@ from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from ..clock import Clock
-from ..session.lease_renewer import CallTimeouts
-from .context import Context
-from .errors import ProcessorExited, SoftTimeLimitExceeded, TimeLimitExceeded
+from ...clock import Clock
+from ...session.lease_renewer import CallTimeouts
+from ..context import Context
+from ..errors import ProcessorExited, SoftTimeLimitExceeded, TimeLimitExceeded
 
 log = logging.getLogger("ackflow.worker")
 FORKED = 70  # the exit code of a child that returned from a handler

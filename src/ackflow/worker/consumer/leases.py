@@ -4,11 +4,11 @@ import logging
 import threading
 from contextlib import AbstractContextManager
 
-from ..broker.core.settle import extend
-from ..session.lease_renewer import LeaseRenewer
-from ..session.messages import Batch, Message
-from ..session.session import Session
-from .processor import Binding
+from ...broker.core.settle import extend
+from ...session.lease_renewer import LeaseRenewer
+from ...session.messages import Batch, Message
+from ...session.session import Session
+from ..processor import Binding
 from .time_limits import Attempt
 
 log = logging.getLogger("ackflow.worker")

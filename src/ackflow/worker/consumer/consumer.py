@@ -17,20 +17,20 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from .. import validate
-from ..clock import SECOND
-from ..errors import SessionClosed
-from ..session.messages import Message
-from ..session.session import Session
-from .context import Context, RunState
-from .hooks import Hooks
+from ... import validate
+from ...clock import SECOND
+from ...errors import SessionClosed
+from ...session.messages import Message
+from ...session.session import Session
+from ..context import Context, RunState
+from ..hooks import Hooks
+from ..processor import Binding
+from ..sending import ProcessorSession
+from ..status import ACK, REJECT, REQUEUE
 from .leases import HeldLease, Leases
 from .processing import Outcome, Processing
-from .processor import Binding
 from .receiver import Receiver
-from .sending import ProcessorSession
 from .settler import Settler
-from .status import ACK, REJECT, REQUEUE
 from .time_limits import Attempt, Caller, GivenUp
 
 log = logging.getLogger("ackflow.worker")

@@ -21,18 +21,20 @@ import hashlib
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from .. import validate
-from ..errors import AckflowError, InvalidArgument
-from ..session.messages import Delivery
-from ..session.session import Session
-from ..session.transaction import Operations
-from ..validate import Duration
+from ... import validate
+from ...errors import AckflowError, InvalidArgument
+from ...session.messages import Delivery
+from ...session.session import Session
+from ...session.transaction import Operations
+from ...validate import Duration
+from ..hooks import Hooks
 from .job_records import (
     ACTIVE,
     MOST_NAME,
@@ -57,67 +59,15 @@ from .job_records import (
     new_id,
     seconds_since,
 )
+from .running_job import JobRun, RunningJob, Send
 
 T = TypeVar("T")
 log = logging.getLogger("ackflow.worker")
-Send = Callable[[Operations, Job], Any]
 DAY = 86_400.0
 KEEP_SUCCESS, KEEP_FAILED = 14 * DAY, 30 * DAY
 SLICE = 200  # children that one transaction changes
 PAGE = 200
 ASYNC = "the function of a job must not be asynchronous: nothing would await it"
-
-
-class RunningJob:
-    """The job that a function is run for; its only argument."""
-
-    def __init__(self, jobs: "Jobs", job: Job) -> None:
-        self._jobs = jobs
-        self._job = job
-
-    @property
-    def id(self) -> str:
-        """The id of the job."""
-        return self._job.id
-
-    @property
-    def name(self) -> str:
-        """The name of the job."""
-        return self._job.name
-
-    @property
-    def root_id(self) -> str:
-        """The id of the root job."""
-        return self._job.root_id
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the root was interrupted; a long function may ask now and then, and return."""
-        return self._jobs.get(self.root_id).interrupted
-
-    def create_delayed(self, name: str, send: Send | None = None) -> Job:
-        """Create another child of the same root.
-
-        `send(t, child)` adds the message that will run it to the transaction that creates it. It is
-        called again if another process changed the root meanwhile.
-        """
-        return self._jobs.create_child(self.root_id, name, send)
-
-    def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
-        """Record how far the job is, from 0 to 1, and what a later attempt needs to go on."""
-        self._jobs.record_progress(self._job, part, data)
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What `progress` recorded last, in this attempt or an earlier one."""
-        return self._jobs.get(self.id).data
-
-    def add_dependent(
-        self, queue: str, data: Any, *, priority: int = 0, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Push a message when the root stops, whatever its status is then."""
-        one = Dependent(queue, data, priority, dict(headers or {}))
-        self._jobs.add_dependent(self.root_id, one)
 
 
 class Cleaned(Struct):
@@ -134,6 +84,9 @@ class Jobs:
     instead of blocking it: seconds for all jobs, or by name or by a prefix that ends before a `.` or
     `:`; `default` is for the others. `max_redelivery_seconds` does the same for a root whose
     children are run again and again.
+
+    `middleware`: parts with the hooks `before_job` and `after_job`; `worker.jobs()` gives those of
+    the worker.
     """
 
     def __init__(
@@ -142,8 +95,10 @@ class Jobs:
         *,
         stale_after: Duration | Mapping[str, Duration | None] | None = None,
         max_redelivery_seconds: Duration | None = None,
+        middleware: Sequence[Any] = (),
     ) -> None:
         self._records = JobRecords(session)
+        self._hooks = Hooks(middleware)
         self._stale = StaleRule(stale_after, max_redelivery_seconds)
 
     # running
@@ -191,19 +146,11 @@ class Jobs:
         child = self._start(id, message)
         if child.status != "running":
             return {"success": True, "failed": False}.get(child.status)
+        one = JobRun(RunningJob(self, child))
         try:
-            result = run(RunningJob(self, child))
-            if inspect.iscoroutine(result):
-                result.close()
-                raise InvalidArgument(ASYNC)
-        except BaseException:
-            try:
-                self._end(child, "failed_redelivered", None)
-            except AckflowError as error:  # what the function raised is more important
-                log.warning("job %s could not be marked as failed_redelivered: %s", id, error)
-            raise
-        self._end(child, "success" if result else "failed", message)
-        return result
+            return self._run(child, one, run, message)
+        finally:
+            self._hooks.call("after_job", one)
 
     def create_child(self, root_id: str, name: str, send: Send | None = None) -> Job:
         """Create a child of a root that has not stopped; see `RunningJob.create_delayed`."""
@@ -421,6 +368,39 @@ class Jobs:
             return job
 
         return self._records.change(attempt)
+
+    def _run(
+        self, child: Job, one: JobRun, run: Callable[[RunningJob], T], message: Delivery | None
+    ) -> T:
+        """Run the function of a child that was started, and record how it ended."""
+        began = time.perf_counter()
+        try:
+            self._hooks.call("before_job", one)
+            began = time.perf_counter()
+            result = run(one.job)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise InvalidArgument(ASYNC)
+        except BaseException as error:
+            one.elapsed, one.exception = time.perf_counter() - began, error
+            try:
+                self._end(child, "failed_redelivered", None)
+                one.status = "failed_redelivered"
+            except AckflowError as reason:  # what the function raised is more important
+                one.error = reason
+                log.warning(
+                    "job %s could not be marked as failed_redelivered: %s", child.id, reason
+                )
+            raise
+        one.elapsed = time.perf_counter() - began
+        status: JobStatus = "success" if result else "failed"
+        try:
+            self._end(child, status, message)
+        except BaseException as error:
+            one.error = error
+            raise
+        one.status = status
+        return result
 
     def _abandoned(self, job: Job) -> bool:
         """Whether the lease under which a child was started is over."""

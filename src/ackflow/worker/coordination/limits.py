@@ -20,12 +20,12 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from .. import validate
-from ..clock import SECOND, micros
-from ..errors import InvalidArgument, TransactionFailed
-from ..session.messages import Delivery
-from ..session.session import Session
-from ..session.transaction import Operations
+from ... import validate
+from ...clock import SECOND, micros
+from ...errors import InvalidArgument, TransactionFailed
+from ...session.messages import Delivery
+from ...session.session import Session
+from ...session.transaction import Operations
 
 PREFIX = "limits/"
 TRIES = 8

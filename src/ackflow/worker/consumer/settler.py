@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..broker.broker import Broker
-from ..broker.requests import Verdict
-from ..errors import PASSING, AckflowError, LeaseLost, TransactionFailed, text_of
-from ..ids import new_token
-from ..session.messages import Message
-from ..session.session import Session
-from ..session.transaction import Operations
-from .hooks import Hooks
+from ...broker.requests import Verdict
+from ...errors import PASSING, AckflowError, LeaseLost, TransactionFailed, text_of
+from ...ids import new_token
+from ...session.messages import Message
+from ...session.session import Session
+from ...session.transaction import Operations
+from ..hooks import Hooks
 from .processing import Outcome
 
 log = logging.getLogger("ackflow.worker")
@@ -138,7 +137,7 @@ class Settler:
 
     def _commit(self, outcomes: list[Outcome]) -> None:
         """Commit messages with what their handlers sent, together; if refused, one by one."""
-        operations = Operations(None if isinstance(self._session.broker, Broker) else _key())
+        operations = Operations(None if self._session.broker.local else _key())
         for outcome in outcomes:
             assert outcome.verdict is not None
             operations.settle(outcome.context.message, outcome.verdict)

@@ -11,15 +11,15 @@ import time
 
 from msgspec import Struct
 
-from ..broker.requests import Verdict
-from ..errors import LeaseLost, text_of
-from .context import Context, PutOff
-from .errors import TimeLimitExceeded
-from .hooks import Hooks
-from .processor import TASK_HEADER
-from .schema import InvalidBody
-from .sending import _current
-from .status import ACK, REJECT, REQUEUE, Reject, Requeue, Status
+from ...broker.requests import Verdict
+from ...errors import LeaseLost, text_of
+from ..context import Context, PutOff
+from ..errors import TimeLimitExceeded
+from ..hooks import Hooks
+from ..processor import TASK_HEADER
+from ..schema import InvalidBody
+from ..sending import _current
+from ..status import ACK, REJECT, REQUEUE, Reject, Requeue, Status
 from .time_limits import Attempt, Caller, GivenUp, LeaseGone
 
 log = logging.getLogger("ackflow.worker")
@@ -145,7 +145,7 @@ class Processing:
     def _invalid_body(self, context: Context, error: InvalidBody) -> Outcome:
         context.session.discard()
         context.exception = error
-        log.critical("Got invalid message, %s: %s", error, shown(context.message.raw))
+        log.critical("Got invalid message, %s: %s", error, abbreviate(context.message.raw))
         context.status = REJECT
         return Outcome(context, _verdict(REJECT, f"invalid body: {error}"))
 
@@ -199,7 +199,7 @@ def _verdict(status: Status, reason: str | None, name: str | None = None) -> Ver
     return Verdict("requeue", reason)
 
 
-def shown(raw: bytes, most: int = 500) -> str:
+def abbreviate(raw: bytes, most: int = 500) -> str:
     """The start of a body, for a log."""
     text = raw[:most].decode(errors="replace")
     return f'"{text}"' + ("…" if len(raw) > most else "")

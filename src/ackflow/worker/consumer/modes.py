@@ -17,7 +17,7 @@ quickly that they are popped ahead.
 from collections.abc import Generator, Sequence
 from typing import Literal, TypeVar, get_args
 
-from .. import validate
+from ... import validate
 
 T = TypeVar("T")
 Mode = Literal[

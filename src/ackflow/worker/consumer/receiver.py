@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from ..broker.broker import Broker
-from ..broker.requests import PopRequest
-from ..errors import AckflowError
-from ..session.consumer import RepeatablePop
-from ..session.messages import Batch, Message
-from ..session.session import Session
+from ...broker.requests import PopRequest
+from ...errors import AckflowError
+from ...session.consumer import RepeatablePop
+from ...session.messages import Batch, Message
+from ...session.session import Session
+from ..processor import Binding
 from .modes import Turns
-from .processor import Binding
 
 log = logging.getLogger("ackflow.worker")
 # How long a pop waits: while nothing is processed, and while something is. What stops the consumer
@@ -33,7 +32,7 @@ class Receiver:
         self._bindings = bindings
         self._turns = Turns(mode, [binding.weight for binding in bindings])
         self._stopped = stopped
-        self._waits = LOCAL_WAITS if isinstance(session.broker, Broker) else REMOTE_WAITS
+        self._waits = LOCAL_WAITS if session.broker.local else REMOTE_WAITS
         self._pops = [RepeatablePop(self._request(binding)) for binding in bindings]
         self._waiting: dict[Future[Batch[Message] | None], int] = {}
         self._pool: ThreadPoolExecutor | None = None

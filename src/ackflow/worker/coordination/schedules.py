@@ -23,12 +23,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec import Struct
 
-from .. import validate
-from ..clock import SECOND
-from ..errors import AckflowError, InvalidArgument, TransactionFailed
-from ..session.session import Session
-from ..session.transaction import Operations
-from ..validate import Duration
+from ... import validate
+from ...clock import SECOND
+from ...errors import AckflowError, InvalidArgument, TransactionFailed
+from ...session.session import Session
+from ...session.transaction import Operations
+from ...validate import Duration
 
 log = logging.getLogger("ackflow.worker")
 Missed = Literal["skip", "once", "all"]

@@ -20,13 +20,13 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from .. import validate
-from ..clock import SECOND
-from ..errors import AckflowError, InvalidArgument, NotFound, StorageBusy, TransactionFailed
-from ..model import Value
-from ..session.session import Session
-from ..session.transaction import Operations
-from ..validate import Duration
+from ... import validate
+from ...clock import SECOND
+from ...errors import AckflowError, InvalidArgument, NotFound, StorageBusy, TransactionFailed
+from ...model import Value
+from ...session.session import Session
+from ...session.transaction import Operations
+from ...validate import Duration
 
 T = TypeVar("T")
 JobStatus = Literal[

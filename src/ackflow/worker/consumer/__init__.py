@@ -1,0 +1,1 @@
+"""The consumer of a worker: how messages are received, processed and settled."""

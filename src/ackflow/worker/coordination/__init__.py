@@ -1,0 +1,1 @@
+"""What the workers of a database agree on, kept as keyed values in it."""

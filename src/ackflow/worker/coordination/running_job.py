@@ -1,0 +1,82 @@
+"""A job while it runs: what its function is given, and what the hooks of jobs are given."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from ...session.transaction import Operations
+from .job_records import Dependent, Job, JobStatus
+
+if TYPE_CHECKING:
+    from .jobs import Jobs
+
+Send = Callable[[Operations, Job], Any]
+
+
+class RunningJob:
+    """The job that a function is run for; its only argument."""
+
+    def __init__(self, jobs: "Jobs", job: Job) -> None:
+        self._jobs = jobs
+        self._job = job
+
+    @property
+    def id(self) -> str:
+        """The id of the job."""
+        return self._job.id
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._job.name
+
+    @property
+    def root_id(self) -> str:
+        """The id of the root job."""
+        return self._job.root_id
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the root was interrupted; a long function may ask now and then, and return."""
+        return self._jobs.get(self.root_id).interrupted
+
+    def create_delayed(self, name: str, send: Send | None = None) -> Job:
+        """Create another child of the same root.
+
+        `send(t, child)` adds the message that will run it to the transaction that creates it. It is
+        called again if another process changed the root meanwhile.
+        """
+        return self._jobs.create_child(self.root_id, name, send)
+
+    def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
+        """Record how far the job is, from 0 to 1, and what a later attempt needs to go on."""
+        self._jobs.record_progress(self._job, part, data)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What `progress` recorded last, in this attempt or an earlier one."""
+        return self._jobs.get(self.id).data
+
+    def add_dependent(
+        self, queue: str, data: Any, *, priority: int = 0, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Push a message when the root stops, whatever its status is then."""
+        one = Dependent(queue, data, priority, dict(headers or {}))
+        self._jobs.add_dependent(self.root_id, one)
+
+
+class JobRun(Struct):
+    """One run of a child job, as `before_job` and `after_job` see it.
+
+    `status` is what was recorded: `success`, `failed` or `failed_redelivered`. It is None before the
+    end, and after a run whose end could not be recorded; `error` then says why. `exception` is what
+    the function raised, `elapsed` how many seconds it took.
+    """
+
+    job: RunningJob
+    status: JobStatus | None = None
+    elapsed: float = 0.0
+    exception: BaseException | None = None
+    error: BaseException | None = None
+    notes: dict[Any, Any] = field(default_factory=dict)  # kept by middleware from before to after
