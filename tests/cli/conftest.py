@@ -1,5 +1,6 @@
 """The command line as a function, on a file and on a server; and as a process of its own."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner, Result
 
 import ackflow
@@ -16,6 +18,9 @@ from ackflow.cli.main import app
 
 from ..running import Running
 from ..server.conftest import start_process  # noqa: F401
+
+# A runner makes all commands anew for each one it runs, which takes five times as long as to run it.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.fixture(autouse=True)

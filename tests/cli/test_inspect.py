@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from ackflow.broker.broker import Broker
-from ackflow.broker.core import admin
-from ackflow.broker.core import sweeps as core_sweeps
+from ackflow.broker.core.admin import admin
+from ackflow.broker.core.upkeep import sweeps as core_sweeps
 
 from .conftest import Cli
 

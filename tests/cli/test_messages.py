@@ -7,6 +7,8 @@ import pytest
 
 from .conftest import Cli
 
+pytestmark = pytest.mark.every_store  # settling by token, waiting and streams differ over HTTP
+
 # push
 
 

@@ -15,6 +15,8 @@ from .command import CaFile, Commands, ContextName, TokenOption, Url, database_t
 from .commands import (
     admin,
     bench,
+    bridge,
+    copy,
     dead,
     doctor,
     inspect,
@@ -23,6 +25,7 @@ from .commands import (
     messages,
     pipeline,
     tokens,
+    ui,
     watch,
     work,
 )
@@ -72,7 +75,20 @@ def _options(
 
 
 # The order of the modules is the order of their panels in the help.
-for module in (messages, inspect, watch, dead, admin, doctor, work, bench, contexts):
+for module in (
+    messages,
+    inspect,
+    watch,
+    dead,
+    admin,
+    doctor,
+    work,
+    bridge,
+    bench,
+    ui,
+    copy,
+    contexts,
+):
     module.register(app)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=OPERATION)
 app.add_typer(tokens.app, name="token", rich_help_panel=OPERATION)
@@ -181,9 +197,23 @@ def serve(
         bool, typer.Option("--access-log", help="Log every request, not only errors.")
     ] = False,
     slow: Annotated[float, duration("Log requests that take at least this long.")] = 1.0,
+    show_ui: Annotated[
+        bool, typer.Option("--ui/--no-ui", help="Serve the dashboard at /ui.")
+    ] = True,
+    ui_prefix: Annotated[
+        str, typer.Option(help="Path that a proxy in front of the dashboard does not remove.")
+    ] = "",
+    ui_read_only: Annotated[
+        bool, typer.Option("--ui-read-only", help="Refuse every change made by the dashboard.")
+    ] = False,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(help="Fields that the dashboard hides, such as password,card.*."),
+    ] = None,
 ) -> None:
     """Serve a database over HTTP, and AMQP if a port for it is given, until stopped."""
     from ..server import run
+    from ..server.console.ui import UiSettings
     from ..server.limits import Limits
     from ..server.logs import FORMATS, LEVELS
     from ..server.request_log import LogSettings
@@ -208,6 +238,12 @@ def serve(
         require_token=require_token,
         allow_open=allow_open,
         allowed_hosts=allow_host or [],
+        ui=UiSettings(
+            enabled=show_ui,
+            prefix=_prefix(ui_prefix),
+            read_only=ui_read_only,
+            mask=_patterns(mask or []),
+        ),
         log_format=validate.one_of(log_format, "--log-format", FORMATS),
         log_level=validate.one_of(log_level, "--log-level", LEVELS),
         queen_retry_limit=validate.one_of(
@@ -216,6 +252,20 @@ def serve(
     )
     with persistent():
         run.serve(config)
+
+
+def _patterns(given: list[str]) -> tuple[str, ...]:
+    """The patterns of --mask, which may be repeated and list several."""
+    return tuple(part.strip() for text in given for part in text.split(",") if part.strip())
+
+
+def _prefix(text: str) -> str:
+    """A path such as /tools/ackflow, without a slash at the end."""
+    path = text.strip("/")
+    if not all(part and part.isascii() and part.isprintable() and not set(part) & set("?#%{} ")
+               for part in path.split("/")) and path:  # fmt: skip
+        raise InvalidArgument(f"--ui-prefix must be a path such as /tools/ackflow, got {text!r}")
+    return f"/{path}" if path else ""
 
 
 def _bytes(text: str) -> int:

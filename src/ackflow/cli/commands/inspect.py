@@ -1,5 +1,6 @@
 """Read-only commands: queues, groups, leases, sweeps, messages, why."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
@@ -53,6 +54,10 @@ def queues(target: Target, queue: OptionalQueue = None) -> None:
         _one_queue(target, target.session.queue_stats(queue))
         return
     found = target.session.queues()
+    if not target.location.remote:
+        for database in target.session.databases():
+            if not database.up:
+                print(f"ackflow: {database.error}; its queues are missing here", file=sys.stderr)
     if not found:
         target.out.say("no queues")
         target.out.hint("""ackflow push orders '{"id": 1}'""")

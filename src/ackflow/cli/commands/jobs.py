@@ -8,8 +8,8 @@ import typer
 
 from ...errors import InvalidArgument
 from ...model import when
-from ...worker.job_records import STATUSES, Job
-from ...worker.jobs import KEEP_FAILED, KEEP_SUCCESS, Jobs
+from ...worker.coordination.job_records import STATUSES, Job
+from ...worker.coordination.jobs import KEEP_FAILED, KEEP_SUCCESS, Jobs
 from .. import params
 from ..command import Target, Yes, command, confirm
 from ..output import Columns, ago, plural, span

@@ -24,7 +24,8 @@ def _broker(target: Target) -> Broker:
             "keys are used where the database is: give its file or PostgreSQL URL with --db"
         )
     broker = target.session.broker
-    assert isinstance(broker, Broker)
+    if not isinstance(broker, Broker):
+        raise InvalidArgument("keys are rotated in one database after the other; give one of them")
     return broker
 
 

@@ -3,16 +3,16 @@
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ... import validate
 from ...errors import InvalidArgument, NotFound
 from ...pipeline import preflight, stages
-from ...pipeline.declaration import Pipeline
+from ...pipeline.declaration import Pipeline, example, load_module
 from ...pipeline.loader import clients
-from ...pipeline.stages import DEFAULT_DECLARATION, STAGES, Settings
+from ...pipeline.stages import Settings
 from ...pipeline.state import pipeline_names
 from ...session.session import Session
 from ..errors import NOTHING, NoDatabase
@@ -20,11 +20,13 @@ from ..output import Columns, Output
 from ..params import duration
 from ..streams import persistent
 
+DEFAULT_DECLARATION = example("coffee_shop")
+
 app = typer.Typer(no_args_is_help=True, help="Run a pipeline of tables and queries on Spark.")
 
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder with one sub-folder of CSV files per client; only workers read it."),
+    typer.Option(help="Folder with one sub-folder of files per client; only workers read it."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the answers, logs and the timeline.")]
 Db = Annotated[
@@ -48,6 +50,14 @@ Secret = Annotated[
 AlarmAfter = Annotated[
     float, duration("Time after which a held end of file is an alarm.", least=1.0)
 ]
+Work = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or URL for partial results that the driver and all executors share "
+        "(default: work in the out folder)."
+    ),
+]
+Results = Annotated[Literal["json", "csv", "parquet"], typer.Option(help="Format of the answers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -59,9 +69,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal data.")] = 1,
 ) -> None:
     """Generate data of coffee shops, including edge cases."""
-    from ...pipeline.examples.generate import generate as write
-
-    write(out, transactions, clients, seed)
+    load_module(example("coffee_shop_data"))["generate"](out, transactions, clients, seed)
     print(f"{clients} clients with {transactions:,} transactions each are in {out}")
 
 
@@ -73,36 +81,52 @@ def run(
     declared: Declared = DEFAULT_DECLARATION,
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
     workers: Annotated[int, typer.Option(min=1, help="Number of upstream workers.")] = 3,
-    shards: Annotated[int, typer.Option(min=1, max=99, help="Number of aggregator shards.")] = 4,
+    parts: Annotated[
+        int, typer.Option(min=1, max=99, help="Number of partitions that rows are folded in.")
+    ] = 4,
+    work: Work = None,
+    results: Results = "json",
     eof_alarm_after: AlarmAfter = 60.0,
     stage: Annotated[
         str | None,
-        typer.Option(help="Run one stage until stopped: worker, router, aggregator or finisher."),
+        typer.Option(help="Run one stage until stopped: worker or spark."),
     ] = None,
     worker: Annotated[
         int, typer.Option(min=0, help="Number of the worker, with --stage worker.")
     ] = 0,
     standby: Annotated[
-        bool, typer.Option(help="Keep a warm standby that takes over when the router dies.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Keep a warm standby that takes over when Spark dies.",
+            show_default="on a local master",
+        ),
+    ] = None,
+    ui: Annotated[bool, typer.Option(help="Serve Spark's own pages.")] = True,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="Client to answer although more arrived than its ends of file say."),
+    ] = None,
     token: Secret = None,
 ) -> None:
     """Answer the queries for every client; a restarted run continues where it stopped."""
-    if stage is not None and stage not in ("worker", *STAGES):
-        raise InvalidArgument(f"--stage must be one of worker, {', '.join(STAGES)}, got {stage!r}")
+    if stage is not None and stage not in ("worker", "spark"):
+        raise InvalidArgument(f"--stage must be one of worker, spark, got {stage!r}")
     if data is None and stage in (None, "worker"):
         raise InvalidArgument("--data is required: a folder with one sub-folder per client")
     settings = Settings(
         data=str(data or ""), out=str(out), db=db, declaration=str(declared), master=master,
-        workers=workers, shards=shards, token=token, standby=standby,
+        workers=workers, parts=parts, work=work, results=results, token=token, standby=standby,
+        ui=ui,
     )  # fmt: skip
     if stage is not None:
         run_stage(settings, stage, worker)
         return
-    from ...pipeline.chart import write as draw
+    from ...pipeline.progress import write as draw
     from ...pipeline.run import Run
 
     with persistent(), closing(Run(settings)) as found:
+        for client in accept or ():
+            found.accept(client)
         worked = found.run(alarm_after=eof_alarm_after)
     if worked:
         print(f"the answers are in {out}, the timeline is {draw(out)}")
@@ -118,7 +142,7 @@ def check_stage(settings: Settings, stage: str, worker: int) -> None:
             raise InvalidArgument(
                 f"--worker must be an integer from 0 to {settings.workers - 1}, got {worker}"
             )
-    if stage == "router":
+    if stage == "spark":
         preflight.check_master(settings.master)
 
 
@@ -132,7 +156,7 @@ def run_stage(settings: Settings, stage: str, worker: int) -> None:
     if stage == "worker":
         stages.worker(settings, worker)
     else:
-        STAGES[stage](settings)
+        stages.spark(settings)
 
 
 def existing_session(settings: Settings, consumer: str) -> Session:
@@ -160,7 +184,7 @@ def status(
     prometheus: Annotated[bool, typer.Option(help="Print metrics for Prometheus.")] = False,
 ) -> None:  # fmt: skip
     """Show the progress of each table and its unacknowledged ends of file."""
-    from ...pipeline.status import prometheus_text, table_statuses
+    from ...pipeline.state import prometheus_text, table_statuses
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()
@@ -175,10 +199,10 @@ def status(
         raise typer.Exit(NOTHING)
     Output(as_json).table(
         Columns(
-            ("client", "table", ">batches", ">ends held", ">oldest", "state"),
-            ("oldest", "batches", "ends held", "state"),
+            ("client", "table", ">blocks", ">rows", ">ends held", ">oldest", "state"),
+            ("oldest", "rows", "blocks", "ends held", "state"),
         ),
-        [(row.client, row.table, str(row.handled), str(row.held),
+        [(row.client, row.table, str(row.blocks), str(row.rows), str(row.held),
           f"{row.oldest_seconds:.0f} s" if row.held else "", row.state) for row in rows],
         rows,
     )  # fmt: skip
@@ -188,17 +212,81 @@ def status(
 def cancel(
     client: Annotated[str, typer.Argument(help="Client to cancel.")],
     out: Out, db: Db = None, declared: Declared = DEFAULT_DECLARATION, token: Secret = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept",
+            help="Cancel only its alarm: answer with all that arrived, although its ends of file "
+            "announce less.",
+        ),
+    ] = False,
 ) -> None:  # fmt: skip
     """Cancel a client: drop its messages and delete its state."""
-    from ...pipeline.cancel import cancel as cancel_client
+    from ...pipeline.state import accept as accept_client
+    from ...pipeline.state import cancel as cancel_client
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
     pipeline = settings.pipeline()
     with existing_session(settings, "cancel") as q:
         try:
-            new = cancel_client(q, pipeline, client)
+            new = (accept_client if accept else cancel_client)(q, pipeline, client)
         except NotFound as error:
             error.message += other_pipelines_hint(q, pipeline)
             raise
-    print(f"{client} is cancelled; the stages drop its messages" if new else
-          f"{client} was already cancelled")  # fmt: skip
+    if accept:
+        print(f"{client} is accepted; it is answered with all that arrived" if new else
+              f"{client} was already accepted")  # fmt: skip
+    else:
+        print(f"{client} is cancelled; the stages drop its messages" if new else
+              f"{client} was already cancelled")  # fmt: skip
+
+
+@app.command()
+def check(
+    declaration: Annotated[Path, typer.Argument(help="Python file that declares the pipeline.")],
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[1]",
+) -> None:
+    """Check a declaration, and explain what each part becomes on Spark."""
+    settings = Settings(data="", out="", declaration=str(declaration), master=master)
+    pipeline = settings.pipeline()
+    preflight.check_spark(master)
+    from ...pipeline.application import spark_session
+    from ...pipeline.check import explained
+
+    spark = spark_session(settings, pipeline)
+    try:
+        print("\n".join(explained(spark, pipeline)))
+    finally:
+        spark.stop()
+
+
+@app.command()
+def answers(
+    client: Annotated[
+        str, typer.Option("--so-far", help="Client whose queries are answered with what is there.")
+    ],
+    out: Out, to: Annotated[Path, typer.Option(help="Folder for the interim answers.")],
+    db: Db = None, declared: Declared = DEFAULT_DECLARATION, work: Work = None,
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
+    results: Results = "json", token: Secret = None,
+) -> None:  # fmt: skip
+    """Answer the queries of a client that is not finished, with what is folded so far."""
+    settings = Settings(
+        data="", out=str(out), db=db, declaration=str(declared), work=work, master=master,
+        results=results, token=token,
+    )  # fmt: skip
+    pipeline = settings.pipeline()
+    with existing_session(settings, "answers") as q:
+        from ...pipeline.state import check_open
+
+        check_open(q, pipeline, client, "answered")
+        preflight.check_spark(master)
+        preflight.make_folder(to)
+        from ...pipeline.application import answer_so_far, spark_session
+
+        spark = spark_session(settings, pipeline)
+        try:
+            blocks, rows = answer_so_far(spark, settings, pipeline, q, client, to)
+        finally:
+            spark.stop()
+    print(f"{client}: {blocks:,} blocks with {rows:,} rows so far; the answers are in {to}")

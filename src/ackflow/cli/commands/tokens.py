@@ -10,6 +10,7 @@ import typer
 from ...broker import access_tokens
 from ...broker.access_tokens import Token
 from ...broker.broker import Broker
+from ...broker.sharded.broker import ShardedBroker
 from ...errors import InvalidArgument
 from ...model import when
 from .. import params
@@ -23,11 +24,11 @@ Name = Annotated[str, typer.Argument(help="Name of the token, in lists and logs.
 DAY, MAX_DAYS = 86_400.0, 100_000
 
 
-def _broker(target: Target) -> Broker:
+def _broker(target: Target) -> Broker | ShardedBroker:
     if target.location.remote:
         raise InvalidArgument("tokens are managed in the database itself: give its file with --db")
     broker = target.session.broker
-    assert isinstance(broker, Broker)
+    assert isinstance(broker, Broker | ShardedBroker)
     return broker
 
 

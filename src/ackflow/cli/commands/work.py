@@ -87,8 +87,8 @@ def work(
     --supervise starts it again.
     """
     # Imported here: other commands start faster without it.
+    from ...worker.consumer.modes import MODES
     from ...worker.loading import load_worker
-    from ...worker.modes import MODES
     from ...worker.supervise import PARENT_PIPE, Supervisor, stop_with_parent
 
     _start_logs(log_format, log_level)
