@@ -9,7 +9,8 @@ from urllib3.exceptions import NewConnectionError, ReadTimeoutError
 
 import ackflow
 from ackflow import Session
-from ackflow.broker.core import admin, settle
+from ackflow.broker.core import settle
+from ackflow.broker.core.admin import admin
 from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
 from ackflow.remote import protocol, retry, transport_asyncio, transport_threads

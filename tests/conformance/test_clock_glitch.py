@@ -10,7 +10,6 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock
 from ackflow.broker.broker import Broker
-from ackflow.remote.broker import RemoteBroker
 
 pytestmark = pytest.mark.every_store
 
@@ -56,13 +55,12 @@ def test_a_delay_that_was_asked_for_is_kept_behind_a_message_from_the_future(
 def test_a_pop_waits_as_long_as_it_was_asked_to_whatever_the_clock_is_set_to(
     q: Session, clock: VirtualClock, step: float
 ) -> None:
-    if isinstance(q.broker, RemoteBroker):
-        pytest.skip("the server waits, on a clock of its own")
+    broker = q.broker
+    if not isinstance(broker, Broker):
+        pytest.skip("another broker waits, on a clock of its own")
     done: list[Any] = []
     waiting = threading.Thread(target=lambda: done.append(q.pop("q", wait=5)), daemon=True)
     waiting.start()
-    broker = q.broker
-    assert isinstance(broker, Broker)
     while not broker.waiters.by_key:
         time.sleep(0.001)
     clock.step(step)

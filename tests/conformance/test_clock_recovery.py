@@ -13,7 +13,10 @@ import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.broker import access_tokens
 from ackflow.broker.broker import Broker
-from ackflow.broker.core.clock_recovery import recover
+from ackflow.broker.core.routing.imports import import_messages
+from ackflow.broker.core.upkeep.clock_recovery import recover
+from ackflow.broker.requests import Publication
+from ackflow.dialects.rabbitmq.verbs import QueueRequest, declare_queue, remove_unused
 from ackflow.model import when
 from ackflow.store.migrate import shipped
 
@@ -96,6 +99,36 @@ def test_a_nacked_message_comes_after_its_delay(
     with years_ahead(q, clock):
         q.pop("q", group="g")[0].nack(delay=delay)
     assert comes_after(q, clock, delay) == ["a"]
+
+
+def test_a_message_expires_after_its_own_time_to_live(q: Session, clock: VirtualClock) -> None:
+    def publish(data: bytes, ttl: float) -> None:
+        q.broker.do(import_messages, True, "q", [Publication("", ["q"], data, ttl=ttl)])
+
+    publish(b"long", YEARS * 2)
+    with years_ahead(q, clock):
+        publish(b"short", 30)
+        publish(b"longer", 60)
+    q.group("q", "g")
+    clock.advance(31)
+    assert pop_data(q, lease_seconds=1) == [b"long", b"longer"]
+    clock.advance(30)
+    q.upkeep()
+    assert pop_data(q, lease_seconds=1) == [b"long"]
+    clock.advance(YEARS)
+    q.upkeep()
+    assert pop_data(q) == [b"long"]
+
+
+def test_a_queue_declared_under_a_wrong_clock_expires_when_unused(
+    q: Session, clock: VirtualClock
+) -> None:
+    asked = QueueRequest("temporary", True, False, None, "", {"x-expires": 60_000})
+    with years_ahead(q, clock):
+        q.broker.do(declare_queue, True, asked, "")
+    clock.advance(61)
+    assert q.broker.do(remove_unused, True, "temporary")
+    assert "temporary" not in {one.name for one in q.queues()}
 
 
 @pytest.mark.parametrize("looked_at", [False, True])
@@ -317,8 +350,8 @@ def test_the_time_to_an_ack_is_never_negative(clock: VirtualClock) -> None:
 def test_many_are_set_right_in_slices(
     tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ackflow.broker.core.clock_recovery.ROWS", 2)
-    monkeypatch.setattr("ackflow.broker.core.clock_recovery.LOOKED_AT", 3)
+    monkeypatch.setattr("ackflow.broker.core.upkeep.clock_recovery.ROWS", 2)
+    monkeypatch.setattr("ackflow.broker.core.upkeep.clock_recovery.LOOKED_AT", 3)
     with ackflow.connect(tmp_path / "a.db", clock=clock, upkeep=False) as q:
         q.push("q", "before")
         with years_ahead(q, clock):

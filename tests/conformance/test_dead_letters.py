@@ -365,6 +365,7 @@ def test_dead_letters_are_read_by_their_ids(many: Session) -> None:
 
 
 @pytest.mark.every_store
+@pytest.mark.one_database
 def test_redrive_to_another_queue_reaches_every_group_there(q: Session) -> None:
     q.group("repair", "b")
     bury(q, "x", partition="eu", priority=2)

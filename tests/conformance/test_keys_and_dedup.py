@@ -86,6 +86,7 @@ def test_a_repeated_key_tells_the_same_duplicates(q: Session) -> None:
         {"delay": 0.0},
     ],
 )
+@pytest.mark.one_database
 def test_the_same_key_with_another_body_is_refused(q: Session, again: dict[str, Any]) -> None:
     request: dict[str, Any] = {"queue": "orders", "data": [1, 2], "key": "k"}
     q.push(**request)
@@ -139,6 +140,7 @@ def test_old_keys_are_removed_by_upkeep_and_counted(q: Session, clock: VirtualCl
     assert q.upkeep().pruned == 0
 
 
+@pytest.mark.one_database
 def test_a_push_of_nothing_may_have_a_key_too(q: Session) -> None:
     assert list(q.push("orders", [], key="k")) == []
     assert list(q.push("orders", [], key="k")) == []

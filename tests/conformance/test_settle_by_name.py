@@ -33,7 +33,8 @@ def as_it_stands(
     def run(tx: Any) -> Outcome:
         place = ids.parse_message_id(message)
         found, lane = tx.queue(queue), tx.lane(place.lane)
-        return settle_in_group(tx, tx.group(found.id, group), lane, place.sequence, verdict)
+        group_row = tx.group(found.id, group)
+        return settle_in_group(tx, group_row, lane, place.sequence, verdict, AlreadyCommitted)
 
     return q.broker.do(run, False)
 

@@ -49,6 +49,7 @@ def test_publishing_shows_everything_at_once_in_the_order_of_the_stages(q: Sessi
     assert [m.data for m in q.pop("out", batch=10)] == ["b1", "a1", "a2"]
 
 
+@pytest.mark.one_database
 def test_a_stage_may_reach_several_lanes_and_stages_several_queues(q: Session) -> None:
     items = [Item(data=n, partition="ab"[n % 2], priority=n // 2) for n in range(4)]
     stages = [q.stage("job", 1, "out", items), q.stage("job", 1, "log", "done", partition="x")]
@@ -143,6 +144,7 @@ def test_a_stage_named_twice_is_published_once(q: Session) -> None:
     assert stored(q) == [1]
 
 
+@pytest.mark.one_database
 def test_a_stage_of_nothing_can_be_published(q: Session) -> None:
     empty = q.stage("job", 1, "out", [])
     full = q.stage("job", 1, "out", [1])
@@ -195,6 +197,7 @@ def test_each_producer_has_a_highest_batch_of_its_own(q: Session) -> None:
 # with acks in one commit
 
 
+@pytest.mark.one_database
 def test_publishing_and_acking_are_one_commit(q: Session) -> None:
     q.push("in", [1, 2])
     batch = q.pop("in", batch=2)
@@ -223,6 +226,7 @@ def test_a_known_transaction_id_does_not_count_as_published(q: Session) -> None:
     assert stored(q) == ["first", "new"]
 
 
+@pytest.mark.one_database
 def test_an_ack_no_longer_held_undoes_the_publishing(q: Session, clock: VirtualClock) -> None:
     q.push("in", [1, 2])
     batch = q.pop("in", batch=2)
@@ -246,6 +250,7 @@ def test_a_missing_stage_undoes_the_acks(q: Session) -> None:
     assert q.group_stats("in").counts.leased == 1
 
 
+@pytest.mark.one_database
 def test_a_repeated_publishing_does_not_ack_again(q: Session) -> None:
     q.push("in", 1)
     batch = q.pop("in")

@@ -191,6 +191,7 @@ SPOILS = [
 
 
 @pytest.mark.parametrize(("spoil", "cause"), SPOILS)
+@pytest.mark.one_database
 def test_a_message_no_longer_held_fails_the_whole(
     q: Session,
     clock: VirtualClock,
@@ -302,6 +303,7 @@ OTHER_BODIES: list[Callable[[Any, Batch[Message]], Any]] = [
 
 
 @pytest.mark.parametrize("body", OTHER_BODIES)
+@pytest.mark.one_database
 def test_the_same_key_with_another_body_is_refused(
     q: Session, body: Callable[[Any, Batch[Message]], Any]
 ) -> None:
@@ -327,6 +329,7 @@ def test_the_same_key_with_another_body_is_refused(
         {"delay": 1.0},
     ],
 )
+@pytest.mark.one_database
 def test_the_same_key_with_another_push_is_refused(q: Session, again: dict[str, Any]) -> None:
     plain = {"queue": "out", "data": [1, 2], "partition": "Default", "priority": 0, "delay": None}
     q.transaction("t-1").push(**plain).commit()

@@ -395,7 +395,7 @@ def test_a_pop_that_may_not_have_what_came_does_not_stand_for_one_that_may() -> 
 # the real clock
 
 
-SOON = 2.0
+SOON = LONG / 2  # of what a pop waits that is not woken
 
 
 def test_a_waiting_pop_wakes_soon_after_a_push_from_another_thread() -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ackflow import Session, VirtualClock, ids
-from ackflow.broker.core import global_pause
+from ackflow.broker.core.admin import global_pause
 from ackflow.model import Why
 
 START = 1_700_000_000.0

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import pytest
 
 from ackflow import Session
-from ackflow.broker.core import expiry, take
+from ackflow.broker.core import take
+from ackflow.broker.core.upkeep import expiry
 from ackflow.clock import VirtualClock
 from ackflow.options import QUEUE_MODE
 

@@ -16,7 +16,7 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.broker.broker import TURN_SECONDS
+from ackflow.broker.broker import TURN_SECONDS, poll_pause
 
 PEER = Path(__file__).with_name("peer.py")
 Start = Callable[..., "Peer"]
@@ -160,6 +160,15 @@ def test_a_waiting_pop_wakes_soon_after_a_push_in_another_process(start: Start, 
     assert waiter.finish() == []
     assert max(delays) < 1.0
     assert sorted(delays)[2] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("quiet", "pause"), [(0, 0.005), (0.25, 0.005), (0.5, 0.01), (1, 0.02), (2, 0.04), (600, 0.04)]
+)
+def test_polls_for_other_processes_become_rare_when_nothing_happens(
+    quiet: float, pause: float
+) -> None:
+    assert poll_pause(quiet) == pytest.approx(pause)
 
 
 def test_after_a_fork_the_child_is_told_and_the_parent_is_unharmed(

@@ -15,7 +15,7 @@ LANES, EACH = 300, 4
 WORKER = """
 import os, sys
 import ackflow
-from ackflow.broker.core import sweeps
+from ackflow.broker.core.upkeep import sweeps
 
 path, way, slices = sys.argv[1], sys.argv[2], int(sys.argv[3])
 sweeps.SLICE_SECONDS, sweeps.LANES_AT_ONCE, sweeps.ROWS_AT_ONCE = 0.0, 7, 50

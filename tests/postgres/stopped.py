@@ -31,20 +31,19 @@ def stop_at(point: str) -> None:
     wanted, when = POINTS[point]
     armed = [True]
 
-    def stop(sql: str, moment: str) -> None:
-        if armed[0] and sql == wanted and when == moment:
+    def stop(sent: str | Sequence[tuple[str, Any]], moment: str) -> None:
+        statements = [sent] if isinstance(sent, str) else [sql for sql, _ in sent]
+        if armed[0] and wanted in statements and when == moment:
             armed[0] = False
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    for name in ("execute", "write"):
+    for name in ("execute", "execute_all", "write"):
         real = getattr(PipelinedConnection, name)
 
-        def patched(
-            self: PipelinedConnection, sql: str, args: Sequence[Any] = (), *, real: Any = real
-        ) -> Any:
-            stop(sql, "before")
-            answer = real(self, sql, args)
-            stop(sql, "after")
+        def patched(self: PipelinedConnection, sent: Any, *args: Any, real: Any = real) -> Any:
+            stop(sent, "before")
+            answer = real(self, sent, *args)
+            stop(sent, "after")
             return answer
 
         setattr(PipelinedConnection, name, patched)

@@ -16,6 +16,7 @@ from ackflow import Session
 from ackflow.errors import LeaseLost, OutcomeUnknown, StorageAway, StorageBusy
 from ackflow.store.postgres import store
 from ackflow.store.postgres.connection import PipelinedConnection
+from ackflow.store.postgres.fences import lock_key
 from ackflow.store.postgres.notify import POLL_SECONDS
 
 from . import server as servers
@@ -207,7 +208,7 @@ def test_a_broker_that_hangs_in_the_middle_makes_others_wait_and_then_say_so(
     with ackflow.connect(f"{postgres_url}?options=-c%20lock_timeout%3D200ms", upkeep=False) as q:
         q.push("jobs", 1)
         with psycopg.connect(postgres_url) as hung:
-            hung.execute("select pg_advisory_xact_lock(%s)", (store.lock_key("ackflow"),))
+            hung.execute("select pg_advisory_xact_lock(%s)", (lock_key("ackflow"),))
             with pytest.raises(StorageBusy):
                 q.push("jobs", 2)
         q.push("jobs", 3)

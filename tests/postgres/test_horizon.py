@@ -67,6 +67,8 @@ def test_a_cycle_reads_as_much_however_many_versions_lie_dead(
             stack.enter_context(ackflow.connect(postgres_url, upkeep=False)) for _ in range(brokers)
         ]
         db = stack.enter_context(psycopg.connect(postgres_url, autocommit=True))
+        if db.info.server_version < 180_000:
+            pytest.skip("an older server does not count the blocks of one backend")
         fill(sessions[0], partitions)
         for number in range(20 * brokers):  # every statement is prepared
             cycle(sessions[number % brokers], number, partitions)

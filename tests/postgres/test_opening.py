@@ -1,6 +1,7 @@
 """PostgreSQL: schema creation on first use, and databases that are refused."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,11 +46,14 @@ def test_every_statement_fits_the_schema(postgres_url: str) -> None:
 
 
 @pytest.fixture
-def other_schema(postgres_url: str) -> str:
+def other_schema(postgres_url: str) -> Iterator[str]:
+    """The URL of an empty schema of its own, which is dropped with the test."""
     with psycopg.connect(postgres_url, autocommit=True) as db:
         db.execute("drop schema if exists other cascade")
         db.execute("create schema other")
-    return f"{postgres_url}?schema=other"
+    yield f"{postgres_url}?schema=other"
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("drop schema other cascade")
 
 
 def test_a_schema_of_another_program_is_refused_and_left_as_it_is(
@@ -143,7 +147,7 @@ def test_connect_waits_for_a_server_that_restarts() -> None:
     ],
 )
 def test_only_what_may_pass_is_waited_for(message: str, passes: bool) -> None:
-    assert store._lost(psycopg.OperationalError(message)) == passes
+    assert connection.is_lost(psycopg.OperationalError(message)) == passes
 
 
 def test_an_unknown_role_is_refused_at_once(postgres_url: str) -> None:

@@ -188,8 +188,8 @@ def test_what_cannot_be_safe_is_refused_with_a_sentence(
         ackflow.within(db).push("orders", 1)
     db.rollback()
     db.isolation_level = None
-    with pytest.raises(NotADatabase, match="no queue in the schema other"):
-        ackflow.within(db, schema="other").push("orders", 1)
+    with pytest.raises(NotADatabase, match="no queue in the schema nowhere"):
+        ackflow.within(db, schema="nowhere").push("orders", 1)
     with pytest.raises(psycopg.Error):
         db.execute("select nothing")
     with pytest.raises(InvalidArgument, match="roll it back"):
@@ -329,6 +329,8 @@ def test_two_writers_and_two_brokers_lose_nothing_and_agree_with_the_rows(
     assert sorted(got) == sorted([*rows, *(f"broker {n}" for n in range(20))])
     counts = q.group_stats("orders").counts
     assert (counts.done, counts.ready, counts.leased) == (84, 0, 0)
+    left = "select from ackflow.writes group by fence, broker having count(*) > 1"
+    assert not db.execute(left).fetchall(), "each writer removes its last row, or the next one does"
 
 
 LOOP = """

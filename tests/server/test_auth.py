@@ -202,6 +202,8 @@ def test_only_what_shows_no_data_is_open() -> None:
     paths = {route.path for route in open_routes()}
     assert {"/livez", "/readyz", "/openapi.json", "/docs", "/docs/{file}"} <= paths
     for route in open_routes():
+        if route.path == "/v1/session":  # to log in and out, and to ask whether that is needed
+            continue
         assert route.method == "GET", route.path
         assert "{queue}" not in route.path, route.path
 

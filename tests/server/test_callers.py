@@ -26,6 +26,7 @@ from ackflow.broker.requests import (
     Mark,
     Operation,
     PopRequest,
+    Publication,
     PushOperation,
     PushRequest,
     PutOperation,
@@ -54,29 +55,37 @@ CALLERS = {
 # on at least one queue, as the answer shows only those; "all": on every queue; "open": no token.
 VERB_TABLE = {
     "read-only mine": """browse dead_count dead_letters dead_summary follow group_stats leases message
-        partitions peek progress queue_stats why""",
+        partitions peek progress queue_stats reader_lag store_of_lease why""",
     "read-only any": "overdue queues sweeps",
     "read-only all": "value values",
-    "read-write mine": """bind_batch commit_batch configure configure_group delete_message drop_stage
-        extend hand_over judge keep_reader lease_next mark_bad pause publish read reader_fetch
-        reader_idle redrive seek settle settle_lock settle_many settle_to stage start_reader
+    "read-write mine": """ack_and_pop bind_batch commit_batch configure configure_group delete_message drop_stage
+        extend extend_lease hand_over import_messages judge keep_reader lease_next mark_bad pause publish read reader_fetch
+        reader_idle reader_stored redrive release_lease seek settle settle_lock settle_many settle_message settle_to
+        stage start_reader
         transact""",
-    "admin mine": "delete_group delete_queue purge purge_dead",
+    "admin mine": """delete_group delete_queue export_dead export_lanes export_queue export_segments
+        export_states export_txids import_dead import_done import_lanes import_queue import_segments
+        import_states import_txids purge purge_dead""",
+    "admin any": "databases",
 }
 GROUP = "/api/v1/consumer-groups/{group}"
 MESSAGE = "/{partitionId}/{transactionId}"
 ROUTE_TABLE = {
-    "open": """GET /openapi.json|GET /docs|GET /docs/{file}|GET /livez|GET /readyz|GET /health""",
+    "open": """GET /ui|GET /ui/{file}|GET /ui/{folder}/{file}|GET /openapi.json|GET /docs|GET /docs/{file}|GET /livez|GET /readyz|GET /health""",
     "read-only any": f"""GET /v1/about|GET /metrics|GET /api/v1/dlq|GET /api/v1/consumer-groups
         |GET /api/v1/consumer-groups/lagging|GET {GROUP}|GET /api/v1/resources/queues
         |GET /api/v1/resources/partitions|GET /api/v1/resources/namespaces
         |GET /api/v1/resources/tasks|GET /api/v1/resources/overview|GET /api/v1/messages
-        |GET /api/v1/status|GET /api/v1/status/queues|GET /api/v1/status/analytics""",
+        |GET /api/v1/status|GET /api/v1/status/queues|GET /api/v1/status/analytics|GET /v1/overview
+        |GET /v1/queues|GET /v1/groups|GET /v1/leases|GET /v1/locate|GET /v1/dead""",
     "read-only all": """GET /api/v1/traces/names|GET /api/v1/traces/by-name/{name}
-        |GET /api/v1/status/buffers""",
+        |GET /api/v1/status/buffers|GET /v1/series|GET /v1/values""",
     "read-only mine": f"""GET /queue/{{queue}}|GET /api/v1/resources/queues/{{queue}}
         |GET /api/v1/status/queues/{{queue}}|GET /api/v1/status/queues/{{queue}}/messages
-        |GET /api/v1/messages{MESSAGE}|GET /api/v1/traces{MESSAGE}|POST /streams/v1/state/get""",
+        |GET /api/v1/messages{MESSAGE}|GET /api/v1/traces{MESSAGE}|POST /streams/v1/state/get
+        |GET /v1/queues/{{queue}}|GET /v1/queues/{{queue}}/groups/{{group}}/partitions|GET /v1/queues/{{queue}}/groups/{{group}}/seek
+        |GET /v1/queues/{{queue}}/messages|GET /v1/queues/{{queue}}/messages/{{id}}|GET /v1/queues/{{queue}}/messages/{{id}}/payload
+        |GET /v1/queues/{{queue}}/tail|GET /v1/queues/{{queue}}/dead|GET /v1/queues/{{queue}}/dead/export""",
     "read-write any": "GET /api/v1/pop",
     "read-write mine": f"""POST /v1/push|POST /v1/pop|POST /queue/{{queue}}/push
         |POST /queue/{{queue}}/pop|POST /queue/{{queue}}/acknowledge
@@ -87,16 +96,26 @@ ROUTE_TABLE = {
         |POST /api/v1/configure|POST {GROUP}/subscription|POST {GROUP}/queues/{{queue}}/seek
         |POST {GROUP}/queues/{{queue}}/partitions/{{partition}}/seek
         |DELETE /api/v1/messages{MESSAGE}|POST /api/v1/messages{MESSAGE}/retry
-        |POST /api/v1/traces|POST /streams/v1/queries|POST /streams/v1/cycle""",
+        |POST /api/v1/traces|POST /streams/v1/queries|POST /streams/v1/cycle|POST /v1/queues/{{queue}}/pause
+        |PATCH /v1/queues/{{queue}}|PATCH /v1/queues/{{queue}}/groups/{{group}}|POST /v1/queues/{{queue}}/groups/{{group}}/seek|POST /v1/queues/{{queue}}/messages
+        |POST /v1/queues/{{queue}}/messages/{{id}}/settle|DELETE /v1/queues/{{queue}}/messages/{{id}}
+        |POST /v1/queues/{{queue}}/leases/{{token}}/release|POST /v1/queues/{{queue}}/leases/{{token}}/extend
+        |POST /v1/queues/{{queue}}/dead/redrive""",
     "admin mine": f"""DELETE {GROUP}/queues/{{queue}}|DELETE /api/v1/resources/queues/{{queue}}
-        |DELETE /api/v1/queues/{{queue}}/clear""",
+        |DELETE /api/v1/queues/{{queue}}/clear|DELETE /v1/queues/{{queue}}|POST /v1/queues/{{queue}}/purge
+        |DELETE /v1/queues/{{queue}}/groups/{{group}}|POST /v1/queues/{{queue}}/dead/purge""",
     "admin any": f"DELETE {GROUP}",
     "admin all": """POST /v1/upkeep|POST /api/v1/stats/refresh|GET /api/v1/system/maintenance
         |POST /api/v1/system/maintenance|GET /api/v1/system/maintenance/pop
-        |POST /api/v1/system/maintenance/pop""",
+        |POST /api/v1/system/maintenance/pop|GET /v1/tokens|POST /v1/tokens
+        |DELETE /v1/tokens/{name}|GET /v1/audit""",
 }
-# Tested elsewhere: each verb has its own rule, and each of several pushes its own answer.
-OTHER_ROUTES = {"POST /v1/verbs/{verb}", "POST /v1/pushes"}
+# Tested elsewhere: each verb has its own rule, each of several pushes its own answer, and whoever logs
+# in to the dashboard brings the token in the body.
+OTHER_ROUTES = {
+    "POST /v1/verbs/{verb}", "POST /v1/pushes",
+    "GET /v1/session", "POST /v1/session", "DELETE /v1/session",
+}  # fmt: skip
 VERB_RULES = {name: rule for rule, names in VERB_TABLE.items() for name in names.split()}
 ROUTE_RULES = {
     name.strip(): rule for rule, names in ROUTE_TABLE.items() for name in names.split("|")
@@ -137,21 +156,33 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "commit_batch": (BatchCommit("producer", 9),),
         "configure": ("mine", {}, "native"), "configure_group": ("mine", "g", {}, None),
         "delete_message": ("mine", at.id), "drop_stage": (at.stage,), "extend": (at.token, 60.0),
+        "extend_lease": ("mine", at.token, 60.0), "release_lease": ("mine", at.token),
+        "settle_message": ("mine", QUEUE_MODE, at.id, Verdict("ack"), None),
         "hand_over": ("reader", at.epoch, 0, at.number, 60.0),
+        "import_messages": ("mine", [Publication("", ["mine"], b"1")], None),
         "judge": ([SettleOperation(at.token, ack)], []),
         "keep_reader": ("reader", at.epoch, 60.0),
         "lease_next": (ReaderRequest("reader", at.epoch, 0, 1, 1, 60.0),),
         "mark_bad": ("reader", at.epoch, at.number, at.lane, at.reader_token, [0, 1]),
         "pause": ("mine", None, False), "publish": ("producer", 9, [], None), "read": (at.token,),
         "reader_fetch": ("reader", at.epoch, at.number, at.lane, at.reader_token, [0, 1], 10),
-        "reader_idle": ("reader", at.epoch, 0), "redrive": (DeadFilter("mine"), None, 10),
+        "reader_idle": ("reader", at.epoch, 0), "reader_lag": ("reader", at.epoch),
+        "reader_stored": ("reader", at.epoch, at.number, at.lane, at.reader_token, [0, 1]),
+        "redrive": (DeadFilter("mine"), None, 10),
         "seek": ("mine", QUEUE_MODE, "end", False, None), "settle": (at.token, ack),
         "settle_lock": ("mine", QUEUE_MODE, at.token, Verdict("ack")),
+        "ack_and_pop": ({at.token: ack}, PopRequest("mine", QUEUE_MODE, "c")),
         "settle_many": ({at.token: ack}, False), "settle_to": ("reader", at.epoch, 0, 60.0),
-        "stage": ("producer", 9, [chunk()]),
+        "stage": ("producer", 9, [chunk()]), "databases": (), "store_of_lease": (at.token,),
         "start_reader": ("reader", "mine", "spark", False, 0),
         "transact": (TransactionRequest(push),), "delete_group": ("mine", "g"),
         "delete_queue": ("mine",), "purge": ("mine", None), "purge_dead": (DeadFilter("mine"), 10),
+        "export_queue": ("mine",), "export_lanes": ("mine", 0, 10),
+        "export_segments": ("mine", at.lane, 0, 1000), "export_txids": ("mine", "p", "", 10),
+        "export_states": ("mine",), "export_dead": ("mine", 0, 1000),
+        "import_queue": ("mine", b""), "import_lanes": ("mine", b""),
+        "import_segments": ("mine", "p", 0, b""), "import_txids": ("mine", "p", b""),
+        "import_states": ("mine", b"", b""), "import_dead": ("mine", b""), "import_done": ("mine",),
     }  # fmt: skip
     return every[verb]
 
@@ -304,7 +335,8 @@ def test_a_route_serves_only_callers_whose_token_covers_what_it_touches(
     lease = ids.token_uuid(at.token)
     method, _, path = route.partition(" ")
     for name, value in {"queue": "mine", "group": "g", "partitionId": partition, "leaseId": lease,
-                        "transactionId": "t", "partition": "p"}.items():  # fmt: skip
+                        "transactionId": "t", "partition": "p", "id": at.id,
+                        "token": ids.token_text(at.token), "name": "nothing"}.items():  # fmt: skip
         path = path.replace(f"{{{name}}}", value)
     ack = {"transactionId": at.id, "partitionId": partition, "leaseId": lease}
     bodies: dict[str, Any] = {

@@ -82,9 +82,14 @@ def _until(done: Callable[[], bool]) -> None:
 # raw sockets against a process
 
 
-@pytest.fixture
-def process(start_process: Start) -> Process:
-    return start_process("--read-timeout", "0.5")
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One server for all of these tests: what one of them does to it, the next ones would see."""
+    server = Process(tmp_path_factory.mktemp("limits") / "server.db", 0, "--read-timeout", "0.5")
+    yield server
+    assert server.stop() == 0
+    assert server.process.stdout is not None
+    server.process.stdout.close()
 
 
 def speak(process: Process, *parts: bytes, pause: float = 0.0) -> bytes:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,17 @@ CLIENTS = Path(sys.prefix) / "clients"  # made by `make setup`
 SCENARIOS = Path(__file__).with_name("queen_scenarios.py")
 
 
-@pytest.fixture(params=["0.15.0", "2.6.0"])
+# Scenarios that need a server or a client with options of its own; the others share one of each.
+ALONE = {"administration", "attempts", "consume_unsized"}
+SHARED = (
+    "push", "pop_and_ack", "consume_single", "consume_batch", "consume_each",
+    "consume_concurrently", "callbacks", "renewal", "transactions", "subscriptions",
+    "dead_letters", "namespaces", "traces", "streams",
+)  # fmt: skip
+pytestmark = pytest.mark.xdist_group("queen clients")
+
+
+@pytest.fixture(scope="module", params=["0.15.0", "2.6.0"])
 def version(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     if not (CLIENTS / f"queen-mq-{name}").is_dir():
@@ -27,20 +37,38 @@ def version(request: pytest.FixtureRequest) -> str:
     return name
 
 
+def run_scenarios(version: str, url: str, *names: str, **environment: str) -> dict[str, Any]:
+    """Run scenarios in a process of its own: the client takes over the signals of a process."""
+    done = subprocess.run(
+        [sys.executable, str(SCENARIOS), url, *names],
+        env={**os.environ, **environment, "PYTHONPATH": str(CLIENTS / f"queen-mq-{version}")},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    answers: dict[str, Any] = json.loads(lines[-1])
+    return answers
+
+
+@pytest.fixture(scope="module")
+def shared(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The answers of the scenarios that ran at the same time on one server."""
+    server = Process(tmp_path_factory.mktemp("queen") / "server.db")
+    yield run_scenarios(version, server.url, *SHARED)
+    assert server.stop() == 0
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+
+
 @pytest.fixture
-def run(version: str, start_process: Start) -> Callable[..., Any]:
-    """Run a scenario in a process of its own: the client takes over the signals of a process."""
+def run(version: str, request: pytest.FixtureRequest, start_process: Start) -> Callable[..., Any]:
+    """The answer of a scenario."""
 
     def one(name: str, *options: str, **environment: str) -> Any:
+        if name not in ALONE:
+            return request.getfixturevalue("shared")[name]
         server = start_process(*options)
-        done = subprocess.run(
-            [sys.executable, str(SCENARIOS), server.url, name],
-            env={**os.environ, **environment, "PYTHONPATH": str(CLIENTS / f"queen-mq-{version}")},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        return json.loads(lines[-1])[name]
+        return run_scenarios(version, server.url, name, **environment)[name]
 
     return one
 

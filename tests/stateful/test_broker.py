@@ -41,9 +41,9 @@ def small_and_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def short_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeks and purges take a slice for each lane, and one for every few segments."""
-    monkeypatch.setattr("ackflow.broker.core.sweeps.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("ackflow.broker.core.sweeps.LANES_AT_ONCE", 1)
-    monkeypatch.setattr("ackflow.broker.core.sweeps.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("ackflow.broker.core.upkeep.sweeps.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("ackflow.broker.core.upkeep.sweeps.LANES_AT_ONCE", 1)
+    monkeypatch.setattr("ackflow.broker.core.upkeep.sweeps.ROWS_AT_ONCE", 2)
 
 
 @pytest.mark.timeout(900)
@@ -66,7 +66,16 @@ def test_two_brokers_on_one_postgres_do_what_the_model_says(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PostgresMachine, "url", postgres_url)
-    run_state_machine_as_test(PostgresMachine, settings=settings(QUICK, max_examples=25))
+    run_state_machine_as_test(PostgresMachine, settings=settings(QUICK, max_examples=10))
+
+
+@pytest.mark.outer
+@pytest.mark.timeout(900)
+def test_more_sequences_in_two_brokers_on_one_postgres_do_what_the_model_says(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresMachine, "url", postgres_url)
+    run_state_machine_as_test(PostgresMachine, settings=settings(QUICK, max_examples=30))
 
 
 @pytest.mark.soak

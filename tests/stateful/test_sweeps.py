@@ -8,8 +8,9 @@ import pytest
 import ackflow
 from ackflow import Session, VirtualClock
 from ackflow.broker.broker import Broker
-from ackflow.broker.core import admin, sweeps
-from ackflow.broker.core.sweeps import Unfinished
+from ackflow.broker.core.admin import admin
+from ackflow.broker.core.upkeep import sweeps
+from ackflow.broker.core.upkeep.sweeps import Unfinished
 from ackflow.broker.views.metrics import snapshot
 from ackflow.errors import GroupNotFound, LeaseLost, NotFound, QueueNotFound
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ackflow
-from ackflow.store.group_commit import Job
+from ackflow.store.job import Job
 from ackflow.store.tx import Tx
 
 

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.mutants import MUTANTS, place_of
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guarantees.md"
 ROW = re.compile(r"^\| `(tests/[\w/]+\.py)::(\w+)` \| (.*) \|$", re.MULTILINE)
@@ -68,3 +70,9 @@ def test_every_guarantee_has_tests_in_the_inner_ring() -> None:
 def test_the_page_has_no_row_that_is_not_checked() -> None:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `tests/")]
     assert len(lines) == len(rows("\n".join(lines)))
+
+
+def test_every_mutant_has_a_place_in_the_source() -> None:
+    assert len(MUTANTS) == 40
+    for mutant in MUTANTS:
+        assert place_of(mutant, ROOT).is_file()  # raises if its text is not there exactly once

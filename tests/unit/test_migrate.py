@@ -203,3 +203,13 @@ def test_what_was_stored_is_there_after_opening_again(tmp_path: Path) -> None:
         (id,) = q.push("orders", {"n": 1})
     with ackflow.connect(path, upkeep=False) as q:
         assert q.message("orders", id).data == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "file", ["statements.sql", "sqlite/statements.sql", "postgres/statements.sql"]
+)
+def test_no_statement_has_two_texts(file: str) -> None:
+    """The second would silently replace the first."""
+    text = (Path(ackflow.__file__).parent / "store" / "sql" / file).read_text()
+    names = [block.split()[0] for block in text.split("-- name: ")[1:]]
+    assert sorted(names) == sorted(set(names))

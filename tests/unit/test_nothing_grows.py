@@ -8,7 +8,7 @@ import pytest
 
 import ackflow
 from ackflow import Session
-from ackflow.broker.core import sweeps
+from ackflow.broker.core.upkeep import sweeps
 from ackflow.clock import VirtualClock
 
 Fill = Callable[[Session, VirtualClock, int], None]

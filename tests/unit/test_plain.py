@@ -22,7 +22,6 @@ CHANGED: dict[str, Any] = {
     "retention_seconds": 60.0,
     "ttl_seconds": 60.0,
     "window_seconds": 1.0,
-    "ordering": "ordered",
     "policy": "none",
 }
 
@@ -72,8 +71,8 @@ def test_a_group_that_acks_everything_before_is_plain() -> None:
 
 @pytest.mark.parametrize(
     ("dialect", "expected"),
-    [("native", True), ("jetstream", True), ("middleware", True), ("queen", False),
-     ("pushpop", False)],
+    [("native", True), ("jetstream", True), ("middleware", True), ("queen", True),
+     ("pushpop", True)],
 )  # fmt: skip
 def test_dialects(dialect: Any, expected: bool) -> None:
     queue, group = QueueOptions(), GroupOptions()

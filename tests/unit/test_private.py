@@ -21,7 +21,11 @@ MODULES = {
     "pyspark.cloudpickle": "upper bound",
     "pyspark.sql.pandas.types": "upper bound",
 }
-ATTRIBUTES = {"_asyncio_future_blocking": "checked when the server starts"}
+ATTRIBUTES = {
+    "_asyncio_future_blocking": "checked when the server starts",
+    "_jvm": "upper bound of pyspark",
+    "_jsc": "upper bound of pyspark",
+}
 PRIVATE = {"psycopg.generators", "pyspark.cloudpickle", "pyspark.sql.pandas.types"}
 
 

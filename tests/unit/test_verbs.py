@@ -13,6 +13,7 @@ from ackflow.broker.requests import (
     Hold,
     Mark,
     Operation,
+    Publication,
     PushOperation,
     PushRequest,
     PutOperation,
@@ -22,6 +23,7 @@ from ackflow.broker.requests import (
 )
 from ackflow.broker.verb import Scope
 from ackflow.errors import InvalidArgument
+from ackflow.options import MAX_PAYLOAD
 
 HUGE = 1 << 64
 CHUNK = Chunk("other", "p", 0, None, array("i", [1]), b"1")
@@ -46,6 +48,22 @@ def test_every_operation_of_a_call_is_validated(bad: Operation) -> None:
     for name, arguments in calls:
         with pytest.raises(InvalidArgument):
             VERBS[name].check(arguments)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Publication("", []), Publication("", ["a"], table={"a": 1}),
+        Publication("", ["a"], b"no JSON", binary=False), Publication("", ["a"], priority=256),
+        Publication("", ["a"], ttl=-1.0), Publication("", ["a"], txid=""),
+        Publication("", ["a"], b"x" * (MAX_PAYLOAD + 1)),
+    ],
+)  # fmt: skip
+def test_every_imported_message_is_validated(bad: Publication) -> None:
+    VERBS["import_messages"].check(("orders", [Publication("", ["a"], b"1")], None))
+    for arguments in (("orders", [bad], None), ("", [], None), ("orders", [], "")):
+        with pytest.raises(InvalidArgument):
+            VERBS["import_messages"].check(arguments)
 
 
 @pytest.mark.parametrize("bad", [Hold(HUGE, 1, [0, 1]), Hold(1, 1, [1, 0]), Hold(1, 1, [0])])

@@ -1,0 +1,147 @@
+"""Every page in a real browser: what it shows, in both themes, at every width, for everyone."""
+
+import json
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from .conftest import AXE, Board, Browser, need
+
+pytestmark = pytest.mark.xdist_group("dashboard")
+STATIC = Path(__file__).parents[2] / "src/ackflow/dashboard/static"
+MESSAGE = "queues/orders/messages/{message}"
+PAGES = {
+    "overview": ("", ["Queues in trouble", "payments", "Busiest queues", "Health"]),
+    "queues": ("queues", ["mails.welcome", "paused.queue", "dead letters"]),
+    "queue": ("queues/orders", ["billing", "shipping", "max_size", "default none"]),
+    "messages": ("queues/orders/messages?group=billing&state=leased", ["12 shown", "leased"]),
+    "message": (MESSAGE, ["Waiting until", "90071992547409931234567890", "Failed", "billing-1"]),
+    "dead": ("dead", ["customer # not found", "12 dead letters by error", "Redrive 3"]),
+    "dead_queue": ("queues/payments/dead", ["amount is negative", "Redrive all of payments"]),
+    "groups": ("groups", ["billing", "shipping", "most behind first"]),
+    "group": ("queues/orders/groups/shipping", ["ordered", "shop-3", "Seek"]),
+    "leases": ("leases", ["billing-7f2c", "shipping-a1", "Release"]),
+    "work": ("work", ["import-2026", "nightly-report", "60 %"]),
+    "pipelines": ("pipelines", ["coffee", "partials"]),
+    "push": ("queues/orders/push", ["Push to orders", "Transaction id"]),
+    "tail": ("queues/orders/tail", ["later"]),
+    "tokens": ("tokens", ["No tokens", "New token"]),
+    "audit": ("audit", ["No changes yet"]),
+}  # fmt: skip
+
+
+def path_of(board: Board, name: str) -> str:
+    waiting = board.get("/v1/queues/orders/messages", group="billing", state="waiting")["items"]
+    failed = next(one for one in waiting if "later" not in one["payload"])
+    return PAGES[name][0].format(message=failed["id"])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_what_is_there(board: Board, browser: Browser, name: str) -> None:
+    browser.requests()
+    browser.open(path_of(board, name))
+    browser.sees(*PAGES[name][1])
+    browser.shot(f"{name}-light")
+    assert browser.problems() == []
+    outside = [url for url in browser.requests() if urlsplit(url).scheme in ("http", "https")
+               and urlsplit(url).netloc != urlsplit(board.url).netloc]  # fmt: skip
+    assert outside == []
+    browser.size(360, 740)
+    browser.until(lambda: browser.js("return document.documentElement.scrollWidth <= 360"))
+    browser.shot(f"{name}-360")
+    browser.size(1280, 900)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious(board: Board, browser: Browser, name: str, theme: str) -> None:
+    axe = Path(need(str(AXE), "axe-core")).read_text()
+    browser.theme(theme)
+    browser.open(path_of(board, name))
+    browser.sees(PAGES[name][1][0])
+    browser.shot(f"{name}-{theme}")
+    browser.js(axe)
+    found = browser.driver.execute_async_script(
+        "const done = arguments[arguments.length - 1];"
+        "axe.run(document, {resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', "
+        "'wcag21aa', 'wcag22aa']}).then((found) => done(found.violations))"
+    )
+    browser.theme("light")
+    serious = [(one["id"], [node["html"] for node in one["nodes"]][:3])
+               for one in found if one["impact"] in ("serious", "critical")]  # fmt: skip
+    assert serious == [], json.dumps(serious, indent=1)
+
+
+def test_the_files_are_small() -> None:
+    files = [*STATIC.rglob("*.js"), *STATIC.rglob("*.css")]
+    assert len(files) > 15
+    assert sum(file.stat().st_size for file in files) < 150_000
+
+
+def test_a_wide_screen_is_used(browser: Browser) -> None:
+    browser.size(2560, 1300)
+    browser.open("queues", "mails.welcome")
+    assert browser.js("return document.querySelector('table').offsetWidth") > 1800
+    browser.shot("queues-2560")
+    browser.size(1280, 900)
+
+
+def test_live_updates_do_not_move_the_page(board: Board, browser: Browser) -> None:
+    browser.open("", "Queues in trouble")
+    browser.js(
+        "window.shifts = 0; new PerformanceObserver((list) => { for (const one of list.getEntries())"
+        " window.shifts += one.value; }).observe({type: 'layout-shift', buffered: false});"
+    )
+    before = browser.js("return document.querySelector('.facts dd:last-of-type time')?.textContent")
+    board.session.push("orders", {"n": 1})
+    board.clock.advance(30)
+    browser.until(lambda: browser.js(
+        "return [...document.querySelectorAll('.facts time')].at(-1)?.textContent") != before)  # fmt: skip
+    assert browser.js("return window.shifts") < 0.02
+
+
+def test_the_keyboard_alone_is_enough(browser: Browser) -> None:
+    browser.open("", "Overview")
+    browser.press("?")
+    browser.sees("Keyboard", "Dead letters")
+    browser.press("\ue00c")  # Escape
+    browser.until(lambda: not browser.js("return !!document.querySelector('dialog')"))
+    browser.press("g", "d")
+    browser.sees("by error")
+    browser.press("g", "q")
+    browser.sees("New queue", "mails.welcome")
+    browser.press("/")
+    browser.press("mails", "\ue007")
+    browser.until(lambda: "filter=mails" in browser.driver.current_url)
+    browser.until(lambda: "payments" not in browser.text())
+    browser.js("document.activeElement.blur()")
+    before = browser.js("return getComputedStyle(document.body).backgroundColor")
+    browser.press("t")
+    browser.until(
+        lambda: browser.js("return getComputedStyle(document.body).backgroundColor") != before
+    )
+    browser.press("t", "p")
+    browser.sees("Paused")
+    browser.press("p")
+    browser.sees("Live")
+
+
+def test_a_message_is_found_by_its_id_alone(board: Board, browser: Browser) -> None:
+    id = board.session.push("invoices.eu", {"wanted": True})[0]
+    browser.open("", "Overview")
+    browser.press("/")
+    browser.press(id, "\ue007")
+    browser.sees("No group has read this queue", '"wanted"')
+
+
+def test_times_are_local_and_show_utc_on_hover(browser: Browser) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
+    browser.open("queues/orders/tail", "later")
+    utc, shown, title = browser.js(
+        "const one = document.querySelector('.tail time');"
+        "return [new Date(one.dateTime).getUTCHours(), one.textContent, one.title]"
+    )
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+    assert f"{(utc + 9) % 24:02}:" in shown
+    assert title

@@ -1,0 +1,94 @@
+"""PostgreSQL: how many round trips a verb needs, whichever broker wrote last.
+
+They are counted, as times are not reliable on a loaded machine.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TypeVar
+
+import pytest
+
+import ackflow
+from ackflow import Session
+from ackflow.broker.core.settle import settle
+from ackflow.store.postgres.connection import PipelinedConnection, statements
+from ackflow.store.postgres.tx import OF_NO_QUEUE, OF_QUEUE
+
+T = TypeVar("T")
+
+
+class RoundTrips:
+    """Counts how often a broker waits for the server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        real = PipelinedConnection.sync
+
+        def sync(channel: PipelinedConnection) -> None:
+            self._count += 1
+            real(channel)
+
+        monkeypatch.setattr(PipelinedConnection, "sync", sync)
+
+    def of(self, call: Callable[[], T]) -> tuple[int, T]:
+        before = self._count
+        found = call()
+        return self._count - before, found
+
+
+@pytest.fixture
+def brokers(postgres_url: str) -> Iterator[list[Session]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(ackflow.connect(postgres_url, upkeep=False)) for _ in range(2)]
+
+
+def begin(brokers: list[Session], ordering: str) -> None:
+    """Make a group with work, of which each broker has popped and acked some."""
+    brokers[0].group("jobs", "g", ordering=ordering)
+    for number in range(6):
+        q = brokers[number % 2]
+        q.push("jobs", number)
+        q.ack(q.pop("jobs", group="g"))
+
+
+@pytest.mark.parametrize("ordering", ["shared", "ordered"])
+@pytest.mark.parametrize("sharing", [False, True])
+def test_a_push_a_pop_and_an_ack_take_two_round_trips_each(
+    brokers: list[Session], monkeypatch: pytest.MonkeyPatch, ordering: str, sharing: bool
+) -> None:
+    begin(brokers, ordering)
+    trips = RoundTrips(monkeypatch)
+    found = []
+    for number in range(6):
+        q = brokers[number % 2 if sharing else 0]
+        pushed = trips.of(lambda q=q, number=number: q.push("jobs", number))[0]
+        popped, messages = trips.of(lambda q=q: q.pop("jobs", group="g"))
+        acked = trips.of(lambda q=q, messages=messages: q.ack(messages))[0]
+        assert [message.data for message in messages] == [number]
+        found.append((pushed, popped, acked))
+    assert found[2:] == [(2, 2, 2)] * 4
+
+
+@pytest.mark.parametrize("ordering", ["shared", "ordered"])
+def test_an_ack_by_another_broker_than_the_popper_takes_one_round_trip_more(
+    brokers: list[Session], monkeypatch: pytest.MonkeyPatch, ordering: str
+) -> None:
+    """The popper has pushed too: else it may have to sync what it shows, which depends on time."""
+    begin(brokers, ordering)
+    trips = RoundTrips(monkeypatch)
+    one, other = brokers
+    found = []
+    for number in range(6):
+        pushed = trips.of(lambda number=number: other.push("jobs", number))[0]
+        popped, messages = trips.of(lambda: other.pop("jobs", group="g"))
+        ((token, marks),) = messages.marks(ackflow.Verdict("ack")).items()
+        acked, (outcome,) = trips.of(lambda a=token, b=marks: one.broker.do(settle, False, a, b))
+        assert not outcome.refused
+        found.append((pushed, popped, acked))
+    assert found[2:] == [(2, 2, 3)] * 4
+
+
+def test_what_runs_beside_other_queues_are_statements_of_the_store() -> None:
+    """A statement that is replaced leaves the list; the new one must be on it."""
+    assert set(statements()) >= OF_QUEUE | OF_NO_QUEUE

@@ -1,0 +1,109 @@
+"""PostgreSQL: commits that are synced after their locks are free, and crashes in between."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import ackflow
+from ackflow import Session
+from ackflow.store.postgres.store import PostgresStore
+
+from . import server as servers
+
+
+@pytest.fixture
+def slow_disk() -> Iterator[servers.Server]:
+    """A server that puts nothing on disk unless it is asked to."""
+    with servers.running("wal_writer_delay=10s") as server:
+        yield server
+
+
+def store_of(q: Session) -> Any:
+    store = q.broker.store
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+def push_together(q: Session, *numbers: int) -> list[Any]:
+    """Push in one group, which does not sync at once as a single push does."""
+    writer: Any = q.broker.writer  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        with writer.exclusively():
+            calls = [pool.submit(q.push, "jobs", number) for number in numbers]
+            deadline = time.monotonic() + 30
+            while len(writer._queue) < len(numbers):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        return [call.exception(60) for call in calls]
+
+
+def test_pushes_whose_commit_a_crash_loses_before_the_sync_are_run_again(
+    slow_disk: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(slow_disk.url, upkeep=False) as q:
+        q.push("jobs", 0)
+        store = store_of(q)
+        real = store._write_sync
+
+        def crash() -> None:
+            monkeypatch.setattr(store, "_write_sync", real)
+            slow_disk.kill()
+            slow_disk.start()
+            real()
+
+        monkeypatch.setattr(store, "_write_sync", crash)
+        assert push_together(q, 1, 2) == [None, None]
+        assert store._record.lost, "the crash lost nothing, so this tests nothing"
+        assert sorted(m.data for m in q.pop("jobs", batch=10)) == [0, 1, 2]
+
+
+def test_pushes_whose_connection_alone_is_lost_before_the_sync_are_not_run_again(
+    slow_disk: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(slow_disk.url, upkeep=False) as q:
+        q.push("jobs", 0)
+        store = store_of(q)
+        assert push_together(q, 1, 2) == [None, None]  # it has both connections now
+        real = store._write_sync
+
+        def lose() -> None:
+            monkeypatch.setattr(store, "_write_sync", real)
+            if store._syncer is not None:  # it is called again after the loss
+                store._syncer.db.close()
+            real()
+
+        monkeypatch.setattr(store, "_write_sync", lose)
+        assert push_together(q, 3, 4) == [None, None]
+        assert not store._record.lost
+        assert sorted(m.data for m in q.pop("jobs", batch=10)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("read", ["pop", "browse"])
+def test_what_another_broker_pushed_is_on_disk_before_it_is_shown(
+    slow_disk: servers.Server, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """The pusher does not get as far as its sync; the id that was shown must not be given again."""
+    with ackflow.connect(slow_disk.url, upkeep=False) as q:
+        q.push("jobs", 0)
+        with ackflow.connect(slow_disk.url, upkeep=False) as other:
+            assert [m.data for m in other.pop("jobs")] == [0]
+            stopped = threading.Event()
+            monkeypatch.setattr(store_of(q), "_write_sync", lambda: stopped.wait(60))
+            with ThreadPoolExecutor(1) as pool:
+                pushing = pool.submit(push_together, q, 1, 2)
+                found: list[Any] = []
+                deadline = time.monotonic() + 30
+                while not found and time.monotonic() < deadline:
+                    shown = other.pop("jobs") if read == "pop" else other.browse("jobs", after=None)
+                    found = [m for m in shown if m.data]
+                assert not pushing.done()
+                slow_disk.kill()
+                slow_disk.start()
+                stopped.set()
+                pushing.result(60)
+    with ackflow.connect(slow_disk.url, upkeep=False) as q:
+        assert q.message("jobs", found[0].id).data == found[0].data
