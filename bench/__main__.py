@@ -10,8 +10,11 @@ from pathlib import Path
 import apsw
 
 from . import (
+    amqp,
     client,
     compare,
+    dashboard,
+    databases,
     endurance,
     engine,
     heavy,
@@ -30,12 +33,15 @@ PARTS = {
     "endurance": endurance.run,
     "compare": compare.run,
     "postgres": postgres.run,
+    "databases": databases.run,
     "server": server.run,
     "heavy": heavy.run,
     "client": client.run,
     "spark": spark.run,
     "pipeline": pipeline.run,
     "worker": worker.run,
+    "amqp": amqp.run,
+    "dashboard": dashboard.run,
 }
 
 

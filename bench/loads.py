@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ackflow.broker.core import admin
+from ackflow.broker.core.admin import admin
 from ackflow.broker.requests import Mark, PopRequest, Verdict
 from ackflow.remote import protocol, wire
 from ackflow.remote.wire import MSGPACK

@@ -8,6 +8,7 @@ import psycopg
 
 import ackflow
 
+from . import brokers
 from .engine import UNITS, AckEach, Cycle, Rates
 from .measure import Case, Json, Noise, Plan, alternate
 from .ours import Ackflow
@@ -84,6 +85,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
     with Noise() as noise, server.running() as running:
         sides = {OURS: lambda _: OnPostgres(running.url), PLAIN: lambda _: SkipLocked(running.url)}
         results = alternate(cases, sides, plan.rounds, noise)
+        several = [brokers.brokers(running.url, plan), brokers.clients(running.url, plan)]
     table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))
     table.rows = rows_of(results, OURS, PLAIN, UNITS, {})
     table.quiet = noise.quiet
@@ -91,5 +93,6 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
         f"medians of {plan.rounds} rounds on one server, over TCP on loopback",
         str(noise),
         "both sync a push before it is confirmed; the table syncs leases and deletes too",
+        "PGMQ is left out: no package of it is installed",
     ]
-    return [table]
+    return [table, *several]

@@ -1,0 +1,109 @@
+"""AMQP: Ackflow beside RabbitMQ, with the same programs on pika and aio-pika."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from .measure import Json, Noise, Plan, folder
+from .peers import HOST, find_spec, free_port, started
+from .report import Row, Table, Target
+
+OURS = "Ackflow"
+PEERS = {"RabbitMQ, quorum": "quorum", "RabbitMQ, classic": "classic"}
+BAR = 1.5  # beside quorum queues, which sync before the confirm, too
+SINGLY = 1_000  # messages of a program that waits for each confirm
+MANY = 10_000
+PYTHON = {"pika": "pika", "aio_pika": "aio-pika"}
+
+
+def run(_: Sequence[Json], plan: Plan) -> list[Table]:
+    missing = [package for name, package in PYTHON.items() if find_spec(name) is None]
+    if missing:
+        print(f"\nAMQP is left out: {' and '.join(missing)} is not installed")
+        return []
+    with Noise() as noise, ExitStack() as stack:
+        places = {OURS: (stack.enter_context(_ackflow()), "classic")}
+        if (rabbit := stack.enter_context(_rabbitmq())) is not None:
+            places |= {side: (rabbit, kind) for side, kind in PEERS.items()}
+        rounds = min(plan.rounds, 3)
+        found = _measure(places, rounds, 1 if plan.rounds > 3 else 4)
+    return [_table(found, peer, rounds, noise) for peer in PEERS if peer in places]
+
+
+def _measure(
+    places: dict[str, tuple[str, str]], rounds: int, divisor: int
+) -> dict[tuple[str, str], list[float]]:
+    """Messages per second by side and program."""
+    from .amqp_sides import PROGRAMS, declare
+
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds):
+        for what in PROGRAMS:
+            count = (SINGLY if "one by one" in what else MANY) // divisor
+            for side, (url, kind) in places.items():
+                queue = f"bench-{kind}-{number}-{what}"
+                declare(url, queue, kind)
+                if "consume" in what:
+                    _seconds("pika, windows of 100", url, queue, count)
+                seconds = _seconds(what, url, queue, count)
+                found.setdefault((side, what), []).append(count / seconds)
+    return found
+
+
+def _seconds(what: str, url: str, queue: str, count: int) -> float:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.amqp_sides", what, url, queue, str(count)],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{what}: {done.stderr[-2000:]}")
+    return float(done.stdout)
+
+
+def _table(
+    found: dict[tuple[str, str], list[float]], peer: str, rounds: int, noise: Noise
+) -> Table:
+    table = Table(f"AMQP: Ackflow and {peer} queues", (OURS, peer))
+    target = Target(BAR) if PEERS[peer] == "quorum" else None
+    for side, what in found:
+        if side == OURS:
+            rates = found[OURS, what], found[peer, what]
+            table.rows.append(Row(what, "messages/s", *rates, target))
+    table.quiet = noise.quiet
+    table.notes = [
+        f"medians of {rounds} rounds; one client process, on the same machine; 200 bytes a message",
+        "every publication is persistent, and Ackflow syncs before the confirm",
+        "one by one: each message waits for its confirm; consume and ack: prefetch 100",
+        str(noise),
+    ]
+    return table
+
+
+@contextmanager
+def _ackflow() -> Iterator[str]:
+    with folder() as path:
+        port, http = free_port(), free_port()
+        command = [sys.executable, "-m", "ackflow", "serve", "--db", str(path / "bench.db")]
+        with started([*command, "--port", str(http), "--amqp-port", str(port)], port, path):
+            yield f"amqp://guest:guest@{HOST}:{port}/"
+
+
+@contextmanager
+def _rabbitmq() -> Iterator[str | None]:
+    """Run Debian's RabbitMQ as it is by default."""
+    from tests.rabbitmq.real import RabbitMQ
+    from tests.rabbitmq.real import found as installed
+
+    if not installed():
+        print("\nRabbitMQ is not installed and left out (apt-get install rabbitmq-server)")
+        yield None
+        return
+    with folder() as path:
+        server = RabbitMQ(Path(path), erlang=f"+S {os.cpu_count()}")
+        try:
+            yield f"amqp://guest:guest@{HOST}:{server.port}/"
+        finally:
+            server.stop()

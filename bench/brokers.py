@@ -1,0 +1,183 @@
+"""Several brokers on one PostgreSQL server, and many clients that push one message each.
+
+    python -m bench.brokers MODE URL QUEUE THREADS SECONDS
+
+runs one process of it: it waits for a line on its input, works, and prints how much it did.
+"""
+
+import http.client
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import psycopg
+
+import ackflow
+
+from .measure import Noise, Plan, make_messages
+from .peers import free_port
+from .report import Row, Table, Target
+
+SECONDS = 3.0
+CLIENTS = 64
+PROCESSES = 2
+TABLE = (
+    "create table if not exists m64 (id bigint generated always as identity primary key, body text)"
+)
+STEADY = 0.97  # "never slower": less than the scatter of repeated runs
+
+
+def cycles(url: str, queue: str) -> Callable[[], object]:
+    """Push a message, pop one and ack it."""
+    q = ackflow.connect(url, consumer=secrets.token_hex(4))
+    message = make_messages(1)[0]
+
+    def cycle() -> None:
+        q.push(queue, message)
+        q.ack(q.pop(queue))
+
+    return cycle
+
+
+def over_http(url: str, queue: str) -> Callable[[], object]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    items = [{"queue": queue, "payload": make_messages(1)[0]}]
+    body = json.dumps({"items": items}).encode()
+
+    def push() -> None:
+        connection.request("POST", "/api/v1/push", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status >= 300:
+            raise RuntimeError(f"a push was answered with {answer.status}")
+
+    return push
+
+
+def into_table(url: str, queue: str) -> Callable[[], object]:
+    db = psycopg.connect(url, autocommit=True)
+    body = json.dumps(make_messages(1)[0])
+    return lambda: db.execute("insert into m64 (body) values (%s)", (body,))
+
+
+MODES = {"cycles": cycles, "http": over_http, "table": into_table}
+
+
+def work(mode: str, url: str, queue: str, threads: str, seconds: str) -> None:
+    calls = [MODES[mode](url, queue) for _ in range(int(threads))]
+    for call in calls:
+        call()  # warm
+    print("ready", flush=True)
+    sys.stdin.readline()
+    until, counts = time.monotonic() + float(seconds), [0] * len(calls)
+
+    def run(at: int) -> None:
+        while time.monotonic() < until:
+            calls[at]()
+            counts[at] += 1
+
+    running = [threading.Thread(target=run, args=(at,)) for at in range(len(calls))]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join()
+    print(sum(counts), flush=True)
+
+
+def rate(mode: str, url: str, queues: Sequence[str], threads: int, seconds: float) -> float:
+    """The work of one process for each queue, a second."""
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "bench.brokers", mode, url, queue, str(threads), str(seconds)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for queue in queues
+        ]  # fmt: skip
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        total = sum(int(process.stdout.readline()) for process in processes if process.stdout)
+    return total / seconds
+
+
+def brokers(url: str, plan: Plan) -> Table:
+    """Cycles of 1, 2 and 4 brokers, each with a queue of its own, and all on one queue."""
+    found: dict[str, list[float]] = {}
+    schema = f"{url}?schema=bench_{secrets.token_hex(4)}"
+    with Noise() as noise:
+        for _ in range(plan.rounds):
+            for n in (1, 2, 4):
+                own = rate("cycles", schema, [f"own{at}" for at in range(n)], 1, SECONDS)
+                found.setdefault(f"own queues, {n} brokers", []).append(own)
+            for n in (1, 2):
+                shared = rate("cycles", schema, ["shared"] * n, 1, SECONDS)
+                found.setdefault(f"one queue, {n} brokers", []).append(shared)
+    table = Table("PostgreSQL: several brokers against one", ("several", "one"))
+    for what, alone, bound in (
+        ("own queues, 2 brokers", "own queues, 1 brokers", STEADY),
+        ("own queues, 4 brokers", "own queues, 1 brokers", STEADY),
+        ("one queue, 2 brokers", "one queue, 1 brokers", 0.8),
+    ):
+        table.rows.append(Row(what, "cycles/s", found[what], found[alone], Target(bound)))
+    table.quiet = noise.quiet
+    table.notes = [
+        f"medians of {plan.rounds} rounds of {SECONDS:g} s; each broker is a process",
+        str(noise),
+    ]
+    return table
+
+
+def clients(url: str, plan: Plan) -> Table:
+    """Pushes of one message by 64 clients over HTTP, against 64 connections to a table."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(TABLE)
+    ours: list[float] = []
+    plain: list[float] = []
+    schema = f"{url}?schema=bench_{secrets.token_hex(4)}"
+    port = free_port()
+    serve = [sys.executable, "-m", "bench.serve", schema, str(port)]
+    with Noise() as noise, subprocess.Popen(serve) as server:
+        try:
+            base = f"http://127.0.0.1:{port}"
+            _wait_for(port)
+            for _ in range(plan.rounds):
+                each = CLIENTS // PROCESSES
+                ours.append(rate("http", base, ["many"] * PROCESSES, each, SECONDS))
+                plain.append(rate("table", url, ["many"] * PROCESSES, each, SECONDS))
+        finally:
+            server.terminate()
+    table = Table(
+        "PostgreSQL: 64 clients that push one message", ("Ackflow over HTTP", "plain table")
+    )
+    table.rows = [Row("push of one", "msg/s", ours, plain, Target(3.0))]
+    table.quiet = noise.quiet
+    table.notes = [f"{PROCESSES} processes of {CLIENTS // PROCESSES} threads", str(noise)]
+    return table
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+    raise RuntimeError("the server did not start")
+
+
+if __name__ == "__main__":
+    work(*sys.argv[1:])

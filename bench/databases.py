@@ -1,0 +1,100 @@
+"""Two databases against one, where brokers wait for the disk: every commit takes 20 ms longer.
+
+The servers are separate clusters with a log of their own; `commit_delay` adds the same wait to every
+flush, so that the figure is about waiting, not about the cores that both sides share.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import ackflow
+from ackflow.broker.sharded.broker import ShardedBroker
+
+from .measure import Json, Noise, Plan
+from .report import Row, Table, Target
+
+SLOW_DISK = ("commit_delay=20000", "commit_siblings=0")
+SECONDS = 5.0
+TWICE = Target(1.6)
+BATCHES = (1, 100)
+
+
+def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
+    try:
+        from tests.postgres import server
+    except ImportError as missing:
+        print(f"databases are left out: {missing}")
+        return []
+    rounds = min(plan.rounds, 3)
+    table = Table("Databases: two brokers, each with a queue", ("two databases", "one database"))
+    with Noise() as noise, server.running(*SLOW_DISK) as one, server.running(*SLOW_DISK) as other:
+        both, alone = f"{one.url},{other.url}", one.url
+        queues = {both: _apart(both), alone: ["a", "b"]}
+        for batch in BATCHES:
+            values: dict[str, list[float]] = {both: [], alone: []}
+            for number in range(rounds):
+                noise.probe()
+                for url in (both, alone) if number % 2 else (alone, both):
+                    values[url].append(_measure(url, queues[url], batch))
+            what = f"cycle of {batch}"
+            table.rows.append(Row(what, "cycles/s", values[both], values[alone], TWICE))
+    table.quiet = noise.quiet
+    table.notes = [
+        f"medians of {rounds} rounds of {SECONDS:g} s; two processes, one thread each: push, pop, ack",
+        f"PostgreSQL with {', '.join(SLOW_DISK)}: a disk that needs 20 ms",
+        str(noise),
+    ]
+    return [table]
+
+
+def _apart(url: str) -> list[str]:
+    """Two queues that are created in different databases."""
+    with ackflow.connect(url, upkeep=False) as q:
+        broker = q.broker
+        assert isinstance(broker, ShardedBroker)
+        homes = {broker.directory.for_new(name): name for name in "abcdefghijklmnop"}
+    assert len(homes) == 2
+    return list(homes.values())
+
+
+def _measure(url: str, queues: list[str], batch: int) -> float:
+    """The cycles per second of one process for each queue, together."""
+    command = [sys.executable, "-m", "bench.databases", url]
+    children = [
+        subprocess.Popen([*command, queue, str(batch)], stdin=subprocess.PIPE, text=True,
+                         stdout=subprocess.PIPE)
+        for queue in queues
+    ]  # fmt: skip
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()  # it is connected and has run a cycle
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    total = sum(float(child.communicate()[0]) for child in children)
+    return total / SECONDS
+
+
+def _child(url: str, queue: str, batch: int) -> None:
+    with ackflow.connect(url) as q:
+        q.configure(queue, keep_seconds=0)
+
+        def cycle() -> None:
+            q.push(queue, ["x" * 200] * batch)
+            q.ack(q.pop(queue, batch=batch))
+
+        cycle()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        cycles, until = 0, time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            cycle()
+            cycles += 1
+        print(cycles)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1], sys.argv[2], int(sys.argv[3]))
