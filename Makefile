@@ -9,6 +9,7 @@ DEMO := $(VENV)/.demo
 CLIENTS := $(VENV)/clients
 QUEEN_CLIENTS := 0.15.0 2.6.0
 AMQPLIB := 2.3.1
+AXE := 4.10.3
 COVERAGE_FLOOR := 80
 
 .PHONY: setup test test-all coverage demo bench soak lint docs lock audit clean
@@ -44,6 +45,10 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock | $(BIN)/pip
 		&& command -v apt-get >/dev/null && { echo "installing rabbitmq-server for the tests"; \
 		apt-get update -qq; apt-get install -y -qq --no-install-recommends rabbitmq-server; }; } \
 		|| echo "rabbitmq-server is missing: the comparison with RabbitMQ is left out"
+	@command -v chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+		echo "installing Chromium for the tests of the dashboard"; apt-get update -qq; \
+		apt-get install -y -qq --no-install-recommends chromium chromium-driver; }; } \
+		|| echo "Chromium is missing: the tests of the dashboard in a browser are left out"
 	@cc --version >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
 		echo "installing a C compiler for the power-cut tests"; apt-get update -qq; \
 		apt-get install -y -qq gcc libc6-dev; }; } \
@@ -69,12 +74,18 @@ $(CLIENTS)/.ready: $(STAMP)
 		apt-get install -y -qq --no-install-recommends npm; }; } || true
 	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS)/amqplib amqplib@$(AMQPLIB) \
 		|| echo "amqplib is missing: its test is left out"
+	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS)/axe-core axe-core@$(AXE) \
+		|| echo "axe-core is missing: the accessibility of the dashboard is not tested"
 	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The tests start hundreds of processes. Without compiled files each of them compiles the package, which
+# takes twice as long as to run; an environment may ask for none.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
