@@ -13,11 +13,14 @@ import pytest
 
 import ackflow
 from ackflow import Session
+from ackflow.broker.core.pop import pop
+from ackflow.broker.requests import PopRequest
 from ackflow.errors import LeaseLost, OutcomeUnknown, StorageAway, StorageBusy
-from ackflow.store.postgres import store
+from ackflow.store.postgres import notify, store
 from ackflow.store.postgres.connection import PipelinedConnection
 from ackflow.store.postgres.fences import lock_key
 from ackflow.store.postgres.notify import POLL_SECONDS
+from ackflow.store.tx import Tx
 
 from . import server as servers
 
@@ -200,6 +203,45 @@ def test_a_push_wakes_a_pop_that_waits_in_another_broker(postgres_url: str) -> N
                 assert len(waiting.result(30)) == 1
                 taken.append(time.monotonic() - began)
         assert min(taken) < POLL_SECONDS / 2, f"only the look now and then woke it: {taken}"
+
+
+def test_a_broker_that_closes_after_a_push_wakes_the_others(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "POLL_SECONDS", 3_600.0)
+    with ackflow.connect(postgres_url) as other, ThreadPoolExecutor() as pool:
+        other.group("jobs", "g")
+        waiting = pool.submit(other.pop, "jobs", group="g", wait=30)
+        while other.broker.store._notifier.received < 1:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        with ackflow.connect(postgres_url, upkeep=False) as brief:
+            brief.push("jobs", 1)
+        began = time.monotonic()
+        assert len(waiting.result(60)) == 1
+        assert time.monotonic() - began < 15
+
+
+def test_a_verb_alone_in_the_schema_sees_what_others_pushed_to_a_queue_it_has_created(
+    postgres_url: str,
+) -> None:
+    """It has cached the queue without ever having asked for its version."""
+
+    def alone(tx: Tx, request: PopRequest) -> Any:
+        return [run.lo for run in pop(tx, request).runs]
+
+    def popped(q: Session, number: int) -> list[int]:
+        asked = PopRequest("jobs", "g", f"consumer {number}")
+        return q.broker.do(lambda tx: alone(tx, asked), False)  # declares nothing
+
+    with (
+        ackflow.connect(postgres_url, upkeep=False) as q,
+        ackflow.connect(postgres_url, upkeep=False) as other,
+    ):
+        assert popped(q, 0) == []
+        for number in range(4):
+            other.push("jobs", number)
+            assert popped(q, number) == [number]
+            assert not other.pop("jobs", group="g")
 
 
 def test_a_broker_that_hangs_in_the_middle_makes_others_wait_and_then_say_so(

@@ -5,6 +5,7 @@ They are counted, as times are not reliable on a loaded machine.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 import ackflow
 from ackflow import Session
 from ackflow.broker.core.settle import settle
+from ackflow.broker.reach.reach import reach_of
+from ackflow.broker.requests import PopRequest
+from ackflow.server.app import _pop_if
 from ackflow.store.postgres.connection import PipelinedConnection, statements
 from ackflow.store.postgres.tx import OF_NO_QUEUE, OF_QUEUE
 
@@ -87,6 +91,14 @@ def test_an_ack_by_another_broker_than_the_popper_takes_one_round_trip_more(
         assert not outcome.refused
         found.append((pushed, popped, acked))
     assert found[2:] == [(2, 2, 3)] * 4
+
+
+def test_a_waiting_pop_of_a_server_runs_beside_other_queues() -> None:
+    """It checks its token in the transaction of the pop, and needs no more than a plain one."""
+    asked = PopRequest("jobs", "g", "consumer")
+    found = reach_of(partial(_pop_if, revision=1), (asked,), None)
+    assert found is not None
+    assert set(found.queues) == {"jobs"}
 
 
 def test_what_runs_beside_other_queues_are_statements_of_the_store() -> None:

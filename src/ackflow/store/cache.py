@@ -67,6 +67,7 @@ class Cache:
     def __init__(self) -> None:
         self.tick = 0
         self.crowded = False  # it holds more records than its limits allow
+        self.of_queues: set[QueueId] = set()  # queues of which something may be cached
         self.queues: dict[QueueId, Queue] = {}
         self.queue_ids: dict[str, QueueId] = {}
         self.partitions: dict[tuple[QueueId, str] | PartitionId, Partition] = {}
@@ -111,6 +112,7 @@ class Cache:
         self._bytes = 0
 
     def clear(self) -> None:
+        self.of_queues.clear()
         self.queues.clear()
         self.queue_ids.clear()
         self.partitions.clear()
@@ -194,7 +196,13 @@ class Cache:
         self.cursors[cursor.lane, cursor.group_id] = cursor
         self.crowded = self.crowded or len(self.cursors) > MAX_CURSORS
 
+    def keep_queue(self, queue: Queue) -> None:
+        self.of_queues.add(queue.id)
+        self.queues[queue.id] = queue
+        self.queue_ids[queue.name] = queue.id
+
     def keep_lane(self, lane: Lane) -> None:
+        self.of_queues.add(lane.queue)
         self.lanes[lane.id] = self.lanes[lane.partition, lane.priority] = lane
         known = self.lanes_in.get(lane.partition)
         if known is not None and lane.id not in known:

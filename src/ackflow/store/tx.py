@@ -171,8 +171,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
 
     def _cached_queue(self, row: Row) -> Queue:
         queue = to_queue(row)
-        self.cache.queues[queue.id] = queue
-        self.cache.queue_ids[queue.name] = queue.id
+        self.cache.keep_queue(queue)
         return queue
 
     def queues(self) -> list[Queue]:
@@ -180,8 +179,8 @@ class Tx(Claims, GoneRows, ExchangeRows):
 
     def add_queue(self, name: str, options: QueueOptions) -> Queue:
         id = self.insert("add_queue", name, self.now, _encode(options))
-        self.cache.queue_ids[name] = id
-        queue = self.cache.queues[id] = Queue(id, name, self.now, False, options)
+        queue = Queue(id, name, self.now, False, options)
+        self.cache.keep_queue(queue)
         return queue
 
     def save_queue(self, queue: Queue) -> None:

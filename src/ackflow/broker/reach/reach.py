@@ -9,7 +9,7 @@ from typing import Any
 
 from ...store.job import Verb
 from ...store.protocol import EVERYTHING, Reach
-from ..core.pop import WidePop, pop
+from ..core.pop import WidePop
 from ..core.take import dead_letter_overdue
 from ..core.upkeep.retention import trim
 from ..requests import PopRequest, PushRequest
@@ -38,8 +38,7 @@ def reach_of(verb: Verb, args: tuple[Any, ...], merge: PushRequest | None) -> Re
     bound: Any = verb
     if isinstance(bound, partial):
         verb, args, named = bound.func, (*bound.args, *args), bound.keywords
-    if verb is pop:
-        request: PopRequest = args[0]
+    if args and isinstance(request := args[0], PopRequest):  # a pop, or a check and a pop
         return EVERYTHING if isinstance(request, WidePop) else Reach({request.queue})
     if verb in _OF_GROUP:
         return Reach(groups=[named[_OF_GROUP[verb]]])

@@ -44,6 +44,7 @@ class Notifier:
         self._channel = channel_of(schema)
         self._poll = POLL.format(writes=f'"{schema}".writes')
         self._requested = threading.Event()
+        self._unsent = False
         self._closing = threading.Event()
         self._sender: threading.Thread | None = None
         self._listener: threading.Thread | None = None
@@ -54,6 +55,7 @@ class Notifier:
         """Request a notification of other brokers; many calls may result in one notification."""
         if not self._notifications:
             return
+        self._unsent = True
         if self._sender is None:
             self._sender = self._start(self._send, "ackflow-notify")
         self._requested.set()
@@ -65,6 +67,7 @@ class Notifier:
         return self.received
 
     def close(self) -> None:
+        """Send the notification that was requested last, and end."""
         self._closing.set()
         self._requested.set()
         for thread in (self._sender, self._listener):
@@ -78,18 +81,22 @@ class Notifier:
 
     def _retry(self, run: Callable[[], None]) -> None:
         """Reconnect after a lost connection; notifications may have been missed meanwhile."""
-        while not self._closing.is_set():
+        closing = False
+        while not closing:
             with contextlib.suppress(psycopg.Error):
                 run()
             self.received += 1
-            self._closing.wait(RETRY_SECONDS)
+            closing = self._closing.wait(RETRY_SECONDS)
 
     def _send(self) -> None:
         with self._open() as db:
             self._own_pid = db.info.backend_pid
-            while self._requested.wait() and not self._closing.is_set():
+            while self._unsent or not self._closing.is_set():
+                self._requested.wait()
                 self._requested.clear()
-                db.execute(f"notify {self._channel}")
+                if self._unsent:
+                    self._unsent = False
+                    db.execute(f"notify {self._channel}")
 
     def _listen(self) -> None:
         with self._open() as db:

@@ -90,6 +90,7 @@ on conflict (key) do update set value = (meta.value::bigint + {LEASES_AT_ONCE}):
 returning value::bigint - {LEASES_AT_ONCE - 1}"""
 MOST_FENCES = 1_000  # with more in the cache, a transaction that is alone in the schema clears it
 MOST_TRIES = 3
+UNREAD = 0  # in place of a version that was not read: right for a fence that was never written
 MET_SECONDS = 2.0  # for so long a queue counts as shared after another broker wrote to it
 # How long a call blocks while the server is unavailable: during a restart or a failover.
 AWAY_SECONDS = 30.0
@@ -277,6 +278,10 @@ class PostgresStore:
         record.committed = max(record.committed, number)
         if at_once:
             record.confirm(number)
+        if tx.granted is None:
+            # Nothing was asked about the fences of queues that it was the first to read.
+            for queue in self._cache.of_queues - self._versions.keys():
+                self._versions[queue] = UNREAD
         self._locks.made(tx.granted or ())
         tx.number = number or record.committed
         self._latest = tx.latest = tx.now
