@@ -115,10 +115,8 @@ class Chunk(Struct):
         data, index = self.data, 0
         try:
             if not binary:
-                data.decode()
-                if len(ends) == 1:
-                    _skip_json(data)
-                    return
+                if not data.isascii():
+                    data.decode()
                 if _are_values(data, ends):
                     return
             for index, (start, end) in enumerate(pairwise((0, *ends))):
@@ -131,11 +129,11 @@ class Chunk(Struct):
 
 
 def _are_values(data: bytes, ends: list[int]) -> bool:
-    """Whether data is JSON values without spaces between them, each of which ends as told.
-
-    Valid payloads may still be something else: with spaces around them, or numbers side by side.
-    """
+    """Whether it is JSON values that end there; False also for numbers side by side, or spaces."""
     try:
+        if len(ends) == 1:
+            _skip_json(data)
+            return True
         return list(accumulate(map(len, _split_json(data)))) == ends
     except (msgspec.MsgspecError, RecursionError):
         return False
