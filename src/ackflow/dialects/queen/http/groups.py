@@ -9,7 +9,7 @@ from .... import ids, validate
 from ....broker.core.admin import admin
 from ....clock import SECOND
 from ....errors import GroupNotFound, InvalidArgument
-from ....server.http import Call, Param, Response, json
+from ....server.http import Call, Param, Response, json, json_list
 from ..verbs.lag import (
     GroupLag,
     Lag,
@@ -134,7 +134,11 @@ async def groups(call: Call) -> Response:
             continue
         by_name.setdefault(one.group, []).append(one)
     now = call.server.broker.clock.now()
-    return json(Groups([_group(name, some, now) for name, some in sorted(by_name.items())]))
+
+    def encode() -> Response:
+        return json(Groups([_group(name, some, now) for name, some in sorted(by_name.items())]))
+
+    return await call.server.compute(sum(map(len, by_name.values())), encode)
 
 
 def _group(name: str, some: list[GroupLag], now: int) -> Group:
@@ -187,12 +191,16 @@ async def group(call: Call) -> Response:
     if not mine:
         raise GroupNotFound("Consumer group not found")
     store, now = call.server.broker.store.id, call.server.broker.clock.now()
-    return json(
-        {
-            queue: GroupPartitions([_part(part, store, now) for part in some])
+
+    def encode() -> Response:  # in pieces, as a group may have many partitions
+        queues = [
+            b'%b:{"partitions":%b}'
+            % (json(queue).body, json_list(_part(part, store, now) for part in some).body)
             for queue, some in mine.items()
-        }
-    )
+        ]
+        return Response(200, b"{%b}" % b",".join(queues))
+
+    return await call.server.compute(sum(map(len, mine.values())), encode)
 
 
 def _part(part: PartitionLag, store: int, now: int) -> GroupPartition:
