@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackflow import ranges
-from ackflow.store.records import Rest
+from ackflow.store.records import Rest, StoredRest
 
 N = 6
 rests = st.builds(
@@ -13,6 +13,10 @@ rests = st.builds(
     st.dictionaries(st.integers(0, N - 1), st.just({"k": "v"})),
     st.sets(st.integers(0, N - 1)),
 )
+
+
+def test_every_field_is_compared_here() -> None:
+    assert Rest.__struct_fields__ == ("txids", "headers", "binary"), "extend `rests` and `fields`"
 
 
 def fields(rest: Rest, index: int) -> tuple[str | None, dict[str, str], bool]:
@@ -42,3 +46,8 @@ def test_select(rest: Rest, indices: list[int]) -> None:
 def test_merge_is_the_inverse_of_pick(rest: Rest) -> None:
     assert Rest.merge(rest.pick(i) for i in range(N)) == rest
     assert Rest.merge([None, None]).empty
+
+
+@given(rests)
+def test_a_sealed_body_keeps_every_field(rest: Rest) -> None:
+    assert (StoredRest.sealed_from(rest, 2).plain() or Rest()) == rest

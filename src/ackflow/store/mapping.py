@@ -86,8 +86,7 @@ def pack_body(ends: bytes, data: bytes, rest: Rest | None, place: Place | None) 
     if place is None:
         return ends, data, _encode(rest) if rest else None
     how = STAGED if place[0] == "stage" else BOUND
-    rest = rest or Rest()
-    packed = _encode(StoredRest(rest.txids, rest.headers, rest.binary, sealed=how))
+    packed = _encode(StoredRest.sealed_from(rest or Rest(), how))
     return ends, seal(data, (*place, ends, packed)), packed
 
 

@@ -183,9 +183,14 @@ class StoredRest(Rest):
 
     sealed: bool | int = 0
 
+    @classmethod
+    def sealed_from(cls, rest: Rest, how: int) -> "StoredRest":
+        """The fields of a body that is encrypted in this way."""
+        return cls(**{name: getattr(rest, name) for name in Rest.__struct_fields__}, sealed=how)
+
     def plain(self) -> Rest | None:
         """The fields as they were pushed; None if there are none."""
-        rest = Rest(self.txids, self.headers, self.binary)
+        rest = Rest(*(getattr(self, name) for name in Rest.__struct_fields__))
         return None if rest.empty else rest
 
 

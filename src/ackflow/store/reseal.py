@@ -93,7 +93,7 @@ def _reseal_body(row: Packed, place: Place, how: int) -> tuple[bytes, bytes] | N
     if rest is None or not rest.sealed:
         return None
     opened = unseal(data, None if rest.sealed == LOOSE else (*place, ends, packed))
-    stored = _encode(StoredRest(rest.txids, rest.headers, rest.binary, sealed=how))
+    stored = _encode(StoredRest.sealed_from(rest, how))
     return seal(opened, (*place, ends, stored)), stored
 
 
