@@ -22,8 +22,10 @@ PAGES = {
     "groups": ("groups", ["billing", "shipping", "most behind first"]),
     "group": ("queues/orders/groups/shipping", ["ordered", "shop-3", "Seek"]),
     "leases": ("leases", ["billing-7f2c", "shipping-a1", "Release"]),
-    "work": ("work", ["import-2026", "nightly-report", "60 %"]),
-    "pipelines": ("pipelines", ["coffee", "partials"]),
+    "work": ("work", ["import-2026", "nightly-report", "60 %", "cron 0 2 * * * UTC", "Next tick"]),
+    "pipelines": ("pipelines", [
+        "1 table in alarm: south/sales", "73.0k", "1 of 2", "Route", "coffee.ends", "6.4 s",
+    ]),
     "push": ("queues/orders/push", ["Push to orders", "Transaction id"]),
     "tail": ("queues/orders/tail", ["later"]),
     "tokens": ("tokens", ["No tokens", "New token"]),

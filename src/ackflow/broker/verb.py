@@ -25,6 +25,7 @@ from .requests import (
     Hold,
     PopRequest,
     PutOperation,
+    QueueRequest,
     ReaderRequest,
     SettleOperation,
 )
@@ -125,7 +126,7 @@ class Verb:
         )
         for part in structs_in(arguments):
             match part:
-                case Chunk() | DeadFilter() | BrowseRequest() | PopRequest():
+                case Chunk() | DeadFilter() | BrowseRequest() | PopRequest() | QueueRequest():
                     scope.queues.add(part.queue)
                 case SettleOperation() | Hold():
                     scope.leases.add(part.token)
