@@ -45,7 +45,10 @@ def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
     board = q.broker
     assert isinstance(board, Broker | ShardedBroker)
     brokers = brokers_of(q)
-    schedules = _schedules(q)
+    several = len(brokers) > 1
+    schedules = (
+        Schedules(q) if several else _schedules(q)
+    )  # a tick is in one database with its queue
     q.configure("orders", retry_limit=2, max_size=1_000_000)
     q.group("orders", "billing", lease_seconds=600, retry_limit=2)
     q.group("orders", "shipping", ordering="ordered")
@@ -78,8 +81,9 @@ def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
     q.push("paused.queue", {"n": 1})
     q.pop("paused.queue")[0].release()
     q.pause("paused.queue")
-    jobs(q)
-    pipeline(q, clock)
+    if not several:
+        jobs(q)
+        pipeline(q, clock)
     board.stats.take()
 
 

@@ -1,7 +1,7 @@
 """Pages for people: one queue, leases of many queues, the progress of a group, previews of a seek."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from ...clock import micros
 from ...ids import PartitionId
 from ...model import LeaseStats, when, when_or_none
 from ...options import GroupOptions, QueueOptions, Settings
-from ...store.records import LEASED
+from ...store.records import LEASED, Group, Queue
 from ...store.tx import Tx
 from ..core.admin.global_pause import is_paused
 from ..core.cursors import sequence_at
@@ -140,16 +140,15 @@ def _merge_leases(answers: Sequence[Leases], arguments: merging.Arguments) -> Le
 @verb("read-only", name="leases_of_groups", read_only=True, wire=False,
       several=Several(merge=_merge_leases))  # fmt: skip
 def leases(
-    tx: Tx, groups: Iterable[tuple[str, str]], consumer: str | None, limit: int, seconds: float
-) -> Leases:
-    """Return live leases of these groups, and whether there may be more."""
+    tx: Tx, groups: Iterable[tuple[str, str | None]], consumer: str | None, limit: int,
+    seconds: float,
+) -> Leases:  # fmt: skip
+    """Return live leases of these groups, and whether there may be more; None: of every group."""
     deadline = time.monotonic() + seconds
     found: list[LeaseStats] = []
-    for queue_name, group_name in groups:
-        queue = tx.queue(queue_name)
-        group = None if queue is None else tx.group(queue.id, group_name)
-        if queue is None or group is None:
-            continue
+    for queue, group in _groups(tx, groups):
+        if time.monotonic() > deadline:
+            return found, True
         for (id,) in tx.all("live_leases", group.id, tx.now, limit):
             if len(found) >= limit or time.monotonic() > deadline:
                 return found, True
@@ -158,6 +157,17 @@ def leases(
                 continue
             found.append(lease_stats(tx, queue, group, lease))
     return found, False
+
+
+def _groups(tx: Tx, names: Iterable[tuple[str, str | None]]) -> Iterator[tuple[Queue, Group]]:
+    for queue_name, group_name in names:
+        queue = tx.queue(queue_name)
+        if queue is None:
+            continue
+        if group_name is None:
+            yield from ((queue, group) for group in tx.groups(queue.id))
+        elif (group := tx.group(queue.id, group_name)) is not None:
+            yield queue, group
 
 
 def _pages(ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments) -> PartitionPage:

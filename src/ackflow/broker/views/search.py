@@ -30,7 +30,7 @@ from .browse import lanes_from, view
 State = Literal["all", "ready", "leased", "waiting", "settled"]
 STATES: tuple[State, ...] = ("all", "ready", "leased", "waiting", "settled")
 WINDOW = 10_000  # sequences looked at between checks of the time
-WORK_SECONDS, REST_SECONDS = 0.002, 0.002
+WORK_SECONDS, REST_SECONDS = 0.002, 0.004
 MOST_SECONDS = 10.0
 LARGEST = 1 << 62
 BAD_AFTER = "after must be the `next` of the page before"

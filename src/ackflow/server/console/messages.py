@@ -106,7 +106,7 @@ async def dead_by_error(call: Call) -> Response:
     name = optional(call, "queue")
     if name is not None:
         call.server.allow(call, name)
-    before = call.integer("before", 1 << 60, 0, 1 << 60)
+    before = call.integer("before", 0, 0, 1 << 60) if optional(call, "before") else None
     limit = call.integer("limit", 100_000, 1, 1_000_000)
     kept, snapshot = call.server.dashboard.kept, await snapshot_of(call)
     key = name, before, seconds_of(call), limit

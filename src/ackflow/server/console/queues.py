@@ -199,23 +199,23 @@ async def series(call: Call) -> Response:
 
 async def leases(call: Call) -> Response:
     """Live leases of one queue or of all: consumer, messages, start and end."""
-    _, lines = await live(call)
     name, group_name = optional(call, "queue"), optional(call, "group")
     if name is not None:
         call.server.allow(call, name)
-        wanted = [
-            (name, group.name) for line in lines if line.name == name for group in line.groups
-        ]
+        wanted: list[tuple[str, str | None]] = [(name, group_name)]
     else:
-        held = sorted(
-            (g for line in lines for g in line.groups if g.leased), key=lambda g: -g.leased
-        )
-        wanted = [(group.queue, group.name) for group in held]
-    if group_name is not None:
-        wanted = [one for one in wanted if one[1] == group_name]
+        found, lines = await live(call)
+        held = derived(call, found, "held", lambda: _most_held(lines))
+        wanted = [(one.queue, one.name) for one in held if group_name in (None, one.name)]
     limit, seconds = page_limit(call), seconds_of(call)
-    found, more = await look(call, board.leases, wanted, optional(call, "consumer"), limit, seconds)
-    return json(LeaseRows(sorted(found, key=lambda one: one.acquired_at), more))
+    rows, more = await look(call, board.leases, wanted, optional(call, "consumer"), limit, seconds)
+    return json(LeaseRows(sorted(rows, key=lambda one: one.acquired_at), more))
+
+
+def _most_held(lines: list[QueueLine]) -> list[GroupMetrics]:
+    """The groups with leases, those that hold most first."""
+    held = [group for line in lines for group in line.groups if group.leased]
+    return sorted(held, key=lambda group: -group.leased)
 
 
 async def preview(call: Call) -> Response:
