@@ -6,6 +6,7 @@ one has passed: on a database of 10,000 queues they would otherwise keep a core 
 long, a thread takes it, and those who ask meanwhile get the last one, unless that is old.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -15,7 +16,6 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from ...clock import SECOND
-from ...errors import AckflowError
 from ...options import QUEUE_MODE
 from ..views.metrics import GroupMetrics, MetricsSnapshot
 
@@ -169,9 +169,9 @@ class StatsBoard:
 
     def _take_beside(self) -> None:
         try:
-            self.take()
-        except AckflowError:
-            pass  # the next one who asks is told
+            # The database may be closed or away; the next one who asks is told.
+            with contextlib.suppress(Exception):
+                self.take()
         finally:
             self._taking.release()
 
