@@ -14,6 +14,7 @@ import ackflow
 from ackflow.broker import audit
 from ackflow.broker.broker import Broker
 
+from ..running import Running
 from .conftest import Cli, command, shell
 
 WAIT = 60.0
@@ -98,6 +99,33 @@ def test_changes_on_a_file_are_in_the_audit(on_file: Cli) -> None:
 def test_a_change_that_is_refused_is_not_in_the_audit(on_file: Cli) -> None:
     on_file.fails(3, "pause", "nothing")
     assert entries(on_file) == []
+
+
+def test_top_shows_the_figures_of_the_dashboard() -> None:
+    with ackflow.connect(":memory:", upkeep=False) as q:
+        q.push("orders", list(range(9)))
+        held = q.pop("orders", group="billing", batch=6)
+        held[0].reject("bad")
+        held[1].nack("later", delay=600)
+        q.push("unread", 1)
+        running = Running(q)
+        try:
+            shown = Cli(running.url).json("top", "-i", "0.1")
+            groups = httpx.get(f"{running.url}/v1/groups").json()["items"]
+            queues = httpx.get(f"{running.url}/v1/queues").json()["items"]
+        finally:
+            running.stop()
+    rows = {(row["queue"], row["group"]): row for row in shown}
+    names = ("ready", "leased", "waiting", "dead", "delivered", "acked", "failed")
+    for group in groups:
+        row = rows[group["queue"], group["group"]]
+        assert row["counts"] == {name: group[name] for name in names}
+        assert row["lag"] == group["lag"]
+    assert len(groups) == 1
+    assert {row["queue"]: row["trouble"] for row in shown} == {
+        queue["name"]: queue["trouble"] for queue in queues
+    }
+    assert rows["unread", None]["trouble"] == ["no group"]
 
 
 def test_a_user_without_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ from .rows import (
     group_row,
     live,
     look,
+    masked,
     optional,
     page_limit,
     read_route,
@@ -241,7 +242,7 @@ async def values(call: Call) -> Response:
         call, stats.values, call.query.get("prefix", ""), page_limit(call), optional(call, "after"),
         call.flag("descending"),
     )  # fmt: skip
-    return json(found)
+    return json([msgspec.structs.replace(one, data=masked(call, one.data)) for one in found])
 
 
 SEEK = (Param("to", ANY, "start, end, a sequence, or a time"),

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from ...broker.sampling.live_stats import LiveStats, QueueLine, Rates
@@ -363,6 +364,14 @@ def body_for_page(call: Call, raw: bytes, is_json: bool, most: int) -> tuple[boo
     masked = masking.payload(raw)
     text = masked[:most].decode("utf-8", "ignore")
     return True, size, text, len(masked) > most
+
+
+def masked(call: Call, data: Any) -> Any:
+    """A value as it is shown."""
+    masking = call.server.dashboard.masking
+    if not masking:
+        return data
+    return msgspec.json.decode(masking.payload(msgspec.json.encode(data)))
 
 
 def dead_row(call: Call, letter: DeadLetter) -> DeadRow:

@@ -19,7 +19,17 @@ from ...worker.coordination.jobs import Jobs
 from ...worker.coordination.schedules import Schedules, ScheduleState
 from ..http import Call, Param, Response, Route, json
 from .actions import actor_of, check_change
-from .rows import ANY, LIMIT, QueueRow, optional, page_limit, read_route, row_of, snapshot_of
+from .rows import (
+    ANY,
+    LIMIT,
+    QueueRow,
+    masked,
+    optional,
+    page_limit,
+    read_route,
+    row_of,
+    snapshot_of,
+)
 from .ui import TAG
 
 T = TypeVar("T")
@@ -91,11 +101,12 @@ def _ask(call: Call, work: Callable[[], T]) -> Any:
     return call.server.in_read_lane(work)
 
 
-def _job_row(job: Job) -> JobRow:
+def _job_row(call: Call, job: Job) -> JobRow:
     return JobRow(
         job.id, job.name, job.status, job.owner, job.interrupted, job.progress,
         when(job.created_at), when_or_none(job.started_at), when(job.last_active_at),
-        when_or_none(job.stopped_at), {name: n for name, n in job.counts.items() if n}, job.data,
+        when_or_none(job.stopped_at), {name: n for name, n in job.counts.items() if n},
+        masked(call, job.data),
     )  # fmt: skip
 
 
@@ -110,7 +121,7 @@ async def jobs(call: Call) -> Response:
     rows = await _ask(
         call,
         lambda: [
-            _job_row(job)
+            _job_row(call, job)
             for job in found.roots(status=status, limit=limit, after=optional(call, "after"))  # type: ignore[arg-type]
         ],
     )
@@ -124,8 +135,8 @@ async def job(call: Call) -> Response:
 
     def read() -> JobPage:
         children = found.children(id, limit=limit, after=optional(call, "after"))
-        rows = [_job_row(child) for child in children]
-        return JobPage(_job_row(found.get(id)), rows, _more(rows, limit))
+        rows = [_job_row(call, child) for child in children]
+        return JobPage(_job_row(call, found.get(id)), rows, _more(rows, limit))
 
     return json(await _ask(call, read))
 
@@ -134,7 +145,7 @@ async def interrupt(call: Call) -> Response:
     """Cancel a root job: children that have not begun are cancelled, running ones go on."""
     check_change(call)
     found, id = Jobs(call.server.session), call.params["id"]
-    row = _job_row(await _ask(call, lambda: found.interrupt(id)))
+    row = _job_row(call, await _ask(call, lambda: found.interrupt(id)))
     await _record(call, "interrupt job", {"job": row.id, "name": row.name})
     return json(row)
 
