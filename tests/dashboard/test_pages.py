@@ -147,7 +147,7 @@ def test_tab_reaches_every_control_and_shows_where_it_is(
         "if (style.outlineStyle === 'none' && style.boxShadow === 'none') hidden.push(target.outerHTML); });"
     )
     count = browser.js("return controls().length")
-    for _ in range(count + 12):  # a field of a date has several parts
+    for _ in range(count + 24):  # a field of a date has several parts
         browser.press(Keys.TAB)
     missed = browser.js(
         "return controls().filter((one) => !reached.has(one)).map((one) => one.outerHTML)"
@@ -163,6 +163,8 @@ def test_tab_reaches_every_control_and_shows_where_it_is(
 def test_every_page_fits_a_narrow_and_a_wide_screen(
     board: Board, browser: Browser, width: int, theme: str
 ) -> None:
+    browser.open("", "Overview")
+    browser.forget()  # the theme that another test has chosen
     browser.theme(theme)
     browser.size(width, 1400 if width > 1000 else 740)
     for name in PAGES:

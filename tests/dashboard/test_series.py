@@ -344,11 +344,9 @@ def test_dead_letters_are_counted_again_when_their_number_changes(
         for message in q.pop("a", batch=4):
             message.reject("bad 1")
         assert counted() == [4]
-        reads = []
-        monkeypatch.setattr(messages, "dead_groups", reads.append)
-        assert counted() == [4]
-        monkeypatch.undo()
-        assert reads == [], "nothing has changed"
+        with monkeypatch.context() as unused:
+            unused.setattr(messages, "dead_groups", None)
+            assert counted() == [4], "nothing has changed"
         for message in q.pop("a", batch=2):
             message.reject("bad 2")
         assert counted() == [6]
