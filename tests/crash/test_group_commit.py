@@ -349,7 +349,7 @@ def test_a_commit_that_cannot_be_told_is_not_done_again(
     def fail(queues: set[str]) -> None:
         raise RuntimeError("nobody there")
 
-    monkeypatch.setattr(writer_of(q), "_on_commit", fail)
+    monkeypatch.setattr(writer_of(q)._runner, "_on_commit", fail)
     pushed = at_once(q, *(lambda n=n: q.push("jobs", n) for n in range(3)))
     assert [len(push.result()) for push in pushed] == [1, 1, 1]
     assert sorted(m.data for m in q.pop("jobs", batch=9)) == [0, 1, 2]

@@ -90,7 +90,8 @@ class Broker:
         self.whole = True
         self.waiters = Waiters()
         self.writer = Writer(store, push, self.waiters.wake, reach_of)
-        self.observer = self.writer.observer = DeliveryObserver()
+        self.observer = DeliveryObserver()
+        self.writer.observe(self.observer)
         self._keeper = UpkeepRunner(self.read, self._keep)
         self._driven = self._keeper.driven  # sweeps that calls of this process run
         self._name = secrets.token_hex(8)

@@ -8,7 +8,7 @@ struct, nested operations included, and raises `InvalidArgument`.
 import hashlib
 from array import array
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -37,7 +37,8 @@ STAGED_AT = "a staged message takes a delay, counted from its publication, but n
 MAX_VALUE = 1024 * 1024
 ONE_END = "a value ends after a ttl or with a lease, not both"
 MAX_SEQUENCE = 1 << 48
-_skip_json = msgspec.json.Decoder(msgspec.Raw).decode  # validates without building objects
+_raw = msgspec.json.Decoder(msgspec.Raw)
+_skip_json, _split_json = _raw.decode, _raw.decode_lines  # validate without building objects
 LARGEST = 1 << 60  # of batch numbers, versions and limits that have no limit of their own
 
 
@@ -120,9 +121,9 @@ class Chunk(Struct):
         data, index = self.data, 0
         try:
             if not binary:
-                data.decode()
-                if len(ends) == 1:
-                    _skip_json(data)
+                if not data.isascii():
+                    data.decode()
+                if _are_values(data, ends):
                     return
             for index, (start, end) in enumerate(pairwise((0, *ends))):
                 if not (binary and ranges.contains(binary, index)):
@@ -131,6 +132,17 @@ class Chunk(Struct):
                         data[start:end].decode()
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument(f"message {index} of a chunk must be JSON: {error}") from None
+
+
+def _are_values(data: bytes, ends: list[int]) -> bool:
+    """Whether it is JSON values that end there; False also for numbers side by side, or spaces."""
+    try:
+        if len(ends) == 1:
+            _skip_json(data)
+            return True
+        return list(accumulate(map(len, _split_json(data)))) == ends
+    except (msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def _check_rest(rest: Rest, count: int) -> None:

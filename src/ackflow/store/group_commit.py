@@ -3,7 +3,7 @@
 There is no writer thread and no timer. A calling thread that finds the writer idle becomes the
 leader: it runs its own verb and every verb queued by then, commits, and promotes the first of those
 queued meanwhile. A thread that finds a leader queues its verb and waits. Why this and not a thread
-of its own: docs/decisions/group-commit.md.
+of its own: docs/decisions/group-commit.md. The transactions themselves: group_runner.
 
 Where a commit is fsynced separately (SQLite in mode `acks`), verbs that must be on disk share the
 next fsync; pops and acks neither wait for one nor for the verbs that do.
@@ -38,7 +38,6 @@ writer can be repeated.
 """
 
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -49,20 +48,14 @@ from typing import Any
 
 from ..errors import (
     AckflowError,
-    OutcomeUnknown,
     SessionClosed,
-    StorageAway,
-    StorageBusy,
-    StorageFailed,
 )
-from .job import UNASKED, Job, Verb, fences_of
-from .protocol import EVERYTHING, CommitLost, CommitObserver, Reach, TransactionalStore, WiderReach
-from .tx import Tx
+from .commit_pause import CommitPause
+from .group_runner import GroupRunner, ReachOf, RunMerged
+from .job import Job, Verb
+from .protocol import CommitLost, CommitObserver, TransactionalStore
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
-MAX_SPLITS = 4  # how often a group is run again without the jobs that failed it
-STORE_ERRORS = (OutcomeUnknown, StorageAway, StorageBusy)  # not caused by a verb of the group
-log = logging.getLogger("ackflow")
 
 
 class Writer:
@@ -71,31 +64,37 @@ class Writer:
     def __init__(
         self,
         store: TransactionalStore,
-        run_merged: Callable[[Tx, Sequence[Any]], list[Any]],
+        run_merged: RunMerged,
         on_commit: Callable[[set[str]], None],
-        reach_of: "Callable[[Verb, tuple[Any, ...], Any], Reach | None] | None" = None,
+        reach_of: ReachOf | None = None,
     ) -> None:
-        """`reach_of`: what a job reads and changes, by its verb, arguments and `merge`."""
+        """The arguments are those of GroupRunner."""
         self._store = store
-        self._reach_of = reach_of if store.by_queue else None
-        self._run_merged_verbs = run_merged
-        self._on_commit = on_commit
+        self._runner = GroupRunner(store, run_merged, on_commit, reach_of)
         self._mutex = threading.Lock()
         self._queue: deque[Job] = deque()
         self._has_leader = False
         self._commit_lock = threading.Lock()
         self._sync_lock = threading.Lock()
+        self._pause = CommitPause()
         self._syncing: list[Job] | None = None  # the batch of the running sync
         self._deferred: list[Job] = []  # they join the queue, and the next sync, when it ends
         self._unsynced: list[Job] = []  # done, without a thread, and show messages not on disk yet
         self._unsynced_served = False  # whether a helper waits for their sync
         self._helper_work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: stop
         self._helpers: list[threading.Thread] = []
-        self._running: list[Job] = []  # the jobs that a group transaction runs at the moment
         self._closing = False
-        self.commits = 0
-        self.verbs = 0
-        self.observer: CommitObserver | None = None
+
+    @property
+    def commits(self) -> int:
+        return self._runner.commits
+
+    @property
+    def verbs(self) -> int:
+        return self._runner.verbs
+
+    def observe(self, observer: CommitObserver) -> None:
+        self._runner.observer = observer
 
     def run(
         self, verb: Verb, args: tuple[Any, ...] = (), *, synced: bool, merge: Any = None
@@ -125,8 +124,8 @@ class Writer:
             self._lead(job)
         if job.sync_number:
             self._wait_until_synced([job])
-        if self.observer is not None and self.observer.pending:
-            self.observer.log_pending()
+        if self._runner.observer is not None and self._runner.observer.pending:
+            self._runner.observer.log_pending()
         if self._store.interrupted is not None:
             self._raise_interrupt()
         if job.error is not None:
@@ -201,16 +200,11 @@ class Writer:
     def _run_alone(self, job: Job) -> None:
         """Lead where nothing else is queued: the same as `_lead`, in fewer steps."""
         with self._commit_lock:
-            try:
-                tx = self._transact([job], partial(self._run_only, job), job.synced)
-                self._notify_committed(tx, 1)
-            except BaseException as error:
-                job.error = error
+            self._runner.run_alone(job)
             job.done = True
             if job.synced and job.error is None and self._store.sync is not None:
-                job.sync_batch = [
-                    job
-                ]  # first: a thread interrupted after the next step still syncs
+                # First: a thread that is interrupted after the next step still syncs.
+                job.sync_batch = [job]
                 self._sync_lock.acquire()
         self._stop_leading(job)
         if job.sync_batch is not None:
@@ -287,8 +281,8 @@ class Writer:
 
     def _lead_queued(self) -> None:
         self._lead(None)
-        if self.observer is not None and self.observer.pending:
-            self.observer.log_pending()
+        if self._runner.observer is not None and self._runner.observer.pending:
+            self._runner.observer.log_pending()
 
     def _answer_unsynced(self) -> None:
         """Answer jobs without a thread once the messages they show are on disk."""
@@ -335,7 +329,7 @@ class Writer:
         """Fsync the commits, then answer the jobs that waited for it."""
         lost = False
         try:
-            self._sync_store(batch[0].commit)
+            self._pause.timed(partial(self._sync_store, batch[0].commit))
         except CommitLost:
             lost = True
         except AckflowError as error:
@@ -344,9 +338,8 @@ class Writer:
         finally:
             with self._mutex:
                 if self._syncing is batch:
-                    self._queue += self._deferred
-                    self._deferred = []
-                    self._syncing = None
+                    self._syncing = self._hold_back(batch)
+                    self._undefer()
                     self._sync_lock.release()
                 if self._queue and not self._has_leader:
                     self._promote_next(None)
@@ -358,10 +351,35 @@ class Writer:
             for job in batch:
                 self._repeat(job)
 
+    def _hold_back(self, batch: list[Job]) -> list[Job] | None:
+        """Defer pushes until those of the clients that are answered now may have joined them."""
+        expected = len(batch) + len(self._deferred)
+        if expected == 1 or not self._helpers or not self._pause.worthwhile:
+            return None
+        held_back = batch.copy()
+
+        def pause() -> None:
+            self._pause.wait(lambda: len(self._deferred), expected)
+            with self._mutex:
+                if self._syncing is held_back:
+                    self._syncing = None
+                    self._undefer()
+                    if self._queue and not self._has_leader:
+                        self._promote_next(None)
+
+        self._helper_work.put(pause)
+        return held_back
+
+    def _undefer(self) -> None:
+        """Queue the deferred jobs, unless a sync runs or they are held back. Under `_mutex`."""
+        if self._syncing is None:
+            self._queue += self._deferred
+            self._deferred = []
+
     def _repeat(self, job: Job) -> None:
         """Run a job again whose commit was lost before it was synced, and answer it."""
         with self._commit_lock:
-            self._run_one_by_one([job])
+            self._runner.run_one_by_one([job])
             waits = job.awaits_sync
             if waits:
                 self._sync_lock.acquire()
@@ -393,7 +411,7 @@ class Writer:
                 except CommitLost:
                     job.sync_number = 0
                     with self._commit_lock:
-                        self._run_one_by_one([job])
+                        self._runner.run_one_by_one([job])
                 except AckflowError as error:
                     job.error = error
 
@@ -450,15 +468,7 @@ class Writer:
         if not group:
             return  # the job that was to be led was withdrawn
         try:
-            self._commit(group)
-        except BaseException as error:
-            if len(group) == 1 or isinstance(error, STORE_ERRORS):
-                for job in group:
-                    job.error = error
-                return
-            self._run_without_failing(group)
-            if not isinstance(error, Exception):
-                raise
+            self._runner.run(group)
         finally:
             self._put_back(group)
             for job in group:
@@ -473,126 +483,3 @@ class Writer:
                 job.postponed, job.error = False, None
             with self._mutex:
                 self._queue.extendleft(reversed(postponed))
-
-    def _run_without_failing(self, group: list[Job]) -> None:
-        """Run a group again after one of its jobs failed it: that job alone, the others together.
-
-        A second failure in the rest is handled likewise; after a few, each job runs alone.
-        """
-        rest = group
-        for _ in range(MAX_SPLITS):
-            failed, self._running = self._running, []
-            if not failed or len(failed) == len(rest):
-                break
-            rest = [job for job in rest if job not in failed]
-            self._run_one_by_one(failed)
-            try:
-                self._reset(rest)
-                return self._commit(rest)
-            except BaseException as error:
-                if isinstance(error, STORE_ERRORS):
-                    for job in rest:
-                        job.error = error
-                    return None
-        return self._run_one_by_one(rest)
-
-    def _reset(self, group: list[Job]) -> None:
-        for job in group:
-            job.answer = job.error = None
-
-    def _run_one_by_one(self, group: list[Job]) -> None:
-        """Run each job of a group in a transaction of its own."""
-        for job in group:
-            self._reset([job])
-            try:
-                self._commit([job])
-            except BaseException as error:
-                job.error = error
-
-    def _commit(self, group: list[Job]) -> None:
-        synced = any(job.synced for job in group)
-        tx = self._transact(group, partial(self._run_group, group), synced)
-        self._notify_committed(tx, len(group))
-
-    def _transact(self, jobs: list[Job], body: Callable[[Tx], None], synced: bool) -> Tx:
-        if self._reach_of is None:
-            return self._store.transact(body, synced)
-        for job in jobs:
-            if job.reach is UNASKED:
-                job.reach = self._reach_of(job.verb, job.args, job.merge)
-        while True:
-            try:
-                tx = self._store.transact(body, synced, [job.reach for job in jobs])
-                break
-            except WiderReach:
-                for job in self._running:
-                    job.reach = EVERYTHING
-        for job in jobs:
-            job.commit = tx.number
-        return tx
-
-    def _admitted(self, group: list[Job], tx: Tx) -> list[Job]:
-        """Return the jobs that may run in a transaction, those with the same reach together."""
-        for job in group:
-            job.postponed = not tx.admits(job.reach)
-        return sorted((job for job in group if not job.postponed), key=fences_of)
-
-    def _notify_committed(self, tx: Tx, verbs: int) -> None:
-        """Count and report a committed transaction; an error here does not undo it."""
-        self.commits += 1
-        self.verbs += verbs
-        try:
-            if self.observer is not None and (tx.tally.acked or tx.tally.died):
-                self.observer.record(tx.tally)
-            if tx.touched:
-                self._on_commit(tx.touched)
-        except Exception:
-            log.exception("a commit observer failed")
-
-    def _run_group(self, group: list[Job], tx: Tx) -> None:
-        if self._reach_of is not None:
-            group = self._admitted(group, tx)
-        index = 0
-        while index < len(group):
-            job = group[index]
-            index += 1
-            self._running = [job]
-            if job.merge is None:
-                self._run_only(job, tx)
-                continue
-            tx.enter(job.reach)
-            run = [job]
-            while index < len(group) and group[index].merge is not None:
-                if fences_of(group[index]) != fences_of(job):
-                    break
-                run.append(group[index])
-                index += 1
-            self._running = run
-            self._run_merged(run, tx)
-        self._running = []  # what fails from here on is the commit
-
-    def _run_only(self, job: Job, tx: Tx) -> None:
-        tx.collects = False
-        self._running = [job]
-        tx.enter(job.reach)
-        self._run_verb(job, tx)
-
-    def _run_merged(self, jobs: list[Job], tx: Tx) -> None:
-        answers = self._run_merged_verbs(tx, [job.merge for job in jobs])
-        for job, answer in zip(jobs, answers, strict=True):
-            job.error = answer if isinstance(answer, AckflowError) else None
-            job.answer = answer
-
-    def _run_verb(self, job: Job, tx: Tx) -> None:
-        if job.merge is not None:
-            self._run_merged([job], tx)
-            return
-        job.error = None  # a store may run it again
-        try:
-            job.answer = job.verb(tx, *job.args)
-        except StorageFailed:
-            raise  # not a refusal: the verb may have written before it failed
-        except AckflowError as refusal:
-            job.error = refusal
-        if tx.sync_number:
-            job.sync_number, tx.sync_number = tx.sync_number, 0

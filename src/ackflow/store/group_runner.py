@@ -1,0 +1,185 @@
+"""The transactions of the writer: runs the verbs of a group, and isolates one that fails it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ..errors import AckflowError, OutcomeUnknown, StorageAway, StorageBusy, StorageFailed
+from .job import UNASKED, Job, Verb, fences_of
+from .protocol import EVERYTHING, CommitObserver, Reach, TransactionalStore, WiderReach
+from .tx import Tx
+
+MAX_SPLITS = 4  # how often a group is run again without the jobs that failed it
+STORE_ERRORS = (OutcomeUnknown, StorageAway, StorageBusy)  # not caused by a verb of the group
+log = logging.getLogger("ackflow")
+RunMerged = Callable[[Tx, Sequence[Any]], list[Any]]
+ReachOf = Callable[[Verb, tuple[Any, ...], Any], Reach | None]
+
+
+class GroupRunner:
+    """Runs jobs in transactions and leaves their answers or errors in them.
+
+    `run_merged` runs neighbouring mergeable verbs as one. `reach_of`: what a job reads and changes,
+    by its verb, arguments and `merge`. Used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        store: TransactionalStore,
+        run_merged: RunMerged,
+        on_commit: Callable[[set[str]], None],
+        reach_of: ReachOf | None,
+    ) -> None:
+        self._store = store
+        self._reach_of = reach_of if store.by_queue else None
+        self._run_merged_verbs = run_merged
+        self._on_commit = on_commit
+        self._running: list[Job] = []  # the jobs that a group transaction runs at the moment
+        self.commits = 0
+        self.verbs = 0
+        self.observer: CommitObserver | None = None
+
+    def run_alone(self, job: Job) -> None:
+        """Run one job: the same as `run`, in fewer steps."""
+        try:
+            tx = self._transact([job], partial(self._run_only, job), job.synced)
+            self._notify_committed(tx, 1)
+        except BaseException as error:
+            job.error = error
+
+    def run(self, group: list[Job]) -> None:
+        """Run a group in one transaction; raises what is no Exception, such as an interrupt."""
+        try:
+            self._commit(group)
+        except BaseException as error:
+            if len(group) == 1 or isinstance(error, STORE_ERRORS):
+                for job in group:
+                    job.error = error
+                return
+            self._split(group)
+            if not isinstance(error, Exception):
+                raise
+
+    def _split(self, group: list[Job]) -> None:
+        """Run a group again after one of its jobs failed it: that job alone, the others together.
+
+        A second failure in the rest is handled likewise; after a few, each job runs alone.
+        """
+        rest = group
+        for _ in range(MAX_SPLITS):
+            failed, self._running = self._running, []
+            if not failed or len(failed) == len(rest):
+                break
+            rest = [job for job in rest if job not in failed]
+            self.run_one_by_one(failed)
+            try:
+                self._reset(rest)
+                return self._commit(rest)
+            except BaseException as error:
+                if isinstance(error, STORE_ERRORS):
+                    for job in rest:
+                        job.error = error
+                    return None
+        return self.run_one_by_one(rest)
+
+    def _reset(self, group: list[Job]) -> None:
+        for job in group:
+            job.answer = job.error = None
+
+    def run_one_by_one(self, group: list[Job]) -> None:
+        """Run each job of a group in a transaction of its own."""
+        for job in group:
+            self._reset([job])
+            try:
+                self._commit([job])
+            except BaseException as error:
+                job.error = error
+
+    def _commit(self, group: list[Job]) -> None:
+        synced = any(job.synced for job in group)
+        tx = self._transact(group, partial(self._run_group, group), synced)
+        self._notify_committed(tx, len(group))
+
+    def _transact(self, jobs: list[Job], body: Callable[[Tx], None], synced: bool) -> Tx:
+        if self._reach_of is None:
+            return self._store.transact(body, synced)
+        for job in jobs:
+            if job.reach is UNASKED:
+                job.reach = self._reach_of(job.verb, job.args, job.merge)
+        while True:
+            try:
+                tx = self._store.transact(body, synced, [job.reach for job in jobs])
+                break
+            except WiderReach:
+                for job in self._running:
+                    job.reach = EVERYTHING
+        for job in jobs:
+            job.commit = tx.number
+        return tx
+
+    def _admitted(self, group: list[Job], tx: Tx) -> list[Job]:
+        """Return the jobs that may run in a transaction, those with the same reach together."""
+        for job in group:
+            job.postponed = not tx.admits(job.reach)
+        return sorted((job for job in group if not job.postponed), key=fences_of)
+
+    def _notify_committed(self, tx: Tx, verbs: int) -> None:
+        """Count and report a committed transaction; an error here does not undo it."""
+        self.commits += 1
+        self.verbs += verbs
+        try:
+            if self.observer is not None and (tx.tally.acked or tx.tally.died):
+                self.observer.record(tx.tally)
+            if tx.touched:
+                self._on_commit(tx.touched)
+        except Exception:
+            log.exception("a commit observer failed")
+
+    def _run_group(self, group: list[Job], tx: Tx) -> None:
+        if self._reach_of is not None:
+            group = self._admitted(group, tx)
+        index = 0
+        while index < len(group):
+            job = group[index]
+            index += 1
+            self._running = [job]
+            if job.merge is None:
+                self._run_only(job, tx)
+                continue
+            tx.enter(job.reach)
+            run = [job]
+            while index < len(group) and group[index].merge is not None:
+                if fences_of(group[index]) != fences_of(job):
+                    break
+                run.append(group[index])
+                index += 1
+            self._running = run
+            self._run_merged(run, tx)
+        self._running = []  # what fails from here on is the commit
+
+    def _run_only(self, job: Job, tx: Tx) -> None:
+        tx.collects = False
+        self._running = [job]
+        tx.enter(job.reach)
+        self._run_verb(job, tx)
+
+    def _run_merged(self, jobs: list[Job], tx: Tx) -> None:
+        answers = self._run_merged_verbs(tx, [job.merge for job in jobs])
+        for job, answer in zip(jobs, answers, strict=True):
+            job.error = answer if isinstance(answer, AckflowError) else None
+            job.answer = answer
+
+    def _run_verb(self, job: Job, tx: Tx) -> None:
+        if job.merge is not None:
+            self._run_merged([job], tx)
+            return
+        job.error = None  # a store may run it again
+        try:
+            job.answer = job.verb(tx, *job.args)
+        except StorageFailed:
+            raise  # not a refusal: the verb may have written before it failed
+        except AckflowError as refusal:
+            job.error = refusal
+        if tx.sync_number:
+            job.sync_number, tx.sync_number = tx.sync_number, 0
