@@ -54,12 +54,6 @@ def check_ranges(which: Ranges) -> None:
         raise InvalidArgument(f"a sequence number must be from 0 to {MAX_SEQUENCE - 1}")
 
 
-class QueueRequest(Struct):
-    """A request about one queue."""
-
-    queue: str
-
-
 # push
 
 

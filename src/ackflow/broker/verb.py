@@ -25,7 +25,6 @@ from .requests import (
     Hold,
     PopRequest,
     PutOperation,
-    QueueRequest,
     ReaderRequest,
     SettleOperation,
 )
@@ -33,6 +32,12 @@ from .requests import (
 F = TypeVar("F", bound=Callable[..., Any])
 Role = Literal["read-only", "read-write", "admin"]
 Names = tuple[str, ...]
+
+
+class QueueRequest(Struct):
+    """A request about one queue; those of the wire are in `requests`."""
+
+    queue: str
 
 
 @dataclass(slots=True)

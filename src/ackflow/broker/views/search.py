@@ -23,8 +23,7 @@ from ..core.handout import payload
 from ..core.topology import find_group, find_queue
 from ..reach import merging
 from ..reach.merging import Several
-from ..requests import QueueRequest
-from ..verb import verb
+from ..verb import QueueRequest, verb
 from .browse import lanes_from, view
 
 State = Literal["all", "ready", "leased", "waiting", "settled"]

@@ -66,7 +66,7 @@ class QueueRow(Struct):
     spark: list[float] | None = None
 
 
-class Place(Struct):
+class DatabasePlace(Struct):
     """One of several databases, and whether it answers."""
 
     place: str
@@ -79,7 +79,7 @@ class Storage(Struct):
     kind: str
     bytes: int | None = None
     free_bytes: int | None = None
-    places: list[Place] = []
+    places: list[DatabasePlace] = []
 
 
 class Overview(Struct):
@@ -333,7 +333,7 @@ def group_row(group: GroupMetrics) -> GroupRow:
 def storage_of(call: Call) -> Storage:
     broker = call.server.broker
     if isinstance(broker, ShardedBroker):
-        places = [Place(one.place, one.up) for one in broker.databases]
+        places = [DatabasePlace(one.place, one.up) for one in broker.databases]
         return Storage(f"{len(places)} databases", places=places)
     path = getattr(broker.store, "path", None)
     if not isinstance(path, str) or not os.path.exists(path):

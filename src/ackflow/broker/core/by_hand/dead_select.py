@@ -11,8 +11,8 @@ from ....model import DeadLetter
 from ....store.mapping import open_texts
 from ....store.tx import Tx
 from ...reach.merging import Several
-from ...requests import DeadFilter, QueueRequest
-from ...verb import verb
+from ...requests import DeadFilter
+from ...verb import QueueRequest, verb
 from ..dead_letters import letters, purge_dead, redrive, rows
 from ..topology import find_group, find_queue, queue_for
 
