@@ -26,6 +26,7 @@ from selenium.webdriver.common.keys import Keys
 
 import ackflow
 from ackflow import Session, VirtualClock
+from ackflow.broker.sharded.broker import ShardedBroker
 from ackflow.server.app import Server
 from ackflow.server.console.ui import UiSettings
 from ackflow.server.routes import all_routes
@@ -72,7 +73,8 @@ class Board:
                 connection.abort()
             if self.host.app is not None:
                 self.host.app.close_threads()
-            return Server(self.session, all_routes(ui=settings), ui=settings)
+            several = isinstance(self.session.broker, ShardedBroker)
+            return Server(self.session, all_routes(several, settings), ui=settings)
 
         made = asyncio.run_coroutine_threadsafe(change(), self.host.loop).result(30)
         self.host.app = made

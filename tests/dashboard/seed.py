@@ -1,12 +1,26 @@
-"""A database with a bit of everything that the dashboard shows."""
+"""A database with a bit of everything that the dashboard shows, made by the packages that make it."""
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.broker.broker import Broker
+from ackflow.broker.sharded.broker import ShardedBroker
+from ackflow.pipeline import Pipeline, Table
+from ackflow.pipeline.eof import EofForwarder, HeldEof
+from ackflow.pipeline.state import (
+    EndOfTable,
+    Handled,
+    TableKey,
+    announce_clients,
+    record_recovery,
+)
+from ackflow.worker import Jobs, RunningJob, Schedules, cron, every
 
 SECRET_CARD = "4111111111111111"
 BIG = 90071992547409931234567890
@@ -28,8 +42,13 @@ def order(n: int) -> dict[str, Any]:
 
 def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
     """Fill a database as if a shop had used it for some time."""
-    broker = q.broker
-    assert isinstance(broker, Broker)
+    board = q.broker
+    assert isinstance(board, Broker | ShardedBroker)
+    brokers = brokers_of(q)
+    several = len(brokers) > 1
+    schedules = (
+        Schedules(q) if several else _schedules(q)
+    )  # a tick is in one database with its queue
     q.configure("orders", retry_limit=2, max_size=1_000_000)
     q.group("orders", "billing", lease_seconds=600, retry_limit=2)
     q.group("orders", "shipping", ordering="ordered")
@@ -41,8 +60,11 @@ def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
         q.ack(q.pop("orders", group="shipping", batch=wave // 2))
         q.pop("mails.welcome", batch=wave // 3, auto_ack=True)
         clock.advance(60)
-        broker.sampler.run_once()
-    broker.sampler.flush()
+        schedules.run_due()
+        for broker in brokers:
+            broker.sampler.run_once()
+    for broker in brokers:
+        broker.sampler.flush()
     _failures(q)
     held = q.pop("orders", group="billing", batch=12, consumer="billing-7f2c")
     assert held
@@ -59,22 +81,71 @@ def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
     q.push("paused.queue", {"n": 1})
     q.pop("paused.queue")[0].release()
     q.pause("paused.queue")
-    for stage in ("input", "rows", "partials", "answers"):
-        q.push(f"coffee.{stage}", [{"stage": stage, "n": n} for n in range(6)])
-        q.pop(f"coffee.{stage}", batch=2, consumer=f"{stage}-1")
+    if not several:
+        jobs(q)
+        pipeline(q, clock)
+    board.stats.take()
+
+
+def brokers_of(q: Session) -> list[Broker]:
+    """The brokers of all databases of a session."""
+    if isinstance(q.broker, ShardedBroker):
+        return [one.opened for one in q.broker.databases if one.opened is not None]
+    assert isinstance(q.broker, Broker)
+    return [q.broker]
+
+
+def _schedules(q: Session) -> Schedules:
+    made = Schedules(q)
+    made.add("nightly-report", cron("0 2 * * *"), queue="reports.nightly")
+    made.add("cleanup", every("15m"), queue="maintenance", data={"task": "cleanup"})
+    made.run_due()
+    return made
+
+
+def jobs(q: Session, name: str = "import-2026") -> str:
+    """A job with ten children, of which five succeeded and one failed; returns its id."""
+    made = Jobs(q)
+
+    def split(job: RunningJob) -> bool:
+        for part in range(9):
+            job.create_delayed(f"part {part}", lambda t, child: t.push("parts", {"job": child.id}))
+        return True
+
+    made.run_unique(f"owner of {name}", name, split)
+    root = next(one.id for one in made.roots() if one.name == name)
+    results: list[Callable[[RunningJob], bool]] = [lambda _: True] * 4 + [lambda _: False]
+    for child, work in zip(made.children(root)[1:], results, strict=False):
+        made.run_delayed(child.id, work)
+    return root
+
+
+def pipeline(q: Session, clock: VirtualClock) -> None:
+    """A pipeline at work: one client is finished, and one waits for the end of a worker."""
+    shop = Pipeline("coffee", [Table("sales", ["id"]), Table("stores", ["id"])], (), ())
+    announce_clients(q, shop, ["north", "south"])
+    forwarder = EofForwarder(q, shop, 4)
+    for client, table, workers, blocks in (
+        ("north", "sales", 1, 40), ("north", "stores", 1, 2), ("south", "sales", 2, 31),
+    ):  # fmt: skip
+        key, handled = TableKey(table, client), Handled()
+        for place in range(blocks):
+            handled.add(0, f"{table}.csv", 65_536 + place)
+        handled.rows = 1_000 * blocks
+        t = q.transaction()
+        t.put(forwarder.handled_key(key), msgspec.to_builtins(handled))
+        t.commit()
+        end = EndOfTable(client, table, 0, workers, blocks, {f"{table}.csv": blocks})
+        q.push(shop.inbox, Item(data=end.files, headers=end.text()), partition=client)
+        (message,) = q.pop(shop.inbox, group="router", consumer="spark", lease_seconds=3_600)
+        held = HeldEof(end, message.id, message.token or "", message.sequence)
+        forwarder.receive([(held, False)])
     t = q.transaction()
-    t.put("schedules/nightly-report", {"spec": "cron 0 2 * * * UTC", "at": clock.now()})
-    t.put("jobs/root/0001", job(clock.now()))
+    t.put(shop.state_key("done", "north"), True)
     t.commit()
-    broker.stats.take()
-
-
-def job(now: int) -> dict[str, Any]:
-    return {
-        "id": "0001", "name": "import-2026", "status": "running", "created_at": now - 90_000_000,
-        "started_at": now - 80_000_000, "last_active_at": now, "progress": 0.6,
-        "counts": {"success": 5, "failed": 1, "running": 2, "new": 2},
-    }  # fmt: skip
+    record_recovery(q, shop, "spark", 6.4, 2)
+    clock.advance(90)
+    q.push(shop.inbox, [b"id\n1\n"] * 5, partition="south")
 
 
 def _failures(q: Session) -> None:

@@ -232,6 +232,10 @@ def test_masked_fields_do_not_leave_the_server(board: Board, browser: Browser) -
         assert search.status_code == 400
         headers = board.get("/v1/queues/invoices.eu/messages")["items"][0]["headers"]
         assert headers == {"tenant": "••••"}
+        t = board.session.transaction()
+        t.put("settings/one", {"password": "hunter2", "n": 1}).commit()
+        (value,) = board.get("/v1/values", prefix="settings/")
+        assert value["data"] == {"password": "••••", "n": 1}
         browser.open(f"queues/orders/messages/{id}", "••••")
         assert SECRET_CARD not in browser.text()
     finally:

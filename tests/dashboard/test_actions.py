@@ -7,8 +7,10 @@ import pytest
 
 from ackflow import LeaseLost
 from ackflow.errors import NotFound
+from ackflow.worker import Jobs, Schedules, every
 
 from .conftest import Board, Browser
+from .seed import jobs
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 
@@ -251,6 +253,40 @@ def test_the_tail_shows_what_is_pushed_and_pauses(board: Board, browser: Browser
     browser.click("Resume")
     browser.sees('{"fourth":4}')
     assert not q.queue_stats("followed").groups
+
+
+def test_a_job_is_shown_and_interrupted(board: Board, browser: Browser) -> None:
+    root = jobs(board.session, "reindex")
+    browser.open("work", "reindex")
+    browser.click("reindex")
+    browser.sees("Job reindex", "part 8", "5 success")
+    browser.click("Interrupt this job")
+    browser.click("Interrupt reindex")
+    browser.until(lambda: Jobs(board.session).get(root).interrupted)
+    browser.sees("4 cancelled")
+    assert Jobs(board.session).get(root).counts["cancelled"] == 4
+    assert audit(board)[0] == ("interrupt job", None)
+
+
+def test_a_schedule_is_paused_and_goes_on_with_the_next_tick(
+    board: Board, browser: Browser
+) -> None:
+    q = board.session
+    browser.open("work", "cleanup")
+    browser.click("Pause cleanup")
+    browser.until(lambda: next(iter(Schedules(q).known())).paused)
+    pushed = q.queue_stats("maintenance").messages
+    schedules = Schedules(q)
+    schedules.add("cleanup", every("15m"), queue="maintenance")
+    board.clock.advance(3_600)
+    assert schedules.run_due() == 0
+    browser.click("Resume cleanup")
+    browser.until(lambda: not next(iter(Schedules(q).known())).paused)
+    assert schedules.run_due() == 0, "ticks of the pause are left out"
+    board.clock.advance(900)
+    assert schedules.run_due() == 1
+    assert q.queue_stats("maintenance").messages == pushed + 1
+    assert audit(board)[:2] == [("resume schedule", None), ("pause schedule", None)]
 
 
 def test_actions_say_why_they_are_refused(board: Board, browser: Browser) -> None:

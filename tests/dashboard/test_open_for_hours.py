@@ -59,6 +59,10 @@ def test_an_open_overview_stays_small(
             samples.append((time.monotonic(), heap(browser), process.memory_info().rss / MB))
         print(f"{counts[0]:,} messages in {SECONDS:g} s; heap and RSS in MB:")
         print(" ".join(f"{tab:.1f}/{rss:.0f}" for _, tab, rss in samples))
+        third = next((one for one in samples if one[0] >= end - SECONDS + 180), samples[-1])
+        print(
+            f"minute 3: {third[1]:.1f}/{third[2]:.0f}, the last: {samples[-1][1]:.1f}/{samples[-1][2]:.0f}"
+        )
         browser.sees("steady", "Live")
     finally:
         stop.set()

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from .conftest import AXE, Board, Browser, need
 
@@ -22,8 +23,10 @@ PAGES = {
     "groups": ("groups", ["billing", "shipping", "most behind first"]),
     "group": ("queues/orders/groups/shipping", ["ordered", "shop-3", "Seek"]),
     "leases": ("leases", ["billing-7f2c", "shipping-a1", "Release"]),
-    "work": ("work", ["import-2026", "nightly-report", "60 %"]),
-    "pipelines": ("pipelines", ["coffee", "partials"]),
+    "work": ("work", ["import-2026", "nightly-report", "60 %", "cron 0 2 * * * UTC", "Next tick"]),
+    "pipelines": ("pipelines", [
+        "1 table in alarm: south/sales", "73.0k", "1 of 2", "Route", "coffee.ends", "6.4 s",
+    ]),
     "push": ("queues/orders/push", ["Push to orders", "Transaction id"]),
     "tail": ("queues/orders/tail", ["later"]),
     "tokens": ("tokens", ["No tokens", "New token"]),
@@ -125,6 +128,52 @@ def test_the_keyboard_alone_is_enough(browser: Browser) -> None:
     browser.sees("Paused")
     browser.press("p")
     browser.sees("Live")
+
+
+@pytest.mark.outer
+@pytest.mark.parametrize("name", PAGES)
+def test_tab_reaches_every_control_and_shows_where_it_is(
+    board: Board, browser: Browser, name: str
+) -> None:
+    browser.open(path_of(board, name))
+    browser.sees(PAGES[name][1][0])
+    browser.press("p")  # a live update may add controls
+    browser.js(
+        "window.controls = () => [...document.querySelectorAll('a[href], button:not([disabled]), input,"
+        'select, textarea, summary, [tabindex="0"]\')].filter((one) => one.getClientRects().length);'
+        "document.activeElement?.blur(); window.reached = new Set(); window.hidden = [];"
+        "document.addEventListener('focusin', ({ target }) => { window.reached.add(target);"
+        "const style = getComputedStyle(target);"
+        "if (style.outlineStyle === 'none' && style.boxShadow === 'none') hidden.push(target.outerHTML); });"
+    )
+    count = browser.js("return controls().length")
+    for _ in range(count + 24):  # a field of a date has several parts
+        browser.press(Keys.TAB)
+    missed = browser.js(
+        "return controls().filter((one) => !reached.has(one)).map((one) => one.outerHTML)"
+    )
+    browser.press("p")
+    assert browser.js("return hidden") == []
+    assert missed == []
+
+
+@pytest.mark.outer
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 2560])
+def test_every_page_fits_a_narrow_and_a_wide_screen(
+    board: Board, browser: Browser, width: int, theme: str
+) -> None:
+    browser.open("", "Overview")
+    browser.forget()  # the theme that another test has chosen
+    browser.theme(theme)
+    browser.size(width, 1400 if width > 1000 else 740)
+    for name in PAGES:
+        browser.open(path_of(board, name))
+        browser.sees(PAGES[name][1][0])
+        assert browser.js("return document.documentElement.scrollWidth") <= width, name
+        browser.shot(f"{name}-{width}-{theme}")
+    browser.theme("light")
+    browser.size(1280, 900)
 
 
 def test_a_message_is_found_by_its_id_alone(board: Board, browser: Browser) -> None:

@@ -1,5 +1,7 @@
 """Charts, the audit and search, as the broker keeps and answers them."""
 
+import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -10,11 +12,13 @@ from ackflow import Session, VirtualClock
 from ackflow.broker import audit
 from ackflow.broker.broker import Broker
 from ackflow.broker.core.by_hand.dead_select import normalized
-from ackflow.broker.sampling import series
+from ackflow.broker.sampling import live_stats, series
 from ackflow.broker.sampling.series import HOUR, MINUTE, Point, decode, encode, intervals
+from ackflow.broker.views.metrics import MetricsSnapshot, snapshot
 from ackflow.broker.views.search import Search, search
 from ackflow.errors import InvalidArgument, NotFound
 from ackflow.options import QUEUE_MODE
+from ackflow.server.console import messages, ui
 from ackflow.server.console.masking import MASK, Masking
 
 from ..running import Running
@@ -296,6 +300,60 @@ def test_a_snapshot_is_shared_and_rested_after(q: Session, clock: VirtualClock) 
     line = board.take().queues["a"]
     assert line.rates is not None
     assert line.rates.pushed == pytest.approx(3.1)
+
+
+def test_a_slow_snapshot_is_taken_beside_those_who_ask(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_stats, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(live_stats, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(live_stats, "REST", 0.0)
+    q.push("a", 1)
+    go, broker = threading.Event(), broker_of(q)
+
+    def read() -> MetricsSnapshot:
+        assert go.wait(30)
+        return broker.read(snapshot)
+
+    go.set()
+    board = live_stats.StatsBoard(read)
+    first = board.get()
+    go.clear()
+    q.push("a", 2)
+    assert board.get() is first, "it does not wait for the next one"
+    assert board.get() is first
+    go.set()
+    deadline = time.monotonic() + 30
+    while board.get().queues["a"].pushed != 2:
+        assert time.monotonic() < deadline
+
+
+def test_dead_letters_are_counted_again_when_their_number_changes(
+    q: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ui, "DEAD_REST", 0.0)
+    running = Running(q)
+
+    def counted() -> list[int]:
+        broker_of(q).stats.take()
+        found = httpx.get(f"{running.url}/v1/dead", timeout=30).json()
+        return [one["count"] for one in found["items"]]
+
+    try:
+        q.push("a", list(range(9)))
+        for message in q.pop("a", batch=4):
+            message.reject("bad 1")
+        assert counted() == [4]
+        with monkeypatch.context() as unused:
+            unused.setattr(messages, "dead_groups", None)
+            assert counted() == [4], "nothing has changed"
+        for message in q.pop("a", batch=2):
+            message.reject("bad 2")
+        assert counted() == [6]
+        q.redrive("a")
+        assert counted() == []
+    finally:
+        running.stop()
 
 
 def test_the_worst_queue_comes_first(q: Session, clock: VirtualClock) -> None:

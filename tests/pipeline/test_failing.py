@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+import ackflow
 from ackflow.errors import InvalidArgument
 from ackflow.pipeline import preflight, supervisor
 from ackflow.pipeline.run import Run
 from ackflow.pipeline.stages import Settings
+from ackflow.pipeline.state import recoveries
 from ackflow.pipeline.supervisor import (
     EXIT_NO_RESTART,
     MAX_ERRORS,
@@ -167,6 +169,9 @@ def test_a_killed_stage_is_restarted_and_its_recovery_time_is_reported(tmp_path:
     (event,) = [event for event in found.events if event["what"] == "recovered"]
     assert event["stage"] == "spark"
     assert event["seconds"] < 30
+    with ackflow.connect(tmp_path / "queue.db", upkeep=False) as q:
+        (kept,) = recoveries(q, found.pipeline)
+    assert (kept.stage, kept.seconds) == ("spark", event["seconds"])
 
 
 def test_a_client_whose_query_failed_ends_the_run_with_the_reason(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ CALLERS = {
 VERB_TABLE = {
     "read-only mine": """browse dead_count dead_letters dead_summary follow group_stats leases message
         partitions peek progress queue_stats reader_lag store_of_lease why""",
-    "read-only any": "overdue queues sweeps",
+    "read-only any": "metrics overdue queues sweeps",
     "read-only all": "value values",
     "read-write mine": """ack_and_pop bind_batch commit_batch configure configure_group delete_message drop_stage
         extend extend_lease hand_over import_messages judge keep_reader lease_next mark_bad pause publish read reader_fetch
@@ -79,7 +79,8 @@ ROUTE_TABLE = {
         |GET /api/v1/status|GET /api/v1/status/queues|GET /api/v1/status/analytics|GET /v1/overview
         |GET /v1/queues|GET /v1/groups|GET /v1/leases|GET /v1/locate|GET /v1/dead""",
     "read-only all": """GET /api/v1/traces/names|GET /api/v1/traces/by-name/{name}
-        |GET /api/v1/status/buffers|GET /v1/series|GET /v1/values""",
+        |GET /api/v1/status/buffers|GET /v1/series|GET /v1/values
+        |GET /v1/jobs|GET /v1/jobs/{id}|GET /v1/schedules|GET /v1/pipelines""",
     "read-only mine": f"""GET /queue/{{queue}}|GET /api/v1/resources/queues/{{queue}}
         |GET /api/v1/status/queues/{{queue}}|GET /api/v1/status/queues/{{queue}}/messages
         |GET /api/v1/messages{MESSAGE}|GET /api/v1/traces{MESSAGE}|POST /streams/v1/state/get
@@ -87,6 +88,7 @@ ROUTE_TABLE = {
         |GET /v1/queues/{{queue}}/messages|GET /v1/queues/{{queue}}/messages/{{id}}|GET /v1/queues/{{queue}}/messages/{{id}}/payload
         |GET /v1/queues/{{queue}}/tail|GET /v1/queues/{{queue}}/dead|GET /v1/queues/{{queue}}/dead/export""",
     "read-write any": "GET /api/v1/pop",
+    "read-write all": "POST /v1/jobs/{id}/interrupt|POST /v1/schedules/{name}/pause",
     "read-write mine": f"""POST /v1/push|POST /v1/pop|POST /queue/{{queue}}/push
         |POST /queue/{{queue}}/pop|POST /queue/{{queue}}/acknowledge
         |POST /queue/{{queue}}/extend-lock|POST /queue/{{queue}}/release
@@ -173,7 +175,7 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "settle_lock": ("mine", QUEUE_MODE, at.token, Verdict("ack")),
         "ack_and_pop": ({at.token: ack}, PopRequest("mine", QUEUE_MODE, "c")),
         "settle_many": ({at.token: ack}, False), "settle_to": ("reader", at.epoch, 0, 60.0),
-        "stage": ("producer", 9, [chunk()]), "databases": (), "store_of_lease": (at.token,),
+        "stage": ("producer", 9, [chunk()]), "databases": (), "metrics": (), "store_of_lease": (at.token,),
         "start_reader": ("reader", "mine", "spark", False, 0),
         "transact": (TransactionRequest(push),), "delete_group": ("mine", "g"),
         "delete_queue": ("mine",), "purge": ("mine", None), "purge_dead": (DeadFilter("mine"), 10),

@@ -13,9 +13,9 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.errors import InvalidArgument
+from ackflow.errors import InvalidArgument, NotFound
 from ackflow.worker import Schedules, Tick, cron, every
-from ackflow.worker.coordination.schedules import Missed, upcoming
+from ackflow.worker.coordination.schedules import Missed, spec_of, upcoming
 
 BERLIN = ZoneInfo("Europe/Berlin")
 START = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC, where the virtual clock begins
@@ -267,3 +267,32 @@ def test_several_processes_that_are_killed_tick_exactly_once_each(tmp_path: Path
     steps = {b - a for a, b in itertools.pairwise(found)}
     assert len(found) >= 4
     assert steps == {timedelta(seconds=0.2)}
+
+
+def test_a_paused_schedule_pushes_nothing_whoever_runs_it(q: Session, clock: VirtualClock) -> None:
+    schedules = opened(q, missed="all")
+    schedules.run_due()
+    Schedules(q).pause("tick")
+    clock.advance(3_600)
+    assert schedules.run_due() == 0
+    assert [(one.paused, one.next) for one in schedules.known()] == [(True, None)]
+    Schedules(q).resume("tick")
+    assert schedules.run_due() == 0, "what was due meanwhile is left out"
+    (known,) = schedules.known()
+    assert known.next == schedules.next_due()
+    with pytest.raises(NotFound):
+        schedules.pause("unknown")
+
+
+def test_a_schedule_stays_paused_when_its_specification_changes(q: Session) -> None:
+    opened(q).run_due()
+    Schedules(q).pause("tick")
+    opened(q, spec=every("7m")).run_due()
+    assert [(one.spec, one.paused) for one in Schedules(q).known()] == [("every 420s", True)]
+
+
+@pytest.mark.parametrize(
+    "spec", [every("15m"), every(2_000_000), every(0.5), cron("0 6 * * 1-5", "Europe/Berlin")]
+)
+def test_a_specification_is_read_from_its_text(spec: Any) -> None:
+    assert spec_of(spec.text) == spec

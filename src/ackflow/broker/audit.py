@@ -4,18 +4,22 @@ Messages are not listed: a push, pop or settle by a program leaves no row. One t
 hand does.
 """
 
-from collections.abc import Callable
+import getpass
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..clock import micros
 from ..model import when
 from ..store.tx import Tx
 from .access_tokens import Token
+from .reach import merging
+from .reach.merging import Several
 from .requests import DeadFilter
+from .verb import BY_FUNCTION, verb
 
 KEPT_SECONDS = 400 * 86_400
 MOST_ROWS = 100_000
@@ -29,6 +33,9 @@ ADMINISTRATION = {
     "delete_message": "delete message", "redrive": "redrive", "purge_dead": "purge dead letters",
     "settle_message": "settle", "release_lease": "release lease", "extend_lease": "extend lease",
 }  # fmt: skip
+# Verbs on access tokens, which only the machine of the database may call.
+OF_TOKENS = {"token_create": "create token", "token_revoke": "revoke token"}
+CLI = "cli"  # in place of an address
 
 
 class Actor(Struct, frozen=True):
@@ -40,6 +47,14 @@ class Actor(Struct, frozen=True):
     @staticmethod
     def of(who: Token | None, client: tuple[str, int]) -> "Actor":
         return Actor("" if who is None else who.name, client[0])
+
+    @staticmethod
+    def local_user() -> "Actor":
+        """The user of the command line, on the machine of the database."""
+        try:
+            return Actor(getpass.getuser(), CLI)
+        except (OSError, KeyError):  # the user id has no name
+            return Actor("", CLI)
 
 
 class AuditEntry(Struct, frozen=True):
@@ -77,12 +92,59 @@ def audited(
     return recorded
 
 
+@verb("read-write", name="record_of_queue", queue="queue", synced=True, wire=False)
+def record_of_queue(tx: Tx, queue: str, actor: Actor, action: str, details: dict[str, Any]) -> None:
+    """Add a row about a change of a queue that is made already."""
+    record(tx, actor, action, queue, details)
+
+
+@verb("read-write", name="record_of_none", synced=True, wire=False, home=True)
+def record_of_none(tx: Tx, actor: Actor, action: str, details: dict[str, Any]) -> None:
+    """Add a row about a change of something that belongs to no queue."""
+    record(tx, actor, action, None, details)
+
+
+def step(
+    run: Callable[..., Any], actor: Actor, action: str, queue: str, details: dict[str, Any]
+) -> Callable[..., Any]:
+    """A step over some dead letters that records itself, if it changed any."""
+
+    @wraps(run)
+    def recorded(tx: Tx, *arguments: Any) -> Any:
+        result = run(tx, *arguments)
+        if result.done:
+            record(tx, actor, action, queue, {**details, "done": result.done})
+        return result
+
+    return recorded
+
+
+def audit_calls(broker: Any, actor: Actor) -> None:
+    """Let the administrative verbs of a broker of this process record themselves, for one actor."""
+    plain = broker.do
+
+    def do(run: Callable[..., Any], synced: bool, *args: Any, **kwargs: Any) -> Any:
+        facts = BY_FUNCTION.get(run)
+        if facts is not None and facts.name in ADMINISTRATION:
+            if facts.in_slices:
+                broker.catch_up()
+            arguments = facts.complete(args, kwargs)
+            return plain(of_verb(run, facts.name, actor, arguments), synced, *arguments)
+        if facts is not None and facts.name in OF_TOKENS:
+            action = OF_TOKENS[facts.name]
+            run = audited(run, actor, action, None, {"name": args[0]})
+        return plain(run, synced, *args, **kwargs)
+
+    broker.do = do
+
+
 def of_verb(
     run: Callable[..., Any], name: str, actor: Actor, arguments: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """An administrative verb that records itself, unless it finds everything as it should be."""
     first = arguments[0]
     queue = first if isinstance(first, str) else first.queue
+    action = "resume" if name == "pause" and not arguments[2] else ADMINISTRATION[name]
     plain = [one for one in arguments[1:] if isinstance(one, str | int | float | dict)]
     details: dict[str, Any] = {"arguments": plain} if plain else {}
     if isinstance(first, DeadFilter):
@@ -98,7 +160,7 @@ def of_verb(
         before = _options(tx, given) if name.startswith("configure") else None
         result = run(tx, *given)
         if before is None or before != _options(tx, given):
-            record(tx, actor, ADMINISTRATION[name], queue, details)
+            record(tx, actor, action, queue, details)
         return result
 
     return recorded
@@ -111,6 +173,45 @@ def _options(tx: Tx, given: tuple[Any, ...]) -> tuple[Any, Any]:
     return queue.options if queue else None, group.options if group else None
 
 
+def _newest(
+    ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments
+) -> list[AuditEntry]:
+    """The newest changes of several databases; an id has the place of its database."""
+    limit = arguments[1]
+    ordered = sorted(tags)
+    found = [
+        one for place in range(len(ordered)) for one in _placed(ask, ordered, place, *arguments)
+    ]
+    found.sort(key=lambda one: (one.at, one.id), reverse=True)
+    return found[:limit]
+
+
+def _placed(
+    ask: merging.Ask, ordered: Sequence[int], place: int, before: int | None, limit: int
+) -> Iterator[AuditEntry]:
+    """The newest rows of one database that come after the row `before`, which another may have."""
+    edge = None
+    if before is not None:
+        home, row = divmod(before, 1 << merging.PLACE_BITS)
+        if home >= len(ordered):
+            return
+        edge = next(iter(ask(ordered[home], (row + 1, 1))), None)
+        if edge is None:
+            return
+    top, left = None, limit
+    while left > 0:
+        page = ask(ordered[place], (top, limit))
+        for one in page:
+            id = merging.placed(place, one.id)
+            if edge is None or (one.at, id) < (edge.at, before):
+                left -= 1
+                yield structs.replace(one, id=id)
+        if len(page) < limit:
+            return
+        top = page[-1].id
+
+
+@verb("admin", name="audit", read_only=True, wire=False, several=Several(run=_newest))
 def entries(tx: Tx, before: int | None, limit: int) -> list[AuditEntry]:
     """Return a page, the newest first."""
     return [

@@ -34,6 +34,12 @@ Role = Literal["read-only", "read-write", "admin"]
 Names = tuple[str, ...]
 
 
+class QueueRequest(Struct):
+    """A request about one queue; those of the wire are in `requests`."""
+
+    queue: str
+
+
 @dataclass(slots=True)
 class Scope:
     """What a call touches: queues by name, what belongs to queues, and whether any keyed value.
@@ -125,7 +131,7 @@ class Verb:
         )
         for part in structs_in(arguments):
             match part:
-                case Chunk() | DeadFilter() | BrowseRequest() | PopRequest():
+                case Chunk() | DeadFilter() | BrowseRequest() | PopRequest() | QueueRequest():
                     scope.queues.add(part.queue)
                 case SettleOperation() | Hold():
                     scope.leases.add(part.token)

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import errors, validate
+from ..broker import audit
 from ..errors import AckflowError, InvalidArgument, QueueNotFound
 from ..session.connect import connect
 from ..session.session import Session
@@ -134,7 +135,9 @@ class Target:
         if not location.remote:
             if not self._creates and location.url != ":memory:":
                 require_file(location)
-            return connect(location.url, upkeep=self._long_running)
+            session = connect(location.url, upkeep=self._long_running)
+            audit.audit_calls(session.broker, audit.Actor.local_user())
+            return session
         return connect(
             location.url,
             token=location.token,

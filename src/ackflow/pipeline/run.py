@@ -27,6 +27,7 @@ from .state import (
     handled_tables,
     held_ends,
     read_state,
+    record_recovery,
     stuck,
     table_statuses,
 )
@@ -291,6 +292,7 @@ class Run:
             self._report(str(recovered))
             seconds = round(recovered.seconds, 1)
             self.note("recovered", stage=recovered.stage, seconds=seconds, held=recovered.held)
+            record_recovery(self._q, self.pipeline, recovered.stage, seconds, recovered.held)
 
     def _report_recoveries(self) -> None:
         if self._recoveries:

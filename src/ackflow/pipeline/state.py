@@ -27,6 +27,7 @@ from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound
 from .declaration import Pipeline
 
 MAX_KEYS = 100_000
+MAX_RECOVERIES = 20
 MAX_FILES, MAX_FILE_NAME = 4_000, 200
 BLOCK, END = "block", "eof"
 
@@ -210,6 +211,41 @@ def held_ends(q: Session, pipeline: Pipeline) -> dict[str, HeldEnds]:
 def pipeline_names(q: Session) -> list[str]:
     """Return the names of the pipelines that keep state in this database."""
     return sorted({value.key.split("/")[1] for value in q.values("pipeline/", limit=MAX_KEYS)})
+
+
+def pipelines(q: Session) -> list[Pipeline]:
+    """Return the pipelines that keep state in this database, without their declarations, which it
+    does not have."""
+    found: list[Pipeline] = []
+    after: str | None = None
+    while page := q.values("pipeline/", limit=1, after=after):
+        name = page[0].key.split("/")[1]
+        found.append(Pipeline(name, (), (), ()))
+        after = f"pipeline/{name}0"  # the sign after the slash: what follows belongs to others
+    return found
+
+
+class Recovery(Struct, frozen=True):
+    """A stage that recovered at a time: after how many seconds, and how many messages it had held."""
+
+    stage: str
+    at: float
+    seconds: float
+    held: int
+
+
+def record_recovery(q: Session, pipeline: Pipeline, stage: str, seconds: float, held: int) -> None:
+    """Keep the last recoveries of a run, for who watches it."""
+    kept = [*recoveries(q, pipeline), Recovery(stage, broker_time(q), seconds, held)]
+    t = q.transaction()
+    t.put(pipeline.state_key("recoveries"), msgspec.to_builtins(kept[-MAX_RECOVERIES:]))
+    t.commit()
+
+
+def recoveries(q: Session, pipeline: Pipeline) -> list[Recovery]:
+    """Return the last recoveries, the oldest first."""
+    value = q.value(pipeline.state_key("recoveries"))
+    return [] if value is None else msgspec.convert(value.data, list[Recovery])
 
 
 def broker_time(q: Session) -> float:

@@ -12,6 +12,7 @@ from ..broker.reach.scope import queues_behind
 from ..broker.registry import Verb
 from ..broker.requests import PushRequest, TransactionRequest
 from ..broker.verb import structs_in
+from ..broker.views.metrics import MetricsSnapshot
 from ..errors import Forbidden
 from ..model import QueueStats, SweepStats
 from ..store.tx import Tx
@@ -58,10 +59,23 @@ def own_key(call: Call, request: PushRequest | TransactionRequest) -> None:
 
 
 def visible(call: Call, result: Any) -> Any:
-    """Remove the queues that the caller's token does not cover from a list."""
-    if call.who is None or not isinstance(result, list):
+    """Remove the queues that the caller's token does not cover from a list or snapshot."""
+    if call.who is None:
+        return result
+    if isinstance(result, MetricsSnapshot):
+        return result if call.who.may_everywhere(call.role) else _visible_metrics(call, result)
+    if not isinstance(result, list):
         return result
     return [one for one in result if _is_visible(call, one)]
+
+
+def _visible_metrics(call: Call, found: MetricsSnapshot) -> MetricsSnapshot:
+    seen = {name for name in found.queues if call.server.may_see(call, name)}
+    return MetricsSnapshot(
+        {name: n for name, n in found.pushed.items() if name in seen},
+        [group for group in found.groups if group.queue in seen],
+        {name: one for name, one in found.queues.items() if name in seen}, found.at,
+    )  # fmt: skip
 
 
 def _is_visible(call: Call, one: Any) -> bool:

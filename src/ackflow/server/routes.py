@@ -15,15 +15,14 @@ from .probes import ROUTES as PROBES
 
 def all_routes(several: bool = False, ui: UiSettings | None = None) -> list[Route]:
     """The routes of a server of one database, or of `several`: those name rows by numbers that
-    each database gives anew, which the Queen dialect and the dashboard do not expect."""
+    each database gives anew, which the Queen dialect does not expect."""
     queen = [] if several else [*QUEEN, *QUEEN_ADMIN]
-    board = [] if several else _dashboard(ui or UiSettings())
     return [
         *NATIVE,
         *METRICS,
         *OPENAPI,
         *PROBES,
-        *board,
+        *_dashboard(ui or UiSettings()),
         *PUSHPOP,
         *queen,
     ]

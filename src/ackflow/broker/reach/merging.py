@@ -195,6 +195,40 @@ def dead_summary(answers: Sequence[list[DeadSummary]], _: Arguments) -> list[Dea
 
 # verbs that name rows by number, or return pages
 
+PLACE_BITS = 40  # a position that browsers see must fit into 53 bits, and a tag is too large
+PLACE = (1 << PLACE_BITS) - 1
+
+
+def placed(place: int, row: int) -> int:
+    """A position of a page: the database by its place in the order of the tags, and a row there."""
+    return place << PLACE_BITS | row
+
+
+def one_after_another(
+    ask: Ask, tags: Sequence[int], arguments: Arguments, after: int, limit: int
+) -> Any:
+    """Return pages of one database after the other, in ascending order. `after` and `limit` are the
+    places of these arguments; the answer has `items` and `next`."""
+    start, given = divmod(arguments[after], 1 << PLACE_BITS)
+    items: list[Any] = []
+    ordered = sorted(tags)
+    page = None
+    for place, tag in enumerate(ordered):
+        if place < start:
+            continue
+        asked = list(arguments)
+        asked[after] = given if place == start else 0
+        asked[limit] = arguments[limit] - len(items)
+        page = ask(tag, tuple(asked))
+        items += page.items
+        if page.next is not None:
+            return structs.replace(page, items=items, next=placed(place, page.next))
+        if len(items) >= arguments[limit] and place + 1 < len(ordered):
+            return structs.replace(page, items=items, next=placed(place + 1, 0))
+    if page is None:
+        raise InvalidArgument("after must be the `next` of the page before")
+    return structs.replace(page, items=items)
+
 
 def browse(ask: Ask, tags: Sequence[int], arguments: Arguments) -> Page[Any]:
     """Browse one database after the other; a position is tagged with its database."""

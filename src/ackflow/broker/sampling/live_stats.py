@@ -2,9 +2,11 @@
 
 A snapshot reads the rows of all lanes and claims, whatever the number of messages. However many
 dashboards are open, one is taken at a time, and none before `REST` times the duration of the last
-one has passed: on a database of 10,000 queues they would otherwise keep a core busy.
+one has passed: on a database of 10,000 queues they would otherwise keep a core busy. Where one takes
+long, a thread takes it, and those who ask meanwhile get the last one, unless that is old.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -19,9 +21,11 @@ from ..views.metrics import GroupMetrics, MetricsSnapshot
 
 T = TypeVar("T")
 LEAST_SECONDS = 1.0  # between snapshots
-REST = 15.0
+REST = 30.0
 RATE_SECONDS = 10.0  # a rate is an average over about this time
 KEPT_SECONDS = 150.0
+LONG_SECONDS = 0.1  # a snapshot that takes longer is taken beside those who ask
+MOST_AGE = 20.0  # seconds of a snapshot that is shown while the next one is taken
 OLD_SECONDS = 300.0  # a queue whose oldest ready message is older is in trouble
 FAILING = 0.1  # so is one with this many nacks for each ack
 SEVERITY = {
@@ -42,11 +46,14 @@ class Rates(Struct, frozen=True):
     dead: float = 0.0
 
 
+NO_RATES = Rates()
+
+
 class QueueLine(Struct):
     """One queue with all its groups added up.
 
     `ready` of a queue that no group reads are all messages it stores. `oldest_seconds` is the age of
-    the oldest message that could be delivered.
+    the oldest message that could be delivered. `trouble`: why the queue needs attention.
     """
 
     id: int
@@ -56,47 +63,36 @@ class QueueLine(Struct):
     stored: int
     groups: list[GroupMetrics]
     rates: Rates | None = None
+    ready: int = 0
+    leased: int = 0
+    waiting: int = 0
+    dead: int = 0
+    delivered: int = 0
+    acked: int = 0
+    failed: int = 0
+    died: int = 0
+    oldest_seconds: float = 0.0
+    trouble: list[str] = []
 
-    def _sum(self, name: str) -> int:
-        return sum(getattr(group, name) for group in self.groups)
+    def add_up(self) -> None:
+        """Add up the groups; of a queue with many, this is done once for all who look."""
+        for group in self.groups:
+            self.ready += group.ready
+            self.leased += group.leased
+            self.waiting += group.waiting
+            self.dead += group.dead
+            self.delivered += group.delivered
+            self.acked += group.acked
+            self.failed += group.failed
+            self.died += sum(group.dead_by_kind.values())
+            self.oldest_seconds = max(self.oldest_seconds, group.oldest_ready_seconds)
+        if not self.groups:
+            self.ready = self.stored
 
-    @property
-    def ready(self) -> int:
-        return self._sum("ready") if self.groups else self.stored
-
-    @property
-    def leased(self) -> int:
-        return self._sum("leased")
-
-    @property
-    def waiting(self) -> int:
-        return self._sum("waiting")
-
-    @property
-    def dead(self) -> int:
-        return self._sum("dead")
-
-    @property
-    def failed(self) -> int:
-        return self._sum("failed")
-
-    @property
-    def delivered(self) -> int:
-        return self._sum("delivered")
-
-    @property
-    def acked(self) -> int:
-        return self._sum("acked")
-
-    @property
-    def oldest_seconds(self) -> float:
-        return max((group.oldest_ready_seconds for group in self.groups), default=0.0)
-
-    @property
-    def trouble(self) -> list[str]:
-        """Why the queue needs attention; empty if it does not."""
+    def judge(self) -> None:
+        """Find out whether the queue needs attention."""
         found = []
-        rates = self.rates or Rates()
+        rates = self.rates or NO_RATES
         if self.paused:
             found.append("paused")
         elif any(group.paused for group in self.groups):
@@ -111,7 +107,7 @@ class QueueLine(Struct):
             found.append("behind" if rates.acked else "stalled")
         if self.ready and not self.groups:
             found.append("no group")
-        return found
+        self.trouble = found
 
     @property
     def severity(self) -> tuple[int, float]:
@@ -120,8 +116,7 @@ class QueueLine(Struct):
 
     @property
     def counters(self) -> Counters:
-        died = sum(sum(group.dead_by_kind.values()) for group in self.groups)
-        return self.pushed, self.delivered, self.acked, self.failed, died
+        return self.pushed, self.delivered, self.acked, self.failed, self.died
 
 
 class LiveStats(Struct):
@@ -132,6 +127,10 @@ class LiveStats(Struct):
     queues: dict[str, QueueLine]
     deleted: Counters = (0, 0, 0, 0, 0)
     counters: dict[int, Counters] = field(default_factory=dict)
+
+    @property
+    def dead(self) -> int:
+        return sum(line.dead for line in self.queues.values())
 
     @property
     def total(self) -> Counters:
@@ -147,16 +146,34 @@ class StatsBoard:
         self._lock = threading.Lock()
         self._taken_at = 0.0
         self._kept: deque[LiveStats] = deque()
+        self._last: LiveStats | None = None
+        self._taking = threading.Lock()  # held by the thread that takes one beside those who ask
 
     def get(self) -> LiveStats:
         """Return a snapshot that is as new as reading one allows."""
+        last, age = self._last, time.monotonic() - self._taken_at
+        if last is not None:
+            rest = max(LEAST_SECONDS, REST * last.seconds)
+            if age < rest:
+                return last
+            if last.seconds > LONG_SECONDS and age < rest + MOST_AGE:
+                if self._taking.acquire(blocking=False):
+                    threading.Thread(
+                        target=self._take_beside, name="ackflow-stats", daemon=True
+                    ).start()
+                return last
         with self._lock:
-            if self._kept:
-                last = self._kept[-1]
-                age = time.monotonic() - self._taken_at
-                if age < max(LEAST_SECONDS, REST * last.seconds):
-                    return last
+            if self._last is not None and self._last is not last:
+                return self._last  # another thread took it meanwhile
             return self._take()
+
+    def _take_beside(self) -> None:
+        try:
+            # The database may be closed or away; the next one who asks is told.
+            with contextlib.suppress(Exception):
+                self.take()
+        finally:
+            self._taking.release()
 
     def take(self) -> LiveStats:
         """Return a new snapshot, whatever it costs."""
@@ -170,7 +187,11 @@ class StatsBoard:
         found.seconds = self._taken_at - started
         found.counters = {line.id: line.counters for line in found.queues.values()}
         self._rate(found)
+        for line in found.queues.values():
+            line.judge()
+        found.seconds = time.monotonic() - started
         self._kept.append(found)
+        self._last = found
         while len(self._kept) > 2 and found.at - self._kept[0].at > KEPT_SECONDS * SECOND:
             self._kept.popleft()
         return found
@@ -208,5 +229,7 @@ def _live_stats(taken: MetricsSnapshot) -> LiveStats:
             for at, n in enumerate((group.delivered, group.acked, group.failed, died), 1):
                 deleted[at] += n
     for line in lines.values():
-        line.groups.sort(key=lambda group: (group.name != QUEUE_MODE, group.name))
+        if len(line.groups) > 1:
+            line.groups.sort(key=lambda group: (group.name != QUEUE_MODE, group.name))
+        line.add_up()
     return LiveStats(taken.at, 0.0, lines, tuple(deleted))  # type: ignore[arg-type]

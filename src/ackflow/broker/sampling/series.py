@@ -18,6 +18,8 @@ from msgspec import Struct, msgpack
 
 from ...clock import SECOND
 from ...store.tx import Tx
+from ..reach.merging import Arguments, Several
+from ..verb import verb
 from .live_stats import Counters, LiveStats, QueueLine, Rates, StatsBoard, rates
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ Run = Callable[[Callable[[Tx], None]], None]
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 BLOCK = {MINUTE: HOUR, HOUR: DAY}  # seconds covered by a row
 KEPT = {MINUTE: DAY, HOUR: 31 * DAY}
-ALL_QUEUES = 0
+ALL_QUEUES, UNKNOWN = 0, -1
 MAX_ROWS = 100_000
 AT_ONCE = 500  # rows that are written without delay
 LATEST = 10  # minutes until a point is written
@@ -208,6 +210,48 @@ def intervals(tx: Tx, queue: int, step: int, count: int, now: int) -> list[Inter
             Interval(time, change, before.ready, before.leased, before.waiting, before.dead, oldest)
         )
     return found
+
+
+def _merge_charts(answers: Sequence[list[Interval]], _: Arguments = ()) -> list[Interval]:
+    return [_merge_intervals(some) for some in zip(*answers, strict=True)]
+
+
+def _merge_intervals(some: Sequence[Interval]) -> Interval:
+    if len(some) == 1:
+        return some[0]
+    added = [sum(getattr(one.rates, name) for one in some) for name in Rates.__struct_fields__]
+    return Interval(
+        some[0].at, Rates(*(round(rate, 3) for rate in added)), sum(one.ready for one in some),
+        sum(one.leased for one in some), sum(one.waiting for one in some),
+        sum(one.dead for one in some), max(one.oldest_seconds for one in some),
+    )  # fmt: skip
+
+
+@verb("read-only", name="chart", queue="queue_name", read_only=True, wire=False,
+      several=Several(merge=_merge_charts))  # fmt: skip
+def chart(tx: Tx, queue_name: str | None, step: int, count: int, now: int) -> list[Interval]:
+    """The last steps of a queue by its name, or of all queues together."""
+    if queue_name is None:
+        return intervals(tx, ALL_QUEUES, step, count, now)
+    queue = tx.queue(queue_name)
+    return intervals(tx, UNKNOWN if queue is None else queue.id, step, count, now)
+
+
+def _merge_sparks(
+    answers: Sequence[dict[str, list[float]]], _: Arguments
+) -> dict[str, list[float]]:
+    return {
+        name: [round(sum(some), 3) for some in zip(*(one[name] for one in answers), strict=True)]
+        for name in answers[0]
+    }
+
+
+@verb("read-only", name="sparks", read_only=True, wire=False, several=Several(merge=_merge_sparks))
+def sparks(tx: Tx, names: Sequence[str], count: int, now: int) -> dict[str, list[float]]:
+    """Messages pushed to each queue in each of the last minutes."""
+    return {
+        name: [one.rates.pushed for one in chart(tx, name, MINUTE, count, now)] for name in names
+    }
 
 
 def _point(line: QueueLine, at: int) -> Point:

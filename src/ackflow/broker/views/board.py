@@ -1,7 +1,7 @@
 """Pages for people: one queue, leases of many queues, the progress of a group, previews of a seek."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,11 +13,14 @@ from ...clock import micros
 from ...ids import PartitionId
 from ...model import LeaseStats, when, when_or_none
 from ...options import GroupOptions, QueueOptions, Settings
-from ...store.records import LEASED
+from ...store.records import LEASED, Group, Queue
 from ...store.tx import Tx
 from ..core.admin.global_pause import is_paused
 from ..core.cursors import sequence_at
 from ..core.topology import find_group, find_partition, find_queue
+from ..reach import merging
+from ..reach.merging import Several
+from ..verb import verb
 from .stats import count, lease_stats, overdue
 
 SEGMENTS = 20_000  # whose sizes are added up
@@ -91,6 +94,19 @@ class Health(Struct, frozen=True):
     sweeps: int
 
 
+def _merge_details(answers: Sequence[QueueDetails], _: merging.Arguments) -> QueueDetails:
+    groups = {group.name: group for one in answers[::-1] for group in one.groups}
+    return msgspec.structs.replace(
+        answers[0], created_at=min(one.created_at for one in answers),
+        paused=any(one.paused for one in answers),
+        more_bytes=any(one.more_bytes for one in answers), groups=list(groups.values()),
+        **{name: sum(getattr(one, name) for one in answers)
+           for name in ("partitions", "messages", "bytes")},
+    )  # fmt: skip
+
+
+@verb("read-only", name="queue_details", queue="name", read_only=True, wire=False,
+      several=Several(merge=_merge_details))  # fmt: skip
 def queue_details(tx: Tx, name: str) -> QueueDetails:
     queue = find_queue(tx, name)
     segments, size = tx.all("some_bytes", queue.id, SEGMENTS)[0]
@@ -112,17 +128,27 @@ def _options(options: QueueOptions | GroupOptions) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not UNSET}
 
 
+Leases = tuple[list[LeaseStats], bool]
+
+
+def _merge_leases(answers: Sequence[Leases], arguments: merging.Arguments) -> Leases:
+    limit = arguments[2]
+    found = [one for leases, _ in answers for one in leases]
+    return found[:limit], len(found) > limit or any(more for _, more in answers)
+
+
+@verb("read-only", name="leases_of_groups", read_only=True, wire=False,
+      several=Several(merge=_merge_leases))  # fmt: skip
 def leases(
-    tx: Tx, groups: Iterable[tuple[str, str]], consumer: str | None, limit: int, seconds: float
-) -> tuple[list[LeaseStats], bool]:
-    """Return live leases of these groups, and whether there may be more."""
+    tx: Tx, groups: Iterable[tuple[str, str | None]], consumer: str | None, limit: int,
+    seconds: float,
+) -> Leases:  # fmt: skip
+    """Return live leases of these groups, and whether there may be more; None: of every group."""
     deadline = time.monotonic() + seconds
     found: list[LeaseStats] = []
-    for queue_name, group_name in groups:
-        queue = tx.queue(queue_name)
-        group = None if queue is None else tx.group(queue.id, group_name)
-        if queue is None or group is None:
-            continue
+    for queue, group in _groups(tx, groups):
+        if time.monotonic() > deadline:
+            return found, True
         for (id,) in tx.all("live_leases", group.id, tx.now, limit):
             if len(found) >= limit or time.monotonic() > deadline:
                 return found, True
@@ -133,6 +159,24 @@ def leases(
     return found, False
 
 
+def _groups(tx: Tx, names: Iterable[tuple[str, str | None]]) -> Iterator[tuple[Queue, Group]]:
+    for queue_name, group_name in names:
+        queue = tx.queue(queue_name)
+        if queue is None:
+            continue
+        if group_name is None:
+            yield from ((queue, group) for group in tx.groups(queue.id))
+        elif (group := tx.group(queue.id, group_name)) is not None:
+            yield queue, group
+
+
+def _pages(ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments) -> PartitionPage:
+    page: PartitionPage = merging.one_after_another(ask, tags, arguments, 2, 3)
+    return page
+
+
+@verb("read-only", name="group_progress", queue="queue_name", read_only=True, wire=False,
+      several=Several(run=_pages))  # fmt: skip
 def group_progress(
     tx: Tx, queue_name: str, group_name: str, after: int, limit: int
 ) -> PartitionPage:
@@ -156,6 +200,15 @@ def group_progress(
     return PartitionPage(items, found[-1] if len(found) == limit else None)
 
 
+def _merge_previews(answers: Sequence[SeekPreview], _: merging.Arguments) -> SeekPreview:
+    partial = any(one.partial for one in answers)
+    names = ("again", "skipped", "leased", "lanes")
+    sums = {name: sum(getattr(one, name) for one in answers) for name in names}
+    return SeekPreview(partial=partial, **sums)
+
+
+@verb("read-only", name="seek_preview", queue="queue_name", read_only=True, wire=False,
+      several=Several(merge=_merge_previews))  # fmt: skip
 def seek_preview(
     tx: Tx, queue_name: str, group_name: str, to: str | int, is_time: bool, partition: str | None
 ) -> SeekPreview:
@@ -192,6 +245,14 @@ def seek_preview(
     return found
 
 
+def _merge_health(answers: Sequence[Health], _: merging.Arguments) -> Health:
+    return Health(
+        max(one.overdue_seconds for one in answers), any(one.paused for one in answers),
+        sum(one.sweeps for one in answers),
+    )  # fmt: skip
+
+
+@verb("read-only", name="health", read_only=True, wire=False, several=Several(merge=_merge_health))
 def health(tx: Tx) -> Health:
     running = sum(sweep.ended_at is None for sweep in tx.sweeps())
     return Health(overdue(tx) / micros(1), is_paused(tx), running)

@@ -5,6 +5,7 @@ Reading stops at a limit of rows and time, and is continued where it stopped.
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -15,6 +16,9 @@ from ...store.mapping import open_texts
 from ...store.tx import Tx
 from ..core.by_hand.dead_select import MOST_TEXT, normalized
 from ..core.topology import find_queue
+from ..reach import merging
+from ..reach.merging import Several
+from ..verb import verb
 
 SLICE = 1_000
 LAST = 1 << 62
@@ -45,6 +49,42 @@ class DeadGroups(Struct):
     next: int | None
 
 
+def _newest_first(
+    ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments
+) -> DeadGroups:
+    """Count in one database after the other; `before` and `next` say in which to go on."""
+    name, before, seconds, limit = arguments
+    ordered = sorted(tags)
+    last = len(ordered) - 1
+    place, at = (last, None) if before is None else divmod(before, 1 << merging.PLACE_BITS)
+    found: dict[tuple[str, str, str, str], DeadGroup] = {}
+    scanned, next = 0, None
+    for number in range(min(place, last), -1, -1):
+        page = ask(ordered[number], (name, at, seconds / len(tags), limit - scanned))
+        at = None
+        for one in page.items:
+            key = one.queue, one.group, one.kind, one.error
+            known = found.setdefault(key, one)
+            if known is not one:
+                _add(known, one)
+        scanned += page.scanned
+        if page.next is not None:
+            next = merging.placed(number, page.next)
+            break
+        if scanned >= limit and number:
+            next = merging.placed(number - 1, merging.PLACE)
+            break
+    return DeadGroups(_sorted(found.values()), scanned, next)
+
+
+def _add(known: DeadGroup, other: DeadGroup) -> None:
+    known.count += other.count
+    known.first_at = min(known.first_at, other.first_at)
+    known.last_at = max(known.last_at, other.last_at)
+
+
+@verb("read-only", name="dead_groups", queue="queue_name", read_only=True, wire=False,
+      several=Several(run=_newest_first))  # fmt: skip
 def dead_groups(
     tx: Tx, queue_name: str | None, before: int | None, seconds: float, limit: int
 ) -> DeadGroups:
@@ -87,8 +127,8 @@ def dead_groups(
     return DeadGroups(_sorted(found.values()), scanned, at)
 
 
-def _sorted(found: object) -> list[DeadGroup]:
-    return sorted(found, key=lambda one: (-one.count, one.error))  # type: ignore[call-overload, no-any-return]
+def _sorted(found: Iterable[DeadGroup]) -> list[DeadGroup]:
+    return sorted(found, key=lambda one: (-one.count, one.error))
 
 
 def _name(tx: Tx, names: dict[int, tuple[str, str]], home: int, grp: int) -> tuple[str, str]:

@@ -10,6 +10,8 @@ from ...model import StoredMessage, Why, when
 from ...store.records import DeadRow, Group, Lane
 from ...store.tx import Tx
 from ..core.topology import find_queue
+from ..reach.merging import Several
+from ..verb import verb
 from .browse import get
 from .why import why
 
@@ -51,6 +53,7 @@ class Fate(Struct, frozen=True):
     more_groups: bool
 
 
+@verb("read-only", name="fate", queue="queue_name", wire=False, several=Several(message="id"))
 def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fate:
     """Return what is known about a message; the history goes back as far as the queue keeps it."""
     queue = find_queue(tx, queue_name)
@@ -68,6 +71,7 @@ def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fat
     return Fate(_message(tx, queue_name, id), fates, len(groups) > MOST_GROUPS)
 
 
+@verb("read-only", name="queue_of_message", read_only=True, wire=False)
 def queue_of_message(tx: Tx, id: str) -> str:
     """Return the queue of a message, stored or not; its id tells the lane."""
     place = ids.parse_message_id(id)

@@ -95,7 +95,7 @@ def _add(group: GroupMetrics, other: GroupMetrics) -> None:
     group.oldest_ready_seconds = oldest
 
 
-@verb("read-only", read_only=True, wire=False, several=Several(run=_merged))
+@verb("read-only", name="metrics", read_only=True, several=Several(run=_merged))
 def snapshot(tx: Tx) -> MetricsSnapshot:
     """Read the counters of all queues and groups."""
     tallies: dict[int, dict[str, int]] = {}

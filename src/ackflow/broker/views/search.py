@@ -7,10 +7,10 @@ are found through cursors and claims, so that ten leased messages among millions
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ... import ids, ranges, validate
 from ...errors import InvalidArgument
@@ -21,24 +21,27 @@ from ...store.records import DUE, LEASED, NO_REST, WAITING, Group, Lane, Queue, 
 from ...store.tx import Tx
 from ..core.handout import payload
 from ..core.topology import find_group, find_queue
+from ..reach import merging
+from ..reach.merging import Several
+from ..verb import QueueRequest, verb
 from .browse import lanes_from, view
 
 State = Literal["all", "ready", "leased", "waiting", "settled"]
 STATES: tuple[State, ...] = ("all", "ready", "leased", "waiting", "settled")
 WINDOW = 10_000  # sequences looked at between checks of the time
-WORK_SECONDS, REST_SECONDS = 0.002, 0.002
+WORK_SECONDS, REST_SECONDS = 0.002, 0.004
 MOST_SECONDS = 10.0
 LARGEST = 1 << 62
+BAD_AFTER = "after must be the `next` of the page before"
 
 
-class Search(Struct, kw_only=True):
+class Search(QueueRequest, kw_only=True):
     """What to look for: messages that fit everything given.
 
     `id` is an id or a part of one, `header` is `name` or `name=text`, where the text is a part of the
     value; `text` is a part of the payload.
     """
 
-    queue: str
     group: str | None = None
     state: State = "all"
     id: str | None = None
@@ -110,6 +113,34 @@ class _Filter:
         return self._text is None or self._text in payload(body, index)
 
 
+def _everywhere(ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments) -> Found:
+    """Search one database after the other; a position begins with the place of its database."""
+    (request,) = arguments
+    place, colon, after = (request.after or "").partition(":")
+    if request.after is not None and not (colon and place.isdecimal() and len(place) < 9):
+        raise InvalidArgument(BAD_AFTER)
+    first, ordered = int(place or 0), sorted(tags)
+    items: list[StoredMessage] = []
+    scanned, deadline = 0, time.monotonic() + request.seconds
+    for number, tag in enumerate(ordered):
+        if number < first:
+            continue
+        seconds = deadline - time.monotonic()
+        if number > first and (seconds <= 0 or len(items) >= request.limit):
+            return Found(items, f"{number}:0.0", scanned)
+        asked = structs.replace(
+            request, after=(after or None) if number == first else None,
+            limit=request.limit - len(items), seconds=max(seconds, 0.001),
+        )  # fmt: skip
+        page = ask(tag, (asked,))
+        items += page.items
+        scanned += page.scanned
+        if page.next is not None:
+            return Found(items, f"{number}:{page.next}", scanned)
+    return Found(items, None, scanned)
+
+
+@verb("read-only", name="search", read_only=True, wire=False, several=Several(run=_everywhere))
 def search(tx: Tx, request: Search) -> Found:
     """Return a page of the messages that match."""
     queue = find_queue(tx, request.queue)
@@ -261,5 +292,5 @@ def _position(after: str | None) -> tuple[int, int]:
         not (dot and lane.isdecimal() and sequence.isdecimal() and len(after) < 32)
         or max(int(lane), int(sequence)) > LARGEST
     ):
-        raise InvalidArgument("after must be the `next` of the page before")
+        raise InvalidArgument(BAD_AFTER)
     return int(lane), int(sequence)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from ...broker import audit
 from ...errors import InvalidArgument
 from ...model import when
 from ...worker.coordination.job_records import STATUSES, Job
@@ -81,6 +82,10 @@ def interrupt(target: Target, id: Id, yes: Yes = False) -> None:
         return
     confirm(f"Cancel job {job.name} ({job.id})?", yes)
     job = jobs.interrupt(job.id)
+    if not target.location.remote:
+        actor, details = audit.Actor.local_user(), {"job": job.id, "name": job.name}
+        broker = target.session.broker
+        broker.do(audit.record_of_none, True, actor, "interrupt job", details)
     running = job.counts.get("running", 0)
     more = f"; {plural(running, 'child job')} still running" if running else ""
     target.out.record(_record(job), f"job {job.name} is cancelled{more}")

@@ -8,7 +8,8 @@ from urllib.request import urlopen
 
 import typer
 
-from ..command import database_to_serve
+from ..command import database_to_serve, require_file
+from ..contexts import Location
 from ..params import AsJson
 
 PANEL = "Operation"
@@ -28,18 +29,23 @@ def ui(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Refuse every change made by the dashboard.")
     ] = False,
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port (default: a free one).")
+    ] = 0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
     _: AsJson = False,
 ) -> None:
-    """Open the dashboard: serve a database on a free port of this machine until Ctrl-C."""
+    """Open the dashboard: serve a database on a port of this machine until Ctrl-C."""
     from ...server import run
     from ...server.console.ui import UiSettings
+    from ...server.data_dir import data_file
     from ..streams import persistent
 
-    path = database_to_serve(ctx, db)
-    with run.listen("127.0.0.1", 0) as sock:
+    path = database_to_serve(ctx, db) or data_file()
+    require_file(Location(path, None, None, "--db" if db else "the default file"))
+    with run.listen("127.0.0.1", port) as sock:
         port = int(sock.getsockname()[1])
     page = f"http://127.0.0.1:{port}/ui/"
     print(f"the dashboard is at {page}", flush=True)

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from ...broker.sampling.live_stats import SEVERITY, LiveStats, QueueLine, StatsBoard
+from ...broker.views.metrics import GroupMetrics, snapshot
+from ...clock import SECOND
 from ...errors import AckflowError
-from ...model import GroupStats, QueueStats, StoredMessage
+from ...model import StoredMessage
 from .. import output
 from ..command import Target, command
 from ..errors import is_unreachable
@@ -104,7 +108,7 @@ def top(
         ),
     ] = None,
 ) -> None:
-    """Show all queues continuously: ready, leased and dead messages, oldest age, rates."""
+    """Show all queues continuously, with the figures of the dashboard: counts, ages, rates, trouble."""
     shown = sys.stdout.isatty() and not target.out.as_json
     if count is None and not shown:
         count = 1
@@ -118,27 +122,12 @@ def top(
         sys.stdout.flush()
 
 
-class Row:
-    """A group of a queue, or a queue without groups, with its rates."""
+class Row(NamedTuple):
+    """A group of a queue, or a queue without groups, with the rates of its queue and its own."""
 
-    def __init__(self, queue: QueueStats, group: GroupStats | None) -> None:
-        self.queue, self.group = queue, group
-        self.into: float | None = None
-        self.out: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str | None]:
-        return self.queue.name, self.group.name if self.group else None
-
-    @property
-    def pushed(self) -> int:
-        return self.group.counts.pushed if self.group else self.queue.messages
-
-    def since(self, before: "Row | None", seconds: float) -> None:
-        if before is not None and seconds > 0:
-            self.into = max(0, self.pushed - before.pushed) / seconds
-            if self.group and before.group:
-                self.out = max(0, self.group.counts.done - before.group.counts.done) / seconds
+    line: QueueLine
+    group: GroupMetrics | None
+    out: float | None
 
 
 def _sleep(seconds: float) -> bool:
@@ -178,51 +167,63 @@ def _frames(
     target: Target, interval: float, count: int | None, pause: Callable[[float], bool]
 ) -> Iterator[list[Row]]:
     """Yield all rows after each interval, with rates since the one before, until a pause ends it."""
-    before, at = _rows(target), time.monotonic()
+    board = StatsBoard(partial(target.session.broker.look, snapshot))
+    before = board.take()
     shown = 0
     while count is None or shown < count:
         if pause(interval if shown else min(interval, 1.0)):
             return
-        now = time.monotonic()
-        rows = _rows(target)
-        known = {row.key: row for row in before}
-        for row in rows:
-            row.since(known.get(row.key), now - at)
-        before, at = rows, now
+        found = board.take()
         shown += 1
-        yield rows
+        yield _rows(found, before)
+        before = found
 
 
-def _rows(target: Target) -> list[Row]:
+def _rows(found: LiveStats, before: LiveStats) -> list[Row]:
+    acked = {group.id: group.acked for line in before.queues.values() for group in line.groups}
+    seconds = (found.at - before.at) / SECOND
     rows: list[Row] = []
-    for queue in target.session.queues():
-        rows += [Row(queue, group) for group in queue.groups] or [Row(queue, None)]
+    for name in sorted(found.queues):
+        line = found.queues[name]
+        for group in line.groups:
+            known = acked.get(group.id)
+            less = known is None or seconds <= 0
+            rows.append(Row(line, group, None if less else (group.acked - (known or 0)) / seconds))
+        if not line.groups:
+            rows.append(Row(line, None, None))
     return rows
 
 
+def _state(row: Row) -> Cell:
+    """Why a queue needs attention, in the words of the dashboard."""
+    text = ", ".join(row.line.trouble)
+    return (text, "red" if row.line.severity[0] > SEVERITY["paused"] else "yellow") if text else ""
+
+
 def _row(row: Row) -> list[Cell]:
-    paused: Cell = ("paused", "yellow") if row.queue.paused else ""
-    rates = ["" if rate is None else f"{rate:,.0f}" for rate in (row.into, row.out)]
-    if row.group is None:
-        return [row.queue.name, "", f"{row.pushed:,}", "", "", "0", f"{row.pushed:,}", "", *rates, paused]  # fmt: skip
-    group, c = row.group, row.group.counts
-    if group.paused:
-        paused = ("paused", "yellow")
+    line, group = row.line, row.group
+    into = line.rates.pushed if line.rates else None
+    rates = ["" if rate is None else f"{rate:,.0f}" for rate in (into, row.out)]
+    if group is None:
+        stored = f"{line.stored:,}"
+        return [line.name, "", stored, "", "", "0", stored, "", *rates, _state(row)]
     return [
-        row.queue.name, group_name(group.name), f"{c.ready:,}", f"{c.leased:,}", f"{c.waiting:,}",
-        colored(group.dead_letters, "red"), f"{c.lag:,}", span(group.oldest_seconds), *rates, paused,
+        line.name, group_name(group.name), f"{group.ready:,}", f"{group.leased:,}",
+        f"{group.waiting:,}", colored(group.dead, "red"), f"{group.lag:,}",
+        span(group.oldest_ready_seconds) if group.ready else "", *rates, _state(row),
     ]  # fmt: skip
 
 
 def _record(row: Row) -> dict[str, Any]:
-    group = output.group_record(row.group) if row.group else {"lag": row.pushed}
+    line, group = row.line, row.group
+    names = ("ready", "leased", "waiting", "dead", "delivered", "acked", "failed")
     return {
-        "at": datetime.now(UTC), "queue": row.queue.name, "group": row.key[1],
-        "counts": group.get("counts"), "lag": group["lag"],
-        "dead_letters": row.group.dead_letters if row.group else 0,
-        "oldest_seconds": row.group.oldest_seconds if row.group else None,
-        "paused": row.queue.paused or bool(row.group and row.group.paused),
-        "in_per_second": row.into, "out_per_second": row.out,
+        "at": datetime.now(UTC), "queue": line.name, "group": group.name if group else None,
+        "counts": {name: getattr(group, name) for name in names} if group else None,
+        "lag": group.lag if group else line.stored, "dead_letters": group.dead if group else 0,
+        "oldest_seconds": group.oldest_ready_seconds if group else None,
+        "paused": line.paused or bool(group and group.paused), "trouble": line.trouble,
+        "in_per_second": line.rates.pushed if line.rates else None, "out_per_second": row.out,
     }  # fmt: skip
 
 
@@ -235,9 +236,7 @@ def _draw(target: Target, frames: Iterator[list[Row]]) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         live.update(Text("reading ..."), refresh=True)
         for rows in frames:
-            rows.sort(
-                key=lambda row: (row.group is None, -(row.group.counts.lag if row.group else 0))
-            )
+            rows.sort(key=lambda row: (row.group is None, -(row.group.lag if row.group else 0)))
             fit = max(1, console.height - 6)
             of = f"{fit} of {len(rows)}" if fit < len(rows) else f"{len(rows)}"
             head = f"{datetime.now():%H:%M:%S}  {of} rows, q to quit  {target.location.redacted}"

@@ -113,7 +113,7 @@ async function refresh(forced) {
   }
   draw();
   // A page that is slow to read is read less often, so that it never keeps the server busy.
-  plan(Math.max(EVERY, 4 * (performance.now() - started)));
+  plan(Math.max(EVERY, 10 * (performance.now() - started)));
 }
 
 function plan(delay) {

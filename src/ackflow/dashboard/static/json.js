@@ -2,6 +2,7 @@
 // the text itself, because JavaScript would round large numbers.
 
 import { h } from "./dom.js";
+import { plural } from "./format.js";
 
 const TOKEN = /\s*(?:([{}[\],:])|("(?:[^"\\]|\\.)*")|([^\s{}[\],:"]+))/y;
 const MOST = 5000;
@@ -56,7 +57,7 @@ function tree(node, name, depth) {
   if (!node.items.length) return h("div", { class: "j-leaf" }, label, node.open + node.close);
   return h("details", { class: "j-node", open: depth < 3 && node.items.length <= 60 },
     h("summary", null, label, node.open, h("span", { class: "j-count" },
-      ` ${node.items.length} ${node.open === "{" ? "fields" : "items"} `), h("span", { class: "j-close" }, node.close)),
+      ` ${plural(node.items.length, node.open === "{" ? "field" : "item")} `), h("span", { class: "j-close" }, node.close)),
     node.items.map(([inner, one], at) => tree(one, inner === null ? String(at) : inner, depth + 1)));
 }
 

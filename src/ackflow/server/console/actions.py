@@ -156,8 +156,11 @@ async def act(
     allowed = authz.authorized(call, found, arguments)
     run = audit.audited(allowed, actor_of(call), action, queue, details)
     if found.in_slices:
-        return await server.do_in_slices(run, *arguments)
-    return await server.do(run, True, *arguments)
+        result = await server.do_in_slices(run, *arguments)
+    else:
+        result = await server.do(run, True, *arguments)
+    server.dashboard.kept.changed()
+    return result
 
 
 async def pause(call: Call) -> Response:
@@ -224,10 +227,10 @@ async def push(call: Call) -> Response:
     request, _ = encoding.push_request_for_items([(queue, _item(one)) for one in items], "native")
     places = await server.loop_broker.push(request)
     details = {"messages": len(items)}
-    await server.do(audit.record, True, actor_of(call), "push", queue, details)
+    await server.do(audit.record_of_queue, True, queue, actor_of(call), "push", details)
     store = server.broker.store.id
     found = [
-        ids.message_id(store, one.lane, one.first + n)
+        ids.message_id(one.store or store, one.lane, one.first + n)
         for chunk in places for one in chunk for n in range(one.stop - one.first)
     ]  # fmt: skip
     return json(Pushed(found))
@@ -310,16 +313,10 @@ async def _step(
     details: dict[str, Any], *more: Any,
 ) -> DeadStep:  # fmt: skip
     check_change(call)
-    actor = actor_of(call)
-
-    def run(tx: Any) -> DeadStep:
-        done: DeadStep = step(tx, chosen, body.after, body.limit, *more)
-        if done.done:
-            said = {**details, "done": done.done, "to": body.to}
-            audit.record(tx, actor, action, chosen.queue, said)
-        return done
-
-    return await call.server.do(run, True)
+    run = audit.step(step, actor_of(call), action, chosen.queue, {**details, "to": body.to})
+    done: DeadStep = await call.server.do(run, True, chosen, body.after, body.limit, *more)
+    call.server.dashboard.kept.changed()
+    return done
 
 
 async def create_token(call: Call) -> Response:
@@ -330,26 +327,18 @@ async def create_token(call: Call) -> Response:
     if body.days is not None and not 0 < body.days <= MAX_DAYS:
         raise InvalidArgument(f"days must be more than 0 and at most {MAX_DAYS:,}")
     seconds = None if body.days is None else body.days * 86_400.0
-    actor = actor_of(call)
-
-    def run(tx: Any) -> str:
-        secret = access_tokens.create(tx, body.name, grants, seconds)
-        audit.record(tx, actor, "create token", None, {"name": body.name, "grants": body.grants})
-        return secret
-
-    return json(Secret(body.name, await call.server.do(run, True)))
+    details = {"name": body.name, "grants": body.grants}
+    run = audit.audited(access_tokens.create, actor_of(call), "create token", None, details)
+    return json(Secret(body.name, await call.server.do(run, True, body.name, grants, seconds)))
 
 
 async def revoke_token(call: Call) -> Response:
     """Revoke a token; what it is used for ends within a second."""
     check_change(call)
-    name, actor = call.params["name"], actor_of(call)
-
-    def run(tx: Any) -> None:
-        access_tokens.revoke(tx, name)
-        audit.record(tx, actor, "revoke token", None, {"name": name})
-
-    await call.server.do(run, True)
+    name = call.params["name"]
+    details = {"name": name}
+    run = audit.audited(access_tokens.revoke, actor_of(call), "revoke token", None, details)
+    await call.server.do(run, True, name)
     return empty()
 
 

@@ -9,6 +9,7 @@ from .rows import (
     NUMBER,
     TokenRow,
     look,
+    optional,
     page_limit,
     read_route,
 )
@@ -28,7 +29,7 @@ def _token_row(token: access_tokens.Token) -> TokenRow:
 
 async def audits(call: Call) -> Response:
     """Who changed what, the newest first."""
-    before = call.integer("before", 1 << 60, 0, 1 << 60)
+    before = call.integer("before", 0, 0, 1 << 60) if optional(call, "before") else None
     return json(await look(call, audit.entries, before, page_limit(call)))
 
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import msgspec
 
-from ...broker.core import dead_letters
-from ...broker.core.by_hand.dead_select import DeadSelection, select
-from ...broker.requests import DeadFilter
+from ...broker.core.by_hand.dead_select import DeadSelection, oldest
+from ...broker.core.by_hand.dead_select import page as dead_page
 from ...broker.views import peek
 from ...broker.views.browse import get as get_message
 from ...broker.views.dead_groups import DeadGroups, dead_groups
 from ...broker.views.fate import Fate, fate, queue_of_message
 from ...broker.views.search import Search, search
 from ...errors import InvalidArgument
-from ...model import DeadLetter
 from ..http import Call, Param, Response, json
 from .rows import (
     AFTER,
@@ -42,6 +40,7 @@ from .rows import (
     page_limit,
     read_route,
     seconds_of,
+    snapshot_of,
     time_of,
 )
 
@@ -107,54 +106,41 @@ async def dead_by_error(call: Call) -> Response:
     name = optional(call, "queue")
     if name is not None:
         call.server.allow(call, name)
-    before = call.integer("before", 1 << 60, 0, 1 << 60)
+    before = call.integer("before", 0, 0, 1 << 60) if optional(call, "before") else None
     limit = call.integer("limit", 100_000, 1, 1_000_000)
-    found: DeadGroups = await look(call, dead_groups, name, before, seconds_of(call) / 2, limit)
-    found.items = [one for one in found.items if call.server.may_see(call, one.queue)]
-    return json(found)
+    kept, snapshot = call.server.dashboard.kept, await snapshot_of(call)
+    key = name, before, seconds_of(call), limit
+    found = kept.dead(key, snapshot)
+    if found is None:
+        began = time.monotonic()
+        found = await look(call, dead_groups, name, before, seconds_of(call) / 2, limit)
+        kept.keep_dead(key, snapshot, found, time.monotonic() - began)
+    items = [one for one in found.items if call.server.may_see(call, one.queue)]
+    return json(DeadGroups(items, found.scanned, found.next))
 
 
 async def dead(call: Call) -> Response:
     """A page of the dead letters of a queue: newest first, or those with one error, oldest first."""
     name = call.params["queue"]
     limit = page_limit(call, 50)
-    error = optional(call, "error")
     after = call.integer("after", 0, 0, 1 << 60)
-    which = DeadFilter(name, group=optional(call, "group"), kind=optional(call, "kind"))
-    which.check()
-
-    def read(tx: Any) -> tuple[list[DeadLetter], int | None]:
-        if error is None:
-            before = after or None
-            rows = dead_letters.rows(tx, which, limit + 1, 0, before)
-            more = rows[limit - 1].id if len(rows) > limit else None
-            return dead_letters.letters(tx, name, rows[:limit]), more
-        chosen = DeadSelection(queue=name, group=which.group, kind=which.kind, error=error)
-        step = select(tx, chosen, after, limit, seconds_of(call))
-        ids = DeadFilter(name, ids=step.items)
-        rows = dead_letters.rows(tx, ids, limit) if step.items else []
-        return dead_letters.letters(tx, name, rows), step.next
-
-    found, more = await look(call, read)
+    chosen = _chosen(call, name)
+    found, more = await look(call, dead_page, chosen, after, limit, seconds_of(call))
     return json(DeadRows([dead_row(call, letter) for letter in found], more))
+
+
+def _chosen(call: Call, queue: str) -> DeadSelection:
+    chosen = DeadSelection(queue=queue, group=optional(call, "group"), kind=optional(call, "kind"),
+                           error=optional(call, "error"))  # fmt: skip
+    chosen.check()
+    return chosen
 
 
 async def export(call: Call) -> Response:
     """Dead letters as JSON lines, at most 1,000 in one answer; the header `x-next` continues."""
-    name = call.params["queue"]
-    chosen = DeadSelection(queue=name, group=optional(call, "group"), kind=optional(call, "kind"),
-                           error=optional(call, "error"))  # fmt: skip
-    chosen.check()
-    after = call.integer("after", 0, 0, 1 << 60)
-
-    def read(tx: Any) -> tuple[list[DeadLetter], int | None]:
-        step = select(tx, chosen, after, page_limit(call, MOST_PAGE), seconds_of(call))
-        rows = (
-            dead_letters.rows(tx, DeadFilter(name, ids=step.items), MOST_PAGE) if step.items else []
-        )
-        return dead_letters.letters(tx, name, rows[::-1]), step.next
-
-    found, more = await look(call, read)
+    chosen = _chosen(call, call.params["queue"])
+    after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call, MOST_PAGE)
+    found, more = await look(call, oldest, chosen, after, limit, seconds_of(call))
     masking = call.server.dashboard.masking
     lines = []
     for letter in found:

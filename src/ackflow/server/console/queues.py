@@ -7,15 +7,17 @@ where to continue. A token sees only the queues that it covers.
 import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from heapq import nlargest
 from typing import Any
 
 import msgspec
 
 from ... import __version__
-from ...broker.sampling.live_stats import LiveStats, QueueLine
-from ...broker.sampling.series import ALL_QUEUES, HOUR, MINUTE, intervals
+from ...broker.sampling.live_stats import QueueLine
+from ...broker.sampling.series import HOUR, MINUTE, chart, sparks
 from ...broker.views import board, stats
 from ...broker.views.board import PartitionPage, SeekPreview
+from ...broker.views.metrics import GroupMetrics
 from ...errors import InvalidArgument
 from ...model import Value, when
 from ..http import Call, Param, Response, json
@@ -36,9 +38,12 @@ from .rows import (
     QueueRow,
     QueueRows,
     SeriesPage,
+    Totals,
+    derived,
     group_row,
     live,
     look,
+    masked,
     optional,
     page_limit,
     read_route,
@@ -54,17 +59,32 @@ from .rows import (
 async def overview(call: Call) -> Response:
     """The totals, the queues in trouble, and the health of the database."""
     found, lines = await live(call)
-    health = await look(call, board.health)
-    bad = [line for line in lines if line.trouble]
-    trouble = [row_of(one) for one in sorted(bad, key=lambda line: line.severity)[::-1][:20]]
-    busy = sorted(lines, key=lambda line: line.rates.pushed + line.rates.acked if line.rates else 0)
-    busiest = [row_of(line) for line in busy[::-1][:10]]
+    kept = call.server.dashboard.kept
+    health = kept.known(found, "health")
+    if health is None:
+        health = kept.keep(found, "health", await look(call, board.health))
+    totals, trouble, busiest = derived(call, found, "overview", lambda: _summary(lines))
     page = Overview(
-        when(found.at), __version__, time.monotonic() - call.server.started, totals_of(lines),
-        trouble, busiest, health, storage_of(call), call.server.waiting, found.seconds,
+        when(found.at), __version__, time.monotonic() - call.server.started, totals,
+        [row_of(line) for line in trouble], [row_of(line) for line in busiest], health,
+        storage_of(call), call.server.waiting, found.seconds,
     )  # fmt: skip
-    await _add_sparks(call, found, [*page.trouble, *page.busiest])
+    await _add_sparks(call, [*page.trouble, *page.busiest])
     return json(page)
+
+
+def _summary(lines: list[QueueLine]) -> tuple[Totals, list[QueueLine], list[QueueLine]]:
+    """The totals, the queues in trouble and the busiest."""
+    bad = [line for line in lines if line.trouble]
+    return (
+        totals_of(lines),
+        nlargest(20, bad, key=lambda line: line.severity),
+        nlargest(10, lines, key=_traffic),
+    )
+
+
+def _traffic(line: QueueLine) -> float:
+    return line.rates.pushed + line.rates.acked if line.rates else 0.0
 
 
 SORTS: dict[str, Callable[[QueueLine], Any]] = {
@@ -104,23 +124,18 @@ async def queues(call: Call) -> Response:
     start, limit = call.integer("after", 0, 0, 1 << 40), page_limit(call)
     page = [row_of(line) for line in lines[start : start + limit]]
     if call.flag("sparks"):
-        await _add_sparks(call, found, page)
+        await _add_sparks(call, page)
     next = start + limit if start + limit < len(lines) else None
     return json(QueueRows(when(found.at), page, next, len(lines)))
 
 
-async def _add_sparks(call: Call, found: LiveStats, rows: list[QueueRow]) -> None:
-    ids = {row.name: found.queues[row.name].id for row in rows}
-
-    def read(tx: Any) -> dict[str, list[float]]:
-        return {
-            name: [one.rates.pushed for one in intervals(tx, id, MINUTE, SPARKS, tx.now)]
-            for name, id in ids.items()
-        }
-
-    sparks = await look(call, read)
+async def _add_sparks(call: Call, rows: list[QueueRow]) -> None:
+    found = call.server.dashboard.kept.sparks()
+    names = sorted({row.name for row in rows} - set(found))
+    if names:
+        found |= await look(call, sparks, names, SPARKS, call.server.broker.clock.now())
     for row in rows:
-        row.spark = sparks[row.name]
+        row.spark = found[row.name]
 
 
 async def queue(call: Call) -> Response:
@@ -131,10 +146,12 @@ async def queue(call: Call) -> Response:
     line = found.queues.get(name)
     if line is None:  # it was created since the snapshot
         line = QueueLine(0, name, details.paused, 0, details.messages, [])
+        line.add_up()
     line = msgspec.structs.replace(line, paused=details.paused)
+    line.judge()
     row = row_of(line)
     if line.id:
-        await _add_sparks(call, found, [row])
+        await _add_sparks(call, [row])
     return json(QueuePage(row, [group_row(group) for group in line.groups], details))
 
 
@@ -142,17 +159,21 @@ async def groups(call: Call) -> Response:
     """A page of groups of one queue or of all, those that are most behind first."""
     found, lines = await live(call)
     wanted, queue_name = (optional(call, "filter") or "").lower(), optional(call, "queue")
-    rows = [
-        group_row(group)
-        for line in lines
-        if queue_name in (None, line.name)
-        for group in line.groups
-        if wanted in group.name.lower() or wanted in line.name.lower()
-    ]
-    rows.sort(key=lambda row: (-row.lag, row.queue, row.group))
+    rows = derived(call, found, "groups", lambda: _by_lag(lines))
+    if queue_name is not None:
+        rows = [group for group in rows if group.queue == queue_name]
+    if wanted:
+        rows = [one for one in rows if wanted in one.name.lower() or wanted in one.queue.lower()]
     start, limit = call.integer("after", 0, 0, 1 << 40), page_limit(call)
     next = start + limit if start + limit < len(rows) else None
-    return json(GroupRows(when(found.at), rows[start : start + limit], next, len(rows)))
+    page = [group_row(group) for group in rows[start : start + limit]]
+    return json(GroupRows(when(found.at), page, next, len(rows)))
+
+
+def _by_lag(lines: list[QueueLine]) -> list[GroupMetrics]:
+    """All groups, those that are most behind first."""
+    found = [group for line in lines for group in line.groups]
+    return sorted(found, key=lambda group: (-group.lag, group.queue, group.name))
 
 
 async def partitions(call: Call) -> Response:
@@ -169,37 +190,33 @@ async def series(call: Call) -> Response:
         raise InvalidArgument(f"step must be {MINUTE} or {HOUR} seconds, got {step}")
     count = call.integer("count", 60, 1, 24 * 60)
     name = optional(call, "queue")
-    id = ALL_QUEUES
     if name is not None:
         call.server.allow(call, name)
-        found = await snapshot_of(call)
-        line = found.queues.get(name)
-        id = line.id if line else -1
     else:
         call.server.allow_all(call)
     now = call.server.broker.clock.now()
-    return json(SeriesPage(step, await look(call, intervals, id, step, count, now)))
+    return json(SeriesPage(step, await look(call, chart, name, step, count, now)))
 
 
 async def leases(call: Call) -> Response:
     """Live leases of one queue or of all: consumer, messages, start and end."""
-    _, lines = await live(call)
     name, group_name = optional(call, "queue"), optional(call, "group")
     if name is not None:
         call.server.allow(call, name)
-        wanted = [
-            (name, group.name) for line in lines if line.name == name for group in line.groups
-        ]
+        wanted: list[tuple[str, str | None]] = [(name, group_name)]
     else:
-        held = sorted(
-            (g for line in lines for g in line.groups if g.leased), key=lambda g: -g.leased
-        )
-        wanted = [(group.queue, group.name) for group in held]
-    if group_name is not None:
-        wanted = [one for one in wanted if one[1] == group_name]
+        found, lines = await live(call)
+        held = derived(call, found, "held", lambda: _most_held(lines))
+        wanted = [(one.queue, one.name) for one in held if group_name in (None, one.name)]
     limit, seconds = page_limit(call), seconds_of(call)
-    found, more = await look(call, board.leases, wanted, optional(call, "consumer"), limit, seconds)
-    return json(LeaseRows(sorted(found, key=lambda one: one.acquired_at), more))
+    rows, more = await look(call, board.leases, wanted, optional(call, "consumer"), limit, seconds)
+    return json(LeaseRows(sorted(rows, key=lambda one: one.acquired_at), more))
+
+
+def _most_held(lines: list[QueueLine]) -> list[GroupMetrics]:
+    """The groups with leases, those that hold most first."""
+    held = [group for line in lines for group in line.groups if group.leased]
+    return sorted(held, key=lambda group: -group.leased)
 
 
 async def preview(call: Call) -> Response:
@@ -225,7 +242,7 @@ async def values(call: Call) -> Response:
         call, stats.values, call.query.get("prefix", ""), page_limit(call), optional(call, "after"),
         call.flag("descending"),
     )  # fmt: skip
-    return json(found)
+    return json([msgspec.structs.replace(one, data=masked(call, one.data)) for one in found])
 
 
 SEEK = (Param("to", ANY, "start, end, a sequence, or a time"),

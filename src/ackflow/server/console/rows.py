@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from ...broker.sampling.live_stats import LiveStats, QueueLine, Rates
 from ...broker.sampling.series import Interval
+from ...broker.sharded.broker import ShardedBroker
 from ...broker.views.board import Health, QueueDetails
 from ...broker.views.fate import GroupFate
 from ...broker.views.metrics import GroupMetrics
@@ -64,12 +66,20 @@ class QueueRow(Struct):
     spark: list[float] | None = None
 
 
+class DatabasePlace(Struct):
+    """One of several databases, and whether it answers."""
+
+    place: str
+    up: bool
+
+
 class Storage(Struct):
-    """Where the messages are. Sizes are known for a file only."""
+    """Where the messages are. Sizes are known for a file only; `places` of several databases."""
 
     kind: str
     bytes: int | None = None
     free_bytes: int | None = None
+    places: list[DatabasePlace] = []
 
 
 class Overview(Struct):
@@ -261,11 +271,24 @@ async def snapshot_of(call: Call) -> LiveStats:
 
 async def live(call: Call) -> tuple[LiveStats, list[QueueLine]]:
     """The last snapshot, and the queues in it that the caller may see."""
-    server = call.server
     found = await snapshot_of(call)
-    if call.who is None or call.who.may_everywhere(call.role):
+    if sees_all(call):
         return found, list(found.queues.values())
-    return found, [line for name, line in found.queues.items() if server.may_see(call, name)]
+    may_see = call.server.may_see
+    return found, [line for name, line in found.queues.items() if may_see(call, name)]
+
+
+def sees_all(call: Call) -> bool:
+    return call.who is None or call.who.may_everywhere(call.role)
+
+
+def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]) -> T:
+    """What follows from a snapshot, made once for all who may see every queue."""
+    if not sees_all(call):
+        return make()
+    kept = call.server.dashboard.kept
+    known: T | None = kept.known(found, name)
+    return kept.keep(found, name, make()) if known is None else known
 
 
 def row_of(line: QueueLine) -> QueueRow:
@@ -308,7 +331,11 @@ def group_row(group: GroupMetrics) -> GroupRow:
 
 
 def storage_of(call: Call) -> Storage:
-    path = getattr(call.server.broker.store, "path", None)
+    broker = call.server.broker
+    if isinstance(broker, ShardedBroker):
+        places = [DatabasePlace(one.place, one.up) for one in broker.databases]
+        return Storage(f"{len(places)} databases", places=places)
+    path = getattr(broker.store, "path", None)
     if not isinstance(path, str) or not os.path.exists(path):
         return Storage("memory" if path == ":memory:" else "PostgreSQL")
     size = sum(os.path.getsize(path + end) for end in ("", "-wal") if os.path.exists(path + end))
@@ -337,6 +364,14 @@ def body_for_page(call: Call, raw: bytes, is_json: bool, most: int) -> tuple[boo
     masked = masking.payload(raw)
     text = masked[:most].decode("utf-8", "ignore")
     return True, size, text, len(masked) > most
+
+
+def masked(call: Call, data: Any) -> Any:
+    """A value as it is shown."""
+    masking = call.server.dashboard.masking
+    if not masking:
+        return data
+    return msgspec.json.decode(masking.payload(msgspec.json.encode(data)))
 
 
 def dead_row(call: Call, letter: DeadLetter) -> DeadRow:

@@ -10,12 +10,14 @@ import secrets
 import time
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
 from ... import __version__
 from ...broker import access_tokens
+from ...broker.sampling.live_stats import LiveStats
+from ...broker.views.dead_groups import DeadGroups
 from ...errors import Forbidden, NotFound, Unauthenticated
 from ..http import Call, Response, Route, json
 from .masking import Masking
@@ -25,6 +27,10 @@ COOKIE = "ackflow_session"
 HEADER = b"x-ackflow-ui"
 IDLE_SECONDS = 8 * 3600.0
 MOST_SESSIONS = 10_000
+SPARKS_SECONDS = 15.0
+DEAD_SECONDS, DEAD_REST = 60.0, 30.0
+MOST_KEPT = 100
+T = TypeVar("T")
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -55,6 +61,61 @@ class Dashboard:
         self.masking = Masking(self.settings.mask)
         self.sessions = Sessions()
         self.tails: dict[str, dict[int, int] | None] = {}  # positions of live tails
+        self.kept = Kept()
+
+
+class Kept:
+    """What was found for a page and is shown again to others, as long as it can be true."""
+
+    def __init__(self) -> None:
+        self._of: object = None
+        self._derived: dict[str, Any] = {}
+        self._sparks: dict[str, list[float]] = {}
+        self._sparks_at = 0.0
+        self._dead: dict[tuple[object, ...], tuple[DeadGroups, float, float, int]] = {}
+
+    def known(self, snapshot: LiveStats, name: str) -> Any:
+        """What was kept of a snapshot; None if there is nothing, or there is a newer snapshot."""
+        return self._derived.get(name) if self._of is snapshot else None
+
+    def keep(self, snapshot: LiveStats, name: str, value: T) -> T:
+        """Keep something that was read with a snapshot, or follows from it."""
+        if self._of is not snapshot:
+            self._of, self._derived = snapshot, {}
+        self._derived[name] = value
+        return value
+
+    def sparks(self) -> dict[str, list[float]]:
+        """The sparklines read in the last seconds, by queue; to be added to."""
+        now = time.monotonic()
+        if now > self._sparks_at + SPARKS_SECONDS:
+            self._sparks, self._sparks_at = {}, now
+        return self._sparks
+
+    def dead(self, key: tuple[object, ...], snapshot: LiveStats) -> DeadGroups | None:
+        """The dead letters by error, as they were counted before: they are counted again if their
+        number has changed, but not before `DEAD_REST` times as long as that takes."""
+        if key not in self._dead:
+            return None
+        found, at, took, number = self._dead[key]
+        age = time.monotonic() - at
+        same = number == _dead_number(snapshot) and age < DEAD_SECONDS
+        return found if same or age < DEAD_REST * took else None
+
+    def keep_dead(
+        self, key: tuple[object, ...], snapshot: LiveStats, found: DeadGroups, took: float
+    ) -> None:
+        if len(self._dead) >= MOST_KEPT:
+            self._dead.clear()
+        self._dead[key] = found, time.monotonic(), took, _dead_number(snapshot)
+
+    def changed(self) -> None:
+        """Forget what an action on this server may have changed."""
+        self._dead = {}
+
+
+def _dead_number(snapshot: LiveStats) -> int:
+    return snapshot.dead + (snapshot.total[-1] << 32)
 
 
 class Sessions:

@@ -1,6 +1,6 @@
 """Schedules: messages that are pushed by the clock, one for each tick however many workers run.
 
-    schedules/NAME     the last tick that was pushed, and its specification
+    schedules/NAME     the last tick that was pushed, its specification, and whether it is paused
 
 A tick is a push, in one transaction with the record that it was pushed. A worker that finds the record
 changed has lost the race, and pushes nothing. So a tick is neither lost nor repeated by a worker that
@@ -12,6 +12,7 @@ change, and one that occurs twice in autumn runs once; expressions with `*` or s
 minute follow elapsed time.
 """
 
+import contextlib
 import logging
 import re
 import threading
@@ -25,7 +26,7 @@ from msgspec import Struct
 
 from ... import validate
 from ...clock import SECOND
-from ...errors import AckflowError, InvalidArgument, TransactionFailed
+from ...errors import AckflowError, InvalidArgument, NotFound, TransactionFailed
 from ...session.session import Session
 from ...session.transaction import Operations
 from ...validate import Duration
@@ -153,6 +154,17 @@ def schedule_of(
     return Schedule(name, spec, cast(Send, send), missed)
 
 
+class ScheduleState(Struct, frozen=True):
+    """A schedule as the database knows it. `next` is None while it is paused, or if cron expressions
+    cannot be read here."""
+
+    name: str
+    spec: str
+    last: datetime
+    next: datetime | None
+    paused: bool
+
+
 class Schedules:
     """The schedules of a worker: `run_due` pushes the ticks that are due, `start` does so in time.
 
@@ -194,6 +206,44 @@ class Schedules:
             for one in self._schedules.values()
             if (at := next(one.spec.after(now), None)) is not None
         ]
+
+    def known(self, *, limit: int = 100, after: str | None = None) -> list[ScheduleState]:
+        """The schedules that any worker has run on this database, by name; `after` is a name."""
+        start = None if after is None else PREFIX + after
+        found = self._session.values(PREFIX, limit=limit, after=start)
+        return [self._state(value.key.removeprefix(PREFIX), value.data) for value in found]
+
+    def pause(self, name: str) -> ScheduleState:
+        """Push no ticks of a schedule until it is resumed, whichever worker has it."""
+        return self._set_paused(name, True)
+
+    def resume(self, name: str) -> ScheduleState:
+        """Go on with the next tick; those that were due meanwhile are left out."""
+        return self._set_paused(name, False)
+
+    def _set_paused(self, name: str, paused: bool) -> ScheduleState:
+        key = PREFIX + validate.name(name, "name")
+        while True:
+            found = self._session.value(key)
+            if found is None:
+                raise NotFound(f"no worker has run a schedule {name!r} on this database")
+            data = {"spec": found.data["spec"], "last": found.data["last"]}
+            if paused:
+                data["paused"] = True
+            elif found.data.get("paused"):
+                data["last"] = _micros(self._now())
+            t = self._session.transaction()
+            t.put(key, data, expect=found.version)
+            if self._commit(t):
+                return self._state(name, data)
+
+    def _state(self, name: str, data: Mapping[str, Any]) -> ScheduleState:
+        paused, next_at = bool(data.get("paused")), None
+        if not paused:
+            with contextlib.suppress(InvalidArgument):
+                spec = spec_of(data["spec"])
+                next_at = next(spec.after(max(self._now(), _time(int(data["last"])))), None)
+        return ScheduleState(name, data["spec"], _time(int(data["last"])), next_at, paused)
 
     def run_due(self) -> int:
         """Push every tick that is due and not pushed yet; returns how many were pushed here.
@@ -255,10 +305,14 @@ class Schedules:
         key, now = PREFIX + schedule.name, self._now()
         found = self._session.value(key)
         text = schedule.spec.text
+        paused = found is not None and bool(found.data.get("paused"))
         t = self._session.transaction()
         if found is None or found.data["spec"] != text:  # it begins now
-            t.put(key, {"spec": text, "last": _micros(now)}, expect=found.version if found else 0)
+            record = {"spec": text, "last": _micros(now), **({"paused": True} if paused else {})}
+            t.put(key, record, expect=found.version if found else 0)
             self._commit(t)
+            return 0, False
+        if paused:
             return 0, False
         due, more = self._due(schedule, int(found.data["last"]), now)
         if due is None:
@@ -305,6 +359,15 @@ class Schedules:
 
     def _now(self) -> datetime:
         return _time(self._session.broker.clock.now())
+
+
+def spec_of(text: str) -> Spec:
+    """The specification with this text."""
+    kind, _, rest = text.partition(" ")
+    if kind == "every":
+        return every(float(rest.removesuffix("s")))
+    expression, _, tz = rest.rpartition(" ")
+    return cron(expression, tz)
 
 
 def tick_headers(tick: Tick) -> dict[str, str]:

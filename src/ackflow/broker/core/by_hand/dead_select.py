@@ -7,10 +7,13 @@ from functools import lru_cache
 from msgspec import Struct
 
 from .... import validate
+from ....model import DeadLetter
 from ....store.mapping import open_texts
 from ....store.tx import Tx
+from ...reach.merging import Several
 from ...requests import DeadFilter
-from ..dead_letters import purge_dead, redrive
+from ...verb import QueueRequest, verb
+from ..dead_letters import letters, purge_dead, redrive, rows
 from ..topology import find_group, find_queue, queue_for
 
 MOST_STEP = 1_000  # dead letters that one step changes
@@ -32,13 +35,12 @@ def normalized(error: str) -> str:
     return " ".join(_NUMBER.sub("#", line).split())
 
 
-class DeadSelection(Struct, kw_only=True):
+class DeadSelection(QueueRequest, kw_only=True):
     """Which dead letters of a queue are meant: those that fit everything given.
 
     `error` is a normalised error; `ids` are numbers of dead letters.
     """
 
-    queue: str
     group: str | None = None
     kind: str | None = None
     error: str | None = None
@@ -64,6 +66,11 @@ class DeadStep(Struct):
     items: list[int]
 
 
+# The numbers of dead letters are those of one database.
+ONE = Several(one=True)
+
+
+@verb("read-only", name="dead_selected", read_only=True, wire=False, several=ONE)
 def select(
     tx: Tx, which: DeadSelection, after: int, limit: int, seconds: float = STEP_SECONDS
 ) -> DeadStep:
@@ -94,6 +101,34 @@ def select(
             return DeadStep(len(found), after, found)
 
 
+@verb("read-only", name="dead_page", read_only=True, wire=False, several=ONE)
+def page(
+    tx: Tx, which: DeadSelection, after: int, limit: int, seconds: float
+) -> tuple[list[DeadLetter], int | None]:
+    """Return dead letters of a selection with an error, the oldest first; without, the newest.
+
+    The number is where to continue.
+    """
+    if which.error is None and which.ids is None:
+        some = DeadFilter(which.queue, group=which.group, kind=which.kind)
+        found = rows(tx, some, limit + 1, 0, after or None)
+        next = found[limit - 1].id if len(found) > limit else None
+        return letters(tx, which.queue, found[:limit]), next
+    return oldest(tx, which, after, limit, seconds)
+
+
+@verb("read-only", name="dead_oldest", read_only=True, wire=False, several=ONE)
+def oldest(
+    tx: Tx, which: DeadSelection, after: int, limit: int, seconds: float
+) -> tuple[list[DeadLetter], int | None]:
+    """Return dead letters of a selection, the oldest first, and where to continue."""
+    step = select(tx, which, after, limit, seconds)
+    ids = DeadFilter(which.queue, ids=step.items)
+    found = rows(tx, ids, limit)[::-1] if step.items else []
+    return letters(tx, which.queue, found), step.next
+
+
+@verb("read-write", name="redrive_step", queue="to", synced=True, wire=False, several=ONE)
 def redrive_step(tx: Tx, which: DeadSelection, after: int, limit: int, to: str | None) -> DeadStep:
     """Send the next dead letters of a selection back, or to another queue."""
     if to is not None:
@@ -104,6 +139,7 @@ def redrive_step(tx: Tx, which: DeadSelection, after: int, limit: int, to: str |
     return step
 
 
+@verb("admin", name="purge_dead_step", synced=True, wire=False, several=ONE)
 def purge_step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
     """Delete the next dead letters of a selection."""
     step = _step(tx, which, after, limit)

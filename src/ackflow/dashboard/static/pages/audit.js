@@ -13,7 +13,7 @@ export default {
       { label: "When", css: "nowrap", cell: (row) => h(Time, { at: row.at }) }, { label: "Who", cell: (row) => row.who || h("span", { class: "num zero" }, "no token") }, { label: "From", hide: "hide-s", cell: (row) => h("code", null, row.origin) },
       { label: "What", css: "main-cell", cell: (row) => row.action }, { label: "Queue", cell: (row) => (row.queue ? h("a", { href: link.queue(row.queue) }, row.queue) : "–") },
       { label: "Details", css: "wide", hide: "hide-s", cell: (row) => h("small", null, Object.entries(row.details).map(([name, value]) => `${name}: ${text(value)}`).join(", ")) }],
-    empty: h(Empty, { title: "No changes yet", icon: "audit" }, "Every change over HTTP is listed here: who, what, when and from where. Messages that programs push and settle are not.") }),
+    empty: h(Empty, { title: "No changes yet", icon: "audit" }, "Every change over HTTP, or by the command line on the database, is listed here: who, what, when and from where. Messages that programs push and settle are not.") }),
     h("div", { class: "foot" }, h("span", null, ""), h("div", { class: "actions" }, ctx.query.before ? h(Button, { kind: "small", onClick: () => ctx.setQuery({ before: "" }) }, "Newest") : null,
       h(Button, { kind: "small", disabled: !data || data.length < 100, onClick: () => ctx.setQuery({ before: data[data.length - 1].id }, false) }, "Older")))));
   },

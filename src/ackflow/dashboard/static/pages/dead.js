@@ -52,10 +52,10 @@ export default {
         h(Table, { caption: "Dead letters by error", rowKey: keyOf, rows: data?.items,
           columns: [
             { label: "Error", css: "main-cell text", cell: (row) => h("a", { href: link.dead(row.queue, `?error=${seg(row.error)}&group=${seg(row.group)}&kind=${seg(row.kind)}`), title: row.example }, row.error || "(no reason given)") },
+            { label: "Count", num: true, cell: (row) => h("span", { class: "num dead" }, n(row.count)) },
             { label: "Queue", cell: (row) => h("a", { href: link.queue(row.queue) }, row.queue) },
             { label: "Group", hide: "hide-m", cell: (row) => groupName(row.group) },
             { label: "Kind", hide: "hide-s", cell: (row) => h(Badge, { kind: "quiet" }, row.kind) },
-            { label: "Count", num: true, cell: (row) => h("span", { class: "num dead" }, n(row.count)) },
             { label: "First", hide: "hide-m", css: "nowrap", cell: (row) => h(Time, { at: row.first_at, ago: true }) },
             { label: "Last", css: "nowrap", hide: "hide-s", cell: (row) => h(Time, { at: row.last_at, ago: true }) },
             { label: "", cell: (row) => h("div", { class: "actions" },

@@ -34,6 +34,7 @@ function health(data) {
   const fact = (name, value, css) => [h("dt", null, name), h("dd", { class: css }, value)];
   return h(Card, { title: "Health" }, h("div", { class: "pad" }, h("dl", { class: "facts" },
     fact("Database", data.storage.bytes == null ? data.storage.kind : `${data.storage.kind}, ${bytes(data.storage.bytes)}`),
+    data.storage.places?.some((one) => !one.up) ? fact("Away", data.storage.places.filter((one) => !one.up).map((one) => h(Badge, { kind: "bad" }, one.place))) : null,
     data.storage.free_bytes == null ? null : fact("Disk", low ? h(Badge, { kind: "bad" }, `only ${bytes(data.storage.free_bytes)} free`) : `${bytes(data.storage.free_bytes)} free`),
     fact("Upkeep", late ? h(Badge, { kind: "bad" }, `late by ${span(data.health.overdue_seconds)}`) : "on time"),
     fact("Delivery", data.health.paused ? h(Badge, { kind: "info" }, "paused everywhere") : "running"),

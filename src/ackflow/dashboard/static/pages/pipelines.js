@@ -1,41 +1,62 @@
 import { h } from "../dom.js";
 import { get } from "../api.js";
-import { n, short, rate, span } from "../format.js";
-import { Badge, Card, Empty, Head, Table, link } from "../ui.js";
+import { n, plural, short, rate, span, Time } from "../format.js";
+import { Badge, Card, Empty, Head, Stat, Table, link } from "../ui.js";
 
-// Stages are queues with a common namespace; an edge leads to the queue that comes next in the order in
-// which they were created. Counts are those of the queues.
-const order = ["input", "clients", "parsed", "filter", "router", "rows", "chunks", "partials", "aggregate", "answers", "results", "final"];
-const place = (name) => { const at = order.findIndex((word) => name.includes(word)); return at < 0 ? order.length : at; };
+// Boxes from left to right: [title, lines, address, css]; the last one lies below the arrow to it.
+function Graph({ name, boxes, bad }) {
+  const width = 176, gap = 40, height = 76, step = width + gap;
+  const box = ([title, lines, href, css], x, y) => h("g", null, h("rect", { class: `box ${css || ""}`, x: x + 1, y: y + 1, width: width - 2, height: height - 2, rx: 9 }),
+    h("text", { x: x + 14, y: y + 26 }, href ? h("a", { href }, title) : title), lines.map((line, at) => h("text", { class: "small", x: x + 14, y: y + 45 + 16 * at }, line)));
+  return h("div", { class: "graph", tabindex: "0", role: "region", "aria-label": `Stages of ${name}` },
+    h("svg", { viewBox: `0 0 ${boxes.length * step - gap} ${2 * height + 30}`, width: boxes.length * step - gap, role: "group", "aria-label": boxes.map(([title, lines]) => `${title}: ${lines.join(", ")}`).join("; ") },
+      boxes.map((one, at) => [at ? h("path", { d: `M${at * step - gap} ${height / 2}h${gap - 3}m-6 -5l6 5l-6 5` }) : null, box(one, at * step, 0)]),
+      h("path", { d: `M${2 * step + width / 2} ${height}v26m-5 -6l5 6l5 -6` }), box(bad, 2 * step, height + 28)));
+}
 
-function Graph({ stages }) {
-  const width = 190, gap = 46, height = 74;
-  return h("div", { class: "graph", tabindex: "0", role: "region", "aria-label": "Stages" }, h("svg", { viewBox: `0 0 ${stages.length * (width + gap)} ${height + 8}`, width: stages.length * (width + gap), role: "img", "aria-label": stages.map((one) => `${one.name}: ${one.ready} ready, ${one.leased} leased`).join("; ") },
-    stages.map((one, at) => [at ? h("path", { d: `M${at * (width + gap) - gap} ${height / 2}h${gap - 3}m-6 -5l6 5l-6 5` }) : null,
-      h("rect", { class: "box", x: at * (width + gap) + 1, y: 1, width: width - 2, height: height - 2, rx: 9 }),
-      h("text", { x: at * (width + gap) + 14, y: 25 }, one.name.split(".").slice(1).join(".") || one.name),
-      h("text", { class: "small", x: at * (width + gap) + 14, y: 44 }, `${short(one.ready)} ready, ${short(one.leased)} held`),
-      h("text", { class: "small", x: at * (width + gap) + 14, y: 61 }, `${rate(one.rates?.acked)} /s out`)])));
+const sum = (rows, name) => rows.reduce((total, one) => total + one[name], 0);
+const alarm = (row) => row.state.startsWith("ALARM");
+
+function Pipeline(ctx, one) {
+  const [inbox, ends, bad] = one.queues;
+  const rows = sum(one.tables, "rows"), blocks = sum(one.tables, "blocks"), held = sum(one.tables, "held");
+  const before = ctx.state[one.name];
+  const now = performance.now();
+  if (!before || now - before.at > 1500) ctx.state[one.name] = { at: now, rows, speed: before ? Math.max(0, (rows - before.rows) * 1000 / (now - before.at)) : null };
+  const { speed } = ctx.state[one.name];
+  const finished = Object.keys(one.finished).length;
+  const alarms = one.tables.filter(alarm);
+  const queue = (row, text) => [row.name, [`${short(row.ready)} ready, ${short(row.leased)} held`, text], link.queue(row.name)];
+  const last = one.recoveries.at(-1);
+  return h(Card, { key: one.name, title: one.name, actions: one.ui ? h("code", { title: "Address of Spark's own pages" }, one.ui) : null },
+    alarms.length ? h("p", { class: "banner bad", role: "alert" }, `${plural(alarms.length, "table")} in alarm: `, alarms.map((row) => `${row.client}/${row.table}: ${row.state.replace("ALARM: ", "")}`).join("; ")) : null,
+    h("div", { class: "stats" }, h(Stat, { label: "Rows folded", value: short(rows) }), h(Stat, { label: "Rows now", value: speed == null ? "–" : rate(speed), unit: "/s" }),
+      h(Stat, { label: "Blocks in", value: rate(inbox.rates?.pushed), unit: "/s" }), h(Stat, { label: "Blocks folded", value: rate(inbox.rates?.acked), unit: "/s" }),
+      h(Stat, { label: "Ends of file held", value: n(held), css: alarms.length ? "dead" : held ? "leased" : "" }), h(Stat, { label: "Clients finished", value: `${n(finished)} of ${n(Math.max(one.clients, finished))}` }),
+      h(Stat, { label: "Recoveries", value: n(one.recoveries.length), title: last ? `The last: ${last.stage}, ${span(last.seconds)}` : "" })),
+    h(Graph, { name: one.name, bad: queue(bad, `${short(bad.dead)} dead letters`), boxes: [
+      ["Loaders", [plural(one.working.filter((name) => name.startsWith("worker")).length, "loader"), `${rate(inbox.rates?.pushed)} blocks/s`]],
+      queue(inbox, `${short(inbox.dead)} dead letters`), ["Route", [`${short(blocks)} blocks folded`, `${short(rows)} rows`]],
+      queue(ends, `${plural(held, "end")} of file held`), ["Answers", [`${plural(finished, "client")} finished`, one.working.includes("spark") ? "Spark has worked" : "Spark is not up yet"]]] }),
+    h(Table, { caption: `Tables of ${one.name}`, rowKey: (row) => `${row.client}/${row.table}`, rows: one.tables, columns: [
+      { label: "Client", css: "main-cell", cell: (row) => row.client }, { label: "Table", cell: (row) => row.table },
+      { label: "Blocks", num: true, hide: "hide-s", cell: (row) => n(row.blocks) }, { label: "Rows", num: true, cell: (row) => n(row.rows) },
+      { label: "Ends held", num: true, cell: (row) => h("span", { class: row.held ? "num leased" : "num zero" }, n(row.held)) },
+      { label: "Held for", num: true, hide: "hide-s", cell: (row) => (row.held ? span(row.oldest_seconds) : "–") },
+      { label: "State", cell: (row) => h(Badge, { kind: alarm(row) || row.state.startsWith("failed") ? "bad" : row.held ? "info" : "quiet" }, alarm(row) ? "alarm" : row.state) }],
+    empty: h(Empty, { title: "No table has been received yet" }, "Blocks are counted as soon as Spark has folded the first batch.") }),
+    one.recoveries.length ? h(Table, { caption: `Recoveries of ${one.name}, the newest first`, rowKey: (row) => `${row.stage}${row.at}`, rows: [...one.recoveries].reverse(), columns: [
+      { label: "Recovered", css: "main-cell", cell: (row) => row.stage }, { label: "When", css: "nowrap", cell: (row) => h(Time, { at: new Date(row.at * 1000).toISOString(), ago: true }) },
+      { label: "After", num: true, cell: (row) => span(row.seconds) }, { label: "Messages held", num: true, hide: "hide-s", cell: (row) => n(row.held) }] }) : null);
 }
 
 export default {
   title: () => "Pipelines",
   live: true,
-  async load(ctx, signal) {
-    const [states, queues] = await Promise.all([get("/v1/values", { prefix: "pipeline/", limit: 500 }, signal), get("/v1/queues", { filter: "*.*", limit: 1000 }, signal)]);
-    const groups = new Map();
-    for (const one of queues.items) {
-      const name = one.name.split(".")[0];
-      groups.set(name, (groups.get(name) || []).concat(one));
-    }
-    const known = new Set(states.map((one) => one.key.split("/")[1]));
-    return [...groups].filter(([name, some]) => known.has(name) || some.length > 2).map(([name, some]) => ({ name, stages: some.sort((a, b) => place(a.name) - place(b.name)), states: states.filter((one) => one.key.split("/")[1] === name) }));
-  },
+  load: (ctx, signal) => get("/v1/pipelines", {}, signal),
   view(ctx, data) {
-    return h("div", null, h(Head, { title: "Pipelines" }), data && !data.length ? h(Card, null, h(Empty, { title: "No pipelines", icon: "pipelines" }, "Queues with a common namespace, such as shop.rows and shop.answers, are shown together.", h("pre", null, "ackflow pipeline --help"))) : null,
-      data?.map((one) => h(Card, { key: one.name, title: one.name }, h(Graph, one), h(Table, { caption: `Stages of ${one.name}`, rowKey: (row) => row.name, rows: one.stages, columns: [
-        { label: "Queue", css: "main-cell", cell: (row) => h("a", { href: link.queue(row.name) }, row.name) }, { label: "In /s", num: true, cell: (row) => rate(row.rates?.pushed) }, { label: "Out /s", num: true, cell: (row) => rate(row.rates?.acked) },
-        { label: "Ready", num: true, cell: (row) => n(row.ready) }, { label: "Held", num: true, cell: (row) => n(row.leased) }, { label: "Oldest", num: true, cell: (row) => (row.oldest_seconds ? span(row.oldest_seconds) : "–") },
-        { label: "State", cell: (row) => h("div", { class: "badges" }, row.trouble.map((text) => h(Badge, { key: text }, text))) }] }))));
+    return h("div", null, h(Head, { title: "Pipelines" }),
+      data && !data.length ? h(Card, null, h(Empty, { title: "No pipelines", icon: "pipelines" }, "A pipeline folds the files of several clients on Spark, and answers queries for each.", h("pre", null, "ackflow pipeline run --data data --out out"))) : null,
+      data?.map((one) => Pipeline(ctx, one)));
   },
 };
