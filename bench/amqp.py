@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil  # type: ignore[import-untyped]
 
 from .measure import Json, Noise, Plan, folder
 from .peers import HOST, find_spec, free_port, started
@@ -33,13 +36,20 @@ def run(_: Sequence[Json], plan: Plan) -> list[Table]:
     return [_table(found, peer, rounds, noise) for peer in PEERS if peer in places]
 
 
+class Found(NamedTuple):
+    """What a side and a program measured: messages per second, and CPU in microseconds a message."""
+
+    rates: list[float]
+    server: list[float]
+    client: list[float]
+
+
 def _measure(
     places: dict[str, tuple[str, str]], rounds: int, divisor: int
-) -> dict[tuple[str, str], list[float]]:
-    """Messages per second by side and program."""
+) -> dict[tuple[str, str], Found]:
     from .amqp_sides import PROGRAMS, declare
 
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], Found] = {}
     for number in range(rounds):
         for what in PROGRAMS:
             count = (SINGLY if "one by one" in what else MANY) // divisor
@@ -48,35 +58,61 @@ def _measure(
                 declare(url, queue, kind)
                 if "consume" in what:
                     _seconds("pika, windows of 100", url, queue, count)
-                seconds = _seconds(what, url, queue, count)
-                found.setdefault((side, what), []).append(count / seconds)
+                server = _listening(url)
+                before = _cpu_seconds(server)
+                seconds, client = _seconds(what, url, queue, count)
+                of_all = found.setdefault((side, what), Found([], [], []))
+                of_all.rates.append(count / seconds)
+                of_all.server.append((_cpu_seconds(server) - before) / count * 1e6)
+                of_all.client.append(client / count * 1e6)
     return found
 
 
-def _seconds(what: str, url: str, queue: str, count: int) -> float:
+def _listening(url: str) -> psutil.Process:
+    """The process that listens at an address."""
+    port = int(url.rstrip("/").rpartition(":")[2])
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+            return psutil.Process(one.pid)
+    raise RuntimeError(f"nothing listens at {url}")
+
+
+def _cpu_seconds(server: psutil.Process) -> float:
+    times = server.cpu_times()
+    return float(times.user + times.system)
+
+
+def _seconds(what: str, url: str, queue: str, count: int) -> tuple[float, float]:
+    """Run a program; returns how long it took, and how much CPU."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.amqp_sides", what, url, queue, str(count)],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{what}: {done.stderr[-2000:]}")
-    return float(done.stdout)
+    seconds, cpu = map(float, done.stdout.split())
+    return seconds, cpu
 
 
-def _table(
-    found: dict[tuple[str, str], list[float]], peer: str, rounds: int, noise: Noise
-) -> Table:
+def _table(found: dict[tuple[str, str], Found], peer: str, rounds: int, noise: Noise) -> Table:
     table = Table(f"AMQP: Ackflow and {peer} queues", (OURS, peer))
     target = Target(BAR) if PEERS[peer] == "quorum" else None
-    for side, what in found:
-        if side == OURS:
-            rates = found[OURS, what], found[peer, what]
-            table.rows.append(Row(what, "messages/s", *rates, target))
+    whats = [what for side, what in found if side == OURS]
+    for what in whats:
+        rates = found[OURS, what].rates, found[peer, what].rates
+        table.rows.append(Row(what, "messages/s", *rates, target))
+    for what in whats:
+        cpu = found[OURS, what].server, found[peer, what].server
+        table.rows.append(Row(f"{what}: CPU of the server", "us", *cpu))
+    for what in whats:
+        cpu = found[OURS, what].client, found[peer, what].client
+        table.rows.append(Row(f"{what}: CPU of the client", "us", *cpu))
     table.quiet = noise.quiet
     table.notes = [
         f"medians of {rounds} rounds; one client process, on the same machine; 200 bytes a message",
         "every publication is persistent, and Ackflow syncs before the confirm",
         "one by one: each message waits for its confirm; consume and ack: prefetch 100",
+        "CPU per message; no server is faster than 1,000,000 / CPU of the client",
         str(noise),
     ]
     return table

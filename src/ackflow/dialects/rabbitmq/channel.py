@@ -7,6 +7,7 @@ other are published in one commit, and so are acknowledgements.
 import asyncio
 import secrets
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.base import Frame
@@ -14,6 +15,7 @@ from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
 from pamqp.commands import Channel as ChannelMethods
 
 from ...broker.core.handout import Handout
+from ...broker.core.routing.publish import Published
 from ...broker.core.settle import settle_many
 from ...broker.requests import PopRequest, Publication
 from ...errors import AckflowError, NotFound
@@ -90,6 +92,20 @@ class Channel:
         else:
             self._enqueue(method, 0)
 
+    @property
+    def takes_publications(self) -> bool:
+        """Whether basic.publish with its whole content may come next."""
+        return not (self._failing or self.closed or self._publisher.expects_content)
+
+    def receive_publication(self, method: Publish, content: frames.Content) -> None:
+        """Take basic.publish and its content, which came in one read."""
+        try:
+            posted = self._publisher.accept(method, content.properties, content.body)
+        except AmqpError as error:
+            error.method = frames.PUBLISH
+            raise
+        self._enqueue(posted, len(content.body))
+
     def receive_content(self, data: bytes, header: bool) -> None:
         """Take a content header or a part of a body."""
         if self._failing:
@@ -105,10 +121,10 @@ class Channel:
             self._enqueue(posted, len(posted.publication.payload))
 
     def _enqueue(self, work: Work, size: int) -> None:
+        if not self._work and self._running is None:
+            self.connection.ready(self)
         self._work.append(work)
         self.connection.count_queued(1, size)
-        if self._running is None:
-            self._running = self.server.background(self._run())
 
     async def finish(self) -> None:
         """Wait until the work that was received is done."""
@@ -117,33 +133,47 @@ class Channel:
 
     # working
 
-    async def _run(self) -> None:
-        """Do the work that waits, in order."""
-        work: Work | None = None
-        try:
-            while self._work and not self.closed:
-                work = self._work.popleft()
-                if isinstance(work, Posted):
-                    await self._publish(self._following(work))
-                elif isinstance(work, AmqpError):
-                    self.connection.count_queued(-1, 0)
-                    raise work
-                elif isinstance(work, SETTLES):
+    def work(self) -> None:
+        """Do the work that waits, in order, until something has to be waited for."""
+        while self._work and self._running is None and not self.closed:
+            work = self._work.popleft()
+            try:
+                if isinstance(work, SETTLES):
                     self._settle(work)
+                elif isinstance(work, Posted):
+                    self._publish(self._following(work))
                 else:
                     self.connection.count_queued(-1, 0)
-                    await self._do(work)
-        except AmqpError as error:
-            error.method = error.method or _method_id(work)
-            await self.connection.fail(self, error)
-        except AckflowError as error:
-            failed = translated(error)
-            failed.method = _method_id(work)
-            await self.connection.fail(self, failed)
-        except Exception:
-            await self.connection.crash(self)
+                    self._running = self.server.background(self._run(work))
+            except Exception as error:
+                self._running = self.server.background(self._fail(work, error))
+
+    async def _run(self, work: Method | AmqpError) -> None:
+        """Do work that may have to wait, and go on."""
+        try:
+            if isinstance(work, AmqpError):
+                raise work
+            await self._do(work)
+        except Exception as error:
+            await self._end_because(work, error)
         finally:
             self._running = None
+            self.work()
+
+    async def _fail(self, work: Work, error: Exception) -> None:
+        try:
+            await self._end_because(work, error)
+        finally:
+            self._running = None
+
+    async def _end_because(self, work: Work, error: Exception) -> None:
+        """End the channel or the connection because of the error of some work."""
+        if isinstance(error, AckflowError):
+            error = translated(error)
+        if not isinstance(error, AmqpError):
+            return await self.connection.crash(self, error)
+        error.method = error.method or _method_id(work)
+        await self.connection.fail(self, error)
 
     def _following(self, first: Posted) -> list[Posted]:
         """Take the publications that follow a first one, within limits."""
@@ -168,11 +198,27 @@ class Channel:
     def send(self, method: Frame) -> None:
         self.connection.send(frames.encode(self.number, method))
 
-    async def _publish(self, posted: list[Posted]) -> None:
+    def _publish(self, posted: list[Posted]) -> None:
+        """Publish; the channel goes on when there is an answer."""
         if self._transaction is not None:
             self._transaction[0].extend(posted)
+        elif self._publisher.publish(posted, partial(self._published, posted)):
+            self._running = asyncio.get_running_loop().create_future()
         else:
-            await self._publisher.publish(posted)
+            self._publisher.report(posted, ())
+
+    def _published(self, posted: list[Posted], answer: list[Published] | BaseException) -> None:
+        """Report what was published, and go on."""
+        running, self._running = self._running, None
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            self._publisher.report(posted, answer)
+        except Exception as error:
+            self._running = self.server.background(self._fail(posted[0], error))
+        self.work()
+        if running is not None and not running.done():
+            running.set_result(None)
 
     # delivering
 
@@ -181,25 +227,22 @@ class Channel:
         size = 0
         count = sum(run.hi - run.lo for run in answer.runs)
         held = None if answer.token is None else self.server.hold(answer.token, count)
-        number, frame_max = self.number, self.connection.frame_max
+        frame_max, tag = self.connection.frame_max, self._last_tag
+        written = frames.Deliveries(self.number, consumer.encoded_tag, frame_max)
         for run in answer.runs:
             for sequence in range(run.lo, run.hi):
                 exchange, key, properties, body = message_of(
                     run, sequence, consumer.queue, frame_max
                 )
-                self._last_tag += 1
+                tag += 1
                 if held is not None:
-                    self.unacked[self._last_tag] = Delivery(
-                        self._last_tag, held, run.lane, sequence, consumer
-                    )
-                    consumer.unacked += 1
-                method = frames.deliver(
-                    consumer.encoded_tag, self._last_tag, run.redelivered, exchange, key
-                )
+                    self.unacked[tag] = Delivery(tag, held, run.lane, sequence, consumer)
                 size += len(body)
-                self.connection.send(
-                    frames.with_content(number, method, properties, body, frame_max)
-                )
+                written.add(tag, run.redelivered, exchange, key, properties, body)
+        self._last_tag = tag
+        if held is not None:
+            consumer.unacked += count
+        self.connection.send(written.encoded())
         return size
 
     def cancel_by_server(self, consumer: Consumer) -> None:
@@ -267,18 +310,21 @@ class Channel:
         """Settle what a method and those that follow it name, in one commit."""
         settled: Settled = []
         method: Settle | None = first
+        n = 0
         try:
             while method is not None:
-                self.connection.count_queued(-1, 0)
-                verdict = ACK
-                if not isinstance(method, Ack):
+                n += 1
+                if isinstance(method, Ack):
+                    verdict, multiple = ACK, method.multiple
+                else:
                     verdict = NACK if method.requeue else REJECT
-                multiple = bool(getattr(method, "multiple", False))
+                    multiple = bool(getattr(method, "multiple", False))
                 settled.append((self._take_unacked(method.delivery_tag or 0, multiple), verdict))
                 method = None
                 if self._work and isinstance(self._work[0], SETTLES):
                     method = cast(Settle, self._work.popleft())
         finally:
+            self.connection.count_queued(-n, 0)
             if self._transaction is not None:
                 self._transaction[1].extend(settled)
             else:
@@ -291,10 +337,11 @@ class Channel:
             tags = [one for one in self.unacked if one <= last]
             if not tags and tag:
                 raise _unknown_tag(tag)
-        elif tag in self.unacked:
-            tags = [tag]
         else:
-            raise _unknown_tag(tag)
+            found = self.unacked.pop(tag, None)
+            if found is None:
+                raise _unknown_tag(tag)
+            return [found]
         return [self.unacked.pop(one) for one in tags]
 
     def _settle_all(self, settled: Settled) -> None:
@@ -365,6 +412,13 @@ class Channel:
         else:
             self.prefetch = method.prefetch_count or 0
         self.send(Basic.QosOk())
+
+    def freed(self, queue: str) -> None:
+        """Let the other consumers use what one from a queue reserved of the prefetch of all."""
+        if self.prefetch_of_all:
+            for consumer in self.consumers.values():
+                if consumer.queue != queue and (pump := self.server.pumps.get(consumer.queue)):
+                    pump.kick()
 
     def _kick_all(self) -> None:
         for consumer in self.consumers.values():

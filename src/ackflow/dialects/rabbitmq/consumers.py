@@ -31,7 +31,7 @@ MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
 BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they were larger than this before
 SHARED_AT_ONCE = 32  # the same while others have room, too
 WAIT_SECONDS = 60.0
-GATHER_SECONDS = 0.002  # for more acknowledgements, while a client still has most of its prefetch
+GATHER_SECONDS = 0.005  # for more acknowledgements, while a client has half of its prefetch left
 RETRY_SECONDS = 1.0  # after the store failed
 _NO_HEADERS: dict[str, str] = {}
 log = logging.getLogger("ackflow.amqp")
@@ -92,7 +92,7 @@ class Consumer:
     @property
     def may_wait(self) -> bool:
         """Whether it has enough messages to wait a moment, so that one pop brings it more."""
-        return not self.no_ack and self.room * 4 < self.prefetch
+        return not self.no_ack and 0 < self.prefetch < 2 * (self.unacked + self.reserved)
 
 
 class Pump:
@@ -105,6 +105,7 @@ class Pump:
         self.single_active = False
         self.auto_delete = False
         self._wanted = asyncio.Event()
+        self._gathers = False
         self._waiting: LoopSignal | None = None
         self._attempting: asyncio.Future[None] | None = None
         self._share = 1
@@ -124,7 +125,8 @@ class Pump:
 
     def kick(self) -> None:
         """Look again: a consumer has room, or is new."""
-        self._wanted.set()
+        if not (self._gathers and all(one.may_wait for one in self._takers())):
+            self._wanted.set()
 
     async def settled(self) -> None:
         """Wait until the pops that run now are delivered."""
@@ -156,7 +158,7 @@ class Pump:
                         await asyncio.sleep(RETRY_SECONDS / 10)
                     continue
                 if all(one.may_wait for one in self._takers()):
-                    await asyncio.sleep(GATHER_SECONDS)
+                    await self._gather()
                 self._waiting = LoopSignal(asyncio.get_running_loop())
                 request = self._request("", 1)
                 await loop_broker.pop(
@@ -175,6 +177,17 @@ class Pump:
             finally:
                 self._waiting = None
 
+    async def _gather(self) -> None:
+        """Wait a moment for more acknowledgements, until a consumer has half its prefetch left."""
+        self._wanted.clear()
+        self._gathers = True
+        timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._wanted.set)
+        try:
+            await self._wanted.wait()
+        finally:
+            timer.cancel()
+            self._gathers = False
+
     def _request(self, consumer: str, batch: int, no_ack: bool = False) -> PopRequest:
         return PopRequest(
             self.queue, QUEUE_MODE, consumer or "amqp", batch, LEASE_SECONDS, no_ack,
@@ -185,6 +198,8 @@ class Pump:
         """Pop for every consumer with room; the answer is that of one that got messages."""
         takers = self._takers()
         if not takers:
+            if self._waiting is not None:
+                self._waiting.stop()  # `kick` ends the next wait, and messages end this one
             return Handout(self.queue, QUEUE_MODE, 0)
         self._attempting = done = asyncio.get_running_loop().create_future()
         try:
@@ -192,6 +207,9 @@ class Pump:
             if len(takers) > 1:
                 most = min(most, SHARED_AT_ONCE, self._share)
             first = takers[0]
+            self._server.acks.flush()  # in the transaction of the pops
+            if len(self.consumers) == 1:
+                return await self._take(first, min(most, first.room))
             answers = await asyncio.gather(
                 *(self._take(one, min(most, one.room)) for one in takers if one.room > 0),
                 return_exceptions=True,
@@ -232,6 +250,7 @@ class Pump:
         finally:
             consumer.reserved -= batch
             consumer.channel.reserved -= batch
+            consumer.channel.freed(self.queue)
         if not answer.runs:
             return answer
         if consumer.channel.closed:

@@ -8,51 +8,68 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 MOST_RUNNING = 2  # one is executed while the one before it is written to disk
+Answered = Callable[[R | BaseException], None]
 
 
 class Gatherer(Generic[T, R]):
-    """Runs a verb over several items; `run` answers for each of them."""
+    """Runs a verb over several items; `run` answers for each of them.
 
-    def __init__(self, run: "Callable[[list[T]], asyncio.Future[list[R]]]") -> None:
+    Without a `delay` the items of one turn of the loop run together. With one, they run after so
+    many seconds, or when there are `most`, unless `flush` is called before.
+    """
+
+    def __init__(
+        self, run: "Callable[[list[T]], asyncio.Future[list[R]]]", delay: float = 0.0, most: int = 0
+    ) -> None:
         self._run = run
+        self._delay, self._most = delay, most
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
+        self._waiting: list[tuple[T, Answered[R] | None]] = []
         self._running = 0
-        self._scheduled = False
+        self._scheduled: asyncio.Handle | None = None
 
-    def add(self, item: T) -> "asyncio.Future[R]":
-        """Run the verb over an item, with all others of this turn of the loop."""
-        future: asyncio.Future[R] = self._loop.create_future()
-        self._waiting.append((item, future))
-        if not self._scheduled and self._running < MOST_RUNNING:
-            self._scheduled = True
-            self._loop.call_soon(self._begin)
-        return future
+    def add(self, item: T, on_answer: "Answered[R] | None" = None) -> None:
+        """Run the verb over an item, together with others; `on_answer` gets the result or error."""
+        self._waiting.append((item, on_answer))
+        if self._running >= MOST_RUNNING:
+            return
+        if self._delay and len(self._waiting) < self._most:
+            if self._scheduled is None:
+                self._scheduled = self._loop.call_later(self._delay, self._begin)
+        elif self._scheduled is None or self._delay:
+            self._unschedule()
+            self._scheduled = self._loop.call_soon(self._begin)
 
     def flush(self) -> None:
         """Run what waits now, before anything that is submitted after this."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        self._unschedule()
+        if not self._waiting:
             return
+        waiting, self._waiting = self._waiting, []
         self._running += 1
         answered = self._run([item for item, _ in waiting])
-        answered.add_done_callback(partial(self._answer, [future for _, future in waiting]))
+        answered.add_done_callback(partial(self._answer, [one for _, one in waiting]))
+
+    def _unschedule(self) -> None:
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
 
     def _begin(self) -> None:
-        self._scheduled = False
-        self.flush()
+        self._scheduled = None
+        if self._running < MOST_RUNNING:
+            self.flush()
 
     def _answer(
-        self, futures: "list[asyncio.Future[R]]", answered: "asyncio.Future[list[R]]"
+        self, callbacks: "list[Answered[R] | None]", answered: "asyncio.Future[list[R]]"
     ) -> None:
         self._running -= 1
-        if not self._scheduled:
+        if self._scheduled is None and self._waiting:
             self.flush()
-        if (error := answered.exception()) is not None:
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for future, result in zip(futures, answered.result(), strict=True):
-            if not future.done():
-                future.set_result(result)
+        error = answered.exception()
+        results: list[R | BaseException] = (
+            [error] * len(callbacks) if error else [*answered.result()]
+        )
+        for on_answer, result in zip(callbacks, results, strict=True):
+            if on_answer is not None:
+                on_answer(result)

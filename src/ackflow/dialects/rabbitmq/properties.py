@@ -9,6 +9,7 @@ import struct
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -75,25 +76,28 @@ def _decode(raw: bytes) -> Decoded:
     at = 2
     headers: dict[str, str] = {}
     table: dict[str, Any] = {}
-    for bit, (name, kind) in enumerate(PROPERTIES):
-        if not flags & (1 << (15 - bit)):
-            continue
+    for name, kind in _present(flags):
         if kind == HEADERS:
             start, at = table_at(raw, at)
             table = _add_table(headers, raw, start, at)
         else:
             headers[name], at = _property(raw, at, kind)
     headers.pop("cluster-id", None)
-    copies = [*_keys(table, "CC"), *_keys(table, "BCC")]
     return Decoded(
         headers=headers,
         table=table,
         priority=int(headers["priority"]) if "priority" in headers else None,
         ttl=_ttl(headers.get("expiration")),
-        copies=tuple(copies),
+        copies=(*_keys(table, "CC"), *_keys(table, "BCC")) if table else (),
         user=headers.get("user-id"),
-        is_json=_is_json(headers),
+        is_json="content-type" in headers and _is_json(headers),
     )
+
+
+@lru_cache(1024)
+def _present(flags: int) -> tuple[tuple[str, str], ...]:
+    """The properties that follow some flags, in order."""
+    return tuple(one for bit, one in enumerate(PROPERTIES) if flags & (1 << (15 - bit)))
 
 
 def _property(raw: bytes, at: int, kind: str) -> tuple[str, int]:

@@ -91,6 +91,7 @@ class AmqpConnection(asyncio.Protocol):
         self._buffer = b""
         self._out: list[bytes] = []
         self._channels: dict[int, Channel] = {}
+        self._ready: list[Channel] = []  # those that got something to do
         self._closing_channels: set[int] = set()
         self._channel_max = CHANNEL_MAX
         self._heartbeat = 0
@@ -130,7 +131,10 @@ class AmqpConnection(asyncio.Protocol):
             return
         data = self._buffer + data if self._buffer else data
         try:
-            at = self._read(data)
+            try:
+                at = self._read(data)
+            finally:
+                self._work()
         except AmqpError as error:
             at = len(data)
             self.close_by_server(error)
@@ -139,6 +143,13 @@ class AmqpConnection(asyncio.Protocol):
             log.exception("a frame of %s could not be handled", self.name)
             self.close_by_server(AmqpError(541, "the server failed to handle a frame"))
         self._buffer = data[at:] if at < len(data) else b""
+
+    def _work(self) -> None:
+        """Let channels begin what arrived; they see all of it."""
+        while self._ready:
+            ready, self._ready = self._ready, []
+            for channel in ready:
+                channel.work()
 
     def eof_received(self) -> bool:
         return False
@@ -171,9 +182,32 @@ class AmqpConnection(asyncio.Protocol):
                 break
             if data[stop] != END:
                 raise AmqpError(501, "a frame does not end with the octet 206")
+            if kind == METHOD and data.startswith(frames.PUBLISH_ID, at + 7):
+                whole = self._receive_publication(number, data, at + 7, stop)
+                if whole:
+                    at = whole
+                    continue
             self._receive(kind, number, data[at + 7 : stop])
             at = stop + 1
         return at
+
+    def _receive_publication(self, number: int, data: bytes, at: int, stop: int) -> int:
+        """Take a publication whose frames are all there; returns where they end, 0 if they are not."""
+        channel = self._channels.get(number)
+        if channel is None or not channel.takes_publications or self._state is not State.RUNNING:
+            return 0
+        content = frames.content_at(data, stop + 1, number, self.frame_max - OVERHEAD)
+        if content is None:
+            return 0
+        try:
+            method = frames.decode_method(data[at:stop])
+            assert isinstance(method, frames.Publish)
+            channel.receive_publication(method, content)
+        except AmqpError as error:
+            if error.hard:
+                raise
+            channel.fail_in_turn(error)
+        return content.stop
 
     def _read_protocol_header(self, data: bytes) -> int:
         if not frames.PROTOCOL_HEADER.startswith(data[:8]):
@@ -345,6 +379,10 @@ class AmqpConnection(asyncio.Protocol):
 
     # for channels
 
+    def ready(self, channel: Channel) -> None:
+        """Let a channel begin its work when all that has arrived is read."""
+        self._ready.append(channel)
+
     def count_queued(self, n: int, size: int) -> None:
         """Count the methods that wait for their turn; a client that is too fast is not read."""
         self._queued += n
@@ -396,9 +434,9 @@ class AmqpConnection(asyncio.Protocol):
                 number, ChannelMethods.Close(error.code, error.text, *divmod(error.method, 0x10000))
             )
 
-    async def crash(self, channel: Channel) -> None:
+    async def crash(self, channel: Channel, error: Exception) -> None:
         """Close the connection because of an error that is not the client's."""
-        log.exception("an operation of %s failed", self.name)
+        log.error("an operation of %s failed", self.name, exc_info=error)
         self.close_by_server(AmqpError(541, "the server failed"), channel.number)
 
     async def close_channel(self, channel: Channel) -> None:

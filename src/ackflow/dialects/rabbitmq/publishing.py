@@ -13,6 +13,7 @@ from ...options import MAX_PAYLOAD
 from . import frames
 from .errors import AmqpError, no_exchange, translated
 from .frames import Publish
+from .gathering import Answered
 from .properties import Decoded, decode_properties, is_json
 from .topology import REPLY_TO
 
@@ -75,6 +76,9 @@ class Publisher:
         content = self._content
         if content is None or content.size < 0:
             raise AmqpError(505, "got a content body without a content header")
+        if not content.parts and len(data) == content.size:
+            content.parts.append(data)
+            return self._complete(content)
         content.parts.append(data)
         content.received += len(data)
         self._channel.connection.count_received(len(data))
@@ -85,13 +89,17 @@ class Publisher:
     def _complete(self, content: Content) -> Posted:
         self._content = None
         body = content.parts[0] if len(content.parts) == 1 else b"".join(content.parts)
-        decoded = decode_properties(content.properties)
-        method = content.method
+        return self.accept(content.method, content.properties, body)
+
+    def accept(self, method: Publish, properties: bytes, body: bytes) -> Posted:
+        """Check a publication, and give it the form in which it is stored."""
+        decoded = decode_properties(properties)
         if "\0" in method.routing_key:
             raise AmqpError(406, "a routing key must not contain NUL")
         if method.immediate:
             raise AmqpError(540, "immediate=true")
-        self._check_publication(method, decoded)
+        if decoded.user is not None or self._channel.connection.who is not None:
+            self._check_publication(method, decoded)
         headers = decoded.headers
         if headers.get("reply-to") == REPLY_TO:
             if self.reply_id is None:
@@ -102,7 +110,7 @@ class Publisher:
             not is_json(decoded, body), headers, decoded.table, decoded.priority,
             decoded.ttl,
         )  # fmt: skip
-        return Posted(publication, method.mandatory, content.properties)
+        return Posted(publication, method.mandatory, properties)
 
     def _check_publication(self, method: Publish, decoded: Decoded) -> None:
         connection = self._channel.connection
@@ -127,22 +135,24 @@ class Publisher:
             self._channel.connection.count_received(-self._content.received)
             self._content = None
 
-    async def publish(self, posted: list[Posted]) -> None:
-        """Publish in one commit, and confirm."""
+    def publish(self, posted: list[Posted], on_answer: "Answered[list[Published]]") -> bool:
+        """Publish in one commit; returns whether there is an answer to wait for."""
         stored = [one.publication for one in posted if not _is_reply(one)]
-        results: list[Published] = []
         if stored:
-            results = await self._channel.server.publish(stored, self.confirms)
-        if len(stored) < len(posted):
+            self._channel.server.publish(stored, self.confirms, on_answer)
+        return bool(stored)
+
+    def report(self, posted: list[Posted], results: Sequence[Published]) -> None:
+        """Return what could not be routed, and confirm; the first error ends the channel.
+
+        Replies, which are not stored and have no result, are delivered now.
+        """
+        if len(results) < len(posted) and any(map(_is_reply, posted)):
             left = iter(results)
             results = [
                 self._channel.server.reply(one.publication) if _is_reply(one) else next(left, 0)
                 for one in posted
             ]
-        self._report(posted, results)
-
-    def _report(self, posted: list[Posted], results: Sequence[Published]) -> None:
-        """Return what could not be routed, and confirm; the first error ends the channel."""
         refused: list[int] = []
         first, failed = self._published + 1, None
         for one, result in zip(posted, results, strict=False):

@@ -14,7 +14,7 @@ from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
-from .gathering import Gatherer
+from .gathering import Answered, Gatherer
 from .settling import ACK, Settled, marks_of, settle_all
 from .topology import REPLY_TO
 from .verbs import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .protocol import AmqpConnection
 
 TICK_SECONDS = 1.0
+ACK_SECONDS, ACKS_AT_ONCE = 0.002, 50  # for more acknowledgements, which are segments here
 TOKENS_AT_ONCE = 200
 log = logging.getLogger("ackflow.amqp")
 
@@ -52,7 +53,7 @@ class AmqpServer:
         self._extended = time.monotonic()
         self._background: set[asyncio.Future[Any]] = set()
         self._task = asyncio.create_task(self._tick())
-        self.acks = Gatherer(self._settle)
+        self.acks = Gatherer(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
         self._publications = Gatherer(self._publish)
 
     async def close(self) -> None:
@@ -64,6 +65,7 @@ class AmqpServer:
 
     async def finished(self) -> None:
         """Wait for what ended connections left to do, and stop."""
+        self.acks.flush()
         while self._background:
             await asyncio.wait(self._background)
         self._task.cancel()
@@ -93,25 +95,34 @@ class AmqpServer:
     # publishing and settling, of all channels together
 
     def publish(
-        self, publications: list[Publication], confirms: bool
-    ) -> "asyncio.Future[list[Published]]":
+        self, publications: list[Publication], confirms: bool,
+        on_answer: "Answered[list[Published]]",
+    ) -> None:  # fmt: skip
         """Publish; without confirms, there is no answer that could wait for the disk."""
         if confirms:
-            return self._publications.add(publications)
-        return self.app.do(publish, False, publications)
+            self._publications.add(publications, on_answer)
+        else:
+            self.acks.flush()
+            published = self.app.do(publish, False, publications)
+            published.add_done_callback(lambda done: on_answer(done.exception() or done.result()))
 
     def _publish(self, lists: "list[list[Publication]]") -> "asyncio.Future[list[list[Published]]]":
+        self.acks.flush()
         return self.app.do(publish_all, True, lists)
 
     def settle(self, settled: Settled) -> None:
-        """Settle in the background. What returns to its queue does so before the next delivery."""
-        self.background(self.acks.add(settled))
+        """Settle in the background. What returns to its queue does so before the next delivery.
+
+        Nothing is answered to an acknowledgement, so it waits a moment for others, or for a pop or
+        a publication to share the transaction with.
+        """
+        self.acks.add(settled)
         if any(verdict is not ACK for _, verdict in settled):
             self.acks.flush()
 
     def _settle(self, some: list[Settled]) -> "asyncio.Future[list[None]]":
         marks = marks_of([one for settled in some for one in settled])
-        return self.app.do(settle_all, False, marks, len(some))
+        return self.background(self.app.do(settle_all, False, marks, len(some)))
 
     # leases
 

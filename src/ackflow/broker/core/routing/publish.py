@@ -87,7 +87,7 @@ def _publish(tx: Tx, appender: "Appender", publications: Sequence[Publication]) 
             exchange = find_exchange(tx, one.exchange)
             if exchange is not None and exchange.internal:
                 raise Forbidden(f"exchange {one.exchange!r} is internal")
-            queues = route(tx, one.exchange, one.keys, one.table)
+            queues = appender.route(one)
             appender.reserve(queues)
         except (NotFound, Forbidden) as error:
             results.append(error)
@@ -108,7 +108,18 @@ class Appender:
         self._tx = tx
         self._lanes: dict[tuple[str, int], list[Routed]] = {}
         self._declared: dict[str, Declaration | None] = {}
+        self._routes: dict[tuple[str, str], Sequence[str]] = {}
         self._limited: dict[QueueId, tuple[Queue, Declaration]] = {}
+
+    def route(self, one: Publication) -> Sequence[str]:
+        """The queues that a message reaches; those of equal keys are looked up once."""
+        if one.table or len(one.keys) > 1:  # a table may decide it, and copies are rare
+            return route(self._tx, one.exchange, one.keys, one.table)
+        place = one.exchange, one.keys[0]
+        found = self._routes.get(place)
+        if found is None:
+            found = self._routes[place] = route(self._tx, one.exchange, one.keys, one.table)
+        return found
 
     def reserve(self, queues: Sequence[str]) -> None:
         """Raise QueueFull if one of these queues has no room for a message."""
