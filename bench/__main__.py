@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python -m bench [--quick] [--only NAME] [--json FILE]`."""
+"""Run the benchmarks: `python -m bench [--quick] [--only NAME] [--sync-ms N] [--json FILE]`."""
 
 import argparse
 import gc
@@ -18,10 +18,12 @@ from . import (
     endurance,
     engine,
     heavy,
+    measure,
     pipeline,
     postgres,
     scale,
     server,
+    slow_sync,
     spark,
     worker,
 )
@@ -49,14 +51,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="run one part")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller queues")
+    parser.add_argument(
+        "--sync-ms",
+        type=float,
+        metavar="N",
+        help="every sync takes at least N ms, as on a slower disk",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     options = parser.parse_args()
+    if options.sync_ms:
+        slow_sync.apply(options.sync_ms)
     plan = QUICK if options.quick else FULL
     start = time.perf_counter()
     messages = make_messages(plan.messages)
     gc.freeze()
     machine = f"{platform.machine()}, Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}"
-    print(f"{machine}; messages of 200 bytes of JSON, one thread")
+    print(f"{machine}; messages of 200 bytes of JSON, one thread; {measure.sync_time()}")
     tables = []
     for name, part in PARTS.items():
         if options.only in (None, name):

@@ -185,3 +185,13 @@ def _own() -> float:
 def _machine() -> float:
     t = psutil.cpu_times()
     return float(t.user + t.nice + t.system + t.irq + t.softirq + t.steal)
+
+
+def sync_time() -> str:
+    """The median time of a write of one page and its sync, here and now."""
+    with folder() as path, open(path / "page", "wb", buffering=0) as file:
+        times = []
+        for _ in range(100):
+            file.write(bytes(4096))
+            times.append(seconds(lambda: os.fdatasync(file.fileno())))
+    return f"a sync takes {median(times) * 1e3:.2f} ms"

@@ -102,8 +102,8 @@ class Browser:
 
     def open(self, page: str, title: str | None = None, path: str = "/ui/") -> None:
         """Open a page of the dashboard, and wait until it has read its data."""
+        self.driver.get("about:blank")  # ends what the page before still does, as going elsewhere
         self.driver.get(f"{self.base}{path}#/{page}")
-        self.driver.execute_script("window.location.reload()")
         self.until(lambda: self.js("return document.querySelector('main h1')?.textContent"))
         self.until(lambda: not self.js("return document.querySelectorAll('tr.loading').length"))
         if title is not None:

@@ -32,6 +32,7 @@ def garbage_of(q: Session, use: Callable[[LoopBroker], Awaitable[None]]) -> list
         assert isinstance(q.broker, Broker)
         loop_broker = LoopBroker(q.broker)
         gc.collect()
+        gc.freeze()  # what others drop meanwhile is not from here
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
@@ -41,6 +42,7 @@ def garbage_of(q: Session, use: Callable[[LoopBroker], Awaitable[None]]) -> list
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+            gc.unfreeze()
             gc.enable()
             loop_broker.close()
 

@@ -1,9 +1,13 @@
 """A push over HTTP is validated like one on the database."""
 
+import json
 from array import array
+from itertools import accumulate
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ackflow.broker.requests import Chunk, PushRequest
 from ackflow.errors import InvalidArgument
@@ -50,3 +54,46 @@ def test_a_chunk_speaks_only_of_messages_in_it(rest: Rest) -> None:
 def test_names_and_numbers_are_checked(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         check(**changes)
+
+
+# Values, spaces around them, and pieces that together look like values.
+PIECES = [
+    "1",
+    "23",
+    '"a"',
+    " 1",
+    "1 ",
+    "[",
+    "1]",
+    "{}",
+    '{"a":1}',
+    "[1,2]",
+    "",
+    "nul",
+    "l",
+    "\n",
+    "0",
+    "-",
+    "\ud7ff",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5))
+def test_each_payload_must_be_json_by_itself(texts: list[str]) -> None:
+    payloads = [text.encode() for text in texts]
+    ends = array("i", accumulate(map(len, payloads)))
+    chunk = msgspec.structs.replace(GOOD, ends=ends, data=b"".join(payloads))
+    try:
+        PushRequest([chunk]).check()
+        accepted = True
+    except InvalidArgument:
+        accepted = False
+    assert accepted is all(map(is_json, payloads))
+
+
+def is_json(payload: bytes) -> bool:
+    try:
+        json.loads(payload)
+    except ValueError:
+        return False
+    return True

@@ -8,7 +8,7 @@ struct, nested operations included, and raises `InvalidArgument`.
 import hashlib
 from array import array
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -37,7 +37,8 @@ STAGED_AT = "a staged message takes a delay, counted from its publication, but n
 MAX_VALUE = 1024 * 1024
 ONE_END = "a value ends after a ttl or with a lease, not both"
 MAX_SEQUENCE = 1 << 48
-_skip_json = msgspec.json.Decoder(msgspec.Raw).decode  # validates without building objects
+_raw = msgspec.json.Decoder(msgspec.Raw)
+_skip_json, _split_json = _raw.decode, _raw.decode_lines  # validate without building objects
 LARGEST = 1 << 60  # of batch numbers, versions and limits that have no limit of their own
 
 
@@ -118,6 +119,8 @@ class Chunk(Struct):
                 if len(ends) == 1:
                     _skip_json(data)
                     return
+                if _are_values(data, ends):
+                    return
             for index, (start, end) in enumerate(pairwise((0, *ends))):
                 if not (binary and ranges.contains(binary, index)):
                     _skip_json(data[start:end])
@@ -125,6 +128,17 @@ class Chunk(Struct):
                         data[start:end].decode()
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument(f"message {index} of a chunk must be JSON: {error}") from None
+
+
+def _are_values(data: bytes, ends: list[int]) -> bool:
+    """Whether data is JSON values without spaces between them, each of which ends as told.
+
+    Valid payloads may still be something else: with spaces around them, or numbers side by side.
+    """
+    try:
+        return list(accumulate(map(len, _split_json(data)))) == ends
+    except (msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def _check_rest(rest: Rest, count: int) -> None:
