@@ -15,7 +15,7 @@ import psycopg
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from ackflow import Batch, Message, Session, errors
+from ackflow import Batch, Message, Session, errors, ids
 from ackflow.broker.core.admin.global_pause import switch
 from ackflow.broker.core.pop import WidePop, pop
 from ackflow.broker.core.routing.publish import publish
@@ -173,7 +173,8 @@ class BrokersMachine(PostgresMachine):
     def settle_a_lock_as_pushpop(self, pick: int, verb: str) -> None:
         live = self.model.live(("orders", "exclusive"))
         if live:
-            call = settle_lock, True, "orders", "exclusive", None, Asked(verb)  # type: ignore[arg-type]
+            token, verdict = ids.parse_token(live[0]), Asked(verb)  # type: ignore[arg-type]
+            call = settle_lock, True, "orders", "exclusive", token, verdict
             ended = self.q(pick).broker.do(*call)
             assert ended == self.model.settle_whole(live[0], verb).settled
 
