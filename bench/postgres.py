@@ -10,11 +10,19 @@ import ackflow
 
 from . import brokers
 from .engine import UNITS, AckEach, Cycle, Rates
-from .measure import Case, Json, Noise, Plan, alternate
+from .measure import Case, Json, Noise, Plan, Queue, alternate, batches, seconds
 from .ours import Ackflow
-from .report import Table, rows_of
+from .report import Table, Target, rows_of
 
-OURS, PLAIN = "Ackflow", "SKIP LOCKED"
+OURS, PLAIN, COPY = "Ackflow", "SKIP LOCKED", "COPY"
+TARGETS = {
+    "push, 1 at a time": Target(1),
+    "pop and ack, 1 at a time": Target(1.5),
+    "push, 1,000 at a time": Target(4),
+    "pop and ack, 1,000 at a time": Target(4),
+    "cycle of one, p50": Target(0.8, at_least=False),
+    "ack one by one, at random": Target(1.5),
+}
 LEASE = """
 update m set until = now() + interval '300 s' where id in
     (select id from m where until <= now() order by until, id limit %s for update skip locked)
@@ -69,6 +77,31 @@ class SkipLocked:
         self._db.close()
 
 
+class Copying(SkipLocked):
+    """The same table, filled by COPY."""
+
+    def push(self, messages: Sequence[Json]) -> None:
+        fill = "copy m (body) from stdin"
+        with self._db.transaction(), self._db.cursor() as cursor, cursor.copy(fill) as copy:
+            for message in messages:
+                copy.write_row((json.dumps(message),))
+
+
+class Push:
+    """Push all messages in batches of 1,000."""
+
+    def __init__(self, messages: Sequence[Json]) -> None:
+        self._batches = batches(messages, 1_000)
+        self._n = len(messages)
+
+    def __call__(self, queue: Queue) -> dict[str, float]:
+        def push() -> None:
+            for batch in self._batches:
+                queue.push(batch)
+
+        return {"push, 1,000 at a time": self._n / seconds(push)}
+
+
 def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
     try:
         from tests.postgres import server
@@ -85,9 +118,15 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
     with Noise() as noise, server.running() as running:
         sides = {OURS: lambda _: OnPostgres(running.url), PLAIN: lambda _: SkipLocked(running.url)}
         results = alternate(cases, sides, plan.rounds, noise)
+        copied = alternate(
+            [Push(messages[: plan.messages // 4])],
+            {OURS: sides[OURS], COPY: lambda _: Copying(running.url)},
+            plan.rounds,
+            noise,
+        )
         several = [brokers.brokers(running.url, plan), brokers.clients(running.url, plan)]
     table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))
-    table.rows = rows_of(results, OURS, PLAIN, UNITS, {})
+    table.rows = rows_of(results, OURS, PLAIN, UNITS, TARGETS)
     table.quiet = noise.quiet
     table.notes = [
         f"medians of {plan.rounds} rounds on one server, over TCP on loopback",
@@ -95,4 +134,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
         "both sync a push before it is confirmed; the table syncs leases and deletes too",
         "PGMQ is left out: no package of it is installed",
     ]
-    return [table, *several]
+    push = Table("PostgreSQL: Ackflow and COPY", (OURS, COPY))
+    push.rows = rows_of(copied, OURS, COPY, UNITS, {"push, 1,000 at a time": Target(0.7)})
+    push.quiet, push.notes = noise.quiet, [str(noise)]
+    return [table, push, *several]

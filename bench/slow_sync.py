@@ -20,6 +20,7 @@ def apply(milliseconds: float) -> None:
     if compiler is None:
         sys.exit("--sync-ms needs a C compiler (apt-get install gcc)")
     library = Path(tempfile.mkdtemp(prefix="bench-sync-")) / "slow_sync.so"
+    library.parent.chmod(0o755)  # a server of another user loads it too
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, SOURCE], check=True)
     environment = {**os.environ, MICROSECONDS: wanted, "LD_PRELOAD": str(library)}
     arguments = [sys.executable, "-m", "bench", *sys.argv[1:]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ackflow
-from ackflow import Item, Session, Settled, Verdict, VirtualClock, errors, ids
+from ackflow import Batch, Item, Message, Session, Settled, Verdict, VirtualClock, errors, ids
 
 from .cases import (
     DELAYS,
@@ -218,11 +218,19 @@ class BrokerMachine(RuleBasedStateMachine):
         self, pick: int, key: GroupKey, batch: int, auto: bool = False,
         seconds: float | None = None, partition: str | None = None, most: int | None = None,
     ) -> Handed | None:  # fmt: skip
-        model, (queue, name) = self.model, key
+        queue, name = key
         found = self.q(pick).pop(
             queue, group=name, batch=batch, lease_seconds=seconds, auto_ack=auto,
             partition=partition, partitions=most,
         )  # fmt: skip
+        return self.check_taken(key, found, batch, auto, seconds, partition, most)
+
+    def check_taken(
+        self, key: GroupKey, found: Batch[Message], batch: int, auto: bool = False,
+        seconds: float | None = None, partition: str | None = None, most: int | None = None,
+    ) -> Handed | None:  # fmt: skip
+        """Check what a pop got, and let the model get the same."""
+        model = self.model
         places = [self.place_of(message.id) for message in found]
         assert found.why == model.room(key)[1] or found
         model.check_pop(key, batch, partition, most, places)

@@ -434,6 +434,28 @@ class Model:
                     fresh = self._fresh(msg) if seq >= target else State("skipped", 0, 0, 0, False)
                     self.groups[key].states[place] = fresh
 
+    def delete_queue(self, queue: str) -> None:
+        """Delete a queue; its groups start again as soon as it is used."""
+        self.lanes = {key: some for key, some in self.lanes.items() if key.queue != queue}
+        self.txids = {key: known for key, known in self.txids.items() if key[0] != queue}
+        self.paused[queue] = False
+        for key in [key for key in self.groups if key[0] == queue]:
+            self.delete_group(key, {})
+
+    def delete_group(self, key: GroupKey, bases: dict[LaneKey, int]) -> None:
+        """Delete a group, and create it again. It starts with the oldest messages."""
+        self.leases = {t: lease for t, lease in self.leases.items() if lease.group != key}
+        self.letters = {at: letter for at, letter in self.letters.items() if at[0] != key}
+        group = self.groups[key] = Group(self.groups[key].rules)
+        for lane in self.lanes_of(key[0]):
+            for seq, msg in enumerate(self.lanes[lane]):
+                if msg.only == key:
+                    msg.only = (key[0], "deleted")
+                if seq < bases[lane]:  # copies for other groups included
+                    group.states[Place(lane, seq)] = State("skipped", 0, 0, 0, False)
+                elif msg.only is None:
+                    group.states[Place(lane, seq)] = self._fresh(msg)
+
     def redrive(self, key: GroupKey, place: Place) -> None:
         self.forget(key, place, "done")
         self._copy(key, place, 0.0, (0, 0, True))

@@ -14,8 +14,13 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import psycopg
 from psycopg import RawCursor
 from psycopg import errors as pg
+from psycopg.abc import PQGen
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.generators import send
+from psycopg.errors import error_from_result
+from psycopg.generators import fetch_many, send
+from psycopg.pq import ExecStatus, Format
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.numeric import Int8, Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
 
@@ -26,6 +31,9 @@ from ..protocol import WiderReach
 from .capabilities import without
 
 CONNECT_SECONDS = 10
+PREPARED_AFTER = 2  # a statement is prepared when it has run so often
+MOST_PREPARED = 1_000
+BINARY = Format.BINARY
 # A broker that hangs in a transaction blocks others until its session is terminated: by the server
 # (idle_in_transaction_session_timeout), or by a broker whose lock_timeout has expired (`end_hung`). Each broker tries twice to get the lock.
 HUNG_SECONDS = 10
@@ -164,39 +172,49 @@ class DatabaseUrl:
             RawCursor(db).execute(hung, (bigints(keys),))
 
 
+# The text of a statement, and the types of its parameters.
+Statement = tuple[str, tuple[int, ...] | None]
+
+
 class PipelinedConnection:
     """A connection in pipeline mode. Used by one thread at a time.
 
-    Each statement whose result is waited for ends with a Sync message: without it the server would
-    not report a hung broker as idle in transaction. `wrote` is True if any statement since it was
-    last set to False may have changed data.
+    Statements are sent together when a result is waited for: psycopg's own pipeline sends and polls
+    for each of them, which takes longer than the server needs for it. Each wait ends with a Sync
+    message: without it the server would not report a hung broker as idle in transaction. `wrote` is
+    True if any statement since it was last set to False may have changed data.
     """
 
     def __init__(self, db: Connection) -> None:
         self.db = db
         self.wrote = False
-        self._asking, self._telling = RawCursor(db), RawCursor(db)
-        self._stack = contextlib.ExitStack()
-        self._pipeline = self._stack.enter_context(db.pipeline())
+        self._pg = db.pgconn
+        self._pg.enter_pipeline_mode()
+        self._transformer = Transformer(db)
+        self._uses: dict[Statement, int] = {}
+        self._prepared: dict[Statement, bytes] = {}
+        self._sent: list[bool] = []  # for each result to come, whether it is that of a statement
+        self._results: list[PGresult] = []
 
     def execute(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
         """Run a statement that returns rows."""
         if not sql.startswith("select"):
             self.wrote = True
-        asking = self._asking.execute(sql, args, binary=True)
+        self._send(sql, args)
         self.sync()
-        return asking.fetchall()
+        return self._rows(self._results[-1])
 
     def execute_all(self, queries: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Row]]:
         """Run statements that return rows, in one round trip."""
-        cursors = [RawCursor(self.db).execute(sql, args, binary=True) for sql, args in queries]
+        for sql, args in queries:
+            self._send(sql, args)
         self.sync()
-        return [cursor.fetchall() for cursor in cursors]
+        return [self._rows(result) for result in self._results[-len(queries) :]]
 
     def write(self, sql: str, args: Sequence[Any] = ()) -> None:
         """Send a statement that returns no rows; its error is raised later."""
         self.wrote = True
-        self._telling.execute(sql, args, binary=True)
+        self._send(sql, args)
 
     def begin(self, sql: str) -> None:
         """Begin a transaction in which the settings apply."""
@@ -210,25 +228,27 @@ class PipelinedConnection:
         `behind` runs in a transaction of its own after that, in the same round trip.
         """
         self.write("commit")
-        committing = self._telling
         if behind is not None:
-            self._telling = RawCursor(self.db)  # the other one keeps the result of the commit
             self.write("begin")
             self.write(behind)
             self.write("commit")
         self.sync()
-        if committing.statusmessage != "COMMIT":  # a commit after an error is a rollback
+        committed = self._results[-1 if behind is None else -4]
+        if committed.command_status != b"COMMIT":  # a commit after an error is a rollback
             raise pg.InFailedSqlTransaction("the transaction was rolled back")
 
     def insert(self, sql: str, args: Sequence[Any]) -> int:
         return int(self.execute(f"{sql} returning id", args)[0][0])
 
     def sync(self) -> None:
-        """Wait for the results of everything sent; raises the error of any statement."""
-        # The pipeline would wait for results of statements that are not completely sent.
-        if self.db.pgconn.flush():
-            self.db.wait(send(self.db.pgconn))
-        self._pipeline.sync()
+        """Wait for the results of everything sent; raises the first error of a statement."""
+        self._pg.pipeline_sync()
+        sent, self._sent = self._sent, []
+        found = self.db.wait(_results(self._pg))
+        for result in found:
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise error_from_result(result, encoding=self.db.info.encoding)
+        self._results = [result for result, kept in zip(found, sent, strict=True) if kept]
 
     def rollback(self, error: BaseException) -> bool:
         """Roll back the open transaction; returns False if the connection is no longer usable.
@@ -246,9 +266,48 @@ class PipelinedConnection:
         return False
 
     def close(self) -> None:
-        with contextlib.suppress(psycopg.Error):
-            self._stack.close()
         self.db.close()
+
+    def _send(self, sql: str, args: Sequence[Any]) -> None:
+        params: Sequence[Any] | None = None
+        types: tuple[int, ...] | None = None
+        formats: Sequence[Any] | None = None
+        if args:
+            transformer = self._transformer
+            params = transformer.dump_sequence(args, [PyFormat.AUTO] * len(args))
+            types, formats = transformer.types, transformer.formats
+        key = sql, types
+        name = self._prepared.get(key) or self._prepare(key)
+        if name is None:
+            self._pg.send_query_params(sql.encode(), params, types, formats, BINARY)
+        else:
+            self._pg.send_query_prepared(name, params, formats, BINARY)
+        self._sent.append(True)
+
+    def _prepare(self, key: Statement) -> bytes | None:
+        """Prepare a statement that is run often; returns its name."""
+        uses = self._uses[key] = self._uses.get(key, 0) + 1
+        if uses <= PREPARED_AFTER or self.db.pooled or len(self._prepared) == MOST_PREPARED:
+            return None
+        name = self._prepared[key] = b"ackflow%d" % len(self._prepared)
+        self._pg.send_prepare(name, key[0].encode(), key[1])
+        self._sent.append(False)
+        return name
+
+    def _rows(self, result: PGresult) -> list[Row]:
+        self._transformer.set_pgresult(result)
+        return self._transformer.load_rows(0, result.ntuples, tuple)
+
+
+def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
+    """Send what is waiting, and return the results up to the next Sync."""
+    yield from send(pgconn)
+    found: list[PGresult] = []
+    while True:
+        results = yield from fetch_many(pgconn)
+        if results and results[-1].status == ExecStatus.PIPELINE_SYNC:
+            return found
+        found += results[-1:]
 
 
 # The highest id in the blocks of leases that brokers have taken.
