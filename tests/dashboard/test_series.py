@@ -348,6 +348,21 @@ def test_a_snapshot_is_shared_and_rested_after(q: Session, clock: VirtualClock) 
     assert line.rates.pushed == pytest.approx(3.1)
 
 
+def test_rates_go_on_when_the_clock_is_set_back(q: Session, clock: VirtualClock) -> None:
+    board = broker_of(q).stats
+    clock.step(10 * 365 * 86_400.0)
+    q.push("a", 1)
+    board.take()
+    clock.step(-10 * 365 * 86_400.0)
+    for _ in range(20):
+        q.push("a", list(range(100)))
+        clock.advance(50)
+        rates = board.take().queues["a"].rates
+        assert rates is not None
+        assert rates.pushed == pytest.approx(2)
+    assert len(board._kept) <= 5
+
+
 def test_a_slow_snapshot_is_taken_beside_those_who_ask(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -878,6 +878,12 @@ update expiring set at = ?3 where lane = ?1 and seq = ?2
 -- name: declarations_ahead
 update declarations set used_at = ?2 where queue in
     (select queue from declarations where used_at > ?1 limit ?3) returning queue
+-- name: audit_ahead
+update audit set at = ?2 where id in (select id from audit where at > ?1 limit ?3) returning id
+-- Points of a chart have no place before their time.
+-- name: series_ahead
+delete from series where (queue, step, start) in (select queue, step, start from series
+    where start > ?1 / 1000000 and ?2 > 0 limit ?3) returning queue
 -- name: set_group_time
 update groups set created_at = ?2 where id = ?1
 -- name: access_tokens_ahead
