@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,21 @@ def test_an_ack_at_random_costs_the_same_in_a_large_lease(tmp_path: Path) -> Non
             q.ack(taken[: n // 2])
             cost = Cost(q)
             found.append(max(cost.of(message.ack) for message in taken[n // 2 : n // 2 + 20]))
+    assert found[1] <= 1.2 * found[0]
+
+
+def test_why_holds_the_writer_no_longer_beside_many_due_messages_than_beside_few(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for n in (20, 1_000):
+        with ackflow.connect(tmp_path / f"{n}.db", upkeep=False) as q:
+            receipt = q.push("q", list(range(n + 1)))
+            taken = [q.pop("q")[0] for _ in range(n)]
+            for message in taken:
+                message.nack("no")
+            assert q.why("q", receipt[n]).position == n + 1
+            found.append(Cost(q).of(partial(q.why, "q", receipt[n])))
     assert found[1] <= 1.2 * found[0]
 
 

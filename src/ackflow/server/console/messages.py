@@ -14,6 +14,7 @@ from ...broker.views.browse import get as get_message
 from ...broker.views.dead_groups import DeadGroups, dead_groups
 from ...broker.views.fate import Fate, fate, queue_of_message
 from ...broker.views.search import Search, search
+from ...broker.views.why import drop_overdue
 from ...errors import InvalidArgument
 from ..http import Call, Param, Response, json
 from .rows import (
@@ -81,7 +82,10 @@ async def locate(call: Call) -> Response:
 async def message(call: Call) -> Response:
     """A message, why it is where it is in every group, and what happened to it."""
     queue, id = call.params["queue"], call.params["id"]
-    found: Fate = await call.server.do(fate, False, queue, id, optional(call, "group"))
+    server, group = call.server, optional(call, "group")
+    while await server.do(drop_overdue, False, queue, id, group):
+        pass
+    found: Fate = await server.read(fate, queue, id, group)
     row = None if found.message is None else message_row(call, found.message, LONG)
     return json(MessagePage(row, found.groups, found.more_groups))
 
