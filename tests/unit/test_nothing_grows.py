@@ -63,7 +63,21 @@ def leased_under_a_window(q: Session, clock: VirtualClock, n: int) -> None:
         q.pop("q", group="g")
 
 
-@pytest.mark.parametrize("fill", [delayed, kept, requeued_by_another_group, leased_under_a_window])
+def leased_and_older_than_the_retention(q: Session, clock: VirtualClock, n: int) -> None:
+    q.configure("q", retention_seconds=100)
+    q.push("q", list(range(n)))
+    for _ in range(n):
+        q.pop("q", group="g", lease_seconds=3_000)
+    clock.advance(200)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        delayed, kept, requeued_by_another_group, leased_under_a_window,
+        leased_and_older_than_the_retention,
+    ],
+)  # fmt: skip
 def test_a_pop_takes_as_many_steps_beside_many_as_beside_few(tmp_path: Path, fill: Fill) -> None:
     found = []
     for n in (20, 1_000):

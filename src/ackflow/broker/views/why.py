@@ -48,7 +48,7 @@ def drop_overdue(tx: Tx, queue_name: str, id: str, group_name: str | None = None
         return False
     options = queue.options
     complete_cursors(tx, queue, lane)
-    more = options.retention_seconds is not None and drop_old(tx, queue, lane, ROWS) > 0
+    more = options.retention_seconds is not None and drop_old(tx, queue, lane, ROWS)[0] > 0
     if options.ttl_seconds is not None:
         more = drop_too_old(tx, queue, lane, ROWS) > 0 or more
     if options.max_wait_seconds is not None:

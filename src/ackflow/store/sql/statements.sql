@@ -472,6 +472,15 @@ order by lo
 -- name: claims_of_lane
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease, acked_at, held from claims where lane = ?1
+-- name: unleased_claims
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at, held from claim_rows where lane = ?1 and grp = ?2 and lease = 0 and lo < ?3
+order by lo
+-- name: leased_without_gaps
+select 1 from claims where lane = ?1 and lease > 0 and lo < ?3 and hi > ?2 and ranges is null limit 1
+-- name: leased_with_gaps
+select ranges from claims
+where lane = ?1 and lease > 0 and lo < ?3 and hi > ?2 and ranges is not null
 -- name: claims_of_queue
 select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
 -- name: lowest_unheld
