@@ -147,6 +147,31 @@ def test_why_holds_the_writer_no_longer_beside_many_due_messages_than_beside_few
     assert found[1] <= 1.2 * found[0]
 
 
+@pytest.mark.parametrize("way", ["redrive", "purge"])
+@pytest.mark.parametrize("chosen", ["error", "group"])
+def test_no_transaction_searches_among_the_dead_letters_that_do_not_match(
+    tmp_path: Path, way: str, chosen: str
+) -> None:
+    found = []
+    for n in (100, 2_000):
+        with ackflow.connect(tmp_path / f"{n}.db", upkeep=False) as q:
+            q.push("q", list(range(n)))
+            q.reject(q.pop("q", group="g", batch=n), "common")
+            q.push("q", "last")
+            q.reject(q.pop("q", group="g"), "rare")
+            q.reject(q.pop("q", group="other"), "of another group")
+            which = {"error": "rare"} if chosen == "error" else {"group": "other"}
+            act = q.redrive if way == "redrive" else q.purge_dead
+            done: list[int] = []
+            found.append(longest(q, partial(_note, done, partial(act, "q", **which))))  # type: ignore[arg-type]
+            assert done == [1]
+    assert found[1] <= 1.3 * found[0]
+
+
+def _note(results: list[int], call: Callable[[], int]) -> None:
+    results.append(call())
+
+
 @pytest.mark.parametrize("way", ["purge", "seek", "delete"])
 @pytest.mark.parametrize("shape", ["lanes", "messages", "claims"])
 def test_no_transaction_of_a_sweep_takes_more_steps_the_more_it_covers(

@@ -624,6 +624,12 @@ select id from dead where queue = ?1
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
 order by id limit ?7
+-- name: dead_oldest_after
+select id from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and id > ?7 order by id limit ?8
 -- Dead letters with a text in their reason or error, or with a sealed one, which begins with a mark.
 -- name: dead_like
 select id, grp, lane, seq, reason, error from dead where queue = ?1
