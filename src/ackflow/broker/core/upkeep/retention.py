@@ -26,12 +26,13 @@ SEGMENTS_AT_ONCE = 500
 
 
 def drop_old(
-    tx: Tx, queue: Queue, lane: Lane, limit: int, start: int = 0
+    tx: Tx, queue: Queue, lane: Lane, limit: int, start: int | None = None
 ) -> tuple[int, int | None]:
     """Drop segments older than the queue's retention, of the first `limit` from a sequence on.
 
     Returns how many messages, and where to continue, if there may be more. Every group is moved past
-    all messages that are too old, so that none is delivered.
+    all messages that are too old, so that none is delivered. Without `start`, what lies behind a
+    segment with a leased message is left to upkeep.
     """
     age = queue.options.retention_seconds
     if age is None or lane.base >= lane.head:
@@ -42,12 +43,18 @@ def drop_old(
         return 0, None
     pass_for_all_groups(tx, queue, lane, sequence_at(tx, lane, before + 1))
     some: list[Segment] = []
-    for segment in tx.headers_from(lane.id, max(start, lane.base)):
+    for segment in tx.headers_from(lane.id, max(start or 0, lane.base)):
         if segment.created_at > before or len(some) >= limit:
             break
+        if start is None and not some and tx.any_leased(lane.id, segment.first, segment.stop):
+            break
         some.append(segment)
+    if not some:
+        return 0, None
     # A leased message stays until its lease ends.
-    old = [one for one in some if not tx.any_leased(lane.id, one.first, one.stop)]
+    claims = claims_between(tx, lane, tx.cursors_of_lane(lane.id), some[0].first, some[-1].stop)
+    held = ranges.union_all(claim.ranges for claim in claims if claim.state == LEASED)
+    old = [one for one in some if not ranges.clip(held, one.first, one.stop)]
     gone = [ranges.count(tx.gone(lane, segment.first, segment.stop)) for segment in old]
     if old:
         drop_segments(tx, queue, lane, old)
