@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -249,6 +249,31 @@ def test_a_search_that_finds_nothing_stops_at_its_time(q: Session) -> None:
     assert page.items == []
     assert page.next is not None
     assert page.scanned < 20_000
+
+
+def test_a_long_search_reads_several_snapshots(q: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SNAPSHOT_SECONDS", 0.001)
+    for n in range(40):
+        q.push("s", [{"n": n, "pad": "x" * 2_000}] * 500)
+    snapshots, look = list[object](), broker_of(q).look
+
+    def counted(verb: Callable[..., object], *args: object, **kwargs: object) -> object:
+        snapshots.append(verb)
+        return look(verb, *args, **kwargs)
+
+    monkeypatch.setattr(broker_of(q), "look", counted)
+    running = Running(q)
+    try:
+        query: dict[str, str] = {"text": "not there", "seconds": "5"}
+        page = httpx.get(f"{running.url}/v1/queues/s/messages", params=query, timeout=30).json()
+        assert (page["items"], page["next"], page["scanned"]) == ([], None, 20_000)
+        assert snapshots.count(search) > 3
+        snapshots.clear()
+        query = {"text": "x", "seconds": "5", "limit": "30"}
+        page = httpx.get(f"{running.url}/v1/queues/s/messages", params=query, timeout=30).json()
+        assert (len(page["items"]), page["next"] is None) == (30, False)
+    finally:
+        running.stop()
 
 
 def test_errors_are_compared_without_what_differs() -> None:
