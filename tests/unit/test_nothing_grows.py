@@ -9,8 +9,11 @@ import pytest
 
 import ackflow
 from ackflow import Session
+from ackflow.broker.core.routing.publish import publish
 from ackflow.broker.core.upkeep import sweeps
+from ackflow.broker.requests import Publication
 from ackflow.clock import VirtualClock
+from ackflow.dialects.rabbitmq.verbs import QueueRequest, declare_queue
 
 Fill = Callable[[Session, VirtualClock, int], None]
 
@@ -92,6 +95,27 @@ def test_a_pop_takes_as_many_steps_beside_many_as_beside_few(tmp_path: Path, fil
                 steps = cost.of(lambda: q.ack(q.pop("q", group="g")))
             found.append(steps)
     assert found[1] <= 1.2 * found[0]
+
+
+def test_a_publish_to_a_queue_with_a_maximum_length_costs_the_same_beside_many_leases(
+    tmp_path: Path,
+) -> None:
+    def publish_one(q: Session) -> None:
+        q.broker.do(publish, True, [Publication("", ["q"], b"1")])
+
+    found = []
+    for n in (20, 1_000):
+        with ackflow.connect(tmp_path / f"{n}.db", upkeep=False) as q:
+            asked = QueueRequest("q", True, False, None, "", {"x-max-length": 5})
+            q.broker.do(declare_queue, True, asked, "")
+            for _ in range(n):
+                publish_one(q)
+                assert q.pop("q")
+            for _ in range(10):
+                publish_one(q)
+            found.append(Cost(q).of(partial(publish_one, q)))
+            assert q.group_stats("q").counts.ready == 5
+    assert found[1] <= 1.3 * found[0]
 
 
 @pytest.mark.parametrize("way", ["over", "due"])

@@ -326,9 +326,8 @@ def ready_in(tx: Tx, queue: Queue, lane: Lane) -> Ranges:
     cursor = tx.cursor(lane.id, group.id) if group is not None else None
     if group is None or cursor is None:
         cursor = Cursor(lane.id, group.id if group else 0, lane.partition, 0, next=lane.base)  # type: ignore[arg-type]
-    due: Ranges = []
-    for claim in tx.claims_in(lane.id, cursor.group_id, 0, lane.head):
-        due = ranges.union(due, claim.ranges) if claim.state == DUE else due
+    waiting = tx.unleased_claims(lane.id, cursor.group_id, lane.head)
+    due = ranges.union_all(claim.ranges for claim in waiting if claim.state == DUE)
     if cursor.next >= lane.head or not count_unread(tx, lane, cursor):
         return due
     new = [cursor.next, lane.head]

@@ -101,9 +101,12 @@ def drop_before(tx: Tx, queue: Queue, lane: Lane, stop: int, on_drop: OnDrop | N
 
 
 def claims_between(tx: Tx, lane: Lane, cursors: list[Cursor], first: int, stop: int) -> list[Claim]:
-    """Return what all groups have claimed between two sequences."""
+    """Return what all groups have claimed between two sequences; all claims are below their cursor."""
     return [
-        claim for cursor in cursors for claim in tx.claims_in(lane.id, cursor.group_id, first, stop)
+        claim
+        for cursor in cursors
+        if cursor.next > first
+        for claim in tx.claims_in(lane.id, cursor.group_id, first, stop)
     ]
 
 
