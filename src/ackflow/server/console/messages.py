@@ -10,12 +10,11 @@ from msgspec import structs
 
 from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
-from ...broker.views import peek
+from ...broker.views import peek, why
 from ...broker.views.browse import get as get_message
 from ...broker.views.dead_groups import DeadGroups, dead_groups
 from ...broker.views.fate import Fate, fate, queue_of_message
 from ...broker.views.search import Found, Search, search
-from ...broker.views.why import drop_overdue
 from ...errors import InvalidArgument
 from ..http import Call, Param, Response, json
 from .rows import (
@@ -103,7 +102,7 @@ async def message(call: Call) -> Response:
     """A message, why it is where it is in every group, and what happened to it."""
     queue, id = call.params["queue"], call.params["id"]
     server, group = call.server, optional(call, "group")
-    while await server.do(drop_overdue, False, queue, id, group):
+    while await server.do(why.drop_overdue, False, queue, id, group):
         pass
     found: Fate = await server.read(fate, queue, id, group)
     row = None if found.message is None else message_row(call, found.message, LONG)

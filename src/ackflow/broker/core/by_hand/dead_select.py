@@ -70,6 +70,12 @@ class DeadStep(Struct):
 ONE = Several(one=True)
 
 
+def _done(step: DeadStep, done: int) -> DeadStep:
+    """Continue behind the last one that was changed: of large ones fewer are changed at once."""
+    items = step.items[:done]
+    return DeadStep(done, step.next if done == len(step.items) else items[-1], items)
+
+
 @verb("read-only", name="dead_selected", read_only=True, wire=False, several=ONE)
 def select(
     tx: Tx, which: DeadSelection, after: int, limit: int, seconds: float = STEP_SECONDS
@@ -146,12 +152,6 @@ def purge_step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep
     if step.items:
         return _done(step, purge_dead(tx, DeadFilter(which.queue, ids=step.items)))
     return step
-
-
-def _done(step: DeadStep, done: int) -> DeadStep:
-    """Continue behind the last one that was changed: of large ones fewer are changed at once."""
-    items = step.items[:done]
-    return DeadStep(done, step.next if done == len(step.items) else items[-1], items)
 
 
 def _step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
