@@ -11,8 +11,8 @@ import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.broker.broker import Broker
 from ackflow.errors import InvalidArgument
-from ackflow.session import copying
-from ackflow.session.copying import copy_queue
+from ackflow.session import queue_copy
+from ackflow.session.queue_copy import copy_queue
 
 from ..running import Running
 from ..stateful.recount import Rows, check_rows
@@ -137,9 +137,9 @@ class Killed(Exception):
 def test_a_copy_that_is_interrupted_after_any_step_goes_on(
     source: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_BYTES", 300)
-    monkeypatch.setattr(copying, "TXIDS", 7)
-    monkeypatch.setattr(copying, "LANES", 2)
+    monkeypatch.setattr(queue_copy, "SLICE_BYTES", 300)
+    monkeypatch.setattr(queue_copy, "TXIDS", 7)
+    monkeypatch.setattr(queue_copy, "LANES", 2)
     with ackflow.connect(tmp_path / "t.db", clock=clock, upkeep=False) as target:
         broker = target.broker
         assert isinstance(broker, Broker)
@@ -200,7 +200,7 @@ def test_what_is_leased_is_due_in_the_copy(clock: VirtualClock) -> None:
 def test_what_is_pushed_during_the_copy_is_copied_too(
     source: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_BYTES", 300)
+    monkeypatch.setattr(queue_copy, "SLICE_BYTES", 300)
     pushes = iter(range(3))
 
     def push(_: int) -> None:

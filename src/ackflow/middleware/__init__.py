@@ -1,7 +1,7 @@
 """Queues and exchanges for a callback, on RabbitMQ, on Ackflow's AMQP, or on a database alone."""
 
 from .client import MessageMiddlewareExchange, MessageMiddlewareQueue
-from .delivery import Channel
 from .eof import EofGate, Repeats
+from .transport import Channel
 
 __all__ = ["Channel", "EofGate", "MessageMiddlewareExchange", "MessageMiddlewareQueue", "Repeats"]

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from .. import validate
 from ..errors import InvalidArgument
-from .delivery import Callback, Channel, Delivery, Transport, adapted
+from .transport import Callback, Channel, Delivery, Transport, adapted
 
 PREFETCH = 10
 LIMIT = 20  # deliveries of a message whose callback raises
@@ -37,11 +37,11 @@ def _transport(address: str) -> Transport:
 
 
 class MessageMiddlewareQueue:
-    """A durable queue: send, or consume by a callback.
+    """A durable queue: send to it, or consume it with a callback.
 
-    `limit`: a message whose callback raises so often goes to the dead letters and to the queue
-    `<name>.dead`. `prefetch`: how many messages the consumer has at once, beside those whose
-    acknowledgement it delays.
+    A message whose callback has raised `limit` times goes to the dead letters and to the queue
+    `<name>.dead`. `prefetch` is the number of messages that the consumer holds at once, not counting
+    those whose acknowledgement it delays.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class MessageMiddlewareQueue:
         self._transport.declare_queue(self.queue, arguments)
 
     def send(self, body: bytes) -> None:
-        """Send a message; when this returns, the broker has it on disk."""
+        """Send a message. When this returns, it is on the broker's disk."""
         self._transport.publish("", self.queue, body)
 
     def start_consuming(self, callback: Callback) -> None:
         """Call `callback(body, channel=, delivery_tag=, redelivered=)` until `stop_consuming`.
 
-        True or None acknowledges the message now; with False, the callback acknowledges it later by
-        `channel.basic_ack(delivery_tag)`, from any thread. If it raises, the message comes again. A
-        callback that takes only a body works, too.
+        If the callback returns True or None, the message is acknowledged. If it returns False, it
+        must call `channel.basic_ack(delivery_tag)` later, from any thread. If it raises, the message
+        is delivered again. A callback may accept fewer arguments than these.
         """
         call = adapted(callback)
         self._stopping.clear()
@@ -99,7 +99,7 @@ class MessageMiddlewareQueue:
                 found.body, channel=channel, delivery_tag=tag, redelivered=found.redelivered
             )
         except Exception:
-            log.exception("the callback failed; message %d comes again", tag)
+            log.exception("the callback failed; message %d will be delivered again", tag)
             channel.basic_nack(tag, requeue=True)
             return
         if answer is False:
@@ -113,16 +113,19 @@ class MessageMiddlewareQueue:
 
     @property
     def held(self) -> int:
-        """How many messages wait for a delayed acknowledgement."""
+        """The number of messages whose acknowledgement is delayed."""
         for lost in [one for one in list(self._held) if not one[0].is_open]:
             self._held.discard(lost)
         return len(self._held)
 
-    def settled(self, found: Delivery) -> None:
+    def _release(self, found: Delivery) -> None:
         self._held.discard((found.channel, found.delivery_tag))
 
     def stop_consuming(self) -> None:
-        """Finish the running callback and give back everything else; may be called anywhere."""
+        """Stop after the running callback, and return all other messages to the queue.
+
+        It may be called from any thread or signal handler, and returns at once.
+        """
         self._stopping.set()
 
     def delete(self) -> None:
@@ -130,6 +133,7 @@ class MessageMiddlewareQueue:
         self._transport.delete(self.queue)
 
     def close(self) -> None:
+        """Stop consuming, wait for the running callback, and close the connection."""
         self.stop_consuming()
         self._idle.wait(60)
         self._transport.close()
@@ -142,7 +146,7 @@ class MessageMiddlewareQueue:
 
 
 class MessageMiddlewareExchange(MessageMiddlewareQueue):
-    """An exchange: send under a routing key, or consume what reaches a queue of its own.
+    """An exchange: send with a routing key, or consume a queue that is bound to it with `keys`.
 
     Without a `queue`, it can only send.
     """
@@ -165,10 +169,11 @@ class MessageMiddlewareExchange(MessageMiddlewareQueue):
                 self._transport.bind(self.queue, self.exchange, key)
 
     def send(self, body: bytes, key: str = "") -> None:
-        """Send a message; when this returns, every queue it reaches has it on disk."""
+        """Send a message. When this returns, it is on disk in every queue that it was routed to."""
         self._transport.publish(self.exchange, key, body)
 
     def start_consuming(self, callback: Callback) -> None:
+        """Consume the bound queue; see `MessageMiddlewareQueue.start_consuming`."""
         if not self._consumes:
             raise InvalidArgument("an exchange is consumed through a queue; give its name")
         super().start_consuming(callback)
@@ -197,4 +202,4 @@ class _Counting:
     def _settle(self, delivery_tag: int) -> None:
         if delivery_tag == self._found.delivery_tag:
             self.settled = True
-            self._owner.settled(self._found)
+            self._owner._release(self._found)

@@ -1,9 +1,9 @@
-"""The rule of delayed acknowledgements: hold the ends of a key until they are complete.
+"""Delayed acknowledgement of end-of-file messages: hold those of a key until all have arrived.
 
     hold(key, source) ─► held ── every source is there, nothing is pending ─► forward(key) ─► ack all
 
-An end that is held is not acknowledged, so that it comes again after a crash. Sources are counted
-once, however often their ends come, and ends of a lost connection are not counted.
+A held message is not acknowledged, so it is delivered again after a crash. Each source counts once,
+however often its message is delivered, and messages of a lost connection do not count.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from .delivery import Channel
+from .transport import Channel
 
 K = TypeVar("K", bound=Hashable)
 log = logging.getLogger("ackflow.middleware")
@@ -28,11 +28,11 @@ class _Held(Struct, eq=False):
 
 
 class EofGate(Generic[K]):
-    """Holds the ends of each key until `complete` says that all sources are there.
+    """Holds the end-of-file messages of each key until `complete(key, sources)` returns True.
 
-    `forward` is called once per completed key; if it raises, nothing is acknowledged and the next
-    `check` of the key tries again. Methods may be called from any thread; `forward` is not called
-    for two keys at once.
+    `forward` is called once per completed key. If it raises, nothing is acknowledged, and the next
+    `check` of the key tries again. Any thread may call any method; `forward` is not called for two
+    keys at once.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class EofGate(Generic[K]):
         self._pending: dict[K, set[Hashable]] = {}
 
     def hold(self, key: K, source: Hashable, channel: Channel, delivery_tag: int) -> bool:
-        """Hold an end, and forward the key if it is complete; returns whether it was."""
+        """Hold a message. Forward the key if it is complete now, and return whether it was."""
         with self._lock:
             held = self._held.setdefault(key, [])
             held.append(_Held(source, channel, delivery_tag, time.monotonic()))
             return self.check(key)
 
     def begin(self, key: K, item: Hashable) -> None:
-        """Count something of a key as under way: the key is not complete before its `end`."""
+        """Begin to process an item of a key: the key is not complete before its `end`."""
         with self._lock:
             self._pending.setdefault(key, set()).add(item)
 
     def end(self, key: K, item: Hashable) -> bool:
-        """Count it as done, and forward the key if it is complete; returns whether it was."""
+        """End an item. Forward the key if it is complete now, and return whether it was."""
         with self._lock:
             self._pending.get(key, set()).discard(item)
             return self.check(key)
 
     def check(self, key: K) -> bool:
-        """Forward a key and acknowledge its ends, if it is complete; returns whether it was."""
+        """If a key is complete, forward it, acknowledge its messages and return True."""
         with self._lock:
             held = [one for one in self._held.get(key, ()) if one.channel.is_open]
             self._held[key] = held
@@ -86,12 +86,12 @@ class EofGate(Generic[K]):
 
     @property
     def held(self) -> dict[K, int]:
-        """How many ends each key holds."""
+        """The number of messages held for each key."""
         with self._lock:
             return {key: len(some) for key, some in self._held.items() if some}
 
     def stuck(self) -> list[K]:
-        """The keys whose first end has been held for longer than `stuck_seconds`; logged, too."""
+        """Return, and log, the keys with a message that has been held for `stuck_seconds`."""
         limit = time.monotonic() - self._stuck_seconds
         with self._lock:
             found = [
@@ -103,14 +103,17 @@ class EofGate(Generic[K]):
 
 
 class Repeats:
-    """Recognises what was received before, by an id such as (key, router, part)."""
+    """Recognises messages that were received before, by an id such as (key, router, part).
+
+    It remembers the last `most` ids; `known` are ids from an earlier run.
+    """
 
     def __init__(self, known: Iterable[Hashable] = (), most: int = 100_000) -> None:
         self._known = dict.fromkeys(known)
         self._most = most
 
     def seen(self, id: Hashable) -> bool:
-        """Whether an id came before; from now on it did."""
+        """Return whether an id was seen before, and remember it."""
         if id in self._known:
             return True
         self._known[id] = None

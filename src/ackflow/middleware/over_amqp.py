@@ -16,7 +16,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
 
 from ..errors import NotFound, Unavailable
-from .delivery import Delivery
+from .transport import Delivery
 
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 SEND_SECONDS = 60.0

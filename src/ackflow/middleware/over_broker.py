@@ -26,7 +26,7 @@ from ..ids import LaneId
 from ..options import QUEUE_MODE
 from ..session.connect import connect
 from ..store.records import Binding, Exchange
-from .delivery import Delivery
+from .transport import Delivery
 
 LEASE_SECONDS = 6.0  # what a killed process held comes again after this time
 log = logging.getLogger("ackflow.middleware")

@@ -52,7 +52,7 @@ def bridge(
     """
     # Imported here: other commands start faster without it.
     from ...middleware.bridge import Ends
-    from ...middleware.bridge.ends import is_amqp
+    from ...middleware.bridge.endpoints import is_amqp
     from ...server.logs import start
 
     start("text", "info")

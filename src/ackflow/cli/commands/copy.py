@@ -10,7 +10,7 @@ import typer
 from ... import validate
 from ...errors import InvalidArgument
 from ...session.connect import connect
-from ...session.copying import copy_queue, look_at, refuse_same
+from ...session.queue_copy import copy_queue, look_at, refuse_same
 from ...session.schema import schema_version
 from ...session.session import Session
 from .. import contexts

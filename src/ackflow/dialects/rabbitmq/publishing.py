@@ -11,9 +11,9 @@ from ...broker.requests import Publication
 from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
 from ...options import MAX_PAYLOAD
 from . import frames
+from .call_batching import Answered
 from .errors import AmqpError, no_exchange, translated
 from .frames import Publish
-from .gathering import Answered
 from .properties import Decoded, decode_properties, is_json
 from .topology import REPLY_TO
 

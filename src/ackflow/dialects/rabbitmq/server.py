@@ -12,9 +12,9 @@ from ...broker.core.routing.publish import Published, publish, publish_all
 from ...broker.requests import Publication
 from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
+from .call_batching import Answered, CallBatcher
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
-from .gathering import Answered, Gatherer
 from .settling import ACK, Settled, marks_of, settle_all
 from .topology import REPLY_TO
 from .verbs import (
@@ -53,8 +53,8 @@ class AmqpServer:
         self._extended = time.monotonic()
         self._background: set[asyncio.Future[Any]] = set()
         self._task = asyncio.create_task(self._tick())
-        self.acks = Gatherer(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
-        self._publications = Gatherer(self._publish)
+        self.acks = CallBatcher(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
+        self._publications = CallBatcher(self._publish)
 
     async def close(self) -> None:
         """Close every connection, as an operator would; give back what they hold."""

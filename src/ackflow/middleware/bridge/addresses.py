@@ -6,7 +6,7 @@ from ...errors import InvalidArgument
 from ...options import QUEUE_MODE
 from ...session.connect import connect
 from ...session.session import Session
-from .ends import Source, Target, is_amqp
+from .endpoints import Source, Target, is_amqp
 from .over_session import SessionSource, SessionTarget
 
 

@@ -15,7 +15,7 @@ from ...dialects.rabbitmq.properties import MAX_EXPIRATION
 from ...errors import AckflowError
 from ...session.messages import Delivery
 from ...session.session import Session
-from .ends import Batch, patiently
+from .endpoints import Batch, retried
 
 T = TypeVar("T")
 LEASE_SECONDS = 6.0  # what a killed bridge held comes again after this time
@@ -38,7 +38,7 @@ class SessionSource:
 
     async def fetch(self) -> Batch:
         while True:
-            popping = asyncio.ensure_future(patiently("reading", self._pop))
+            popping = asyncio.ensure_future(retried("reading", self._pop))
             try:
                 found = await asyncio.shield(popping)
             except asyncio.CancelledError:
@@ -65,7 +65,7 @@ class SessionSource:
 
     async def ack(self, batch: Batch) -> None:
         """Acknowledge a batch, all of which its target has."""
-        acked = await patiently(
+        acked = await retried(
             "acknowledging", lambda: _thread(lambda: self._session.ack(batch.mark))
         )
         self._held.pop(batch.mark.token, None)
@@ -126,7 +126,7 @@ class SessionTarget:
             new: int = broker.do(import_messages, True, self._queue, messages, key)
             return new
 
-        return await patiently("writing", lambda: _thread(send))
+        return await retried("writing", lambda: _thread(send))
 
     async def close(self) -> None:
         await _thread(self._session.close)

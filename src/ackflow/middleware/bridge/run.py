@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import AckflowError
-from .ends import Batch, Source, Target
+from .endpoints import Batch, Source, Target
 
 IDLE_SECONDS = 2.0  # without a message, after which a queue counts as empty
 STOP_SECONDS = 5.0  # for a batch that is being written when the bridge is stopped

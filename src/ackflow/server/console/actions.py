@@ -31,7 +31,7 @@ from ...session.encoding import Item
 from .. import authz
 from ..http import Call, Response, Role, Route, empty, json
 from .queues import SEEK, seek_target
-from .rows import look
+from .responses import look
 from .ui import TAG, check_page
 
 MAX_DAYS = 100_000

@@ -4,7 +4,7 @@ from ...broker import access_tokens, audit
 from ...broker.audit import AuditEntry
 from ...model import when
 from ..http import Call, Param, Response, json
-from .rows import (
+from .responses import (
     LIMIT,
     NUMBER,
     TokenRow,

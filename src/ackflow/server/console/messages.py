@@ -16,7 +16,7 @@ from ...broker.views.fate import Fate, fate, queue_of_message
 from ...broker.views.search import Search, search
 from ...errors import InvalidArgument
 from ..http import Call, Param, Response, json
-from .rows import (
+from .responses import (
     AFTER,
     ANY,
     GROUP,

@@ -21,7 +21,7 @@ from ...broker.views.metrics import GroupMetrics
 from ...errors import InvalidArgument
 from ...model import Value, when
 from ..http import Call, Param, Response, json
-from .rows import (
+from .responses import (
     AFTER,
     ANY,
     GROUP,

@@ -19,7 +19,7 @@ from ...worker.coordination.jobs import Jobs
 from ...worker.coordination.schedules import Schedules, ScheduleState
 from ..http import Call, Param, Response, Route, json
 from .actions import actor_of, check_change
-from .rows import (
+from .responses import (
     ANY,
     LIMIT,
     QueueRow,

@@ -82,16 +82,16 @@ def select(
     found: list[int] = []
     while True:
         rows = tx.all("dead_after", queue.id, after, SLICE)
-        for id, grp, lane, seq, kind, reason, error in rows:
+        for id, group_id, lane, seq, kind, reason, error in rows:
             if len(found) >= limit:
                 return DeadStep(len(found), after, found)
             after = id
-            if group not in (None, grp) or which.kind not in (None, kind):
+            if group not in (None, group_id) or which.kind not in (None, kind):
                 continue
             if wanted is not None and id not in wanted:
                 continue
             if which.error is not None:
-                reason, error = open_texts(grp, lane, seq, reason, error)
+                reason, error = open_texts(group_id, lane, seq, reason, error)
                 if normalized(reason or error or "") != which.error:
                     continue
             found.append(id)
