@@ -11,10 +11,14 @@ import pytest
 
 import ackflow
 
-from .blocks import DOCS
+from .blocks import DOCS, ROOT
 
 MODULES = ("ackflow", "ackflow.aio", "ackflow.pushpop", "ackflow.jetstream", "ackflow.errors",
-           "ackflow.model", "ackflow.spark", "ackflow.worker", "ackflow.testing")  # fmt: skip
+           "ackflow.middleware", "ackflow.model", "ackflow.pipeline", "ackflow.spark",
+           "ackflow.worker", "ackflow.testing")  # fmt: skip
+# Parts of `make demo` and of `ackflow pipeline generate`, which are in the examples' folder.
+PROGRAMS = ("coffee_shop_data.py", "coffee_shop_demo.py")
+IMPORT = re.compile(r"^ *from (ackflow[\w.]*) import ([\w, ]+)$", re.M)
 PAGES = {page: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md")}
 SHOWN = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, re.M)}
 MENTIONED = "\n".join(PAGES.values())
@@ -68,6 +72,22 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
         and f"`{module}.{name}`" not in MENTIONED
     ]
     assert missing == []
+
+
+def test_what_the_documentation_and_the_examples_import_is_in_the_reference() -> None:
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    missing, found = set(), 0
+    for page in pages:
+        if page.name in PROGRAMS:
+            continue
+        for module, names in IMPORT.findall(page.read_text(encoding="utf-8")):
+            for name in names.split(","):
+                path = f"{module}.{name.strip()}"
+                found += 1
+                if not (path in SHOWN or module in SHOWN or f"`{path}`" in MENTIONED):
+                    missing.add(f"{page.name}: {path}")
+    assert found > 40
+    assert missing == set()
 
 
 @pytest.mark.parametrize("name", sorted(SHOWN))
