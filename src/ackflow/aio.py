@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .remote.retry import RetryPolicy
 
 THREADS = 8
-RELEASE_SECONDS = 2.0  # a cancelled pop waits so long for its release, which goes on after that
+RELEASE_SECONDS = 2.0  # how long a cancelled pop waits for its release, which continues after that
 log = logging.getLogger("ackflow")
 
 
@@ -95,7 +95,7 @@ class Message(Delivery, gc=False, eq=False):
         await self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     async def release(self, *, delay: Duration | None = None) -> None:
-        """Return it to its place, at once or after `delay`, without counting a delivery."""
+        """Return it to its place, immediately or after `delay`, without counting a delivery."""
         await self._session.settle_one(self, to_verdict("release", delay=delay))
 
     async def requeue(self, *, delay: Duration | None = None) -> None:
@@ -222,7 +222,7 @@ class Buffer:
 
     @property
     def refused(self) -> int:
-        """Settles that came too late: those messages come again."""
+        """Settles that came too late: those messages are delivered again."""
         return self._gathering.refused
 
     async def push(self, queue: str, data: Any, **options: Any) -> None:
@@ -521,7 +521,7 @@ class Session:
             return self._besides
 
     def leave(self, part: object) -> None:
-        """A part has ended by itself."""
+        """Forget a consumer, buffer or alert that has ended."""
         if part in self._parts:
             self._parts.remove(part)
 

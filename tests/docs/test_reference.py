@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import ackflow
+from ackflow.cli.main import app
 
 from .blocks import DOCS, ROOT
 
@@ -105,6 +107,21 @@ def test_what_the_reference_shows_exists_and_has_docstrings(name: str) -> None:
             missing.append(path)
         if inspect.isclass(value):
             missing += [f"{path}.{one}" for one, of in members(value) if not inspect.getdoc(of)]
+    assert missing == []
+
+
+def test_every_command_is_explained() -> None:
+    """In a table of `cli.md`, or in `pipeline.md`."""
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    cells = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `")]
+    rows = [name.replace("\\|", " ").split() for cell in cells for name in cell.split("`")[1::2]]
+    shown = {row[0] for row in rows} | {f"{row[0]} {one}" for row in rows for one in row[1:]}
+    pipelines = (DOCS / "pipeline.md").read_text(encoding="utf-8")
+    shown |= {f"pipeline {one}" for one in re.findall(r"ackflow pipeline (\w+)", pipelines)}
+    missing = []
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        commands = [name, *(f"{name} {one}" for one in getattr(command, "commands", ()))]
+        missing += [one for one in commands if one not in shown]
     assert missing == []
 
 

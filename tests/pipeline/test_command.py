@@ -134,9 +134,9 @@ def test_the_command_accepts_or_cancels_a_client(bench: Bench, tmp_path: Path) -
     said = [CliRunner().invoke(app, [*command, *more]).output
             for more in (["--accept"], ["--accept"], [], [])]  # fmt: skip
     assert said == [
-        "ann is accepted; it is answered with all that arrived\n",
+        "ann is accepted; its queries are answered with all blocks that arrived\n",
         "ann was already accepted\n",
-        "ann is cancelled; the stages drop its messages\n",
+        "ann is cancelled; its messages are dropped\n",
         "ann was already cancelled\n",
     ]
 

@@ -39,7 +39,7 @@ class AmqpChannel:
         self._in_its_thread(lambda: self._channel.basic_nack(delivery_tag, requeue=requeue))
 
     def grow(self, queue: str, prefetch: int, deliver: Callable[..., None]) -> None:
-        """Add a consumer, so that so many more messages may be unacknowledged."""
+        """Add a consumer, which raises the number of messages that may be unacknowledged."""
 
         def consume() -> None:
             self._channel.basic_qos(prefetch_count=prefetch)
@@ -49,7 +49,7 @@ class AmqpChannel:
 
     def _in_its_thread(self, act: Callable[[], object]) -> None:
         if not self.is_open:
-            log.warning("the connection was lost: the message comes again")
+            log.warning("the connection was lost: the message will be delivered again")
             return
         with contextlib.suppress(AMQPError):  # it was lost just now
             self._connection.add_callback_threadsafe(act)
@@ -147,7 +147,7 @@ class AmqpTransport:
             found = self._arrived.get(timeout=seconds)
         except Empty:
             return None
-        return found if found.channel.is_open else None  # else it comes again
+        return found if found.channel.is_open else None  # otherwise it is delivered again
 
     def hold(self, held: int) -> None:
         """Add a consumer with the same prefetch whenever the held messages fill the last one."""

@@ -28,7 +28,7 @@ from ..session.connect import connect
 from ..store.records import Binding, Exchange
 from .transport import Delivery
 
-LEASE_SECONDS = 6.0  # what a killed process held comes again after this time
+LEASE_SECONDS = 6.0  # the messages of a killed process are delivered again after this time
 log = logging.getLogger("ackflow.middleware")
 Held = tuple[int, LaneId, int]  # token, lane, sequence
 

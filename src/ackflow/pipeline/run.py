@@ -156,7 +156,7 @@ class Run:
             self._report(f"cancelled, without answers: {', '.join(without)}")
 
     def accept(self, client: str) -> None:
-        """Answer a client although more arrived than its ends of file announce."""
+        """Answer a client although more blocks arrived than its end-of-file messages announce."""
         accept(self._q, self.pipeline, client)
 
     def kill(self, name: str) -> None:
@@ -320,7 +320,7 @@ class Run:
                                  f"unacknowledged for {row.oldest_seconds:.0f} s")  # fmt: skip
                 else:
                     self._report(
-                        f"ALARM: {where} has more blocks than its ends of file announce: "
+                        f"ALARM: {where} has more blocks than its end-of-file messages announce: "
                         f"{row.surplus}; drop the client with `ackflow pipeline cancel "
                         f"{row.client}`, or answer with all of them: `ackflow pipeline cancel "
                         f"{row.client} --accept`"

@@ -189,7 +189,9 @@ class LeaseKeeper:
             try:
                 over(attempt)
             except Exception:
-                log.exception("what a handler held too long comes again when its lease ends")
+                log.exception(
+                    "messages that a handler held too long are delivered again when their lease ends"
+                )
 
         with self._lock:
             if self._limits is None:
@@ -209,7 +211,7 @@ class LeaseKeeper:
         if not self._forgot:
             self._forgot = True
             log.warning(
-                "the handler returned and did not settle %s: it comes again when its lease ends. "
+                "the handler returned and did not settle %s: it is delivered again when its lease ends. "
                 "Ack, nack or reject every message, or use auto_ack or on_success; from now on "
                 "such messages are only counted, as `unsettled`", left[0],
             )  # fmt: skip
@@ -510,7 +512,7 @@ class Consumer:
         try:
             _ended(call(*given))
         except Exception:
-            log.exception("%r failed; the message comes again when its lease ends", call)
+            log.exception("%r failed; the message is delivered again when its lease ends", call)
 
     def _give_back(self, left: Sequence[Message]) -> None:
         self._settle(lambda: self._session.release(left))
@@ -528,7 +530,9 @@ class Consumer:
                 if error.code not in PASSING:
                     raise
                 if self._stop.wait(PAUSES[-1]):
-                    log.warning("%s; what is held comes again when its lease ends", error)
+                    log.warning(
+                        "%s; held messages are delivered again when their lease ends", error
+                    )
                     return
 
 

@@ -345,7 +345,7 @@ class Consumer:
         try:
             await _awaited(call, *given)
         except Exception:
-            log.exception("%r failed; the message comes again when its lease ends", call)
+            log.exception("%r failed; the message is delivered again when its lease ends", call)
 
     async def _give_back(self, left: Sequence[Any]) -> None:
         await self._settle(lambda: self._session.release(left))
@@ -363,7 +363,9 @@ class Consumer:
                 if error.code not in PASSING:
                     raise
                 if await self._pause(PAUSES[-1]):
-                    log.warning("%s; what is held comes again when its lease ends", error)
+                    log.warning(
+                        "%s; held messages are delivered again when their lease ends", error
+                    )
                     return
 
 

@@ -1,4 +1,4 @@
-"""Copy queues from one database or server to another, in slices; a copy that was killed goes on."""
+"""Copy queues from one database or server to another, in slices. A killed copy can be continued."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def copy_queue(
     The queue is paused at the source and stays paused. Leases are waited for up to `wait` seconds;
     what is leased then is due in the copy. `progress` is called with the number of messages copied.
     A queue that exists at the target is refused, unless an earlier copy from the same source was
-    interrupted: then it goes on.
+    interrupted: then it continues.
     """
     given = look_at(source, queue)
     begun = target.broker.do(transfer.import_queue, True, queue, msgspec.msgpack.encode(given))
@@ -73,7 +73,7 @@ def _wait_for_leases(source: Session, queue: str, seconds: float) -> None:
 def _copy_messages(
     source: Session, target: Session, queue: str, progress: Callable[[int], object]
 ) -> int:
-    """Copy lanes and messages, and then all positions at once; again for what was pushed meanwhile."""
+    """Copy lanes and messages, then all positions together. Repeat for messages pushed meanwhile."""
     partitions: set[str] = set()
     while True:
         for lanes, heads in _lanes(source, target, queue):

@@ -285,7 +285,7 @@ class Session(Queries, NextBatch):
         return self._settle_all(messages, to_verdict("nack", reason, delay))
 
     def release(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
-        """Return messages to their places, at once or after `delay`, without counting a delivery."""
+        """Return messages to their places, immediately or after `delay`, without counting a delivery."""
         return self._settle_all(messages, to_verdict("release", delay=delay))
 
     def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
@@ -402,7 +402,7 @@ class Session(Queries, NextBatch):
     # setting up
 
     def configure(self, /, queue: str, **options: Unpack[QueueOptionsDict]) -> QueueOptions:
-        """Create a queue or change the options given; the others stay as they are."""
+        """Create a queue, or change the given options; the others do not change."""
         given = validate.queue_options(options)
         return self.broker.do(admin.configure, True, validate.name(queue, "queue"), given)
 
@@ -546,7 +546,7 @@ class Session(Queries, NextBatch):
     # upkeep and end
 
     def upkeep(self) -> Upkeep:
-        """Run one round of upkeep now; in a session with upkeep it also runs by itself."""
+        """Run one round of upkeep now. In a session with upkeep it also runs in the background."""
         return self.broker.upkeep()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
@@ -570,7 +570,7 @@ class Session(Queries, NextBatch):
                     self._watching.detach()
 
     def leave(self, task: object) -> None:
-        """Forget a consumer, buffer or alert that has ended by itself."""
+        """Forget a consumer, buffer or alert that has ended."""
         self._background.discard(task)
 
     @property

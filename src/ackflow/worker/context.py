@@ -117,7 +117,7 @@ class Context:
         self.run.interrupt(reason)
 
     def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
-        """Record at once how far the message is, from 0 to 1; for `handle.progress()` and later
+        """Record the progress immediately, from 0 to 1; for `handle.progress()` and later
         attempts. The message must ask for a result."""
         self.message.progress(part, data)
 

@@ -155,7 +155,7 @@ class Declarations:
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Make a task of a function: `send_mail.push(...)` has the signature of the function.
 
-        A task that raises is tried again up to `retries` times (None: for ever), each time after
+        A task that raises is retried up to `retries` times (None: without limit), each time after
         the next pause of `backoff`; then its message becomes a dead letter.
 
         `concurrency` is how many run at once, `rate` ("10/s") how many start per time, in all

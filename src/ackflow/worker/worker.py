@@ -207,7 +207,7 @@ class Worker(Declarations):
 
         An exception of a processor is raised here, after its message was requeued and everything
         else was finished; with `keep_going` it is only logged. `prefetch` is how many messages are
-        popped ahead; None: as many as are begun within 0.2 s.
+        popped ahead; None: as many as are started within 0.2 s.
         """
         state = RunState(self)
         limits: list[Extension] = []

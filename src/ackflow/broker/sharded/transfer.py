@@ -1,4 +1,4 @@
-"""Transfer: read a queue in slices, and write it into another database just as it is.
+"""Transfer: read a queue in slices, and write it into another database unchanged.
 
     import_queue ─► import_lanes ─► import_segments ─► import_txids ─► import_states ─► import_dead ─► done
     paused, with    each lane from   as they were,      in slices       positions and     in slices
@@ -390,7 +390,7 @@ def import_states(tx: Tx, name: str, queue_copy: bytes, packed: bytes) -> bool:
             return False
     if any(cursor.group not in groups for state in states for cursor in state.cursors):
         raise InvalidArgument(
-            f"queue {name!r} got a group during the copy; delete it at the target and copy again"
+            f"a group of queue {name!r} was created during the copy; delete the queue at the target and copy again"
         )
     for lane, state in zip(lanes, states, strict=True):
         assert lane is not None

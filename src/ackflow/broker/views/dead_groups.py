@@ -1,4 +1,4 @@
-"""Dead letters by error: those that died of the same thing, counted together, newest first.
+"""Dead letters by error: those with the same normalised error, counted together, newest first.
 
 Errors are compared without what differs from one to the next: numbers, ids, quoted texts, addresses.
 Reading stops at a limit of rows and time, and is continued where it stopped.
@@ -52,7 +52,7 @@ class DeadGroups(Struct):
 def _newest_first(
     ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments
 ) -> DeadGroups:
-    """Count in one database after the other; `before` and `next` say in which to go on."""
+    """Count in one database after the other; `before` and `next` say in which to continue."""
     name, before, seconds, limit = arguments
     ordered = sorted(tags)
     last = len(ordered) - 1

@@ -1,4 +1,4 @@
-"""The fate of a message: where it stands in every group, and what happened to it until now."""
+"""The fate of a message: its state in every group, and its history."""
 
 from datetime import datetime
 
@@ -38,7 +38,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
 
 
 class GroupFate(Struct, frozen=True):
-    """The fate of a message in one group: `why` it is there, and its history."""
+    """The state of a message in one group, as the sentence `why`, and its history."""
 
     group: str
     why: Why
@@ -46,7 +46,7 @@ class GroupFate(Struct, frozen=True):
 
 
 class Fate(Struct, frozen=True):
-    """A message as it is stored, if it still is, and its fate in every group."""
+    """A message, if it is still stored, and its state and history in every group."""
 
     message: StoredMessage | None
     groups: list[GroupFate]
@@ -55,7 +55,7 @@ class Fate(Struct, frozen=True):
 
 @verb("read-only", name="fate", queue="queue_name", wire=False, several=Several(message="id"))
 def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fate:
-    """Return what is known about a message; the history goes back as far as the queue keeps it."""
+    """Return the fate of a message. The history covers the time that the queue keeps it."""
     queue = find_queue(tx, queue_name)
     place = ids.parse_message_id(id)
     groups = [

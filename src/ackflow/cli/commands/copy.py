@@ -42,7 +42,10 @@ def copy(
         bool, typer.Option("--dry-run", help="Show what would be copied; change nothing.")
     ] = False,
     wait: Annotated[
-        float, duration("How long to wait for leases; what is leased then is due in the copy.")
+        float,
+        duration(
+            "How long to wait for leases; messages that are still leased then are due in the copy."
+        ),
     ] = 30,
     move: Annotated[
         bool, typer.Option("--move", help="Delete each queue at the source once it is copied.")
@@ -50,7 +53,10 @@ def copy(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy queues with messages, groups, positions and dead letters. A repeat goes on after a crash."""
+    """Copy queues with messages, groups, positions and dead letters.
+
+    After a crash, run the same command again to continue.
+    """
     out = Output(wants_json(ctx, as_json))
     with ExitStack() as stack:
         one = stack.enter_context(_open(source, False))
@@ -90,13 +96,16 @@ def copy(
 def migrate(
     target: Target,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether a migration is missing (exit 1).")
+        bool,
+        typer.Option("--check", help="Only report whether a migration is needed (exit code 1)."),
     ] = False,
 ) -> None:
-    """Migrate a database to the schema of this version. Opening it does the same."""
+    """Migrate a database to the schema of this version. Opening a database does the same."""
     location = target.location
     if location.remote:
-        raise InvalidArgument("a server migrates its database when it starts; give the database")
+        raise InvalidArgument(
+            "a server migrates its database when it starts; give the file or the URL of PostgreSQL"
+        )
     require_file(location)
     for place in validate.databases(location.url):
         version, newest = schema_version(place)

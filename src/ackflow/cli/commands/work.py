@@ -55,16 +55,18 @@ def work(
     processes: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
     prefetch: Annotated[
         int | None,
-        typer.Option(min=0, help="Messages popped ahead (default: what is begun in 0.2 s)."),
+        typer.Option(
+            min=0, help="Messages popped ahead (default: as many as are started within 0.2 s)."
+        ),
     ] = None,
     message_limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many messages.")
+        int | None, typer.Option(min=1, help="Stop after this number of messages.")
     ] = None,
     time_limit: Annotated[
         float | None, duration("Stop after this time, such as 1h.", least=0.001)
     ] = None,
     memory_limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop when the process uses so many MB.")
+        int | None, typer.Option(min=1, help="Stop when the process uses this many MB of memory.")
     ] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Go on after an exception of a processor.")

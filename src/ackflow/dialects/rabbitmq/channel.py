@@ -149,7 +149,7 @@ class Channel:
                 self._running = self.server.background(self._fail(work, error))
 
     async def _run(self, work: Method | AmqpError) -> None:
-        """Do work that may have to wait, and go on."""
+        """Do work that may have to wait, and continue."""
         try:
             if isinstance(work, AmqpError):
                 raise work
@@ -199,7 +199,7 @@ class Channel:
         self.connection.send(frames.encode(self.number, method))
 
     def _publish(self, posted: list[Posted]) -> None:
-        """Publish; the channel goes on when there is an answer."""
+        """Publish. The channel continues when the result is known."""
         if self._transaction is not None:
             self._transaction[0].extend(posted)
         elif self._publisher.publish(posted, partial(self._published, posted)):
@@ -208,7 +208,7 @@ class Channel:
             self._publisher.report(posted, ())
 
     def _published(self, posted: list[Posted], answer: list[Published] | BaseException) -> None:
-        """Report what was published, and go on."""
+        """Report the result of publishing, and continue."""
         running, self._running = self._running, None
         try:
             if isinstance(answer, BaseException):
@@ -363,7 +363,7 @@ class Channel:
                 pump.kick()
 
     async def release_all(self) -> None:
-        """Give back everything that the client holds; it comes again, flagged as redelivered."""
+        """Return all messages that the client holds; they are delivered again, flagged as redelivered."""
         found, self.unacked = list(self.unacked.values()), {}
         if self._transaction is not None:
             found += [one for some, _ in self._transaction[1] for one in some]
@@ -375,7 +375,7 @@ class Channel:
             await self.server.app.do(settle_many, False, marks, False)
 
     async def close(self) -> None:
-        """End the channel: cancel its consumers and give back what it holds."""
+        """End the channel: cancel its consumers and return the messages that it holds."""
         if self.closed:
             return
         self.closed = True

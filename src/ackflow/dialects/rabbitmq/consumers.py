@@ -240,7 +240,7 @@ class Pump:
         return found
 
     async def _take(self, consumer: Consumer, batch: int) -> Handout:
-        """Pop for one consumer and deliver; what it cannot take any more is given back."""
+        """Pop for one consumer and deliver. Messages that it can no longer take are returned."""
         server = self._server
         consumer.reserved += batch
         consumer.channel.reserved += batch

@@ -57,7 +57,7 @@ class AmqpServer:
         self._publications = CallBatcher(self._publish)
 
     async def close(self) -> None:
-        """Close every connection, as an operator would; give back what they hold."""
+        """Close every connection, as an operator would, and return the messages that they hold."""
         for connection in list(self.connections):
             connection.close_by_server(AmqpError(320, "CONNECTION_FORCED: the server stops"))
         while self._background:

@@ -1,4 +1,4 @@
-"""An end of a bridge that speaks AMQP 0-9-1, by pika's asyncio connection."""
+"""An endpoint of a bridge that speaks AMQP 0-9-1, with pika's asyncio connection."""
 
 import asyncio
 import hashlib
@@ -172,7 +172,7 @@ class AmqpSource:
     async def _open_again(self, lost: AckflowError) -> None:
         if not isinstance(lost, Unavailable):
             raise lost
-        log.warning("the source was lost, connecting again: %s", lost)
+        log.warning("lost the connection to the source, reconnecting: %s", lost)
         await retried("connecting to the source", self.open)
 
     def _batch(self) -> Batch:
@@ -187,7 +187,7 @@ class AmqpSource:
         return Batch([_received(*one) for one in taken], (self._link, last.delivery_tag))
 
     async def ack(self, batch: Batch) -> None:
-        """Acknowledge a batch and those before it; after a lost connection it comes again."""
+        """Acknowledge a batch and those before it. After a lost connection it is delivered again."""
         link, tag = batch.mark
         if link.lost is None:
             link.channel.basic_ack(tag, multiple=True)

@@ -2,7 +2,7 @@
 
     source ── batch ──► target: on disk ──► source: acknowledged
 
-If the bridge is killed between the last two, the batch comes again, and a target in Ackflow knows
+If the bridge is killed between the last two, the batch is delivered again, and a target in Ackflow knows
 the messages by their ids.
 """
 
@@ -22,7 +22,7 @@ STOP_SECONDS = 5.0  # for a batch that is being written when the bridge is stopp
 
 
 class Counts(Struct):
-    """What a bridge has moved; `known`: messages that the target had already."""
+    """What a bridge has moved. `known`: messages that the target had already stored."""
 
     moved: int = 0
     known: int = 0
@@ -44,7 +44,7 @@ class Bridge:
         self.counts = Counts()
 
     def stop(self) -> None:
-        """Finish the batch that is being written, and give back everything else."""
+        """Finish the batch that is being written, and return all other messages to the source."""
         self._stopping.set()
 
     async def run(self) -> Counts:

@@ -156,7 +156,7 @@ async def queue(call: Call) -> Response:
 
 
 async def groups(call: Call) -> Response:
-    """A page of groups of one queue or of all, those that are most behind first."""
+    """A page of groups of one or all queues, largest lag first."""
     found, lines = await live(call)
     wanted, queue_name = (optional(call, "filter") or "").lower(), optional(call, "queue")
     rows = derived(call, found, "groups", lambda: _by_lag(lines))
@@ -171,7 +171,7 @@ async def groups(call: Call) -> Response:
 
 
 def _by_lag(lines: list[QueueLine]) -> list[GroupMetrics]:
-    """All groups, those that are most behind first."""
+    """All groups, largest lag first."""
     found = [group for line in lines for group in line.groups]
     return sorted(found, key=lambda group: (-group.lag, group.queue, group.name))
 
@@ -214,13 +214,13 @@ async def leases(call: Call) -> Response:
 
 
 def _most_held(lines: list[QueueLine]) -> list[GroupMetrics]:
-    """The groups with leases, those that hold most first."""
+    """The groups with leases, those with most leased messages first."""
     held = [group for line in lines for group in line.groups if group.leased]
     return sorted(held, key=lambda group: -group.leased)
 
 
 async def preview(call: Call) -> Response:
-    """What a seek would do now."""
+    """Preview of a seek: what it would do now."""
     queue, group, to, is_time, partition = seek_target(call)
     found = await look(call, board.seek_preview, queue, group, to, is_time, partition)
     return json(found)

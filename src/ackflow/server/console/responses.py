@@ -1,4 +1,4 @@
-"""What the dashboard's routes return, and how it is made from what the broker knows."""
+"""The responses of the dashboard's endpoints, and how they are made from the broker's views."""
 
 import asyncio
 import base64
@@ -265,7 +265,7 @@ def look(call: Call, verb: Callable[..., T], *args: Any, **kwargs: Any) -> "asyn
 
 
 async def snapshot_of(call: Call) -> LiveStats:
-    """The last snapshot of all queues; it is shared by all who ask."""
+    """The last snapshot of all queues, which all viewers share."""
     return await call.server.in_read_lane(call.server.broker.stats.get)
 
 
@@ -283,7 +283,7 @@ def sees_all(call: Call) -> bool:
 
 
 def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]) -> T:
-    """What follows from a snapshot, made once for all who may see every queue."""
+    """What follows from a snapshot, computed once for all callers who may see every queue."""
     if not sees_all(call):
         return make()
     kept = call.server.dashboard.kept
@@ -343,7 +343,7 @@ def storage_of(call: Call) -> Storage:
 
 
 def message_row(call: Call, message: StoredMessage, most: int = SHORT) -> MessageRow:
-    """A message as it is shown: masked, and cut to a size."""
+    """A message for display: masked, and truncated to a size."""
     masking = call.server.dashboard.masking
     is_json, size, text, cut = body_for_page(call, message.raw, message.is_json, most)
     return MessageRow(
@@ -367,7 +367,7 @@ def body_for_page(call: Call, raw: bytes, is_json: bool, most: int) -> tuple[boo
 
 
 def masked(call: Call, data: Any) -> Any:
-    """A value as it is shown."""
+    """A keyed value for display."""
     masking = call.server.dashboard.masking
     if not masking:
         return data

@@ -94,7 +94,7 @@ class Processing:
         reason = f"no task {name!r} in this worker (tasks of {context.binding.label}: {known})"
         if name is None:
             reason = f"the message names no task (tasks of {context.binding.label}: {known})"
-        log.error("%s: %s; it comes again in %g s", context.message, reason, NO_TASK_SECONDS)
+        log.error("%s: %s; it is delivered again in %g s", context.message, reason, NO_TASK_SECONDS)
         context.status = REQUEUE
         return Outcome(context, Verdict("requeue", reason, NO_TASK_SECONDS))
 

@@ -80,7 +80,7 @@ class Cleaned(Struct):
 class Jobs:
     """Jobs on the database of a session; every worker may have its own.
 
-    `stale_after`: a root that was not active for so long is replaced by the next one of its name,
+    `stale_after`: a root that was inactive for this time is replaced by the next one of its name,
     instead of blocking it: seconds for all jobs, or by name or by a prefix that ends before a `.` or
     `:`; `default` is for the others. `max_redelivery_seconds` does the same for a root whose
     children are run again and again.
@@ -209,7 +209,7 @@ class Jobs:
     # ending from outside
 
     def interrupt(self, id: str) -> Job:
-        """Cancel a root: children that have not begun are cancelled, running ones go on."""
+        """Cancel a root: children that have not started are cancelled, running ones continue."""
         root_id = _root(id)
 
         def mark(t: Operations) -> Job:

@@ -12,7 +12,7 @@ from ..hooks import Extension
 
 
 class MessageLimit(Extension):
-    """Stop after so many messages: exactly so many are processed, the others are returned."""
+    """Stop after a number of messages: exactly this many are processed, the others are returned."""
 
     def __init__(self, limit: int) -> None:
         self._limit = validate.integer(limit, "message_limit", 1, 1 << 60)

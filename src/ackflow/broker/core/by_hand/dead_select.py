@@ -1,4 +1,4 @@
-"""Dead letters chosen by a person: by what they died of, in steps that are bounded and continued."""
+"""Dead letters that a user selects, for example by error; processed in bounded steps."""
 
 import re
 import time
@@ -56,7 +56,7 @@ class DeadSelection(QueueRequest, kw_only=True):
 
 
 class DeadStep(Struct):
-    """What a step did. `next` is where to continue; None: the whole selection was seen.
+    """The result of a step. `next` is where to continue, None at the end of the selection.
 
     `items` are the numbers of the dead letters that were changed, or would be.
     """

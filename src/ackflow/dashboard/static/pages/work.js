@@ -9,7 +9,7 @@ const Bar = (row) => h("span", { class: "badges" }, h("progress", { max: 1, valu
 const took = (row) => (row.started_at ? span((new Date(row.stopped_at || Date.now()) - new Date(row.started_at)) / 1000) : "–");
 
 async function interrupt(job) {
-  if (await confirm(`Interrupt ${job.name}`, { text: `Children of ${job.name} that have not begun are cancelled; running ones go on to their end.`, button: `Interrupt ${job.name}` })) {
+  if (await confirm(`Interrupt ${job.name}`, { text: `Children of ${job.name} that have not started are cancelled; running ones continue to their end.`, button: `Interrupt ${job.name}` })) {
     await run(() => post(`/v1/jobs/${seg(job.id)}/interrupt`), `${job.name} is interrupted`);
   }
 }
