@@ -228,9 +228,10 @@ def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
 def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
     """Append dead letters to their lane for their group, or to another queue for all groups.
 
-    Both counters start at 0. Returns how many were sent; call it again until it returns 0.
+    Both counters start at 0. Returns how many were sent, at most a slice; call it again until it
+    returns 0.
     """
-    found = oldest(tx, which, limit)
+    found = oldest(tx, which, min(limit, SLICE))
     for run in _by_lane(found):
         _send(tx, run, to)
         _record(tx, run, "redriven")
@@ -253,8 +254,8 @@ def _record(tx: Tx, run: list[DeadRow], verb: str) -> None:
 
 @verb("admin", synced=True, several=Several(run=merging.dead_slices))
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
-    """Delete dead letters; returns how many, call it again until it returns 0."""
-    found = oldest(tx, which, limit)
+    """Delete dead letters; returns how many, at most a slice; call it again until it returns 0."""
+    found = oldest(tx, which, min(limit, SLICE))
     for run in _by_lane(found):
         for row in run:
             _drop(tx, row, "purged")

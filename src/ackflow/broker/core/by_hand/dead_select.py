@@ -16,7 +16,7 @@ from ...verb import QueueRequest, verb
 from ..dead_letters import letters, purge_dead, redrive, rows
 from ..topology import find_group, find_queue, queue_for
 
-MOST_STEP = 1_000  # dead letters that one step changes
+MOST_STEP = 1_000  # dead letters that one step may name; it changes a slice of them
 STEP_SECONDS = 0.02  # of a step that searches in the writer
 SLICE = 500
 MOST_TEXT = 300
@@ -135,7 +135,7 @@ def redrive_step(tx: Tx, which: DeadSelection, after: int, limit: int, to: str |
         queue_for(tx, to)
     step = _step(tx, which, after, limit)
     if step.items:
-        step.done = redrive(tx, DeadFilter(which.queue, ids=step.items), to, len(step.items))
+        return _done(step, redrive(tx, DeadFilter(which.queue, ids=step.items), to))
     return step
 
 
@@ -144,8 +144,14 @@ def purge_step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep
     """Delete the next dead letters of a selection."""
     step = _step(tx, which, after, limit)
     if step.items:
-        step.done = purge_dead(tx, DeadFilter(which.queue, ids=step.items), len(step.items))
+        return _done(step, purge_dead(tx, DeadFilter(which.queue, ids=step.items)))
     return step
+
+
+def _done(step: DeadStep, done: int) -> DeadStep:
+    """Continue behind the last one that was changed: of large ones fewer are changed at once."""
+    items = step.items[:done]
+    return DeadStep(done, step.next if done == len(step.items) else items[-1], items)
 
 
 def _step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
