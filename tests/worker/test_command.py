@@ -12,7 +12,9 @@ import pytest
 
 import ackflow
 from ackflow.errors import AckflowError
+from ackflow.worker import ACK, Worker
 from ackflow.worker.loading import load_worker
+from ackflow.worker.supervise import PARENT_PIPE, stop_with_parent
 
 from .conftest import Process, until
 
@@ -143,6 +145,19 @@ def test_consumers_stop_when_their_supervisor_is_killed(
     children = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGKILL)
     until(lambda: not any(child.is_running() for child in children))
+
+
+def test_a_consumer_whose_supervisor_was_gone_before_it_began_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = os.pipe()
+    os.close(ends[1])  # by the death of the supervisor
+    monkeypatch.setenv(PARENT_PIPE, str(ends[0]))
+    with Worker(":memory:") as worker:
+        worker.processor("orders")(lambda message, session: ACK)
+        stop_with_parent(worker)
+        worker.run()
+    os.close(ends[0])
 
 
 @pytest.mark.outer

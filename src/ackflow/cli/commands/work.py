@@ -104,7 +104,7 @@ def work(
     found = load_worker(worker)
     found.select(queues, queue_set)
     _connect(found, target)
-    stop_with_parent(found.stop)
+    stop_with_parent(found)
     log = logging.getLogger("ackflow.worker")
     log.info("%r is started, %d at a time; Ctrl-C stops it", found, concurrency)
     try:
