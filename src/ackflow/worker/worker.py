@@ -16,6 +16,7 @@ from ..session.connect import connect
 from ..session.encoding import Item
 from ..session.session import Session
 from ..session.transaction import Operations
+from ..session.within import Within
 from ..validate import Duration, Time
 from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
@@ -57,7 +58,7 @@ class Worker(Declarations):
         super().__init__(validate.positive(lease_seconds, "lease_seconds"))
         self.url = url
         self._connection = connection
-        self._redelivery_delay = validate.seconds(redelivery_delay, "redelivery_delay")
+        self.redelivery_delay = validate.seconds(redelivery_delay, "redelivery_delay")
         self.queue_sets = dict(queue_sets or {})
         self._session = url if isinstance(url, Session) else None
         self._pid = os.getpid()
@@ -125,28 +126,34 @@ class Worker(Declarations):
         key: str | None = None,
         unique: str | None = None,
         headers: Mapping[str, str] | None = None,
+        within: Within | None = None,
     ) -> str | None:
         """Push a message for a processor; returns its id.
 
         A repeat with the same `key` adds nothing. While a message with the same `unique` waits or
         runs, nothing is pushed, and None is returned. Inside a processor, the push goes out with the
-        acknowledgement and the id is not known yet.
+        acknowledgement and the id is not known yet. With `within=ackflow.within(connection)` it is
+        a part of the open transaction of that connection.
         """
         push = Push(
-            queue, data, partition, priority, delay, at, key, dict(headers or {}), unique=unique
-        )
+            queue, data, partition, priority, delay, at, key, dict(headers or {}), unique=unique,
+            within=within,
+        )  # fmt: skip
         self.send(push)
         return push.message_id
 
     def send(self, push: Push) -> None:
-        """Send a push: now, with the batch, or with the acknowledgement of the current message."""
+        """Send a push: in its own transaction, in the user's, with the batch, or with the
+        acknowledgement of the current message."""
         context = current()
-        if context is not None and context.worker is self:
+        if push.within is None and context is not None and context.worker is self:
             context.session.send(push)
             return
         gathered = _batch.get()
         self.hooks.before_push(push)
-        if gathered is not None and push.key is None and push.unique is None:
+        if push.within is not None:
+            push.inside(push.within, self)
+        elif gathered is not None and push.key is None and push.unique is None:
             gathered.append((self, push))
         else:
             push.through(self.session)
@@ -255,7 +262,7 @@ class Worker(Declarations):
 
     def parts(self) -> list[Any]:
         """The built-in extensions and what was added, in the order in which they are called."""
-        delay = RedeliveryDelay(self._redelivery_delay)
+        delay = RedeliveryDelay(self.redelivery_delay)
         return [delay, BodyValidation(), *self.added(), ProcessedLog()]
 
     def schedules(self) -> Schedules:
@@ -304,7 +311,7 @@ class Worker(Declarations):
         """Create the groups that do not exist.
 
         A new group has no limits of its own: what becomes of a failure is decided by the status, or
-        by the task. The options of an existing group stay, except those that a processor names.
+        by the task. The options of an existing group stay, except those that a handler names.
         """
         for binding in bindings:
             self._prepare_group(binding)
@@ -312,6 +319,8 @@ class Worker(Declarations):
     def _prepare_group(self, binding: Binding) -> None:
         named = {"max_deliver": binding.max_deliver, "ordering": binding.ordering}
         chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if binding.tasks:
+            chosen["retry_limit"] = None  # each task has its own
         try:
             rules = self.session.group_stats(binding.queue, binding.group).settings
         except (QueueNotFound, GroupNotFound):

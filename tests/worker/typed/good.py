@@ -74,6 +74,7 @@ assert_type(send_mail.push_with(delay=60, priority=1)("a@b.c"), Handle[int])
 assert_type(send_mail.push("a").result(timeout=1), int)
 assert_type(send_mail("a"), int)
 assert_type(fetch.push("http://localhost").result(), bytes)
+assert_type(fetch.push_with(delay=1)("http://localhost").result(), bytes)
 assert_type(Stock(), Stock)
 tasks: list[Task[[int], None]] = []
 
