@@ -181,7 +181,11 @@ def test_a_change_of_the_code_starts_the_consumer_again(
      ("app:nobody", "", "module 'app' has no worker 'nobody'; it has: worker"),
      ("bad", "import missing_package", "module 'bad' needs 'missing_package', which is not inst"),
      ("bad", "1 / 0", "'bad' cannot be imported: ZeroDivisionError: division by zero"),
-     ("bad", "worker = = 5", "SyntaxError: invalid syntax"),
+     ("bad", "worker = = 5", "imported: SyntaxError: invalid syntax (/"),
+     ("bad", "from ackflow.worker import *; worker = Worker('q.db', delay=5)",
+      "Worker has no option delay (/"),
+     ("bad", "from ackflow.worker import *\nWorker('q.db').processor('a')(lambda a, b, c: 1)",
+      "bad.py, line 2)"),
      ("bad", "worker = 5", "'bad' is of type int; it must be an ackflow.worker.Worker"),
      ("bad", "from ackflow.worker import *; worker = Worker('q.db')", "no processors and no task")],
 )  # fmt: skip
@@ -198,6 +202,15 @@ def test_a_worker_that_cannot_be_loaded_is_explained_in_one_line(
         load_worker(target).select(None)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_database_that_is_not_there_is_said_before_the_worker_is_started(
+    q: ackflow.Session, work: Callable[..., Process]
+) -> None:
+    process = work("app:worker", "--url", "missing/q.db")
+    assert process.end() == 1
+    assert "ackflow: cannot open missing/q.db" in process.text()
+    assert "is started" not in process.text()
 
 
 def test_a_worker_that_cannot_be_loaded_ends_with_1_even_if_supervised(

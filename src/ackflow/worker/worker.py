@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .. import validate
 from ..clock import Clock
@@ -17,6 +17,7 @@ from ..session.encoding import Item
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..session.within import Within
+from ..store.durability import MayLose
 from ..validate import Duration, Time
 from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
@@ -32,8 +33,23 @@ from .hooks import Extension, Hooks
 from .processor import LEASE_SECONDS, Binding
 from .sending import Push, current
 
+if TYPE_CHECKING:
+    from ..remote.retry import RetryPolicy
+
 log = logging.getLogger("ackflow.worker")
 Queues = str | Sequence[str] | Mapping[str, int]
+
+
+class Connection(TypedDict, total=False):
+    """The keywords of `ackflow.connect`."""
+
+    consumer: str | None
+    may_lose: MayLose | None
+    clock: Clock | None
+    upkeep: bool
+    token: str | None
+    ca_file: str | os.PathLike[str] | None
+    retry: "RetryPolicy | None"
 
 
 class Worker(Declarations):
@@ -53,11 +69,13 @@ class Worker(Declarations):
         redelivery_delay: Duration = DELAY_SECONDS,
         lease_seconds: Duration = LEASE_SECONDS,
         queue_sets: Mapping[str, Queues] | None = None,
-        **connection: Any,
+        **connection: Unpack[Connection],
     ) -> None:
+        if unknown := connection.keys() - Connection.__annotations__.keys():
+            raise InvalidArgument(f"Worker has no option {', '.join(sorted(unknown))}")
         super().__init__(validate.positive(lease_seconds, "lease_seconds"))
         self.url = url
-        self._connection = connection
+        self._connection: Connection = connection
         self.redelivery_delay = validate.seconds(redelivery_delay, "redelivery_delay")
         self.queue_sets = dict(queue_sets or {})
         self._session = url if isinstance(url, Session) else None
@@ -83,12 +101,12 @@ class Worker(Declarations):
                 self._pid = os.getpid()
             return self._session
 
-    def connect_to(self, url: str | os.PathLike[str], **connection: Any) -> None:
+    def connect_to(self, url: str | os.PathLike[str], **connection: Unpack[Connection]) -> None:
         """Use another database or server, as the command line does; before the first use."""
         if self._session is not None:
             raise InvalidArgument("the worker is connected already")
         self.url = url
-        self._connection = {k: v for k, v in connection.items() if v is not None}
+        self._connection = connection
 
     def use(self, session: Session, *more: Any) -> Callable[[], None]:
         """Use a session and more parts until the returned function is called; for tests."""

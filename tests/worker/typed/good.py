@@ -22,7 +22,7 @@ from ackflow.worker import (
     Worker,
 )
 
-worker = Worker("shop.db", redelivery_delay=timedelta(seconds=5))
+worker = Worker("shop.db", redelivery_delay=timedelta(seconds=5), may_lose="acks")
 
 
 @dataclass
