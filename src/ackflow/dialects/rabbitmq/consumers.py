@@ -37,6 +37,10 @@ _NO_HEADERS: dict[str, str] = {}
 log = logging.getLogger("ackflow.amqp")
 
 
+class NoRoom(Exception):
+    """A consumer that had room when its pop began has none now."""
+
+
 class Held(Struct, eq=False):
     """A lease, and how many of its messages the client has not settled."""
 
@@ -89,6 +93,12 @@ class Consumer:
             room = min(room, self.channel.prefetch_of_all - self.channel.held_or_reserved)
         return max(0, room)
 
+    def admit(self) -> None:
+        """Raise NoRoom if nothing may be popped for it now; called before each transaction."""
+        channel = self.channel
+        if not channel.takes_deliveries or channel.server.app.in_transit.is_full():
+            raise NoRoom
+
     @property
     def may_wait(self) -> bool:
         """Whether it has enough messages to wait a moment, so that one pop brings it more."""
@@ -109,7 +119,7 @@ class Pump:
         self._waiting: LoopSignal | None = None
         self._attempting: asyncio.Future[None] | None = None
         self._share = 1
-        self._most = 8  # messages of one pop; it follows their size
+        self._most = 1  # messages of one pop; it follows their size
         self._task = asyncio.create_task(self._run())
 
     def add(self, consumer: Consumer) -> None:
@@ -246,7 +256,11 @@ class Pump:
         consumer.channel.reserved += batch
         try:
             request = self._request(consumer.name, batch, consumer.no_ack)
-            answer = await server.app.loop_broker.try_pop(request)
+            answer = await server.app.loop_broker.try_pop(request, admit=consumer.admit)
+        except NoRoom:
+            if self._waiting is not None:
+                self._waiting.stop()  # `kick` ends the next wait
+            return Handout(self.queue, QUEUE_MODE, 0)
         finally:
             consumer.reserved -= batch
             consumer.channel.reserved -= batch

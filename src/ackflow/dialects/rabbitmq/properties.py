@@ -263,5 +263,8 @@ def _encoded_deaths(value: str) -> bytes | None:
             if isinstance(time := death.get("time"), int):
                 death["time"] = datetime.fromtimestamp(time, UTC)
         return encode.encode_table_value(deaths)  # type: ignore[arg-type]
-    except (ValueError, TypeError, OverflowError, OSError, msgspec.MsgspecError):
+    except (
+        ValueError, TypeError, OverflowError, OSError, RecursionError, struct.error,
+        msgspec.MsgspecError,
+    ):  # fmt: skip
         return None

@@ -19,6 +19,7 @@ from .settling import ACK, Settled, marks_of, settle_all
 from .topology import REPLY_TO
 from .verbs import (
     OWNER_SECONDS,
+    RUNNING,
     QueueFacts,
     extend_many,
     new_server_id,
@@ -44,6 +45,7 @@ class AmqpServer:
     def __init__(self, app: "Server") -> None:
         self.app = app
         self.id = new_server_id()
+        RUNNING.add(self.id)
         self.connections: set[AmqpConnection] = set()
         self.pumps: dict[str, Pump] = {}
         self._held: dict[int, Held] = {}
@@ -69,6 +71,7 @@ class AmqpServer:
         while self._background:
             await asyncio.wait(self._background)
         self._task.cancel()
+        RUNNING.discard(self.id)
         for pump in self.pumps.values():
             pump.stop()
 
@@ -168,6 +171,7 @@ class AmqpServer:
             self.used(consumer.queue)
             if pump.auto_delete:
                 owner = consumer.channel.connection.id
+                consumer.channel.connection.owned.discard(consumer.queue)
                 self.background(self.app.do(remove_queue, True, consumer.queue, owner, False))
 
     def consumers_of(self, queue: str) -> list[Consumer]:
@@ -188,7 +192,11 @@ class AmqpServer:
     def reply(self, publication: Publication) -> int:
         """Deliver a reply; returns how many consumers got it."""
         consumer = self._replies.get(publication.keys[0])
-        if consumer is None or consumer.channel.closed:
+        if (
+            consumer is None
+            or consumer.channel.closed
+            or consumer.channel.connection.unread.overdue
+        ):
             return 0
         consumer.channel.deliver_reply(consumer, publication)
         return 1
@@ -221,7 +229,8 @@ class AmqpServer:
 
     async def _tick(self) -> None:
         with contextlib.suppress(AckflowError):
-            for queue, expires in await self.app.do(remove_abandoned, False, self.id):
+            abandoned = self.app.do(remove_abandoned, False, self.id, self.alone)
+            for queue, expires in await abandoned:
                 self.declared(queue, expires)
         swept = time.monotonic()
         while True:
@@ -265,6 +274,10 @@ class AmqpServer:
         if used:
             await self.app.do(use_queues, False, used)
             self._used.update((name, now) for name in used)
+            old = now - OWNER_SECONDS
+            self._used = {name: at for name, at in self._used.items() if at > old}
 
     def _owned(self) -> Iterable[str]:
-        return {name for connection in self.connections for name in connection.owned}
+        """The queues that other servers would delete, if they were not recorded as used."""
+        found = {name for connection in self.connections for name in connection.owned}
+        return found | {queue for queue, pump in self.pumps.items() if pump.auto_delete}
