@@ -135,7 +135,8 @@ class Appender:
         """Add a message for a queue; a queue that a stale binding names is left out."""
         if name not in self._declared:
             queue = self._tx.queue(name)
-            self._declared[name] = queue and (queue, self._tx.declaration(queue.id))
+            known = None if queue is None else (queue, self._tx.declaration(queue.id))
+            self._declared[name] = known
         found = self._declared[name]
         if found is None:
             return
