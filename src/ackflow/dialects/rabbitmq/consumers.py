@@ -114,6 +114,7 @@ class Pump:
         self.consumers: list[Consumer] = []
         self.single_active = False
         self.auto_delete = False
+        self.deletions = 0  # of the queue, which clients wait for
         self._wanted = asyncio.Event()
         self._gathers = False
         self._waiting: LoopSignal | None = None
@@ -175,7 +176,10 @@ class Pump:
                     request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting
                 )
             except QueueNotFound:
-                self.queue_is_gone()
+                if not self.deletions:
+                    self.queue_is_gone()
+                self._wanted.clear()
+                await self._wanted.wait()
             except SessionClosed:
                 return
             except AckflowError as error:

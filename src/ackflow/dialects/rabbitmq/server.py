@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...broker.core.routing.publish import Published, publish, publish_all
@@ -148,6 +148,20 @@ class AmqpServer:
             pump = self.pumps[queue] = Pump(self, queue)
         pump.single_active, pump.auto_delete = facts.single_active, facts.auto_delete
         return pump
+
+    @contextlib.contextmanager
+    def deleting(self, queue: str) -> Iterator[None]:
+        """In the block, consumers are not cancelled: the client that deletes is answered first."""
+        pump = self.pumps.get(queue)
+        if pump is None:
+            yield
+            return
+        pump.deletions += 1
+        try:
+            yield
+        finally:
+            pump.deletions -= 1
+            pump.kick()
 
     def queue_deleted(self, queue: str) -> None:
         """Cancel the consumers of a queue, also if another one gets its name at once."""

@@ -96,10 +96,11 @@ async def delete_queue(channel: "Channel", method: Queue.Delete) -> None:
     if method.if_unused and channel.server.consumers_of(name):
         raise AmqpError(406, f"queue '{name}' in vhost '/' in use")
     connection = channel.connection
-    deleted = await channel.server.app.do(
-        remove_queue, True, name, connection.id, bool(method.if_empty),
-        connection.unless_owned(name),
-    )  # fmt: skip
+    with channel.server.deleting(name):
+        deleted = await channel.server.app.do(
+            remove_queue, True, name, connection.id, bool(method.if_empty),
+            connection.unless_owned(name),
+        )  # fmt: skip
     connection.owned.discard(name)
     if not method.nowait:
         channel.send(Queue.DeleteOk(deleted))  # before the channel's own consumers are cancelled
