@@ -55,7 +55,7 @@ def test_to_ask_for_a_queue_as_exclusive_gives_no_right_to_remove_it(
 ) -> None:
     amqp, connection = limited
     channel = connection.channel()
-    assert refusal(lambda: channel.queue_declare("orders", exclusive=True)) == 406
+    assert refusal(lambda: channel.queue_declare("orders", exclusive=True)) == 405
     assert refusal(lambda: connection.channel().queue_purge("orders")) == 403
     assert refusal(lambda: connection.channel().queue_delete("orders")) == 403
     assert amqp.session.queue_stats("orders").messages == 1

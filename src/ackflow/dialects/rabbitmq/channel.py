@@ -259,7 +259,7 @@ class Channel:
         for run in answer.runs:
             for sequence in range(run.lo, run.hi):
                 exchange, key, properties, body = message_of(
-                    run, sequence, consumer.queue, frame_max
+                    run, sequence, consumer.queue, frame_max, consumer.quorum
                 )
                 tag += 1
                 if held is not None:
@@ -306,7 +306,7 @@ class Channel:
     async def get(self, method: Basic.Get) -> None:
         queue = self.queue_named(method.queue)
         self.connection.allow("read-write", "queue", queue)
-        await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
+        facts = await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
         self.server.used(queue)
         request = PopRequest(
             queue, QUEUE_MODE, f"{self.connection.name}/{self.number}"[:200], 1, LEASE_SECONDS,
@@ -323,15 +323,14 @@ class Channel:
             self.send(Basic.GetEmpty())
             return
         run = answer.runs[0]
-        exchange, key, properties, body = message_of(run, run.lo, queue, self.connection.frame_max)
+        frame_max = self.connection.frame_max
+        exchange, key, properties, body = message_of(run, run.lo, queue, frame_max, facts.quorum)
         self._last_tag += 1
         if answer.token is not None:
             held = self.server.hold(answer.token, 1)
             self.unacked[self._last_tag] = Delivery(self._last_tag, held, run.lane, run.lo, None)
         payload = frames.get_ok(self._last_tag, run.redelivered, exchange, key, run.pending)
-        self.connection.send(
-            frames.with_content(self.number, payload, properties, body, self.connection.frame_max)
-        )
+        self.connection.send(frames.with_content(self.number, payload, properties, body, frame_max))
 
     # settling
 
@@ -361,17 +360,17 @@ class Channel:
 
     def _take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
         """Take deliveries off the books of the channel; an unknown tag is an error."""
+        if multiple and not tag:
+            found, self.unacked = list(self.unacked.values()), {}
+            return found
+        last = self.unacked.get(tag)
+        if last is None:
+            raise _unknown_tag(tag)
         if multiple:
-            last = tag or self._last_tag
-            tags = list(takewhile(lambda one: one <= last, self.unacked))
-            if not tags and tag:
-                raise _unknown_tag(tag)
-        else:
-            found = self.unacked.pop(tag, None)
-            if found is None:
-                raise _unknown_tag(tag)
-            return [found]
-        return [self.unacked.pop(one) for one in tags]
+            before = list(takewhile(lambda one: one != tag, self.unacked))
+            found = [self.unacked.pop(one) for one in before]
+            return [*found, self.unacked.pop(tag)]
+        return [self.unacked.pop(tag)]
 
     def _settle_all(self, settled: Settled) -> None:
         """Settle without waiting: nothing is answered, and what follows is in order behind it."""
@@ -477,8 +476,9 @@ class Channel:
                 540, "x-single-active-consumer needs a database that one server has to itself"
             )
         consumer = Consumer(
-            self, queue, tag, bool(method.no_ack), self.prefetch, priority, bool(method.exclusive)
-        )
+            self, queue, tag, bool(method.no_ack), self.prefetch, priority, bool(method.exclusive),
+            facts.quorum,
+        )  # fmt: skip
         self.consumers[tag] = consumer
         self.server.declared(queue, facts.expires)
         if not method.nowait:

@@ -63,7 +63,7 @@ class Consumer:
 
     def __init__(
         self, channel: "Channel", queue: str, tag: str, no_ack: bool, prefetch: int, priority: int,
-        exclusive: bool,
+        exclusive: bool, quorum: bool = False,
     ) -> None:  # fmt: skip
         self.channel = channel
         self.queue = queue
@@ -73,6 +73,7 @@ class Consumer:
         self.prefetch = prefetch
         self.priority = priority
         self.exclusive = exclusive
+        self.quorum = quorum  # its messages say how often they were returned
         name = f"{channel.connection.name}/{channel.number}/{tag}"[:200]
         self.name = name if name.isprintable() else ascii(name)
         self.unacked = 0
@@ -115,6 +116,7 @@ class Pump:
         self.single_active = False
         self.auto_delete = False
         self.deletions = 0  # of the queue, which clients wait for
+        self._leaving: list[Consumer] = []  # active ones that were cancelled and hold messages
         self._wanted = asyncio.Event()
         self._gathers = False
         self._waiting: LoopSignal | None = None
@@ -129,6 +131,8 @@ class Pump:
 
     def remove(self, consumer: Consumer) -> None:
         if consumer in self.consumers:
+            if self.single_active and consumer is self.consumers[0] and consumer.unacked:
+                self._leaving.append(consumer)
             self.consumers.remove(consumer)
         if not self.consumers and self._waiting is not None:
             self._waiting.stop()
@@ -151,6 +155,9 @@ class Pump:
         """The consumers that get the next messages, the one served longest ago first."""
         found = [one for one in self.consumers if one.room > 0]
         if self.single_active:
+            self._leaving = [one for one in self._leaving if one.unacked]
+            if self._leaving:  # so that the next one gets everything in order
+                return []
             return found[:1] if found and found[0] is self.consumers[0] else []
         if len({one.priority for one in found}) > 1:
             top = max(one.priority for one in found)
@@ -293,9 +300,10 @@ class Pump:
 
 
 def message_of(
-    run: MessageRun, sequence: int, queue: str, frame_max: int
+    run: MessageRun, sequence: int, queue: str, frame_max: int, quorum: bool
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """Return the encoded exchange, routing key and properties of a message, and its body."""
+    failures = run.failures if quorum else None
     index, rest = sequence - run.first, run.body.rest
     headers, binary, txid = _NO_HEADERS, False, None
     if rest is not None:
@@ -304,7 +312,7 @@ def message_of(
         txid = rest.txids.get(index)
     exchange = frames.short_bytes(headers.get(EXCHANGE, ""))
     key = frames.short_bytes(headers.get(ROUTING_KEY, queue))
-    properties = encode_properties(headers, binary, txid)
+    properties = encode_properties(headers, binary, txid, failures)
     if len(properties) > frame_max - HEADER_OVERHEAD:  # those of a client of another protocol
-        properties = encode_properties(without_table(headers), binary, txid)
+        properties = encode_properties(without_table(headers), binary, txid, failures)
     return exchange, key, properties, payload(run.body, index)

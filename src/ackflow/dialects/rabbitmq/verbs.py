@@ -53,9 +53,10 @@ def declare_queue(tx: Tx, asked: QueueRequest, connection: str) -> int:
     if queue is not None and known is not None:
         _check_owner(known, asked.name, connection)
         _check_equivalent(known, asked)
-    elif queue is not None and (asked.owner or asked.auto_delete):
-        kind = "exclusive" if asked.owner else "auto_delete"
-        raise _inequivalent(kind, asked.name, "true", "false")
+    elif queue is not None and asked.owner:
+        raise locked(asked.name)
+    elif queue is not None and asked.auto_delete:
+        raise _inequivalent("auto_delete", asked.name, "true", "false")
     if known is None:
         configure(tx, asked.name, queue_options(asked.arguments), DIALECT)
         changes = group_options(asked.arguments)
@@ -71,10 +72,11 @@ def declare_queue(tx: Tx, asked: QueueRequest, connection: str) -> int:
 
 
 def _check_equivalent(known: Declaration, asked: QueueRequest) -> None:
+    if (asked.owner is None) != (known.owner is None):
+        raise locked(asked.name)
     flags = (
         ("durable", asked.durable, known.durable),
         ("auto_delete", asked.auto_delete, known.auto_delete),
-        ("exclusive", asked.owner is not None, known.owner is not None),
     )
     for name, received, current in flags:
         if received != current:
@@ -122,6 +124,7 @@ class QueueFacts(NamedTuple):
     auto_delete: bool = False
     single_active: bool = False
     expires: int | None = None
+    quorum: bool = False
 
 
 def look_at_queue(tx: Tx, name: str, connection: str, use: bool = False) -> QueueFacts:
@@ -136,7 +139,8 @@ def look_at_queue(tx: Tx, name: str, connection: str, use: bool = False) -> Queu
     if use:
         tx.run("use_queue", queue.id, tx.now)
     single = bool(known.arguments.get("x-single-active-consumer"))
-    return QueueFacts(ready_count(tx, queue), known.auto_delete, single, known.expires)
+    quorum = known.arguments.get("x-queue-type") == "quorum"
+    return QueueFacts(ready_count(tx, queue), known.auto_delete, single, known.expires, quorum)
 
 
 def consume_queue(tx: Tx, name: str, connection: str, server: str) -> QueueFacts:
@@ -326,7 +330,7 @@ def bind(tx: Tx, binding: Binding, connection: str) -> None:
 
 def unbind(tx: Tx, binding: Binding, connection: str) -> None:
     """Remove a binding; one that is not there is no error."""
-    if not binding.to_exchange:
+    if not binding.to_exchange and binding in tx.bindings_from(binding.source):
         queue = tx.queue(binding.destination)
         known = tx.declaration(queue.id) if queue is not None else None
         if known is not None:
