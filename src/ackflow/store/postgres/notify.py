@@ -96,7 +96,12 @@ class Notifier:
                 self._requested.clear()
                 if self._unsent:
                     self._unsent = False
-                    db.execute(f"notify {self._channel}")
+                    try:
+                        db.execute(f"notify {self._channel}")
+                    except psycopg.Error:
+                        self._unsent = True  # on the next connection
+                        self._requested.set()
+                        raise
 
     def _listen(self) -> None:
         with self._open() as db:
