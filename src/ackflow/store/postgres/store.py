@@ -79,7 +79,8 @@ WROTE = f"""with before as (delete from writes where fence = $1 and n = any(arra
         and broker in ($3, {OUTSIDE}))
     insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
 FORGET = """delete from writes as w where at < now() - interval '1 day'
-    and n < (select max(n) from writes where fence = w.fence)"""
+    and (n < (select max(n) from writes where fence = w.fence)
+        or fence > 0 and not exists (select from queues where id = w.fence))"""
 OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
 join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
 # A commit that is synced puts everything on disk that was committed before it.
