@@ -227,5 +227,5 @@ class _Counting:
             log.warning("delivery_tag=%d was settled before", delivery_tag)
             return False
         self.settled = True
-        self._owner.settled(self._found)
+        self._owner._release(self._found)
         return True
