@@ -68,7 +68,7 @@ class Channel:
 
     @property
     def takes_deliveries(self) -> bool:
-        return not self.closed and self._flowing and self.connection.writable
+        return not self.closed and self._flowing and self.connection.drained.is_set()
 
     @property
     def held_or_reserved(self) -> int:
@@ -285,6 +285,9 @@ class Channel:
             queue, QUEUE_MODE, f"{self.connection.name}/{self.number}"[:200], 1, LEASE_SECONDS,
             bool(method.no_ack), dialect=DIALECT, create=False,
         )  # fmt: skip
+        await self.connection.drained.wait()  # else answers that nothing reads would pile up
+        if self.closed:
+            return
         answer: Handout = await self.server.app.loop_broker.try_pop(request)
         if self.closed:
             if answer.token is not None:

@@ -82,7 +82,8 @@ class AmqpConnection(asyncio.Protocol):
         self.who: Token | None = None
         self.owned: set[str] = set()  # exclusive queues
         self.frame_max = FRAME_MAX
-        self.writable = True
+        self.drained = asyncio.Event()  # the client reads what is sent to it
+        self.drained.set()
         self.wants_cancel = False
         self._registry = registry
         self._transport: asyncio.Transport | None = None
@@ -121,6 +122,7 @@ class AmqpConnection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self._transport = None
         self._state = State.CLOSED
+        self.drained.set()
         self._registry.remove(self)
         self.server.connections.discard(self)
         self._end()
@@ -155,10 +157,10 @@ class AmqpConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        self.writable = False
+        self.drained.clear()
 
     def resume_writing(self) -> None:
-        self.writable = True
+        self.drained.set()
         for queue in {
             c.queue for channel in self._channels.values() for c in channel.consumers.values()
         }:
