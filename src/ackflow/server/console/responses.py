@@ -29,8 +29,7 @@ SHORT, LONG = 400, 256 * 1024  # bytes of payloads in lists and on the page of a
 MOST_SECONDS = 5.0
 MAX_TIME = 4e12  # seconds since 1970
 MAX_SEQUENCE = (1 << 48) - 1
-TAIL_SECONDS, TAIL_PAUSE = 15.0, 0.25
-MOST_TAILS = 50
+TAIL_SECONDS, TAIL_PAUSE, TAIL_MESSAGES = 15.0, 0.25, 200
 SPARKS = 60
 
 
@@ -272,23 +271,29 @@ async def snapshot_of(call: Call) -> LiveStats:
 async def live(call: Call) -> tuple[LiveStats, list[QueueLine]]:
     """The last snapshot, and the queues in it that the caller may see."""
     found = await snapshot_of(call)
-    if sees_all(call):
-        return found, list(found.queues.values())
-    may_see = call.server.may_see
-    return found, [line for name, line in found.queues.items() if may_see(call, name)]
+
+    def visible() -> list[QueueLine]:
+        if sees_all(call):
+            return list(found.queues.values())
+        may_see = call.server.may_see
+        return [line for name, line in found.queues.items() if may_see(call, name)]
+
+    return found, await call.server.compute(len(found.queues), visible)
 
 
 def sees_all(call: Call) -> bool:
     return call.who is None or call.who.may_everywhere(call.role)
 
 
-def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]) -> T:
+async def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]) -> T:
     """What follows from a snapshot, computed once for all callers who may see every queue."""
+    queues, kept = len(found.queues), call.server.dashboard.kept
     if not sees_all(call):
-        return make()
-    kept = call.server.dashboard.kept
+        return await call.server.compute(queues, make)
     known: T | None = kept.known(found, name)
-    return kept.keep(found, name, make()) if known is None else known
+    if known is None:
+        known = kept.keep(found, name, await call.server.compute(queues, make))
+    return known
 
 
 def row_of(line: QueueLine) -> QueueRow:
