@@ -126,19 +126,20 @@ def test_a_page_is_not_read_while_it_is_paused_or_hidden(board: Board, browser: 
     browser.until(lambda: browser.js("return timers.some(([, delay]) => delay >= 2000)"))
 
 
-def test_markup_in_names_payloads_and_errors_is_shown_as_text(
-    board: Board, browser: Browser
-) -> None:
+def test_markup_and_long_names_are_shown_as_text_that_fits(board: Board, browser: Browser) -> None:
     q, bad = board.session, "<img src=x onerror=window.hacked=1>"
-    name = f"{bad} ünïcode/漢字 ?&#%"
-    q.push(name, {bad: bad}, partition=bad, headers={bad: bad})
-    q.pop(name, group=bad, consumer=bad)[0].reject(bad)
+    name, long = f"{bad} ünïcode/漢字 ?&#%{'x' * 99}", bad + "y" * 80
+    q.push(name, {bad: long}, partition=long, headers={long: long * 20})
+    q.pop(name, group=bad, consumer=long)[0].reject(long * 5)
     (letter,) = q.dead_letters(name)
     at = f"queues/{quote(name, safe='')}"
     for page in (at, f"{at}/messages", f"{at}/messages/{letter.message_id}", f"{at}/dead", f"{at}/tail",
                  f"{at}/groups/{quote(bad, safe='')}", f"dead?queue={quote(name, safe='')}"):  # fmt: skip
         browser.open(page, bad)
         assert browser.js("return document.querySelectorAll('img[src=x]').length") == 0, page
+        for width in (360, 1280):
+            browser.size(width, 900)
+            assert browser.js("return document.documentElement.scrollWidth") <= width, page
     assert browser.js("return window.hacked") is None
     q.delete_queue(name)
 

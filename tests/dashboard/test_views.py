@@ -99,6 +99,15 @@ def test_the_overview_names_the_version_of_the_database(http: httpx.Client) -> N
     assert get(http, "/v1/overview")["health"]["version"].startswith("SQLite 3.")
 
 
+def test_the_history_of_a_message_names_its_last_error(q: Session, http: httpx.Client) -> None:
+    (id,) = q.push("orders", 1)
+    for error in ("first", "second"):
+        q.pop("orders")[0].nack(error, delay=0)
+    (group,) = get(http, f"/v1/queues/orders/messages/{id}")["groups"]
+    failed = [one.get("details") for one in group["events"] if one["kind"] == "nack"]
+    assert failed == [None, "second"]
+
+
 def test_a_dead_letter_shows_the_payload_that_its_queue_has_dropped(
     q: Session, http: httpx.Client, clock: VirtualClock
 ) -> None:
