@@ -85,7 +85,7 @@ ROUTE_TABLE = {
         |GET /api/v1/status/queues/{{queue}}|GET /api/v1/status/queues/{{queue}}/messages
         |GET /api/v1/messages{MESSAGE}|GET /api/v1/traces{MESSAGE}|POST /streams/v1/state/get
         |GET /v1/queues/{{queue}}|GET /v1/queues/{{queue}}/groups/{{group}}/partitions|GET /v1/queues/{{queue}}/groups/{{group}}/seek
-        |GET /v1/queues/{{queue}}/messages|GET /v1/queues/{{queue}}/messages/{{id}}|GET /v1/queues/{{queue}}/messages/{{id}}/payload
+        |GET /v1/queues/{{queue}}/partitions|GET /v1/queues/{{queue}}/messages|GET /v1/queues/{{queue}}/messages/{{id}}|GET /v1/queues/{{queue}}/messages/{{id}}/payload
         |GET /v1/queues/{{queue}}/tail|GET /v1/queues/{{queue}}/dead|GET /v1/queues/{{queue}}/dead/export""",
     "read-write any": "GET /api/v1/pop",
     "read-write all": "POST /v1/jobs/{id}/interrupt|POST /v1/schedules/{name}/pause",

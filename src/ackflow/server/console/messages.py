@@ -9,9 +9,8 @@ import msgspec
 from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
 from ...broker.views import peek
-from ...broker.views.browse import get as get_message
 from ...broker.views.dead_groups import DeadGroups, dead_groups
-from ...broker.views.fate import Fate, fate, queue_of_message
+from ...broker.views.fate import Fate, fate, kept_message, queue_of_message
 from ...broker.views.search import Search, search
 from ...errors import InvalidArgument, NotFound
 from ...model import News
@@ -86,12 +85,12 @@ async def message(call: Call) -> Response:
     queue, id = call.params["queue"], call.params["id"]
     found: Fate = await call.server.do(fate, False, queue, id, optional(call, "group"))
     row = None if found.message is None else message_row(call, found.message, LONG)
-    return json(MessagePage(row, found.groups, found.more_groups))
+    return json(MessagePage(row, found.stored, found.groups, found.more_groups))
 
 
 async def payload(call: Call) -> Response:
     """The whole payload of a message, as a file."""
-    found = await look(call, get_message, call.params["queue"], call.params["id"], None)
+    found = await look(call, kept_message, call.params["queue"], call.params["id"])
     masking = call.server.dashboard.masking
     if masking and not found.is_json:
         raise InvalidArgument("the payload is not JSON, so its fields cannot be masked")

@@ -25,6 +25,7 @@ from .ui import TAG
 T = TypeVar("T")
 PAGE = 100
 MOST_PAGE = 1_000
+MOST_GROUPS = 200  # on the page of a queue
 SHORT, LONG = 400, 256 * 1024  # bytes of payloads in lists and on the page of a message
 MOST_SECONDS = 5.0
 MAX_TIME = 4e12  # seconds since 1970
@@ -47,7 +48,8 @@ class Totals(Struct):
 
 
 class QueueRow(Struct):
-    """A queue in a list. `spark` are the messages pushed in each of the last 60 minutes."""
+    """A queue in a list. `lag`: what the group furthest behind has not settled. `spark`: messages
+    pushed per second, in each of the last 60 minutes."""
 
     name: str
     paused: bool
@@ -58,6 +60,7 @@ class QueueRow(Struct):
     leased: int
     waiting: int
     dead: int
+    lag: int
     failed: int
     oldest_seconds: float
     rates: Rates | None
@@ -132,11 +135,12 @@ class GroupRows(Struct):
 
 
 class QueuePage(Struct):
-    """A queue with its live counters, its groups and its options."""
+    """A queue with its live counters, its first groups and its options."""
 
     line: QueueRow
     groups: list[GroupRow]
     details: QueueDetails
+    more_groups: bool
 
 
 class MessageRow(Struct):
@@ -173,9 +177,10 @@ class MessageRows(Struct):
 
 
 class MessagePage(Struct):
-    """A message, if it is still stored, and its fate in every group."""
+    """A message, and its fate in every group. If it is not `stored`, it is what its dead letter kept."""
 
     message: MessageRow | None
+    stored: bool
     groups: list[GroupFate]
     more_groups: bool
 
@@ -299,7 +304,7 @@ async def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]
 def row_of(line: QueueLine) -> QueueRow:
     return QueueRow(
         line.name, line.paused, len(line.groups), sum(group.paused for group in line.groups),
-        line.stored, line.ready, line.leased, line.waiting, line.dead, line.failed,
+        line.stored, line.ready, line.leased, line.waiting, line.dead, line.lag, line.failed,
         line.oldest_seconds, line.rates, line.trouble,
     )  # fmt: skip
 
