@@ -83,9 +83,11 @@ def test_one_token_cannot_end_the_sessions_of_others(monkeypatch: pytest.MonkeyP
     assert sessions.token(flood[-1]) == b"evil"
 
 
-def test_a_payload_nested_too_deeply_to_be_searched_is_masked_as_a_whole() -> None:
+def test_what_is_nested_too_deeply_to_be_searched_is_masked() -> None:
+    """As a whole or from a depth on: how deep the decoder goes depends on the recursion limit."""
     deep = b"[" * 5_000 + b'{"password":1}' + b"]" * 5_000
-    assert Masking(["password"]).payload(deep) == msgspec.json.encode(MASK)
+    masked = Masking(["password"]).payload(deep)
+    assert masked.strip(b"[]") == msgspec.json.encode(MASK)
 
 
 @pytest.mark.parametrize("served", [{"ui": UiSettings(mask=("password",))}], indirect=True)

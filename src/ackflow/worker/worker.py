@@ -17,7 +17,6 @@ from ..session.encoding import Item
 from ..session.session import Session
 from ..session.transaction import Operations
 from ..session.within import Within
-from ..store.durability import MayLose
 from ..validate import Duration, Time
 from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
@@ -35,6 +34,7 @@ from .sending import Push, current
 
 if TYPE_CHECKING:
     from ..remote.retry import RetryPolicy
+    from ..store.durability import MayLose
 
 log = logging.getLogger("ackflow.worker")
 Queues = str | Sequence[str] | Mapping[str, int]
@@ -44,7 +44,7 @@ class Connection(TypedDict, total=False):
     """The keywords of `ackflow.connect`."""
 
     consumer: str | None
-    may_lose: MayLose | None
+    may_lose: "MayLose | None"
     clock: Clock | None
     upkeep: bool
     token: str | None
