@@ -497,7 +497,7 @@ class AmqpConnection(asyncio.Protocol):
             self.server.app.in_transit.bytes -= self._receiving
             self._receiving = 0
             if self.owned:
-                # Its name is known to no one any more, also if this fails: see `remove_abandoned`.
+                # No client knows its name now. If this fails, `remove_abandoned` removes it.
                 await self.server.app.do(remove_owned, True, self.id, list(self.owned))
 
     # called once in a while
