@@ -29,8 +29,8 @@ LAST = 1 << 62
 # Verbs that administrate, by name; programs call them as well, such as `configure` when they start.
 ADMINISTRATION = {
     "configure": "configure", "configure_group": "configure group", "pause": "pause", "seek": "seek",
-    "purge": "purge", "delete_queue": "delete queue", "delete_group": "delete group",
-    "delete_message": "delete message", "redrive": "redrive", "purge_dead": "purge dead letters",
+    "purge": "purge", "delete_queue": "delete queue", "delete_copied": "delete queue",
+    "delete_group": "delete group", "delete_message": "delete message", "redrive": "redrive", "purge_dead": "purge dead letters",
     "settle_message": "settle", "release_lease": "release lease", "extend_lease": "extend lease",
 }  # fmt: skip
 # Verbs on access tokens, which only the machine of the database may call.

@@ -2,6 +2,13 @@
 
 from .client import MessageMiddlewareExchange, MessageMiddlewareQueue
 from .eof import EofGate, Repeats
-from .transport import Channel
+from .transport import Channel, ack_together
 
-__all__ = ["Channel", "EofGate", "MessageMiddlewareExchange", "MessageMiddlewareQueue", "Repeats"]
+__all__ = [
+    "Channel",
+    "EofGate",
+    "MessageMiddlewareExchange",
+    "MessageMiddlewareQueue",
+    "Repeats",
+    "ack_together",
+]

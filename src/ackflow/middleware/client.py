@@ -55,6 +55,8 @@ class MessageMiddlewareQueue:
         self._idle = threading.Event()
         self._idle.set()
         self._held: set[tuple[Channel, int]] = set()
+        self._consumer: int | None = None  # the thread that consumes
+        self._closes = False
         self._declare()
 
     def _declare(self) -> None:
@@ -70,7 +72,7 @@ class MessageMiddlewareQueue:
 
     def send(self, body: bytes) -> None:
         """Send a message. When this returns, it is on the broker's disk."""
-        self._transport.publish("", self.queue, body)
+        self._transport.publish("", self.queue, body, mandatory=True)
 
     def start_consuming(self, callback: Callback) -> None:
         """Call `callback(body, channel=, delivery_tag=, redelivered=)` until `stop_consuming`.
@@ -82,15 +84,19 @@ class MessageMiddlewareQueue:
         call = adapted(callback)
         self._stopping.clear()
         self._idle.clear()
-        self._transport.start(self.queue, self._prefetch)
+        self._consumer = threading.get_ident()
         try:
+            self._transport.start(self.queue, self._prefetch)
             while not self._stopping.is_set():
                 found = self._transport.next(POLL_SECONDS)
                 if found is not None:
                     self._handle(call, found)
         finally:
+            self._consumer = None
             self._transport.stop()
             self._idle.set()
+            if self._closes:
+                self._transport.close()
 
     def _handle(self, call: Callback, found: Delivery) -> None:
         tag, channel = found.delivery_tag, _Counting(self, found)
@@ -133,8 +139,14 @@ class MessageMiddlewareQueue:
         self._transport.delete(self.queue)
 
     def close(self) -> None:
-        """Stop consuming, wait for the running callback, and close the connection."""
+        """Stop consuming, wait for the running callback, and close the connection.
+
+        Called by the callback itself, it takes effect when the callback returns.
+        """
         self.stop_consuming()
+        if self._consumer == threading.get_ident():
+            self._closes = True
+            return
         self._idle.wait(60)
         self._transport.close()
 
@@ -168,9 +180,12 @@ class MessageMiddlewareExchange(MessageMiddlewareQueue):
             for key in self._keys:
                 self._transport.bind(self.queue, self.exchange, key)
 
-    def send(self, body: bytes, key: str = "") -> None:
-        """Send a message. When this returns, it is on disk in every queue that it was routed to."""
-        self._transport.publish(self.exchange, key, body)
+    def send(self, body: bytes, key: str = "", *, mandatory: bool = False) -> None:
+        """Send a message. When this returns, it is on disk in every queue that it was routed to.
+
+        `mandatory`: raise NotFound if it was routed to none.
+        """
+        self._transport.publish(self.exchange, key, body, mandatory=mandatory)
 
     def start_consuming(self, callback: Callback) -> None:
         """Consume the bound queue; see `MessageMiddlewareQueue.start_consuming`."""
@@ -189,17 +204,28 @@ class _Counting:
 
     @property
     def is_open(self) -> bool:
-        return self._found.channel.is_open
+        """Whether the delivery can be settled: a broker closes a channel that settles it twice."""
+        return self._found.channel.is_open and not self.settled
+
+    @property
+    def behind(self) -> Channel:
+        return self._found.channel
 
     def basic_ack(self, delivery_tag: int) -> None:
-        self._found.channel.basic_ack(delivery_tag)
-        self._settle(delivery_tag)
+        if self.begin_to_settle(delivery_tag):
+            self._found.channel.basic_ack(delivery_tag)
 
     def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
-        self._found.channel.basic_nack(delivery_tag, requeue)
-        self._settle(delivery_tag)
+        if self.begin_to_settle(delivery_tag):
+            self._found.channel.basic_nack(delivery_tag, requeue)
 
-    def _settle(self, delivery_tag: int) -> None:
-        if delivery_tag == self._found.delivery_tag:
-            self.settled = True
-            self._owner._release(self._found)
+    def begin_to_settle(self, delivery_tag: int) -> bool:
+        """Record that a delivery is settled; False if it was settled before."""
+        if delivery_tag != self._found.delivery_tag:
+            return True  # of another callback
+        if self.settled:
+            log.warning("delivery_tag=%d was settled before", delivery_tag)
+            return False
+        self.settled = True
+        self._owner._release(self._found)
+        return True

@@ -29,6 +29,19 @@ class Channel(Protocol):
         """Report a failure: deliver the message again, or dead-letter it without `requeue`."""
 
 
+def ack_together(held: Sequence[tuple[Channel, int]]) -> None:
+    """Acknowledge deliveries; those of one channel in one step, if it can."""
+    by_channel: dict[Any, list[int]] = {}
+    for channel, tag in held:
+        behind = getattr(channel, "behind", channel)
+        if not hasattr(behind, "ack_all"):
+            channel.basic_ack(tag)
+        elif behind is channel or channel.begin_to_settle(tag):  # type: ignore[attr-defined]
+            by_channel.setdefault(behind, []).append(tag)
+    for behind, tags in by_channel.items():
+        behind.ack_all(tags)
+
+
 class Delivery(Struct, frozen=True):
     body: bytes
     channel: Channel
@@ -42,7 +55,7 @@ class Transport(Protocol):
     def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None: ...
     def declare_exchange(self, name: str, kind: str) -> None: ...
     def bind(self, queue: str, exchange: str, key: str) -> None: ...
-    def publish(self, exchange: str, key: str, body: bytes) -> None: ...
+    def publish(self, exchange: str, key: str, body: bytes, *, mandatory: bool) -> None: ...
     def start(self, queue: str, prefetch: int) -> None: ...
     def next(self, seconds: float) -> Delivery | None: ...
     def hold(self, held: int) -> None:

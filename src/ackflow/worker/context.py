@@ -148,7 +148,10 @@ class Context:
     def last_attempt(self) -> bool:
         """Whether a failure now makes the message a dead letter."""
         limit = None if self.handler is None else self.handler.attempts
-        if limit is None:
-            limit = self.binding.max_deliver
-            return limit is not None and self.message.deliveries >= limit
-        return self.attempt >= limit
+        return self.last_delivery or (limit is not None and self.attempt >= limit)
+
+    @property
+    def last_delivery(self) -> bool:
+        """Whether the group allows no further delivery."""
+        limit = self.binding.max_deliver
+        return limit is not None and self.message.deliveries >= limit

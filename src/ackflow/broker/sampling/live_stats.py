@@ -53,7 +53,8 @@ class QueueLine(Struct):
     """One queue with all its groups added up.
 
     `ready` of a queue that no group reads are all messages it stores. `oldest_seconds` is the age of
-    the oldest message that could be delivered. `trouble`: why the queue needs attention.
+    the oldest message that could be delivered. `lag` is that of the group that is furthest behind.
+    `trouble`: why the queue needs attention.
     """
 
     id: int
@@ -67,6 +68,7 @@ class QueueLine(Struct):
     leased: int = 0
     waiting: int = 0
     dead: int = 0
+    lag: int = 0
     delivered: int = 0
     acked: int = 0
     failed: int = 0
@@ -81,6 +83,7 @@ class QueueLine(Struct):
             self.leased += group.leased
             self.waiting += group.waiting
             self.dead += group.dead
+            self.lag = max(self.lag, group.lag)
             self.delivered += group.delivered
             self.acked += group.acked
             self.failed += group.failed

@@ -10,7 +10,7 @@ import typer
 from ... import validate
 from ...errors import InvalidArgument
 from ...session.connect import connect
-from ...session.queue_copy import copy_queue, look_at, refuse_same
+from ...session.queue_copy import copy_queue, delete_source, look_at, refuse_same
 from ...session.schema import schema_version
 from ...session.session import Session
 from .. import contexts
@@ -81,7 +81,7 @@ def copy(
             with _bar(given.name, given.messages) as advance:
                 done = copy_queue(one, other, given.name, wait=wait, progress=advance)
             if move:
-                one.delete_queue(given.name)
+                delete_source(one, done)
             left = (
                 f", {plural(done.leased, 'leased message')} due in the copy" if done.leased else ""
             )

@@ -58,6 +58,12 @@ Work = Annotated[
     ),
 ]
 Results = Annotated[Literal["json", "csv", "parquet"], typer.Option(help="Format of the answers.")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="NAME=VALUE", help="A setting of Spark, as in spark-submit; repeatable."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -108,6 +114,7 @@ def run(
             help="Client to answer although more blocks arrived than its end-of-file messages announce."
         ),
     ] = None,
+    conf: Conf = None,
     token: Secret = None,
 ) -> None:
     """Answer the queries for every client; a restarted run continues where it stopped."""
@@ -118,7 +125,7 @@ def run(
     settings = Settings(
         data=str(data or ""), out=str(out), db=db, declaration=str(declared), master=master,
         workers=workers, parts=parts, work=work, results=results, token=token, standby=standby,
-        ui=ui,
+        ui=ui, conf=preflight.parse_conf(conf or ()),
     )  # fmt: skip
     if stage is not None:
         run_stage(settings, stage, worker)
@@ -270,12 +277,12 @@ def answers(
     out: Out, to: Annotated[Path, typer.Option(help="Folder for the interim answers.")],
     db: Db = None, declared: Declared = DEFAULT_DECLARATION, work: Work = None,
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
-    results: Results = "json", token: Secret = None,
+    results: Results = "json", conf: Conf = None, token: Secret = None,
 ) -> None:  # fmt: skip
     """Answer the queries of an unfinished client with the rows folded so far."""
     settings = Settings(
         data="", out=str(out), db=db, declaration=str(declared), work=work, master=master,
-        results=results, token=token,
+        results=results, token=token, conf=preflight.parse_conf(conf or ()),
     )  # fmt: skip
     pipeline = settings.pipeline()
     with existing_session(settings, "answers") as q:

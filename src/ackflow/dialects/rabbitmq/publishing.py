@@ -88,6 +88,8 @@ class Publisher:
 
     def _complete(self, content: Content) -> Posted:
         self._content = None
+        if content.received:
+            self._channel.connection.count_received(-content.received)
         body = content.parts[0] if len(content.parts) == 1 else b"".join(content.parts)
         return self.accept(content.method, content.properties, body)
 

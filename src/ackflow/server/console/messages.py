@@ -1,7 +1,6 @@
 """The dashboard's messages and dead letters: search, the fate of a message, export, a live tail."""
 
 import asyncio
-import os
 import time
 from typing import Any
 
@@ -10,11 +9,11 @@ import msgspec
 from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
 from ...broker.views import peek
-from ...broker.views.browse import get as get_message
 from ...broker.views.dead_groups import DeadGroups, dead_groups
-from ...broker.views.fate import Fate, fate, queue_of_message
+from ...broker.views.fate import Fate, fate, kept_message, queue_of_message
 from ...broker.views.search import Search, search
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, NotFound
+from ...model import News
 from ..http import Call, Param, Response, json
 from .responses import (
     AFTER,
@@ -23,10 +22,10 @@ from .responses import (
     LIMIT,
     LONG,
     MOST_PAGE,
-    MOST_TAILS,
     NUMBER,
     QUEUE,
     SECONDS,
+    TAIL_MESSAGES,
     TAIL_PAUSE,
     TAIL_SECONDS,
     DeadRows,
@@ -43,6 +42,7 @@ from .responses import (
     snapshot_of,
     time_of,
 )
+from .tails import Positions
 
 
 async def messages(call: Call) -> Response:
@@ -73,8 +73,10 @@ def _time(call: Call, name: str) -> int | None:
 
 async def locate(call: Call) -> Response:
     """The queue of a message, by its id alone."""
-    found = await look(call, queue_of_message, call.query.get("id", ""))
-    call.server.allow(call, found)
+    id = call.query.get("id", "")
+    found = await look(call, queue_of_message, id)
+    if not call.server.may_see(call, found):  # ids can be counted up; the name is not for all
+        raise NotFound(f"there is no message {id}")
     return json(Location(found))
 
 
@@ -83,12 +85,12 @@ async def message(call: Call) -> Response:
     queue, id = call.params["queue"], call.params["id"]
     found: Fate = await call.server.do(fate, False, queue, id, optional(call, "group"))
     row = None if found.message is None else message_row(call, found.message, LONG)
-    return json(MessagePage(row, found.groups, found.more_groups))
+    return json(MessagePage(row, found.stored, found.groups, found.more_groups))
 
 
 async def payload(call: Call) -> Response:
     """The whole payload of a message, as a file."""
-    found = await look(call, get_message, call.params["queue"], call.params["id"], None)
+    found = await look(call, kept_message, call.params["queue"], call.params["id"])
     masking = call.server.dashboard.masking
     if masking and not found.is_json:
         raise InvalidArgument("the payload is not JSON, so its fields cannot be masked")
@@ -166,11 +168,19 @@ async def tail(call: Call) -> Response:
     Each answer is complete and ends; the browser asks again with the id of the last event. So it
     works behind proxies that hold back what has not ended.
     """
-    server, queue = call.server, call.params["queue"]
-    tails = server.dashboard.tails
-    key = call.header(b"last-event-id") or call.query.get("from", "")
+    tails = call.server.dashboard.tails
+    after = tails.after(call.header(b"last-event-id") or call.query.get("from", ""))
     partition, last = optional(call, "partition"), call.integer("last", 20, 0, 200)
-    after = tails.get(key)
+    with tails.following():
+        news = await _news(call, partition, after, last)
+    key = tails.keep(news.after)
+    rows = msgspec.json.encode([message_row(call, one) for one in news.items])
+    body = b"retry: 100\nid: %b\nevent: messages\ndata: %b\n\n" % (key.encode(), rows)
+    return Response(200, body, b"text/event-stream", ((b"cache-control", b"no-store"),))
+
+
+async def _news(call: Call, partition: str | None, after: Positions | None, last: int) -> News:
+    """What was pushed after these positions; without any, the last messages."""
     until, gone = time.monotonic() + TAIL_SECONDS, False
 
     def disconnected() -> None:
@@ -180,18 +190,14 @@ async def tail(call: Call) -> Response:
     call.long_poll, call.on_disconnect = True, disconnected
     while True:
         started = time.monotonic()
-        news = await look(call, peek.follow, queue, partition, after, last, 200)
+        news: News = await look(
+            call, peek.follow, call.params["queue"], partition, after, last, TAIL_MESSAGES
+        )
         first, after = after is None, news.after
-        if news.items or first or gone or server.closing or time.monotonic() > until:
-            break
+        ended = gone or call.server.closing or time.monotonic() > until
+        if news.items or first or ended:
+            return news
         await asyncio.sleep(max(TAIL_PAUSE, 10 * (time.monotonic() - started)))
-    key = os.urandom(9).hex()
-    tails[key] = after
-    while len(tails) > MOST_TAILS:
-        del tails[next(iter(tails))]
-    rows = msgspec.json.encode([message_row(call, one) for one in news.items])
-    body = b"retry: 100\nid: %b\nevent: messages\ndata: %b\n\n" % (key.encode(), rows)
-    return Response(200, body, b"text/event-stream", ((b"cache-control", b"no-store"),))
 
 
 DEAD = (GROUP, Param("kind", ANY, "Only of this kind"),

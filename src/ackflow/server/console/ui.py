@@ -21,12 +21,13 @@ from ...broker.views.dead_groups import DeadGroups
 from ...errors import Forbidden, NotFound, Unauthenticated
 from ..http import Call, Response, Route, json
 from .masking import Masking
+from .tails import Tails
 
 TAG = "dashboard"
 COOKIE = "ackflow_session"
 HEADER = b"x-ackflow-ui"
 IDLE_SECONDS = 8 * 3600.0
-MOST_SESSIONS = 10_000
+MOST_SESSIONS, MOST_OF_TOKEN = 10_000, 100
 SPARKS_SECONDS = 15.0
 DEAD_SECONDS, DEAD_REST = 60.0, 30.0
 MOST_KEPT = 100
@@ -60,7 +61,7 @@ class Dashboard:
         self.settings = settings or UiSettings()
         self.masking = Masking(self.settings.mask)
         self.sessions = Sessions()
-        self.tails: dict[str, dict[int, int] | None] = {}  # positions of live tails
+        self.tails = Tails()
         self.kept = Kept()
 
 
@@ -128,6 +129,9 @@ class Sessions:
 
     def begin(self, token: bytes) -> str:
         """Return the value of a new cookie for the token with this digest."""
+        mine = [key for key, (digest, _) in self._known.items() if digest == token]
+        if len(mine) >= MOST_OF_TOKEN:  # else one token could end the sessions of all others
+            del self._known[mine[0]]
         if len(self._known) >= MOST_SESSIONS:
             now = time.monotonic()
             self._known = {key: one for key, one in self._known.items() if one[1] > now}
