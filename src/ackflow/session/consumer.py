@@ -439,7 +439,9 @@ class Consumer:
             if handled:
                 self._settle(lambda: self._session.ack(handled))
         except AckflowError as error:
-            log.warning("%s; what was handled last comes again when its lease ends", error)
+            log.warning(
+                "%s; the messages handled last are delivered again when their lease ends", error
+            )
 
     def _take(self, repeatable: RepeatablePop) -> Batch[Message]:
         if not repeatable.handled:

@@ -538,7 +538,10 @@ class AmqpConnection(asyncio.Protocol):
                 self._transport.abort()
                 return
         if self.unread.is_stalled(now):
-            log.warning("%s does not read, and others need the memory: disconnected", self.name)
+            log.warning(
+                "%s does not read its messages, and other clients need the memory: disconnected",
+                self.name,
+            )
             self._transport.abort()
 
     def _peer_answers(self) -> bool:
