@@ -434,7 +434,7 @@ class Consumer:
             self._move(alive=-1)
 
     def _ack_last(self, handled: list[Message]) -> None:
-        """Ack what was handled before the loop ended, as there is no next pop."""
+        """Ack the messages that were handled before the loop ended, as there is no next pop."""
         try:
             if handled:
                 self._settle(lambda: self._session.ack(handled))
