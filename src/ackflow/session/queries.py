@@ -45,7 +45,7 @@ class Queries(ABC):
     def broker(self) -> Verbs: ...
 
     def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
-        """Explain the state of a message in a group, and why it is or is not delivered now."""
+        """What became of a message for a group, and why it is or is not delivered now."""
         return self.broker.do(whys.why, False, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
