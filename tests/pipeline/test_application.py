@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_a_dead_letter_and_the_rest_goes_on(lab: Lab) -> 
         "a block of x.csv has no column 'amount'",
         "invalid client: 'a/b'",
         "invalid end-of-file message: worker 3 of 2",
-        *["invalid message: neither a block nor an end of file"] * 2,
+        *["invalid message: neither a block nor an end-of-file message"] * 2,
         "unknown table: nothing",
     ]
     dead_letter_bad_rows(lab.q, SHOP)

@@ -132,7 +132,7 @@ class EofGate(Generic[K]):
         }
 
     def metrics(self) -> str:
-        """What is held, as lines for Prometheus."""
+        """Return metrics of the held messages as lines for Prometheus."""
         with self._lock:
             since = [one.since for some in self._held.values() for one in some]
             values = {

@@ -191,7 +191,7 @@ class AmqpTransport:
                 if not self._stopped.is_set():
                     expected = isinstance(error, AMQPError | OSError)
                     log.warning(
-                        "the connection was lost, connecting again: %r",
+                        "the connection was lost, reconnecting: %r",
                         error,
                         exc_info=not expected,
                     )

@@ -30,7 +30,7 @@ class Channel(Protocol):
 
 
 def ack_together(held: Sequence[tuple[Channel, int]]) -> None:
-    """Acknowledge deliveries; those of one channel in one step, if it can."""
+    """Acknowledge several deliveries together: on a database in one transaction."""
     by_channel: dict[Any, list[int]] = {}
     for channel, tag in held:
         behind = getattr(channel, "behind", channel)

@@ -235,7 +235,7 @@ class Server:
             self._polls.discard(signal)
 
     async def _attempt(self, call: Call, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
-        """Pop what is there, unless slow clients already hold too much memory."""
+        """Pop without waiting, unless slow clients already hold too much memory."""
 
         def pop() -> Awaitable[Handout]:
             return self.loop_broker.try_pop(request, verb, self._raise_if_busy)

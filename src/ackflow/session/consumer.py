@@ -434,12 +434,14 @@ class Consumer:
             self._move(alive=-1)
 
     def _ack_last(self, handled: list[Message]) -> None:
-        """Ack what was handled before the loop ended, as there is no next pop."""
+        """Ack the messages that were handled before the loop ended, as there is no next pop."""
         try:
             if handled:
                 self._settle(lambda: self._session.ack(handled))
         except AckflowError as error:
-            log.warning("%s; what was handled last comes again when its lease ends", error)
+            log.warning(
+                "%s; the messages handled last are delivered again when their lease ends", error
+            )
 
     def _take(self, repeatable: RepeatablePop) -> Batch[Message]:
         if not repeatable.handled:

@@ -68,7 +68,7 @@ def copy_queue(
 
 
 def delete_source(source: Session, copied: Copied) -> None:
-    """Delete a queue that was copied; it is refused if something was pushed to it since."""
+    """Delete a copied queue; raises if messages were pushed to it after the copy."""
     source.broker.do(transfer.delete_copied, True, copied.queue, copied.pushed)
 
 

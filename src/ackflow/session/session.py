@@ -85,7 +85,7 @@ class Session(Queries, NextBatch):
         at: Time | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Append messages to a queue; they are on disk when this returns.
+        """Append messages to a queue. They are on disk when this returns.
 
         A list or tuple is many messages, anything else is one; an `Item` brings settings of its
         own. They are delivered after `delay`, or from the time `at` on (an aware datetime, or
@@ -203,11 +203,11 @@ class Session(Queries, NextBatch):
         return Batch.of(self, self.read_again(token), Message)
 
     def read_again(self, token: str) -> Handout:
-        """The hand-out of a lease, as `read` returns it."""
+        """Return the hand-out of a lease, for `read`."""
         return self.broker.do(leases.read, False, ids.parse_token(token))
 
     def lease(self, token: str) -> Lease:
-        """A lease by its token alone, to settle messages of it from anywhere."""
+        """Return a lease by its token, to settle its messages from any process."""
         return Lease(self, ids.parse_token(token))
 
     # in the background
@@ -268,7 +268,7 @@ class Session(Queries, NextBatch):
         return self._background.add(Buffer(self, size, seconds))
 
     def ack_stats(self) -> AckStats:
-        """How the settles of this session went: counts, success rate, latencies."""
+        """Return statistics of the settles of this session: counts, success rate, latencies."""
         return self._acks.stats()
 
     # settling
@@ -281,7 +281,7 @@ class Session(Queries, NextBatch):
     def nack(
         self, messages: Messages, reason: Reason | None = None, *, delay: Duration | None = None
     ) -> Settled:
-        """Mark messages as failed: redeliver after `delay`, else after the back-off, else now."""
+        """Report failures: redeliver after `delay`, otherwise after the back-off, otherwise now."""
         return self._settle_all(messages, to_verdict("nack", reason, delay))
 
     def release(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
@@ -289,21 +289,21 @@ class Session(Queries, NextBatch):
         return self._settle_all(messages, to_verdict("release", delay=delay))
 
     def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
-        """Put copies at the end of their lanes, for this group; the originals are done."""
+        """Append copies to the end of their lanes, for this group; the originals are done."""
         return self._settle_all(messages, to_verdict("requeue", delay=delay))
 
     def reject(self, messages: Messages, reason: Reason | None = None) -> Settled:
-        """Never deliver them again: keep them as dead letters with the reason."""
+        """Never deliver messages again; keep them as dead letters with the reason."""
         return self._settle_all(messages, to_verdict("reject", reason))
 
     def dead_letter(self, messages: Messages, reason: Reason | None = None) -> Settled:
-        """Make them dead letters now, as failures."""
+        """Move messages to the dead letters now, as failures."""
         return self._settle_all(messages, to_verdict("dead_letter", reason))
 
     def settle(
         self, verdicts: Iterable[tuple[Delivery, Verdict | SettleVerb]], *, atomic: bool = False
     ) -> Settled:
-        """Settle each message with its own verdict; `atomic`: one that is refused rolls back all."""
+        """Settle each message with its own verdict. `atomic`: one refusal rolls back all."""
         given = judged(verdicts)
         synced = any(verdict.synced for _, verdict in given)
         some = [message for message, _ in given]
@@ -333,7 +333,7 @@ class Session(Queries, NextBatch):
             self._patiently([message], lambda: self._settle_one(token, mark))
 
     def release_all(self, token: int) -> None:
-        """Release everything a lease still holds."""
+        """Release all messages that a lease still holds."""
         self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
 
     def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None:
@@ -370,7 +370,7 @@ class Session(Queries, NextBatch):
     def settle_marks(
         self, marks: dict[int, list[Mark]], messages: int, synced: bool, atomic: bool = False
     ) -> Settled:
-        """Settle what the marks name under each token."""
+        """Settle the messages that are marked under each token."""
         result = Settled()
         if not marks:
             return result
@@ -385,7 +385,7 @@ class Session(Queries, NextBatch):
     # transactions and values
 
     def transaction(self, key: str | None = None) -> Transaction:
-        """SettleOperation and pushes over any queues, and small values: all or nothing."""
+        """Return a transaction: settles, pushes and keyed values on any queues, all or nothing."""
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
@@ -415,7 +415,7 @@ class Session(Queries, NextBatch):
         dialect: Dialect | None = None,
         **options: Unpack[GroupOptionsDict],
     ) -> GroupStats:
-        """Create a group or change the options given. `start` (all, new or a time) is for a new one."""
+        """Create a group, or change the given options. `start` (all, new, a time) is for a new one."""
         given = validate.group_options(options)
         validate.name(queue, "queue")
         validate.name(name, "group")
@@ -425,7 +425,7 @@ class Session(Queries, NextBatch):
         return self.group_stats(queue, name)
 
     def pause(self, queue: str, group: str | None = None) -> None:
-        """Stop deliveries of a queue, or to a group, until resumed; settling continues."""
+        """Pause a queue or a group: nothing is delivered until `resume`; settling continues."""
         self.broker.do(admin.pause, True, queue, group, True)
 
     def resume(self, queue: str, group: str | None = None) -> None:
@@ -458,19 +458,19 @@ class Session(Queries, NextBatch):
         return self.broker.do(admin.seek, True, queue, group, target, time is not None, partition)
 
     def purge(self, queue: str, partition: str | None = None) -> int:
-        """Remove all messages of a queue or partition, leased ones too; returns their number."""
+        """Remove all messages of a queue or partition, also leased ones; return their number."""
         return self.broker.do(admin.purge, True, queue, partition)
 
     def delete_queue(self, queue: str) -> bool:
-        """Remove a queue with everything in it; False when there was none."""
+        """Delete a queue with everything in it; return False if there was none."""
         return self.broker.do(admin.delete_queue, True, queue)
 
     def delete_group(self, queue: str, group: str) -> bool:
-        """Remove a group with its leases and dead letters; False when there was none."""
+        """Delete a group with its leases and dead letters; return False if there was none."""
         return self.broker.do(admin.delete_group, True, queue, group)
 
     def delete_message(self, queue: str, id: str) -> bool:
-        """Remove one message for every group; False when it is not stored."""
+        """Delete one message for every group; return False if it is not stored."""
         return self.broker.do(admin.delete_message, True, queue, id)
 
     # dead letters

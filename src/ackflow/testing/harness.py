@@ -60,7 +60,7 @@ class Recorder(Middleware):
 
 
 class Harness:
-    """Runs a worker in memory: `drain` handles what is due, in this thread.
+    """Runs a worker in memory: `drain` handles all due messages, in this thread.
 
     The worker uses `session` while the harness is entered. `clock` moves only by
     `clock.advance(seconds)`, so that delays and back-offs take no time.
@@ -100,7 +100,7 @@ class Harness:
         advance: bool = False,
         keep_going: bool = False,
     ) -> list[Processed]:
-        """Handle messages until none is due, or `most` of them; returns what was handled.
+        """Handle messages until none is due, or `most` of them, and return them.
 
         Ticks of schedules that are due are pushed first.
         With `advance` the clock moves to what is due next, until nothing is left. An exception of a
@@ -212,7 +212,7 @@ class Harness:
         assert priority in sent, f"priorities of what was sent to {queue}: {sent}"
 
     def assert_messages_count(self, queue: str, count: int) -> None:
-        """So many messages were sent to the queue."""
+        """This number of messages was sent to the queue."""
         sent = len(self.sent_messages(queue))
         assert sent == count, f"{sent} messages were sent to {queue}, expected {count}"
 

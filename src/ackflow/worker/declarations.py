@@ -314,8 +314,8 @@ def _limit_deliveries(binding: Binding, most: int | None) -> None:
     validate.integer(most, "max_deliver", 1, 1 << 31)
     if binding.max_deliver not in (None, most):
         raise InvalidArgument(
-            f"queue {binding.label} has max_deliver={binding.max_deliver} already, and it is one for "
-            "all tasks of a queue"
+            f"queue {binding.label} has max_deliver={binding.max_deliver} already; all tasks of a "
+            "queue share it"
         )
     binding.max_deliver = most
 

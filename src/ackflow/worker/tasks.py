@@ -82,17 +82,17 @@ class Handle(Generic[R]):
     def result(self, timeout: Duration | None = None) -> R:
         """Wait for what the task returns; the task must have `result=True`.
 
-        Raises ResultFailed if it was given up, ResultTimeout if there is no result in time.
+        Raises ResultFailed if it failed for good, ResultTimeout if there is no result in time.
         """
         return cast(R, self._result().result(timeout))
 
     @property
     def ready(self) -> bool:
-        """Whether there is a result, or the task was given up."""
+        """Whether there is a result, or the task failed for good."""
         return self._result().ready
 
     def progress(self) -> Progress | None:
-        """How far the task is; None if it has recorded nothing."""
+        """Return the recorded progress of the task; None if there is none."""
         return self._result().progress()
 
     def _result(self) -> Result:
@@ -154,7 +154,7 @@ class Task(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without a queue."""
+        """Call the function directly, without a queue."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -260,7 +260,7 @@ class Worker(Declarations):
             schedules.stop()
 
     def stop(self, reason: str = "stopped") -> None:
-        """Stop `run`, from any thread: what is being processed is finished first."""
+        """Stop `run`, from any thread, after the messages that are being processed."""
         if self._consumer is not None:
             self._consumer.stop(reason)
 

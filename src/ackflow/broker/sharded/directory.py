@@ -1,4 +1,4 @@
-"""Which database has a queue, a lease or a name: asked of the databases, and remembered.
+"""Finds the database of a queue, a lease or a name: it asks the databases and keeps the answers.
 
 There is no table of places that could be wrong. A queue is where it exists; a new one goes where the
 rendezvous hash of its name says, so that brokers with the same list of databases agree. A database
@@ -30,7 +30,7 @@ REMEMBERED = 100_000
 
 
 class NotKnown(Exception):
-    """A database must be asked, which the caller did not want to wait for."""
+    """The answer is not known, and the caller did not want to wait for a database."""
 
 
 class Home(Struct):

@@ -494,7 +494,7 @@ def import_done(tx: Tx, name: str) -> None:
 
 @verb("admin", queue="name", repeatable=False, synced=True, in_slices=True, several=ONE)
 def delete_copied(tx: Tx, name: str, pushed: int) -> bool:
-    """Delete a queue at the source, unless something was pushed that was not copied."""
+    """Delete a queue at the source, unless it has messages that were not copied."""
     queue = find_queue(tx, name)
     tx.flush()
     more = tx.all("queue_totals", queue.id)[0][0] - pushed

@@ -37,7 +37,7 @@ def create() -> None:
 
 @command(app, "list", local=True, needs_reader=True)
 def show(target: Target) -> None:
-    """List the keys by id: those that are given, and those that stored rows are encrypted with."""
+    """List the ids of the given keys and of the keys with which stored rows are encrypted."""
     used = key_usage(_broker(target))
     given = [key.hex() for key in given_keys()]
     unknown = [key for key in used if key and key not in given]
@@ -56,7 +56,7 @@ def show(target: Target) -> None:
 
 @command(app, local=True)
 def rotate(target: Target) -> None:
-    """Encrypt stored data again with the first key given; safe to interrupt and to run again.
+    """Encrypt stored data again with the first given key. Safe to interrupt and to run again.
 
     Give both keys to every process first, the new one first: ACKFLOW_ENCRYPTION_KEY=NEW,OLD.
     """

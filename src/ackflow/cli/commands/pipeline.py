@@ -88,7 +88,7 @@ def run(
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
     workers: Annotated[int, typer.Option(min=1, help="Number of upstream workers.")] = 3,
     parts: Annotated[
-        int, typer.Option(min=1, max=99, help="Number of partitions that rows are folded in.")
+        int, typer.Option(min=1, max=99, help="Number of partitions for folded rows.")
     ] = 4,
     work: Work = None,
     results: Results = "json",
@@ -225,8 +225,8 @@ def cancel(
         bool,
         typer.Option(
             "--accept",
-            help="Cancel only its alarm: answer with all that arrived, although its ends of file "
-            "announce less.",
+            help="Cancel only its alarm: answer its queries with all blocks that arrived, even if its "
+            "end-of-file messages announce fewer.",
         ),
     ] = False,
 ) -> None:  # fmt: skip

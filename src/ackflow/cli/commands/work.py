@@ -41,7 +41,7 @@ def work(
         typer.Option(help="Queues to serve, with weights, such as mail=3,orders (default: all)."),
     ] = None,
     queue_set: Annotated[
-        str | None, typer.Option(help="A set of queues that the worker names.")
+        str | None, typer.Option(help="A queue set that the worker defines.")
     ] = None,
     mode: Annotated[
         str,
@@ -70,13 +70,16 @@ def work(
         int | None, typer.Option(min=1, help="Stop when the process uses this many MB of memory.")
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on after an exception of a processor.")
+        bool, typer.Option("--keep-going", help="Continue after an exception of a processor.")
     ] = False,
     supervise: Annotated[
-        bool, typer.Option("--supervise", help="Start a consumer again when it ends.")
+        bool, typer.Option("--supervise", help="Restart a consumer when it ends.")
     ] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a Python file here changes.")
+        bool,
+        typer.Option(
+            "--reload", help="Restart when a Python file below the current folder changes."
+        ),
     ] = False,
     log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text",
     log_level: Annotated[

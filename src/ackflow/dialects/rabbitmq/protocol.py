@@ -515,7 +515,7 @@ class AmqpConnection(asyncio.Protocol):
             self.server.app.in_transit.bytes -= self._receiving
             self._receiving = 0
             if self.owned:
-                # Its name is known to no one any more, also if this fails: see `remove_abandoned`.
+                # No client knows its name now. If this fails, `remove_abandoned` removes it.
                 await self.server.app.do(remove_owned, True, self.id, list(self.owned))
 
     # called once in a while
@@ -538,7 +538,10 @@ class AmqpConnection(asyncio.Protocol):
                 self._transport.abort()
                 return
         if self.unread.is_stalled(now):
-            log.warning("%s does not read, and others need the memory: disconnected", self.name)
+            log.warning(
+                "%s does not read its messages, and other clients need the memory: disconnected",
+                self.name,
+            )
             self._transport.abort()
 
     def _peer_answers(self) -> bool:

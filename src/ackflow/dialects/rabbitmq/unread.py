@@ -1,4 +1,4 @@
-"""What a client was sent and has not read: its memory is counted, and limited."""
+"""Counts and limits the memory of data that a client was sent and has not read."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ STALLED_SECONDS = 60.0  # without reading anything, while clients hold too much 
 
 
 class Unread:
-    """The bytes that wait to be written to a client, beyond what every client may have waiting."""
+    """The bytes that wait to be written to a client, above the allowance of every client."""
 
     def __init__(self, transit: InTransit) -> None:
         self._transit = transit
@@ -45,11 +45,11 @@ class Unread:
 
     @property
     def overdue(self) -> bool:
-        """Whether the client has so much to read that what it sends has to wait."""
+        """Whether the client has so much unread data that its own methods have to wait."""
         return self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNREAD
 
     async def until_read(self) -> None:
-        """Wait until the client has read most of what was sent to it."""
+        """Wait until the client has read most of the data that was sent to it."""
         while self.overdue:
             await self._has_read.wait()
 

@@ -180,7 +180,7 @@ async def tail(call: Call) -> Response:
 
 
 async def _news(call: Call, partition: str | None, after: Positions | None, last: int) -> News:
-    """What was pushed after these positions; without any, the last messages."""
+    """The messages pushed after these positions; without positions, the last messages."""
     until, gone = time.monotonic() + TAIL_SECONDS, False
 
     def disconnected() -> None:

@@ -1,4 +1,4 @@
-"""Live tails: where each of them continues, and how many follow at the same time."""
+"""Live tails: their positions, and a limit on their number."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class Tails:
         self._following = 0
 
     def after(self, key: str) -> Positions | None:
-        """Where a tail continues; None if it begins, or was not continued for long."""
+        """Return the positions of a tail; None for a new one, or after a long pause."""
         return self._kept.get(key)
 
     def keep(self, after: Positions) -> str:

@@ -1,4 +1,4 @@
-"""Fences: what a transaction locks, and what has a version of its own.
+"""Fences: the units that a transaction locks, each with its own version.
 
 A fence is a queue, by its id; a negative number is something that belongs to no queue. Every
 transaction shares the fence of the schema (0) or has it alone:

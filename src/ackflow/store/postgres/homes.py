@@ -1,7 +1,7 @@
-"""The queues to which leases, groups and lanes belong, and the ids of queues by name.
+"""The queue of each lease, group and lane, and the ids of queues by name.
 
-To what they belong never changes; only a transaction that is alone in the schema gives a name to another
-queue.
+The queue of an id never changes. Only a transaction that holds the schema exclusively can give the name of
+a queue to another queue.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""A transaction that is confined to its fences, so that others can run beside it.
+"""A transaction that is confined to its fences, so that others can run concurrently.
 
-Nothing here has to be believed of a verb: one that reads or changes more than it declared meets a
-queue, a lane or a statement that is not among its own, and `WiderReach` makes it run again alone.
+The declaration of a verb is not trusted. If the verb reads or changes more than it declared, it uses a
+queue, a lane or a statement that is not permitted; `WiderReach` then makes it run again alone.
 """
 
 from collections.abc import Callable, Collection

@@ -1,11 +1,11 @@
 """The consumer of a worker: one thread receives, several process, one settles.
 
-    receive ─► not begun ─► process (concurrency threads) ─► settle, many in one transaction
+    receive ─► waiting ─► process (concurrency threads) ─► settle, many in one transaction
                    │
                    └─ at a stop: released, uncounted
 
-Messages are popped ahead only as far as they are begun soon, by the speed measured so far: a worker
-with slow handlers holds back nothing that another worker could begin.
+Messages are popped ahead only if they will be started soon, at the speed measured so far, so a worker
+with slow handlers does not hold messages that another worker could start.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class Counts(Struct):
 
 
 class Item(Struct, eq=False, gc=False):
-    """A message that was received and is not begun."""
+    """A message that was received and is waiting to be processed."""
 
     message: Message
     lease: HeldLease
@@ -97,7 +97,7 @@ class Consumer:
         self._changed = threading.Condition()
         self._not_begun: deque[Item] = deque()
         self._idle = 0  # threads that wait for a message
-        self._low = -1  # the receiver waits until this many are not begun
+        self._low = -1  # the receiver waits until at most this many are waiting
         self._threads = 0
         self._held: dict[Attempt, Item] = {}
         self._mean: float | None = None  # seconds that a message takes
@@ -145,7 +145,7 @@ class Consumer:
                 self._hooks.call("idle", state)
 
     def _room(self) -> int:
-        """Wait until messages can be begun soon; return how many to receive, 0 to look again."""
+        """Wait until messages can be started soon; return how many to receive, 0 to check again."""
         with self._changed:
             ahead = self._ahead()
             room = self._free() + ahead - len(self._not_begun)
@@ -160,7 +160,7 @@ class Consumer:
         return self._idle + self._concurrency - self._threads
 
     def _ahead(self) -> int:
-        """How many messages to hold that are not begun."""
+        """How many waiting messages to hold."""
         if self._prefetch is not None:
             return self._prefetch
         if self._mean is None:

@@ -197,7 +197,7 @@ _ACK = Verdict("ack")
 
 
 def _verdict(context: Context) -> Verdict:
-    """The verdict that the status of a message means."""
+    """Return the verdict for the status of a message."""
     handler, reason = context.handler, context.reason
     if context.status is ACK:
         return _ACK

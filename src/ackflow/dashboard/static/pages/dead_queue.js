@@ -67,7 +67,7 @@ export default {
           { label: "Failures", num: true, hide: "hide-m", cell: (row) => n(row.failures) },
           { label: "Payload", hide: "hide-l", css: "wide", cell: (row) => h("div", { class: "payload" }, row.json ? row.payload : "(bytes)") },
         ],
-        empty: h(Empty, { title: narrowed ? "No dead letter fits" : "No dead letters", icon: "dead" }, narrowed ? h("a", { href: link.dead(name) }, "Show all") : "Nothing of this queue has died.") }),
+        empty: h(Empty, { title: narrowed ? "No dead letter matches" : "No dead letters", icon: "dead" }, narrowed ? h("a", { href: link.dead(name) }, "Show all") : "This queue has no dead letters.") }),
       h(Foot, { ctx, text: data ? `${n(data.items.length)} shown` : "Reading", next: data?.next })));
   },
 };

@@ -30,7 +30,7 @@ function seek(ctx) {
       if (!preview) return look();
       close(await run(() => post(path(ctx, "/seek"), {}, query()), "The group is moved"));
     } },
-    h(Field, { label: "To", value: given.to, autofocus: true, options: [["start", "The start of the queue"], ["end", "The end: skip what is there"], ["time", "A time"], ["sequence", "A sequence of each lane"]], onChange: change("to") }),
+    h(Field, { label: "To", value: given.to, autofocus: true, options: [["start", "The start of the queue"], ["end", "The end: skip all stored messages"], ["time", "A time"], ["sequence", "A sequence of each lane"]], onChange: change("to") }),
     given.to === "time" ? h(Field, { label: "Pushed since", type: "datetime-local", required: true, value: given.at, onInput: change("at") }) : null,
     given.to === "sequence" ? h(Field, { label: "Sequence", inputmode: "numeric", required: true, value: given.sequence, onInput: change("sequence") }) : null,
     h(Field, { label: "Only this partition", placeholder: "all", value: given.partition, onInput: change("partition") }),

@@ -27,7 +27,7 @@ export default {
         { label: "Partitions", hide: "hide-m", cell: (row) => (row.partitions.length > 2 ? plural(row.partitions.length, "partition") : row.partitions.join(", ")) },
         { label: "Since", css: "nowrap", hide: "hide-s", cell: (row) => h(Time, { at: row.acquired_at, ago: true }) }, { label: "Until", css: "nowrap", cell: (row) => h(Time, { at: row.expires_at, ago: true }) },
         { label: "", cell: (row) => (may("read-write", row.queue) ? h("div", { class: "actions" }, h(Button, { kind: "small", label: `Extend the lease of ${row.consumer}`, onClick: () => extend(row) }, "Extend"), h(Button, { kind: "small danger", label: `Release the lease of ${row.consumer}`, onClick: () => release(row) }, "Release")) : null) }],
-      empty: h(Empty, { title: ctx.query.queue || ctx.query.group || ctx.query.consumer ? "No lease fits" : "Nothing is leased", icon: "leases" }, "A lease shows who works on which messages, and until when.") }),
+      empty: h(Empty, { title: ctx.query.queue || ctx.query.group || ctx.query.consumer ? "No lease fits" : "Nothing is leased", icon: "leases" }, "A lease shows which consumer works on which messages, and until when.") }),
       h("div", { class: "foot" }, h("span", null, data ? `${data.more ? "More than " : ""}${plural(data.items.length, "lease")}` : "Reading"))));
   },
 };

@@ -17,13 +17,13 @@ async function settle(ctx, group, verdict, label, why) {
   const values = await form(`${label} for ${groupName(group)}`, fields, { text: TEXT[verdict], button: label, danger: verdict !== "release" });
   if (!values) return;
   await run(() => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict, group, reason: values.reason || null, delay: values.delay ? Number(values.delay) : null, deliveries: why.deliveries ?? null }),
-    (result) => (result.done ? `${label}: done` : "It had that end before"));
+    (result) => (result.done ? `${label}: done` : "It has this outcome already"));
 }
 
 const TEXT = {
-  ack: "The message is done for this group. Whoever holds it loses its lease.",
+  ack: "The message is done for this group. A consumer that holds it loses its lease.",
   nack: "Counts as a failure; at its retry limit the message becomes a dead letter.",
-  release: "The message can be delivered again at once. The delivery is not counted.",
+  release: "The message can be delivered again immediately. The delivery is not counted.",
   reject: "The message is never delivered to this group again; it is kept as a dead letter.",
   dead_letter: "The message becomes a dead letter of this group now.",
 };
@@ -40,8 +40,8 @@ function actions(ctx, one) {
 
 async function remove(ctx) {
   const [name, id] = ctx.params;
-  if (!await confirm("Delete message", { text: "It is deleted for every group that has not settled it. Dead letters of it stay.", button: "Delete message" })) return;
-  await run(() => del(queuePath(name, `/messages/${seg(id)}`)), (result) => (result.done ? "Deleted" : "It is not there any more"));
+  if (!await confirm("Delete message", { text: "It is deleted for every group that has not settled it. Its dead letters stay.", button: "Delete message" })) return;
+  await run(() => del(queuePath(name, `/messages/${seg(id)}`)), (result) => (result.done ? "Deleted" : "It no longer exists"));
 }
 
 function again(message, edit) {

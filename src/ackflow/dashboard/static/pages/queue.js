@@ -52,7 +52,7 @@ export function optionFacts(set, defaults) {
 
 export async function editOptions(title, names, set, save) {
   const fields = Object.fromEntries(names.map((name) => [name, { label: name, hint: MEANING[name], value: set[name] === undefined ? "" : typeof set[name] === "string" ? set[name] : JSON.stringify(set[name]) }]));
-  const values = await form(title, fields, { text: "What is left empty stays as it is; null removes a limit." });
+  const values = await form(title, fields, { text: "Empty fields do not change; null removes a limit." });
   if (!values) return;
   const given = options(values);
   const changed = Object.fromEntries(Object.entries(given).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(set[name])));

@@ -14,7 +14,7 @@ async function newQueue() {
   const values = await form("New queue", { name: { label: "Name", required: true, hint: "Names with dots, such as orders.eu, can be granted together: orders.*" } }, { button: "Create" });
   if (!values) return;
   const { patchTo } = await import("../api.js");
-  if (await run(() => patchTo(queuePath(values.name), { options: {} }), `Queue ${values.name} is there`)) app.go(link.queue(values.name));
+  if (await run(() => patchTo(queuePath(values.name), { options: {} }), `Queue ${values.name} exists`)) app.go(link.queue(values.name));
 }
 
 export default {
