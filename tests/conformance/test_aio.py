@@ -191,3 +191,34 @@ async def until_nothing_is_leased(q: aio.Session, ready: int) -> None:
     while (counts := (await q.group_stats("q")).counts).leased and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     assert (counts.ready, counts.leased) == (ready, 0)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_an_ack_and_pop_cancelled_again_and_again_gives_back_what_it_was_given(
+    tmp_path: Path, remote: bool
+) -> None:
+    async def story(url: str) -> None:
+        async with await aio.connect(url) as q:
+            await q.push("q", list(range(100)))
+            batch = await q.pop("q")
+            for n in range(60):
+                task = asyncio.create_task(q.ack_and_pop(batch, "q"))
+                for _ in range(1 + n % 3):
+                    await asyncio.sleep(n % 11 / 4000)
+                    task.cancel()
+                try:
+                    _, batch = await task
+                except asyncio.CancelledError:
+                    await q.ack(batch)  # again, or for the first time
+                    batch = await q.pop("q")
+            await q.ack(batch)
+            counts = (await q.group_stats("q")).counts
+            await until_nothing_is_leased(q, 100 - counts.done)
+
+    if not remote:
+        asyncio.run(story(str(tmp_path / "test.db")))
+        return
+    running = Running(ackflow.connect(tmp_path / "test.db"))
+    asyncio.run(story(running.url))
+    running.stop()
+    running.session.close()

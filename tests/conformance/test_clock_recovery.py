@@ -11,11 +11,12 @@ import pytest
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
-from ackflow.broker import access_tokens
+from ackflow.broker import access_tokens, audit
 from ackflow.broker.broker import Broker
 from ackflow.broker.core.routing.imports import import_messages
 from ackflow.broker.core.upkeep.clock_recovery import recover
 from ackflow.broker.requests import Publication
+from ackflow.broker.sampling import series
 from ackflow.dialects.rabbitmq.verbs import QueueRequest, declare_queue, remove_unused
 from ackflow.model import when
 from ackflow.store.migrate import shipped
@@ -129,6 +130,31 @@ def test_a_queue_declared_under_a_wrong_clock_expires_when_unused(
     clock.advance(61)
     assert q.broker.do(remove_unused, True, "temporary")
     assert "temporary" not in {one.name for one in q.queues()}
+
+
+def test_the_audit_and_the_charts_have_no_times_ahead(q: Session, clock: VirtualClock) -> None:
+    broker = q.broker
+    assert isinstance(broker, Broker)
+    audit.audit_calls(broker, audit.Actor("me", "here"))
+    with years_ahead(q, clock):
+        q.configure("q", keep_seconds=60)
+        for number in range(3):
+            q.push("q", number)
+            clock.advance(60)
+            broker.sampler.run_once()
+        broker.sampler.flush()
+    assert [one.at for one in broker.look(audit.entries, None, 9)] <= [when(clock.now())]
+    broker.sampler.run_once()
+    for number in range(3):
+        q.push("q", number)
+        clock.advance(60)
+        broker.sampler.run_once()
+    broker.sampler.flush()
+    found = broker.read(
+        lambda tx: tx.all("series_of", series.ALL_QUEUES, series.MINUTE, 0, 1 << 40)
+    )
+    assert found
+    assert all(start <= clock.now() // 1_000_000 for start, _ in found)
 
 
 @pytest.mark.parametrize("looked_at", [False, True])

@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+import ackflow
 from ackflow import Session, VirtualClock
+from ackflow.broker.broker import Broker
+from ackflow.broker.upkeep import UpkeepRunner
 from ackflow.errors import Gone, LeaseExpired, LeaseLost, NotFound
 
 DAY = 24 * 3600.0
@@ -375,6 +378,21 @@ def test_what_is_leased_goes_after_its_lease(q: Session, clock: VirtualClock, up
     assert (counts.expired, counts.lag, counts.pushed) == (2, 0, 2)
     with pytest.raises(LeaseExpired):
         batch[0].ack()
+
+
+def test_what_is_too_old_goes_although_hundreds_before_it_are_leased(clock: VirtualClock) -> None:
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as q:
+        q.configure("orders", retention_seconds=60)
+        for number in range(250):
+            q.push("orders", number)
+        q.pop("orders", batch=249, lease_seconds=3_000)
+        clock.advance(61)
+        assert isinstance(q.broker, Broker)
+        runner = UpkeepRunner(q.broker.read, q.broker.write)
+        for _ in range(5):
+            runner.run_once()
+        assert [m.data for m in q.browse("orders", limit=1_000).items] == list(range(249))
+        assert q.group_stats("orders").counts.expired == 1
 
 
 def test_what_comes_back_too_old_is_not_handed_out_again(q: Session, clock: VirtualClock) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -251,6 +251,31 @@ def test_a_search_that_finds_nothing_stops_at_its_time(q: Session) -> None:
     assert page.scanned < 20_000
 
 
+def test_a_long_search_reads_several_snapshots(q: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SNAPSHOT_SECONDS", 0.001)
+    for n in range(40):
+        q.push("s", [{"n": n, "pad": "x" * 2_000}] * 500)
+    snapshots, look = list[object](), broker_of(q).look
+
+    def counted(verb: Callable[..., object], *args: object, **kwargs: object) -> object:
+        snapshots.append(verb)
+        return look(verb, *args, **kwargs)
+
+    monkeypatch.setattr(broker_of(q), "look", counted)
+    running = Running(q)
+    try:
+        query: dict[str, str] = {"text": "not there", "seconds": "5"}
+        page = httpx.get(f"{running.url}/v1/queues/s/messages", params=query, timeout=30).json()
+        assert (page["items"], page["next"], page["scanned"]) == ([], None, 20_000)
+        assert snapshots.count(search) > 3
+        snapshots.clear()
+        query = {"text": "x", "seconds": "5", "limit": "30"}
+        page = httpx.get(f"{running.url}/v1/queues/s/messages", params=query, timeout=30).json()
+        assert (len(page["items"]), page["next"] is None) == (30, False)
+    finally:
+        running.stop()
+
+
 def test_errors_are_compared_without_what_differs() -> None:
     same = [
         "customer 17 not found", "customer 4711 not found",
@@ -346,6 +371,21 @@ def test_a_snapshot_is_shared_and_rested_after(q: Session, clock: VirtualClock) 
     line = board.take().queues["a"]
     assert line.rates is not None
     assert line.rates.pushed == pytest.approx(3.1)
+
+
+def test_rates_go_on_when_the_clock_is_set_back(q: Session, clock: VirtualClock) -> None:
+    board = broker_of(q).stats
+    clock.step(10 * 365 * 86_400.0)
+    q.push("a", 1)
+    board.take()
+    clock.step(-10 * 365 * 86_400.0)
+    for _ in range(20):
+        q.push("a", list(range(100)))
+        clock.advance(50)
+        rates = board.take().queues["a"].rates
+        assert rates is not None
+        assert rates.pushed == pytest.approx(2)
+    assert len(board._kept) <= 5
 
 
 def test_a_slow_snapshot_is_taken_beside_those_who_ask(

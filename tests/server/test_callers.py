@@ -54,8 +54,8 @@ CALLERS = {
 # Who may call it: the role, and on which queues. "mine": on the queue that the call touches; "any":
 # on at least one queue, as the answer shows only those; "all": on every queue; "open": no token.
 VERB_TABLE = {
-    "read-only mine": """browse dead_count dead_letters dead_summary follow group_stats leases message
-        partitions peek progress queue_stats reader_lag store_of_lease why""",
+    "read-only mine": """browse dead_count dead_ids dead_letters dead_summary drop_overdue follow group_stats leases
+        message partitions peek progress queue_stats reader_lag store_of_lease why""",
     "read-only any": "metrics overdue queues sweeps",
     "read-only all": "value values",
     "read-write mine": """ack_and_pop bind_batch commit_batch configure configure_group delete_message drop_stage
@@ -147,11 +147,13 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
     push: list[Operation] = [PushOperation(PushRequest([chunk()]))]
     every: dict[str, tuple[Any, ...]] = {
         "browse": (BrowseRequest("mine"),), "dead_count": (DeadFilter("mine"),),
+        "dead_ids": (DeadFilter("mine"), 0, 10),
         "dead_letters": (DeadFilter("mine"), 10, 0, None), "dead_summary": ("mine", None),
         "follow": ("mine", None, None, 1, 10), "group_stats": ("mine", QUEUE_MODE),
         "leases": ("mine", None), "message": ("mine", at.id, None), "partitions": ("mine", 0, 10),
         "peek": ("mine", QUEUE_MODE, 10), "progress": ("mine", QUEUE_MODE, None),
         "queue_stats": ("mine",), "why": ("mine", at.id, QUEUE_MODE), "overdue": (), "queues": (),
+        "drop_overdue": ("mine", at.id, None),
         "sweeps": (),
         "value": ("key",), "values": ("", 10, None, False),
         "bind_batch": ("reader", at.epoch, 0, 1, "query", 1, "run"),

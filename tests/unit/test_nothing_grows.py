@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,21 @@ def leased_under_a_window(q: Session, clock: VirtualClock, n: int) -> None:
         q.pop("q", group="g")
 
 
-@pytest.mark.parametrize("fill", [delayed, kept, requeued_by_another_group, leased_under_a_window])
+def leased_and_older_than_the_retention(q: Session, clock: VirtualClock, n: int) -> None:
+    q.configure("q", retention_seconds=100)
+    q.push("q", list(range(n)))
+    for _ in range(n):
+        q.pop("q", group="g", lease_seconds=3_000)
+    clock.advance(200)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        delayed, kept, requeued_by_another_group, leased_under_a_window,
+        leased_and_older_than_the_retention,
+    ],
+)  # fmt: skip
 def test_a_pop_takes_as_many_steps_beside_many_as_beside_few(tmp_path: Path, fill: Fill) -> None:
     found = []
     for n in (20, 1_000):
@@ -115,6 +130,46 @@ def test_an_ack_at_random_costs_the_same_in_a_large_lease(tmp_path: Path) -> Non
             cost = Cost(q)
             found.append(max(cost.of(message.ack) for message in taken[n // 2 : n // 2 + 20]))
     assert found[1] <= 1.2 * found[0]
+
+
+def test_why_holds_the_writer_no_longer_beside_many_due_messages_than_beside_few(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for n in (20, 1_000):
+        with ackflow.connect(tmp_path / f"{n}.db", upkeep=False) as q:
+            receipt = q.push("q", list(range(n + 1)))
+            taken = [q.pop("q")[0] for _ in range(n)]
+            for message in taken:
+                message.nack("no")
+            assert q.why("q", receipt[n]).position == n + 1
+            found.append(Cost(q).of(partial(q.why, "q", receipt[n])))
+    assert found[1] <= 1.2 * found[0]
+
+
+@pytest.mark.parametrize("way", ["redrive", "purge"])
+@pytest.mark.parametrize("chosen", ["error", "group"])
+def test_no_transaction_searches_among_the_dead_letters_that_do_not_match(
+    tmp_path: Path, way: str, chosen: str
+) -> None:
+    found = []
+    for n in (100, 2_000):
+        with ackflow.connect(tmp_path / f"{n}.db", upkeep=False) as q:
+            q.push("q", list(range(n)))
+            q.reject(q.pop("q", group="g", batch=n), "common")
+            q.push("q", "last")
+            q.reject(q.pop("q", group="g"), "rare")
+            q.reject(q.pop("q", group="other"), "of another group")
+            which = {"error": "rare"} if chosen == "error" else {"group": "other"}
+            act = q.redrive if way == "redrive" else q.purge_dead
+            done: list[int] = []
+            found.append(longest(q, partial(_note, done, partial(act, "q", **which))))  # type: ignore[arg-type]
+            assert done == [1]
+    assert found[1] <= 1.3 * found[0]
+
+
+def _note(results: list[int], call: Callable[[], int]) -> None:
+    results.append(call())
 
 
 @pytest.mark.parametrize("way", ["purge", "seek", "delete"])

@@ -248,6 +248,25 @@ def test_a_root_that_is_not_active_any_more_is_replaced(
     assert found == [True if stale else None]
 
 
+def test_a_root_that_was_active_under_a_clock_that_was_ahead_becomes_stale_in_time(
+    q: Session, clock: VirtualClock
+) -> None:
+    jobs, years = Jobs(q, stale_after=100), 10 * 365 * 86_400.0
+    found: list[object] = []
+
+    def hang(job: RunningJob) -> bool:
+        clock.step(-years)
+        for _ in range(2):
+            found.append(jobs.run_unique("new", "import", lambda job: True))
+            clock.advance(101)
+        return True
+
+    clock.step(years)
+    with pytest.raises(JobStale):
+        jobs.run_unique("old", "import", hang)
+    assert found == [None, True]
+
+
 def test_a_root_with_children_that_are_new_is_never_stale(q: Session, clock: VirtualClock) -> None:
     jobs = Jobs(q, stale_after=10)
     jobs.create_unique("old", "import")

@@ -206,6 +206,27 @@ def test_a_start_that_a_killed_worker_took_is_not_given_back(
     assert answer.delay == pytest.approx(9)
 
 
+def test_a_rate_goes_on_when_a_clock_that_was_years_ahead_is_set_right(
+    q: Session, limits: Limits, clock: VirtualClock
+) -> None:
+    messages, years = popped(q, 4, lease_seconds=600), 10 * 365 * 86_400.0
+    clock.step(years)
+    first, second = (limits.acquire(one, "k", rate="1/m") for one in messages[:2])
+    clock.step(-years)
+    assert isinstance(first, Permit)
+    assert isinstance(second, Deferred)
+    started: list[int] = []
+    for minute in range(5):
+        for number in (1, 2):
+            if number in started:
+                continue
+            if isinstance(limits.acquire(messages[number], "k", rate="1/m"), Permit):
+                started.append(number)
+        assert len(started) <= minute
+        clock.advance(60)
+    assert sorted(started) == [1, 2]
+
+
 def test_what_limits_leave_behind_ends(q: Session, limits: Limits, clock: VirtualClock) -> None:
     for message in popped(q, 5):
         limits.acquire(message, "k", rate="1/s", concurrency=2)

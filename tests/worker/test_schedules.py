@@ -18,6 +18,7 @@ from ackflow.worker import Schedules, Tick, cron, every
 from ackflow.worker.coordination.schedules import Missed, spec_of, upcoming
 
 BERLIN = ZoneInfo("Europe/Berlin")
+YEARS = 10 * 365 * 86_400.0
 START = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC, where the virtual clock begins
 
 
@@ -170,6 +171,22 @@ def test_a_clock_that_goes_back_repeats_no_tick(q: Session, clock: VirtualClock)
     assert schedules.run_due() == 0
     clock.advance(3600)
     assert schedules.run_due() == 1
+
+
+@pytest.mark.parametrize("missed", ["once", "skip"])
+def test_a_schedule_goes_on_when_a_clock_that_was_years_ahead_is_set_right(
+    q: Session, clock: VirtualClock, missed: Missed
+) -> None:
+    schedules = opened(q, missed, every("1s"))  # 315 million ticks are passed over at once
+    schedules.run_due()
+    clock.step(YEARS)
+    schedules.run_due()
+    clock.step(-YEARS)
+    ticks(q)
+    assert schedules.run_due() == 0
+    clock.advance(1)
+    assert schedules.run_due() == 1
+    assert ticks(q) == ["22:13"]
 
 
 def test_a_changed_specification_begins_anew(q: Session, clock: VirtualClock) -> None:

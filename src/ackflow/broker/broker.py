@@ -95,7 +95,7 @@ class Broker:
         self._keeper = UpkeepRunner(self.read, self._keep)
         self._driven = self._keeper.driven  # sweeps that calls of this process run
         self._name = secrets.token_hex(8)
-        self.stats = StatsBoard(lambda: self.read(snapshot))
+        self.stats = StatsBoard(lambda: self.read(snapshot), clock.steady)
         self.sampler = Sampler(self.stats, self._no_other_turn, self._keep, clock.now)
         self._turn_until: int | None = None  # monotonic time at which the turn must be renewed
         self._keeping = threading.Lock()

@@ -59,7 +59,8 @@ class UpkeepRunner:
         self._write = write
         self._whole = whole
         self._old, self._waiting, self._passed = LaneScan(), LaneScan(), LaneScan()
-        self._walks: dict[int, int] = {}  # by lane, where to continue
+        self._walks: dict[int, int] = {}  # by lane, where trimming continues
+        self._held: dict[int, int] = {}  # by lane, where dropping what is too old continues
         self._history = LeasePruner()
         self._sweeping = False
         self.driven: set[int] = set()  # sweeps that other threads run
@@ -139,12 +140,25 @@ class UpkeepRunner:
         """Drop messages that are older than the retention or time to live of their queue."""
         dropped = 0
         for queue, lane in self._walk(self._old, old_lanes):
-            while n := self._do(partial(drop_old_in, queue=queue, lane=lane), 0):
-                dropped += n
+            dropped += self._drop_old_of(queue, lane)
         for (lane,) in self._read(lambda tx: tx.all("expiring_lanes", tx.now, ROWS)):
             while n := self._do(partial(drop_expired_in, lane=lane), 0):
                 dropped += n
         return dropped
+
+    def _drop_old_of(self, queue: QueueId, lane: LaneId) -> int:
+        """Drop what is too old in a lane, from where the last round ended; leased segments stay."""
+        at, dropped = self._held.pop(lane, 0), 0
+        nothing: tuple[int, int | None] = (0, None)
+        while True:
+            n, more = self._do(partial(drop_old_in, queue=queue, lane=lane, start=at), nothing)
+            dropped += n
+            if not n and more is None:
+                return dropped
+            at = more or 0
+            if not n and not self._whole:
+                self._held[lane] = at
+                return dropped
 
     def _dead_letter_overdue(self) -> int:
         """Dead-letter messages that waited too long for a first delivery, without any pop."""
@@ -229,12 +243,13 @@ def refresh_group(tx: Tx, id: GroupId) -> Refreshed:
     return found
 
 
-def drop_old_in(tx: Tx, queue: QueueId, lane: LaneId) -> int:
+def drop_old_in(tx: Tx, queue: QueueId, lane: LaneId, start: int) -> tuple[int, int | None]:
     found, where = tx.queue_by_id(queue), tx.lane(lane)
     if found is None or where is None:
-        return 0
+        return 0, None
     complete_cursors(tx, found, where)
-    return drop_old(tx, found, where, 100) + drop_too_old(tx, found, where, 100)
+    dropped, more = drop_old(tx, found, where, 100, start)
+    return dropped + drop_too_old(tx, found, where, 100), more
 
 
 def drop_expired_in(tx: Tx, lane: LaneId) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import msgspec
+from msgspec import structs
 
 from .. import validate
 from ..broker.broker import Verbs
@@ -41,14 +42,25 @@ class DeadLetterSession(Protocol):
 
 
 def in_slices(
-    broker: Verbs, act: Callable[[int], int], which: DeadFilter, limit: int | None
+    broker: Verbs, act: Callable[[DeadFilter, int], int], which: DeadFilter, limit: int | None
 ) -> int:
-    """Process in slices at most as many dead letters as exist now, not those that come later."""
+    """Process in slices at most as many dead letters as exist now, not those that come later.
+
+    Those that match a filter are found beside the writer, however many there are in between.
+    """
     left = broker.look(dead_letters.count, which) if limit is None else limit
-    total = 0
-    while left > 0 and (n := act(min(left, dead_letters.SLICE))):
-        total += n
-        left -= n
+    total, after = 0, 0
+    while left > 0:
+        most = min(left, dead_letters.SLICE)
+        ids = broker.look(dead_letters.numbers, which, after, most)
+        if not ids:
+            break
+        chosen, done = structs.replace(which, ids=ids), 0
+        while done < len(ids) and (n := act(chosen, len(ids) - done)):
+            done += n  # of large ones, fewer at once
+        total += done
+        left -= done
+        after = ids[-1]
     return total
 
 

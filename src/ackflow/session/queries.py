@@ -46,7 +46,9 @@ class Queries(ABC):
 
     def why(self, queue: str, message_id: str, *, group: str = QUEUE_MODE) -> Why:
         """What became of a message for a group, and why it is or is not delivered now."""
-        return self.broker.do(whys.why, False, queue, message_id, group)
+        while self.broker.do(whys.drop_overdue, False, queue, message_id, group):
+            pass
+        return self._query(whys.why, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
         """Return statistics of all queues."""

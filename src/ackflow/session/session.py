@@ -500,7 +500,7 @@ class Session(Queries, NextBatch):
         which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
         return dead_letter_tools.in_slices(
             self.broker,
-            lambda n: self.broker.do(dead_letters.redrive, True, which, to, n),
+            lambda some, n: self.broker.do(dead_letters.redrive, True, some, to, n),
             which,
             limit,
         )
@@ -521,7 +521,7 @@ class Session(Queries, NextBatch):
         which = self._dead_filter(queue, group, partition, kind, error, since, until, ids)
         return dead_letter_tools.in_slices(
             self.broker,
-            lambda n: self.broker.do(dead_letters.purge_dead, True, which, n),
+            lambda some, n: self.broker.do(dead_letters.purge_dead, True, some, n),
             which,
             None,
         )

@@ -76,15 +76,16 @@ def count_never_delivered(tx: Tx, group: Group) -> int:
     return total
 
 
-def pass_for_all_groups(tx: Tx, queue: Queue, lane: Lane, claims: list[Claim], stop: int) -> int:
+def pass_for_all_groups(tx: Tx, queue: Queue, lane: Lane, stop: int) -> int:
     """Move every group past messages that are too old, except those that are leased.
 
     Returns how many messages were passed, summed over the groups.
     """
-    waiting = {c.group_id for c in claims if c.state != LEASED and c.ranges[0] < stop}
+    low = tx.value("lowest_unheld", lane.id)
+    waiting = low is not None and int(low) < stop
     passed = 0
     for cursor in tx.cursors_of_lane(lane.id):
-        if cursor.next < stop or cursor.group_id in waiting:
+        if cursor.next < stop or waiting:
             passed += pass_over(tx, lane, cursor, stop, "expired", leased=False)
     if passed:
         tx.touched.add(queue.name)
@@ -104,9 +105,13 @@ def pass_over(
     ended: dict[int, LostRanges] = {}
     over: ranges.Ranges = []
     passed = 0
-    for claim in tx.claims_in(lane.id, cursor.group_id, 0, stop):
+    if leased:
+        claims = tx.claims_in(lane.id, cursor.group_id, 0, stop)
+    else:
+        claims = tx.unleased_claims(lane.id, cursor.group_id, stop)
+    for claim in claims:
         below = ranges.clip(claim.ranges, 0, stop)
-        if not below or (claim.state == LEASED and not leased):
+        if not below:
             continue
         passed += ranges.count(below)
         if claim.state == LEASED and claim.lease is not None:

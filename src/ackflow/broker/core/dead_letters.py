@@ -107,6 +107,18 @@ def count(tx: Tx, which: DeadFilter) -> int:
     return int(unmarked) + sum(_contains(texts, which.error) for _, *texts in marked)
 
 
+@verb("read-only", name="dead_ids", read_only=True, several=Several(run=merging.dead_ids))
+def numbers(tx: Tx, which: DeadFilter, after: int, limit: int) -> list[int]:
+    """Return the ids of the next matches after an id, the oldest first."""
+    queue = find_queue(tx, which.queue)
+    if which.ids is not None:
+        return [id for id in _matching_ids(tx, queue, which) if id > after][:limit]
+    if which.error is not None:
+        return list(islice(_with_error(tx, queue, which, after=after), limit))
+    columns = _columns(tx, queue, which)
+    return [row[0] for row in tx.all("dead_oldest_after", queue.id, *columns, after, limit)]
+
+
 def rows(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
 ) -> list[DeadRow]:
@@ -140,11 +152,11 @@ def matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
 
 
 def _with_error(
-    tx: Tx, queue: Queue, which: DeadFilter, before: int | None = None
+    tx: Tx, queue: Queue, which: DeadFilter, before: int | None = None, after: int = 0
 ) -> Iterator[int]:
     """Yield the ids of letters with a text in their reason or error: oldest first, or newest."""
     assert which.error is not None
-    for id, *texts in _texts(tx, queue, which, which.error, before):
+    for id, *texts in _texts(tx, queue, which, which.error, before, after):
         if _contains(texts, which.error):
             yield id
 
@@ -153,14 +165,15 @@ Texts = tuple[int, str | None, str | None]
 
 
 def _texts(
-    tx: Tx, queue: Queue, which: DeadFilter, text: str | None, before: int | None = None
-) -> Iterator[Texts]:
+    tx: Tx, queue: Queue, which: DeadFilter, text: str | None, before: int | None = None,
+    after: int = 0,
+) -> Iterator[Texts]:  # fmt: skip
     """Yield id, reason and error of letters that contain a text, and of all that may be sealed.
 
     SQL cannot look into a sealed text, so that the caller compares them all.
     """
     columns = *_columns(tx, queue, which), text, MARK
-    statement, at = ("dead_like", 0) if before is None else ("dead_like_before", before)
+    statement, at = ("dead_like", after) if before is None else ("dead_like_before", before)
     while True:
         found = tx.all(statement, queue.id, *columns, at, SLICE)
         for at, group_id, lane, sequence, reason, error in found:

@@ -307,6 +307,18 @@ def dead_count(ask: Ask, tags: Sequence[int], arguments: Arguments) -> int:
     return sum(ask(tag, (_of(which, tag),)) for tag in tags)
 
 
+def dead_ids(ask: Ask, tags: Sequence[int], arguments: Arguments) -> list[int]:
+    """Return the ids of one database after the other, in the order of `dead_slices`."""
+    which, after, limit = arguments
+    found: list[int] = []
+    for tag in sorted(tags):
+        if len(found) < limit and tag >= after >> ROW_BITS:
+            start = after & _ROW if tag == after >> ROW_BITS else 0
+            ids = ask(tag, (_of(which, tag), start, limit - len(found)))
+            found += [tagged(tag, id) for id in ids]
+    return found
+
+
 def dead_slices(ask: Ask, tags: Sequence[int], arguments: Arguments) -> int:
     """Redrive or purge up to the limit, which is the last argument."""
     which, *between, limit = arguments

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from ...clock import SECOND
+from ...clock import SECOND, STEADY
 from ...options import QUEUE_MODE
 from ..views.metrics import GroupMetrics, MetricsSnapshot
 
@@ -130,6 +130,7 @@ class LiveStats(Struct):
     queues: dict[str, QueueLine]
     deleted: Counters = (0, 0, 0, 0, 0)
     counters: dict[int, Counters] = field(default_factory=dict)
+    steady: int = 0  # monotonic microseconds, for rates: the wall clock may be set
 
     @property
     def dead(self) -> int:
@@ -141,11 +142,18 @@ class LiveStats(Struct):
         return tuple(map(sum, columns))  # type: ignore[return-value]
 
 
+def _steady() -> int:
+    return STEADY() // 1000
+
+
 class StatsBoard:
     """Keeps the last snapshots of a broker; used from any thread."""
 
-    def __init__(self, read: Callable[[], MetricsSnapshot]) -> None:
+    def __init__(
+        self, read: Callable[[], MetricsSnapshot], steady: Callable[[], int] = _steady
+    ) -> None:
         self._read = read
+        self._steady = steady
         self._lock = threading.Lock()
         self._taken_at = 0.0
         self._kept: deque[LiveStats] = deque()
@@ -184,8 +192,9 @@ class StatsBoard:
             return self._take()
 
     def _take(self) -> LiveStats:
-        started = time.monotonic()
+        started, steady = time.monotonic(), self._steady()
         found = _live_stats(self._read())
+        found.steady = steady
         self._taken_at = time.monotonic()
         found.seconds = self._taken_at - started
         found.counters = {line.id: line.counters for line in found.queues.values()}
@@ -195,7 +204,7 @@ class StatsBoard:
         found.seconds = time.monotonic() - started
         self._kept.append(found)
         self._last = found
-        while len(self._kept) > 2 and found.at - self._kept[0].at > KEPT_SECONDS * SECOND:
+        while len(self._kept) > 2 and found.steady - self._kept[0].steady > KEPT_SECONDS * SECOND:
             self._kept.popleft()
         return found
 
@@ -203,11 +212,11 @@ class StatsBoard:
         """Set the rates since a snapshot about `RATE_SECONDS` ago."""
         before = None
         for one in self._kept:
-            if before is None or found.at - one.at >= RATE_SECONDS * SECOND:
+            if before is None or found.steady - one.steady >= RATE_SECONDS * SECOND:
                 before = one
-        if before is None or found.at <= before.at:
+        if before is None or found.steady <= before.steady:
             return
-        seconds = (found.at - before.at) / SECOND
+        seconds = (found.steady - before.steady) / SECOND
         for line in found.queues.values():
             earlier = before.counters.get(line.id)
             if earlier is not None:

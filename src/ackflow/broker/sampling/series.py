@@ -87,6 +87,9 @@ class Sampler:
             self._last.clear()
             self._noted.clear()
             return
+        if minute < previous:  # the clock went back, and these points are in the future
+            for kept in (self._last, self._noted, self._hourly, self._pending):
+                kept.clear()
         self.sample(self._board.take(), previous, minute)
 
     def sample(self, stats: LiveStats, previous: int, minute: int) -> None:

@@ -83,7 +83,7 @@ class ShardedBroker:
         self.directory = Directory(databases)
         self._turn = count()  # which database a pop of a spread queue tries first
         self._joined: set[tuple[str, str]] = set()
-        self.stats = StatsBoard(lambda: self.read(snapshot))
+        self.stats = StatsBoard(lambda: self.read(snapshot), clock.steady)
         self._closed = False
         self._closing = threading.Lock()
         self._threads = ThreadPoolExecutor(4 * len(databases), thread_name_prefix="ackflow-shard")

@@ -59,7 +59,8 @@ class Fate(Struct, frozen=True):
     more_groups: bool
 
 
-@verb("read-only", name="fate", queue="queue_name", wire=False, several=Several(message="id"))
+@verb("read-only", name="fate", queue="queue_name", read_only=True, wire=False,
+      several=Several(message="id"))  # fmt: skip
 def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fate:
     """Return the fate of a message. The history covers the time that the queue keeps it."""
     queue = find_queue(tx, queue_name)

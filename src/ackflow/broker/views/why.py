@@ -14,12 +14,13 @@ from ..core.admin.global_pause import is_paused
 from ..core.cursors import hidden_copies_in
 from ..core.routing.publish import drop_too_old
 from ..core.take import dead_letter_overdue
-from ..core.topology import complete_cursors, cursor_for, no_group
-from ..core.upkeep.expiry import refresh, refresh_range
+from ..core.topology import complete_cursors, no_group
 from ..core.upkeep.retention import drop_old
 from ..reach.merging import Several
 from ..verb import verb
 from .stats import visible_in
+
+ROWS = 100  # of a slice
 
 # Fates that end a message, with its state and in words; all other fates return it.
 _ENDS = {
@@ -34,8 +35,36 @@ _ENDS = {
 
 
 @verb("read-only", queue="queue_name", several=Several(message="id"))
+def drop_overdue(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> bool:
+    """Drop or dead-letter some messages that no pop would deliver, in the lane of a message.
+
+    So does upkeep. Returns whether there may be more; call it until there are none, before `why`.
+    Without a group it is done for all of them.
+    """
+    place = ids.parse_message_id(id)
+    queue = tx.queue(validate.name(queue_name, "queue"))
+    lane = tx.lane(place.lane) if queue is not None and place.store == tx.store else None
+    if queue is None or lane is None or lane.queue != queue.id:
+        return False
+    options = queue.options
+    complete_cursors(tx, queue, lane)
+    more = options.retention_seconds is not None and drop_old(tx, queue, lane, ROWS)[0] > 0
+    if options.ttl_seconds is not None:
+        more = drop_too_old(tx, queue, lane, ROWS) > 0 or more
+    if options.max_wait_seconds is not None:
+        for group in tx.groups(queue.id):
+            if group_name in (None, group.name):
+                more = dead_letter_overdue(tx, lane.id, group.id)[1] or more
+    return more
+
+
+@verb("read-only", queue="queue_name", read_only=True, several=Several(message="id"))
 def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
-    """Explain in one sentence and in fields; an unknown message or queue is an answer too."""
+    """Explain in one sentence and in fields; an unknown message or queue is an answer too.
+
+    It reads due messages and the history of leases, however many there are; the writer goes on
+    meanwhile.
+    """
     place = ids.parse_message_id(id)
     base: dict[str, Any] = {"message_id": id, "group": group_name}
     queue = tx.queue(validate.name(queue_name, "queue"))
@@ -49,13 +78,10 @@ def why(tx: Tx, queue_name: str, id: str, group_name: str = QUEUE_MODE) -> Why:
     assert home is not None
     base |= {"partition": home.name, "priority": lane.priority, "sequence": place.sequence}
     group = tx.group(queue.id, group_name)
-    if group is None:
+    cursor = tx.cursor(lane.id, group.id) if group is not None else None
+    if group is None or cursor is None:
         return Why(f"Not requested yet: {no_group(queue_name, group_name)}; "
                    "its first pop creates it.", "no_group", **base)  # fmt: skip
-    refresh(tx, group)
-    refresh_range(tx, group, lane.id, place.sequence, place.sequence + 1)
-    _drop_overdue(tx, queue, group, lane)
-    cursor = cursor_for(tx, group, lane)
     return _Case(tx, queue, group, lane, cursor, place.sequence, base).answer()
 
 
@@ -292,19 +318,6 @@ class _Case:
         start = self.group.options.start
         began = self.group.created_at if start == "new" else 0 if start == "all" else start
         return created <= began and self.sequence < self.cursor.skipped + self.cursor.hidden
-
-
-def _drop_overdue(tx: Tx, queue: Queue, group: Group, lane: Lane) -> None:
-    """Drop or dead-letter what no pop would deliver, whether or not upkeep has run."""
-    options = queue.options
-    complete_cursors(tx, queue, lane)
-    while options.retention_seconds is not None and drop_old(tx, queue, lane, 100):
-        pass
-    while options.ttl_seconds is not None and drop_too_old(tx, queue, lane, 100):
-        pass
-    if options.max_wait_seconds is not None:
-        while dead_letter_overdue(tx, lane.id, group.id)[1]:
-            pass
 
 
 def _time(at: int, exact: str = "milliseconds") -> str:

@@ -181,7 +181,7 @@ def _frames(
 
 def _rows(found: LiveStats, before: LiveStats) -> list[Row]:
     acked = {group.id: group.acked for line in before.queues.values() for group in line.groups}
-    seconds = (found.at - before.at) / SECOND
+    seconds = (found.steady - before.steady) / SECOND
     rows: list[Row] = []
     for name in sorted(found.queues):
         line = found.queues[name]

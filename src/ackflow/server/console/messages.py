@@ -5,13 +5,15 @@ import time
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
 from ...broker.views import peek
 from ...broker.views.dead_groups import DeadGroups, dead_groups
 from ...broker.views.fate import Fate, fate, kept_message, queue_of_message
-from ...broker.views.search import Search, search
+from ...broker.views.search import Found, Search, search
+from ...broker.views.why import drop_overdue
 from ...errors import InvalidArgument, NotFound
 from ...model import News
 from ..http import Call, Param, Response, json
@@ -44,6 +46,8 @@ from .responses import (
 )
 from .tails import Positions
 
+SNAPSHOT_SECONDS = 1.0  # of a search that takes longer
+
 
 async def messages(call: Call) -> Response:
     """Search the stored messages of a queue. It stops at its time limit, and can be continued."""
@@ -60,9 +64,26 @@ async def messages(call: Call) -> Response:
     request.check()
     if call.server.dashboard.masking and (request.text or request.header):
         raise InvalidArgument("masked fields could be guessed by searching; search by id or state")
-    found = await look(call, search, request)
+    found = await _find(call, request)
     rows = [message_row(call, message) for message in found.items]
     return json(MessageRows(rows, found.next, found.scanned))
+
+
+async def _find(call: Call, request: Search) -> Found:
+    """Search in several snapshots: while one is read, the log of the database cannot be reused."""
+    deadline = time.monotonic() + request.seconds
+    found = Found([], request.after, 0)
+    while True:
+        left = max(deadline - time.monotonic(), 0.001)
+        page = structs.replace(
+            request, limit=request.limit - len(found.items), after=found.next,
+            seconds=min(left, SNAPSHOT_SECONDS),
+        )  # fmt: skip
+        some = await look(call, search, page)
+        found = Found(found.items + some.items, some.next, found.scanned + some.scanned)
+        full = len(found.items) >= request.limit or time.monotonic() > deadline
+        if found.next is None or full:
+            return found
 
 
 def _time(call: Call, name: str) -> int | None:
@@ -83,7 +104,10 @@ async def locate(call: Call) -> Response:
 async def message(call: Call) -> Response:
     """A message, an explanation of its state in every group, and its history."""
     queue, id = call.params["queue"], call.params["id"]
-    found: Fate = await call.server.do(fate, False, queue, id, optional(call, "group"))
+    server, group = call.server, optional(call, "group")
+    while await server.do(drop_overdue, False, queue, id, group):
+        pass
+    found: Fate = await server.read(fate, queue, id, group)
     row = None if found.message is None else message_row(call, found.message, LONG)
     return json(MessagePage(row, found.stored, found.groups, found.more_groups))
 

@@ -33,6 +33,7 @@ OF_QUEUE = frozenset(
     quiet_time quiet_work save_claim save_counts save_cursor save_kept save_lane save_lease
     segment_since segments_before segments_below segments_from shrink_claim small_body sweep sweeps
     tally uneven_lanes unheld_claims queue_totals queue_left odd_lanes wake_due
+    leased_with_gaps leased_without_gaps unleased_claims
     """.split()  # noqa: SIM905
 )
 # Statements on what belongs to no queue, for a verb that has its fence.

@@ -474,6 +474,15 @@ order by lo
 -- name: claims_of_lane
 select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
     lease, acked_at, held from claims where lane = ?1
+-- name: unleased_claims
+select id, grp, lane, lo, hi, ranges, state, at, since, deliveries, failures, redelivered, error,
+    lease, acked_at, held from claim_rows where lane = ?1 and grp = ?2 and lease = 0 and lo < ?3
+order by lo
+-- name: leased_without_gaps
+select 1 from claims where lane = ?1 and lease > 0 and lo < ?3 and hi > ?2 and ranges is null limit 1
+-- name: leased_with_gaps
+select ranges from claims
+where lane = ?1 and lease > 0 and lo < ?3 and hi > ?2 and ranges is not null
 -- name: claims_of_queue
 select lane, lo, hi, ranges, state, failures from claims where grp in (select id from groups where queue = ?1)
 -- name: lowest_unheld
@@ -617,6 +626,12 @@ select id from dead where queue = ?1
   and (lane in (select id from lanes where partition = ?4) or ?4 is null)
   and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
 order by id limit ?7
+-- name: dead_oldest_after
+select id from dead where queue = ?1
+  and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)
+  and (lane in (select id from lanes where partition = ?4) or ?4 is null)
+  and (died_at >= ?5 or ?5 is null) and (died_at < ?6 or ?6 is null)
+  and id > ?7 order by id limit ?8
 -- Dead letters with a text in their reason or error, or with a sealed one, which begins with a mark.
 -- name: dead_like
 select id, grp, lane, seq, reason, error from dead where queue = ?1
@@ -880,6 +895,12 @@ update expiring set at = ?3 where lane = ?1 and seq = ?2
 -- name: declarations_ahead
 update declarations set used_at = ?2 where queue in
     (select queue from declarations where used_at > ?1 limit ?3) returning queue
+-- name: audit_ahead
+update audit set at = ?2 where id in (select id from audit where at > ?1 limit ?3) returning id
+-- Points of a chart have no place before their time.
+-- name: series_ahead
+delete from series where (queue, step, start) in (select queue, step, start from series
+    where start > ?1 / 1000000 and ?2 > 0 limit ?3) returning queue
 -- name: set_group_time
 update groups set created_at = ?2 where id = ?1
 -- name: access_tokens_ahead

@@ -272,6 +272,17 @@ class Claims(Cursors):
     def claims_of_lane(self, lane: LaneId) -> list[Claim]:
         return [to_claim(row) for row in self.all("claims_of_lane", lane)]
 
+    def unleased_claims(self, lane: LaneId, group_id: GroupId, stop: int) -> list[Claim]:
+        """Return the waiting and due claims of a group that begin below `stop`."""
+        return [to_claim(row) for row in self.all("unleased_claims", lane, group_id, stop)]
+
+    def any_leased(self, lane: LaneId, first: int, stop: int) -> bool:
+        """Return whether a message of [first, stop) is leased, to any group."""
+        if self.one("leased_without_gaps", lane, first, stop) is not None:
+            return True
+        with_gaps = self.all("leased_with_gaps", lane, first, stop)
+        return any(ranges.clip(ranges.unpack(packed), first, stop) for (packed,) in with_gaps)
+
     # leases
 
     def next_lease(self) -> LeaseId:

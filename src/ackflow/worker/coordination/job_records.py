@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from ... import validate
-from ...clock import SECOND
+from ...clock import AHEAD, SECOND
 from ...errors import AckflowError, InvalidArgument, NotFound, StorageBusy, TransactionFailed
 from ...model import Value
 from ...session.session import Session
@@ -203,6 +203,16 @@ class JobRecords:
                     raise StorageBusy("the job is changed by too many processes at once") from error
             time.sleep(random.uniform(0, pause))
             pause = min(2 * pause, 0.1)
+
+    def correct_times(self, t: Operations, root: Loaded) -> None:
+        """Let a root that was active under a clock that was ahead be active now."""
+        job, now = root.job, self.now()
+        if job.last_active_at > now + AHEAD:
+            job.last_active_at = now
+            job.created_at = min(job.created_at, now)
+            if job.started_at is not None:
+                job.started_at = min(job.started_at, now)
+            root.put(t)
 
     def save_root(self, t: Operations, root: Loaded) -> None:
         """Write a root after its counts have changed: its status, its indexes, and its end."""

@@ -333,6 +333,7 @@ class Jobs:
         taken, name_version = self._records.pointer(NAME + name)
         if taken is not None and (other := self._records.find(taken)) is not None:
             if other.job.active:
+                self._records.correct_times(t, other)
                 return other.job.id if self._stale.applies(other.job, self._records.now()) else None
             if other.job.stopped_at is None:
                 return None  # interrupted, and some children still run

@@ -6,6 +6,9 @@
     limits/starts/KEY      when the last messages of the key started, or are going to
     limits/wait/KEY/ID     the start that is reserved for a message
 
+The last two have the time at which they were written: under a clock that was ahead, the times in them
+were too.
+
 A slot ends with the lease, so a worker that is killed gives it back. A message over a limit is not
 worth a loop: it is released, uncounted, until the time at which its turn comes. The messages that wait
 for a slot come back one after another, at the pace at which slots become free.
@@ -21,8 +24,9 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from ... import validate
-from ...clock import SECOND, micros
+from ...clock import AHEAD, SECOND, micros
 from ...errors import InvalidArgument, TransactionFailed
+from ...model import Value
 from ...session.messages import Delivery
 from ...session.session import Session
 from ...session.transaction import Operations
@@ -231,26 +235,36 @@ class Limits:
         period, name = micros(rate.seconds), f"{PREFIX}starts/{key}"
         wait = f"{PREFIX}wait/{key}/{_short(message.transaction_id)}"
         mine = self._session.value(wait)
-        if mine is not None and mine.data > now:
-            return int(mine.data)
-        if mine is not None and now - mine.data <= micros(rate.late_seconds):
+        reserved = None if mine is None or _ahead(mine, now) else int(mine.data[1])
+        if reserved is not None and reserved > now:
+            return reserved
+        if mine and reserved is not None and now - reserved <= micros(rate.late_seconds):
             t.delete(wait, expect=mine.version)
             return now
         found = self._session.value(name)
-        starts: list[int] = [] if found is None else list(found.data)
-        if mine is not None and mine.data in starts:
-            starts.remove(mine.data)  # it came too late for that one
+        starts: list[int] = []
+        if found is not None:
+            back = _ahead(found, now)
+            starts = [time - back for time in found.data[1]]
+        if reserved is not None and reserved in starts:
+            starts.remove(reserved)  # it came too late for that one
         start = now
         if len(starts) >= rate.count:
             start = max(now, starts[-rate.count] + period)
         starts = sorted([*starts, start])[-rate.count :]
         seconds = (starts[-1] - now) / SECOND + rate.seconds + 60.0
-        t.put(name, starts, expect=found.version if found else 0, ttl=seconds)
+        t.put(name, [now, starts], expect=found.version if found else 0, ttl=seconds)
         if start > now:
-            t.put(wait, start, ttl=(start - now) / SECOND + 600.0)
+            t.put(wait, [now, start], ttl=(start - now) / SECOND + 600.0)
         elif mine is not None:
             t.delete(wait)
         return start
+
+
+def _ahead(value: Value, now: int) -> int:
+    """How far the clock was ahead when a value was written; 0 if it was right."""
+    written = int(value.data[0])
+    return written - now if written > now + AHEAD else 0
 
 
 def _short(text: str) -> str:

@@ -18,7 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal, Protocol, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -42,6 +42,7 @@ SHORTEST = 0.1  # seconds between ticks
 AT_ONCE = 100  # ticks that one transaction pushes
 LOOK_SECONDS = 5.0  # the clock may be set, and a tick may be pushed by others
 GRACE_SECONDS = 60.0  # a tick that is later than this was missed
+AHEAD = timedelta(days=1)  # a last tick that lies further ahead is of a clock that was wrong
 TICK_HEADER, MISSED_HEADER = "ackflow-tick", "ackflow-missed"
 
 
@@ -307,7 +308,11 @@ class Schedules:
         text = schedule.spec.text
         paused = found is not None and bool(found.data.get("paused"))
         t = self._session.transaction()
-        if found is None or found.data["spec"] != text:  # it begins now
+        if (
+            found is None
+            or found.data["spec"] != text
+            or _time(int(found.data["last"])) - now > AHEAD
+        ):  # it begins now
             record = {"spec": text, "last": _micros(now), **({"paused": True} if paused else {})}
             t.put(key, record, expect=found.version if found else 0)
             self._commit(t)
@@ -327,18 +332,14 @@ class Schedules:
         self, schedule: Schedule, last: int, now: datetime
     ) -> tuple[tuple[int, list[Tick]] | None, bool]:
         """The ticks to push now, with the time of the last one; and whether more are due."""
-        after, times, more = _time(last), list[datetime](), False
-        missed = 0
-        for at in schedule.spec.after(after):
-            if at > now:
-                break
-            if schedule.missed == "all" and len(times) == AT_ONCE:
-                more = True
-                break
-            if schedule.missed != "all" and times:
-                missed += 1
-                times.clear()
-            times.append(at)
+        after, missed, more = _time(last), 0, False
+        if schedule.missed == "all":
+            ticks = takewhile(lambda at: at <= now, schedule.spec.after(after))
+            times = list(islice(ticks, AT_ONCE + 1))
+            more = len(times) > AT_ONCE
+            del times[AT_ONCE:]
+        else:
+            times, missed = _latest(schedule.spec, after, now)
         if not times:
             return None, False
         stop = _micros(times[-1])
@@ -359,6 +360,18 @@ class Schedules:
 
     def _now(self) -> datetime:
         return _time(self._session.broker.clock.now())
+
+
+def _latest(spec: Spec, after: datetime, now: datetime) -> tuple[list[datetime], int]:
+    """The last tick of a time, if there is one, and how many there were before it."""
+    if isinstance(spec, Every):  # there may be very many
+        step = round(spec.seconds * SECOND)
+        first, last = _micros(after) // step, _micros(now) // step
+        return ([_time(last * step)], last - first - 1) if last > first else ([], 0)
+    times, n = list[datetime](), 0
+    for at in takewhile(lambda at: at <= now, spec.after(after)):
+        times, n = [at], n + 1
+    return times, max(0, n - 1)
 
 
 def spec_of(text: str) -> Spec:

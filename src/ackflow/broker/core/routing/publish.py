@@ -26,7 +26,7 @@ from ....options import (
     DeadLetterKind,
 )
 from ....ranges import Ranges
-from ....store.records import DUE, LEASED, Cursor, Declaration, Lane, Queue, Rest
+from ....store.records import DUE, Cursor, Declaration, Lane, Queue, Rest
 from ....store.tx import Tx
 from ...requests import Publication
 from ..capacity import make_room
@@ -34,7 +34,7 @@ from ..cursors import count_unread, hidden_copies_in
 from ..handout import payload, rest_of
 from ..push import append, not_before
 from ..topology import lane_for
-from ..upkeep.retention import drop_before, drop_messages, drop_unread, unread_of
+from ..upkeep.retention import drop_before, drop_messages, drop_unread, unread_and_held
 from .exchanges import DEFAULT_EXCHANGE, find_exchange, route
 
 EXCHANGE, ROUTING_KEY = "x-exchange", "x-routing-key"  # headers of a message that was routed
@@ -309,15 +309,13 @@ def drop_expired(tx: Tx, queue: Queue, lane: Lane) -> int:
     due = tx.expiring_in(lane.id, EXPIRED_AT_ONCE)
     if not due:
         return 0
-    claims = tx.claims_of_lane(lane.id)
-    held = ranges.union_all(claim.ranges for claim in claims if claim.state == LEASED)
+    unread, held = unread_and_held(tx, lane, due[0], due[-1] + 1)
     for sequence in due:
         if ranges.contains(held, sequence):
             tx.run("put_off_expiring", lane.id, sequence, tx.now + HELD_AGAIN)
         else:
             tx.run("drop_expiring", lane.id, sequence)
-    free = ranges.difference(ranges.of(due), held)
-    there = ranges.intersection(free, unread_of(tx, lane, claims, lane.head)) if free else []
+    there = ranges.intersection(ranges.of(due), unread)
     if there:
         to_dead_letter_exchange(tx, queue, lane, there, "expired")
         drop_messages(tx, queue, lane, there)

@@ -31,6 +31,7 @@ NEVER = 1 << 62
 PLAIN = (
     "keys_ahead", "values_ahead", "stages_ahead", "readers_ahead", "traces_ahead", "dead_ahead", "lanes_ahead",
     "cursors_ahead", "queues_ahead", "partitions_ahead", "declarations_ahead",
+    "audit_ahead", "series_ahead",
 )  # fmt: skip
 
 

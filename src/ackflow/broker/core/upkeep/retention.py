@@ -25,31 +25,41 @@ SLICE_SECONDS = 0.010
 SEGMENTS_AT_ONCE = 500
 
 
-def drop_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
-    """Drop up to `limit` segments older than the queue's retention; returns how many messages."""
+def drop_old(
+    tx: Tx, queue: Queue, lane: Lane, limit: int, start: int | None = None
+) -> tuple[int, int | None]:
+    """Drop segments older than the queue's retention, of the first `limit` from a sequence on.
+
+    Returns how many messages, and where to continue, if there may be more. Every group is moved past
+    all messages that are too old, so that none is delivered. Without `start`, what lies behind a
+    segment with a leased message is left to upkeep.
+    """
     age = queue.options.retention_seconds
     if age is None or lane.base >= lane.head:
-        return 0
+        return 0, None
     before = tx.now - micros(age)
     created = tx.created_at(lane.id, lane.base)
     if created is None or created > before:
-        return 0
-    claims = tx.claims_of_lane(lane.id)
-    pass_for_all_groups(tx, queue, lane, claims, sequence_at(tx, lane, before + 1))
-    held: ranges.Ranges = []
-    for claim in claims:
-        held = ranges.union(held, claim.ranges) if claim.state == LEASED else held
-    old: list[Segment] = []
-    for segment in tx.headers_from(lane.id, lane.base):
-        if segment.created_at > before or len(old) >= limit:
+        return 0, None
+    pass_for_all_groups(tx, queue, lane, sequence_at(tx, lane, before + 1))
+    some: list[Segment] = []
+    for segment in tx.headers_from(lane.id, max(start or 0, lane.base)):
+        if segment.created_at > before or len(some) >= limit:
             break
-        # A leased message stays until its lease ends.
-        if not ranges.clip(held, segment.first, segment.stop):
-            old.append(segment)
+        if start is None and not some and tx.any_leased(lane.id, segment.first, segment.stop):
+            break
+        some.append(segment)
+    if not some:
+        return 0, None
+    # A leased message stays until its lease ends.
+    claims = claims_between(tx, lane, tx.cursors_of_lane(lane.id), some[0].first, some[-1].stop)
+    held = ranges.union_all(claim.ranges for claim in claims if claim.state == LEASED)
+    old = [one for one in some if not ranges.clip(held, one.first, one.stop)]
     gone = [ranges.count(tx.gone(lane, segment.first, segment.stop)) for segment in old]
     if old:
         drop_segments(tx, queue, lane, old)
-    return sum(segment.count for segment in old) - sum(gone)
+    dropped = sum(segment.count for segment in old) - sum(gone)
+    return dropped, some[-1].stop if len(some) == limit else None
 
 
 OnDrop = Callable[[Ranges], None]
@@ -77,11 +87,11 @@ def drop_before(tx: Tx, queue: Queue, lane: Lane, stop: int, on_drop: OnDrop | N
     """Drop the messages before a sequence that some group has not settled; see `drop_unread`."""
     cursors = tx.cursors_of_lane(lane.id)
     start = min(_first_unread(tx, lane, cursors), stop)
-    claims = tx.claims_of_lane(lane.id)
+    claims = claims_between(tx, lane, cursors, start, stop)
     unread = _unread(tx, lane, cursors, claims, start, stop)
     if unread and on_drop is not None:
         on_drop(unread)
-    passed = pass_for_all_groups(tx, queue, lane, claims, stop)
+    passed = pass_for_all_groups(tx, queue, lane, stop)
     if unread:
         for lo, hi in ranges.pairs(unread):
             tx.add_gone(lane, lo, hi)
@@ -90,10 +100,19 @@ def drop_before(tx: Tx, queue: Queue, lane: Lane, stop: int, on_drop: OnDrop | N
     return ranges.count(unread) or passed
 
 
-def unread_of(tx: Tx, lane: Lane, claims: list[Claim], stop: int) -> Ranges:
-    """Return the messages below `stop` that some group has not read and no lease holds."""
+def claims_between(tx: Tx, lane: Lane, cursors: list[Cursor], first: int, stop: int) -> list[Claim]:
+    """Return what all groups have claimed between two sequences."""
+    return [
+        claim for cursor in cursors for claim in tx.claims_in(lane.id, cursor.group_id, first, stop)
+    ]
+
+
+def unread_and_held(tx: Tx, lane: Lane, first: int, stop: int) -> tuple[Ranges, Ranges]:
+    """Return the messages that some group has not read and no lease holds, and those held."""
     cursors = tx.cursors_of_lane(lane.id)
-    return _unread(tx, lane, cursors, claims, min(_first_unread(tx, lane, cursors), stop), stop)
+    claims = claims_between(tx, lane, cursors, first, stop)
+    held = ranges.union_all(claim.ranges for claim in claims if claim.state == LEASED)
+    return ranges.clip(_unread(tx, lane, cursors, claims, first, stop), first, stop), held
 
 
 def drop_messages(tx: Tx, queue: Queue, lane: Lane, which: Ranges) -> None:
