@@ -23,6 +23,7 @@ QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers who name none
 DEFAULT_PARTITION = "Default"
 
 MAX_PAYLOAD = 16 * 1024 * 1024
+MAX_POP_BYTES = 64 * 1024 * 1024  # of payloads; a pop hands out no more once it has as many
 MAX_HEADERS = 1024 * 1024  # of one message
 MAX_SEGMENT_BYTES = 4 * 1024 * 1024
 MAX_SEGMENT_COUNT = 10_000
