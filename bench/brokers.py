@@ -7,6 +7,7 @@ runs one process of it: it waits for a line on its input, works, and prints how 
 
 import http.client
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import psycopg
 
 import ackflow
 
+from . import slow_sync
 from .measure import Noise, Plan, make_messages
 from .peers import free_port
 from .report import Row, Table, Target
@@ -32,6 +34,7 @@ TABLE = (
     "create table if not exists m64 (id bigint generated always as identity primary key, body text)"
 )
 STEADY = 0.97  # "never slower": less than the scatter of repeated runs
+SHARED_WAIT = 1.6  # of two brokers, where each waits for the disk most of the time
 
 
 def cycles(url: str, queue: str) -> Callable[[], object]:
@@ -127,9 +130,10 @@ def brokers(url: str, plan: Plan) -> Table:
             for n in (1, 2):
                 shared = rate("cycles", schema, ["shared"] * n, 1, SECONDS)
                 found.setdefault(f"one queue, {n} brokers", []).append(shared)
+    two = SHARED_WAIT if slow_sync.MICROSECONDS in os.environ else STEADY
     table = Table("PostgreSQL: several brokers against one", ("several", "one"))
     for what, alone, bound in (
-        ("own queues, 2 brokers", "own queues, 1 brokers", STEADY),
+        ("own queues, 2 brokers", "own queues, 1 brokers", two),
         ("own queues, 4 brokers", "own queues, 1 brokers", STEADY),
         ("one queue, 2 brokers", "one queue, 1 brokers", 0.8),
     ):

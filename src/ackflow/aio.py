@@ -30,7 +30,7 @@ from .session.ack_stats import AckStats
 from .session.buffer import SECONDS, SIZE
 from .session.connect import connect as plain_connect
 from .session.connect import load_client
-from .session.consumer import Plan
+from .session.consumer import AutoAck, Plan
 from .session.consumer_aio import Consumer, interrupted
 from .session.dead_letters import Alert
 from .session.fluent import FluentQueue
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .remote.retry import RetryPolicy
 
 THREADS = 8
-RELEASE_SECONDS = 2.0  # a cancelled pop waits so long for its release, which goes on after that
+RELEASE_SECONDS = 2.0  # how long a cancelled pop waits for its release, which continues after that
 log = logging.getLogger("ackflow")
 
 
@@ -95,7 +95,7 @@ class Message(Delivery, gc=False, eq=False):
         await self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     async def release(self, *, delay: Duration | None = None) -> None:
-        """Return it to its place, at once or after `delay`, without counting a delivery."""
+        """Return it to its place, immediately or after `delay`, without counting a delivery."""
         await self._session.settle_one(self, to_verdict("release", delay=delay))
 
     async def requeue(self, *, delay: Duration | None = None) -> None:
@@ -222,7 +222,7 @@ class Buffer:
 
     @property
     def refused(self) -> int:
-        """Settles that came too late: those messages come again."""
+        """Settles that came too late: those messages are delivered again."""
         return self._gathering.refused
 
     async def push(self, queue: str, data: Any, **options: Any) -> None:
@@ -386,7 +386,7 @@ class Session:
         settled, handout = await self.exchange(messages, request)
         if not handout.runs and (left > 0 or handout.again):
             handout = await self.handout(request, left)
-        return settled, Batch.of(self, handout, Message)
+        return settled, self.batch_of(handout)
 
     async def exchange(
         self, messages: session.Messages, request: PopRequest
@@ -403,7 +403,11 @@ class Session:
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop with a validated request."""
-        return Batch.of(self, await self.handout(request, wait), Message)
+        return self.batch_of(await self.handout(request, wait))
+
+    def batch_of(self, handout: Handout) -> Batch[Message]:
+        """The messages of a hand-out."""
+        return Batch.of(self, handout, Message)
 
     async def handout(self, request: PopRequest, wait: float = 0.0) -> Handout:
         """What a pop brings, as the broker gives it; cancelled, it leaves nothing leased."""
@@ -454,7 +458,7 @@ class Session:
         batch: int = 1,
         each: bool = False,
         concurrency: int = 1,
-        auto_ack: bool = False,
+        auto_ack: AutoAck = False,
         on_success: Callable[[Any], Any] | None = None,
         on_error: Callable[[Any, Exception], Any] | None = None,
         renew: bool | Duration = True,
@@ -475,12 +479,13 @@ class Session:
         or after `timeout`, its handler is cancelled.
         """
         request = self.sync.pop_request(
-            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack is True,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
         plan: Plan[Message] = Plan.of(
-            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
-        )
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout,
+            auto_ack,
+        )  # fmt: skip
         consumer = Consumer(self, plan, stop)
         self._parts.append(consumer)
         return consumer
@@ -521,7 +526,7 @@ class Session:
             return self._besides
 
     def leave(self, part: object) -> None:
-        """A part has ended by itself."""
+        """Forget a consumer, buffer or alert that has ended."""
         if part in self._parts:
             self._parts.remove(part)
 

@@ -241,6 +241,8 @@ def test_masked_fields_do_not_leave_the_server(board: Board, browser: Browser) -
         (value,) = board.get("/v1/values", prefix="settings/")
         assert value["data"] == {"password": "••••", "n": 1}
         browser.open(f"queues/orders/messages/{id}", "••••")
+        browser.sees("Copy id")
+        assert "Duplicate" not in browser.text(), "the mask would be pushed"
         assert SECRET_CARD not in browser.text()
     finally:
         board.serve()

@@ -11,7 +11,15 @@ import ackflow
 from ackflow import Session, VirtualClock
 from ackflow.broker import audit
 from ackflow.broker.broker import Broker
-from ackflow.broker.core.by_hand.dead_select import normalized
+from ackflow.broker.core import dead_letters
+from ackflow.broker.core.by_hand.dead_select import (
+    DeadSelection,
+    DeadStep,
+    normalized,
+    purge_step,
+    redrive_step,
+)
+from ackflow.broker.requests import DeadFilter
 from ackflow.broker.sampling import live_stats, series
 from ackflow.broker.sampling.series import HOUR, MINUTE, Point, decode, encode, intervals
 from ackflow.broker.views.metrics import MetricsSnapshot, snapshot
@@ -254,6 +262,44 @@ def test_errors_are_compared_without_what_differs() -> None:
         == "key … of # and #"
     )
     assert normalized("first line\nsecond line") == "first line"
+
+
+@pytest.mark.parametrize("way", ["redrive", "purge"])
+@pytest.mark.parametrize("chosen", ["all", "by error", "by id"])
+def test_steps_over_large_dead_letters_reach_all_of_them(
+    q: Session, monkeypatch: pytest.MonkeyPatch, way: str, chosen: str
+) -> None:
+    monkeypatch.setattr(dead_letters, "SLICE_BYTES", 1_000)
+    q.push("large", ["x" * 400 for _ in range(20)])
+    for message in q.pop("large", batch=20):
+        message.reject("bad 1")
+    ids = sorted(one.id for one in q.dead_letters("large"))
+    which = DeadSelection(
+        queue="large", error="bad #" if chosen == "by error" else None,
+        ids=ids if chosen == "by id" else None,
+    )  # fmt: skip
+    broker, steps, after = broker_of(q), list[DeadStep](), 0
+    while not steps or steps[-1].next is not None:
+        if way == "redrive":
+            steps.append(broker.do(redrive_step, True, which, after, 1_000, None))
+        else:
+            steps.append(broker.do(purge_step, True, which, after, 1_000))
+        after = steps[-1].next or 0
+    assert sum(step.done for step in steps) == 20
+    assert [id for step in steps for id in step.items] == ids
+    assert not q.dead_letters("large").items
+    assert len(steps) > 5
+
+
+def test_no_call_redrives_more_than_a_slice(q: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "SLICE", 10)
+    q.push("many", list(range(25)))
+    for message in q.pop("many", batch=25):
+        message.reject("bad")
+    which = DeadFilter("many")
+    assert broker_of(q).do(dead_letters.redrive, True, which, None, 100_000) == 10
+    assert broker_of(q).do(dead_letters.purge_dead, True, which, 100_000) == 10
+    assert q.redrive("many") == 5
 
 
 def test_masking_keeps_every_other_byte() -> None:

@@ -1,6 +1,7 @@
 """What the own tests of clients found: the methods that errors name, and the order of frames."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,18 @@ def test_a_consumer_is_cancelled_after_the_answer_to_the_delete(port: int) -> No
         seen.append("deleted")
         connection.drain_events(timeout=5)
         assert seen == ["deleted", "cancelled"]
+
+
+def test_a_consumer_is_cancelled_after_the_answer_also_if_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(file: int) -> None:
+        time.sleep(0.1)
+        os.fsync(file)
+
+    with ackflow.connect(tmp_path / "q.db") as session:
+        served = Amqp(session)
+        monkeypatch.setattr("ackflow.store.sqlite.wal_sync._sync", slowly)
+        test_a_consumer_is_cancelled_after_the_answer_to_the_delete(served.port)
+        monkeypatch.undo()
+        served.stop()

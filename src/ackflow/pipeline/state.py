@@ -235,7 +235,7 @@ class Recovery(Struct, frozen=True):
 
 
 def record_recovery(q: Session, pipeline: Pipeline, stage: str, seconds: float, held: int) -> None:
-    """Keep the last recoveries of a run, for who watches it."""
+    """Store the last recoveries of a run, for the dashboard."""
     kept = [*recoveries(q, pipeline), Recovery(stage, broker_time(q), seconds, held)]
     t = q.transaction()
     t.put(pipeline.state_key("recoveries"), msgspec.to_builtins(kept[-MAX_RECOVERIES:]))
@@ -386,9 +386,9 @@ def _state(
     if row.client in done:
         return "finished" if done[row.client] is True else f"failed: {done[row.client]}"
     if row.surplus:
-        return f"ALARM: too much: {row.surplus}"
+        return f"ALARM: unannounced blocks: {row.surplus}"
     if row.held and row.oldest_seconds > alarm_after:
-        return "ALARM: an end of file is stuck"
+        return "ALARM: an end-of-file message is stuck"
     return "ends held" if row.held else "running"
 
 
@@ -414,7 +414,7 @@ def prometheus_text(rows: list[TableStatus], pipeline: Pipeline) -> str:
         "held": Gauge("ackflow_pipeline_eof_unacknowledged", "Ends of file held", labels,
                       registry=registry),
         "oldest_seconds": Gauge("ackflow_pipeline_eof_oldest_seconds",
-                                "Age of the oldest held end of file", labels,
+                                "Age of the oldest held end-of-file message", labels,
                                 registry=registry),
         "alarm": Gauge("ackflow_pipeline_alarm", "1 if the table is in alarm", labels,
                        registry=registry),

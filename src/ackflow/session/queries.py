@@ -106,7 +106,7 @@ class Queries(ABC):
     ) -> News:
         """Return the messages pushed since an earlier call, whose result gave `after`.
 
-        The first time, without `after`, the `last` few messages and where to go on.
+        The first time, without `after`, the `last` few messages and where to continue.
         """
         if after is not None and not (
             isinstance(after, dict)

@@ -31,7 +31,7 @@ from . import encoding
 from .ack_stats import AckMeter, AckStats
 from .background import BackgroundTasks
 from .buffer import SECONDS, SIZE, Buffer
-from .consumer import Consumer, Plan
+from .consumer import AutoAck, Consumer, Plan
 from .dead_letters import ABOVE, EVERY_SECONDS, Alert
 from .fluent import FluentQueue
 from .lease import Lease
@@ -221,7 +221,7 @@ class Session(Queries, NextBatch):
         batch: int = 1,
         each: bool = False,
         concurrency: int = 1,
-        auto_ack: bool = False,
+        auto_ack: AutoAck = False,
         on_success: Callable[[Any], Any] | None = None,
         on_error: Callable[[Any, Exception], Any] | None = None,
         renew: bool | Duration = True,
@@ -235,27 +235,27 @@ class Session(Queries, NextBatch):
     ) -> Consumer:
         """Call `handler` with every message, from `concurrency` threads; returns at once.
 
-        `q.consume("orders", handler).join()` runs until it is stopped; as a context manager it is
-        stopped at the end of the block. The handler gets a message, or a list of them when `batch`
-        is more than 1 and `each` is not set.
+        `q.consume("orders", handler).join()` runs until it is stopped; a context manager stops it.
+        The handler gets a message, or a list of them if `batch` is more than 1 and `each` is not set.
 
         The handler settles its messages. If it raises, what it left unsettled is nacked with the
-        error's text. With `auto_ack` messages are done when handed out. With `on_success(message)`
-        or `on_error(message, error)` the callbacks settle, and the loop settles nothing.
+        error's text. With `auto_ack` messages are done when handed out, or with `"handled"` when it
+        returns: they are acked with the next pop. With `on_success` or `on_error`, called with the
+        message (and the error), only the callbacks settle.
 
         While the handler runs its lease is renewed: at half of its time, or every `renew` seconds.
         If the lease is lost all the same, that is logged and `message.lost` is True. After `timeout`
         it is renewed no more and the message is nacked, though the handler cannot be ended. While
-        the server is unavailable, the loop waits. `stop`, if set from outside, ends the loop as `stop()` does; a stop
-        may take as long as a pop waits, which is `wait` seconds at most.
+        the server is unavailable, the loop waits. `stop`, if set from outside, ends the loop as
+        `stop()` does; a stop may take as long as a pop waits, which is `wait` seconds at most.
         """
         request = self.pop_request(
-            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack is True,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
         plan: Plan[Message] = Plan.of(
-            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
-        )
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout, auto_ack,
+        )  # fmt: skip
         return self._background.add(Consumer(self, plan, stop))
 
     def queue(self, name: str) -> FluentQueue[Receipt, Batch[Message], Consumer, QueueOptions]:
@@ -285,7 +285,7 @@ class Session(Queries, NextBatch):
         return self._settle_all(messages, to_verdict("nack", reason, delay))
 
     def release(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
-        """Return messages to their places, at once or after `delay`, without counting a delivery."""
+        """Return messages to their places, immediately or after `delay`, without counting a delivery."""
         return self._settle_all(messages, to_verdict("release", delay=delay))
 
     def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
@@ -402,7 +402,7 @@ class Session(Queries, NextBatch):
     # setting up
 
     def configure(self, /, queue: str, **options: Unpack[QueueOptionsDict]) -> QueueOptions:
-        """Create a queue or change the options given; the others stay as they are."""
+        """Create a queue, or change the given options; the others do not change."""
         given = validate.queue_options(options)
         return self.broker.do(admin.configure, True, validate.name(queue, "queue"), given)
 
@@ -546,7 +546,7 @@ class Session(Queries, NextBatch):
     # upkeep and end
 
     def upkeep(self) -> Upkeep:
-        """Run one round of upkeep now; in a session with upkeep it also runs by itself."""
+        """Run one round of upkeep now. In a session with upkeep it also runs in the background."""
         return self.broker.upkeep()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
@@ -570,7 +570,7 @@ class Session(Queries, NextBatch):
                     self._watching.detach()
 
     def leave(self, task: object) -> None:
-        """Forget a consumer, buffer or alert that has ended by itself."""
+        """Forget a consumer, buffer or alert that has ended."""
         self._background.discard(task)
 
     @property

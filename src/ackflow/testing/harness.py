@@ -246,6 +246,11 @@ class Harness:
         assert found, f"there is no job {name}"
         assert found[0].status == status, f"job {name} is {found[0].status}"
 
+    def assert_unique_jobs_processed(self) -> None:
+        """No root job is left that has not stopped."""
+        left = [job.name for job in Jobs(self.session).roots(limit=1_000) if not job.stopped_at]
+        assert not left, f"jobs that have not stopped: {left}"
+
     def assert_processed_by(self, processor: str, *, queue: str | None = None) -> None:
         """A message was processed by this processor or task."""
         names = [one.processor for one in self.processed_messages(queue=queue)]

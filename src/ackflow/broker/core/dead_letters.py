@@ -98,7 +98,7 @@ def count(tx: Tx, which: DeadFilter) -> int:
     """Count the dead letters that match a filter."""
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        return len(_matching_ids(tx, queue, which))
+        return len(matching_ids(tx, queue, which))
     columns = _columns(tx, queue, which)
     if which.error is None:
         return int(tx.value("dead_count", queue.id, *columns))
@@ -117,7 +117,7 @@ def rows(
     if which.ids is None:
         found = _with_error(tx, queue, which, before=top)
     else:
-        found = (id for id in reversed(_matching_ids(tx, queue, which)) if id < top)
+        found = (id for id in reversed(matching_ids(tx, queue, which)) if id < top)
     named = islice(found, offset, offset + limit)
     return [row for id in named for row in tx.dead("dead_by_id", id)]
 
@@ -128,7 +128,7 @@ def letters(tx: Tx, queue_name: str, found: Iterable[DeadRow]) -> list[DeadLette
     return [_letter(tx, queue, row) for row in found]
 
 
-def _matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
+def matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
     """Return the given ids that match the rest of the filter, oldest first."""
     columns = _columns(tx, queue, which)
     fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
@@ -181,7 +181,7 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
     queue = find_queue(tx, which.queue)
     numbers: Iterable[int]
     if which.ids is not None:
-        numbers = _matching_ids(tx, queue, which)
+        numbers = matching_ids(tx, queue, which)
     elif which.error is not None:
         numbers = list(islice(_with_error(tx, queue, which), limit))
     else:
@@ -228,9 +228,10 @@ def summary(tx: Tx, queue_name: str, group: str | None) -> list[DeadSummary]:
 def redrive(tx: Tx, which: DeadFilter, to: str | None, limit: int = SLICE) -> int:
     """Append dead letters to their lane for their group, or to another queue for all groups.
 
-    Both counters start at 0. Returns how many were sent; call it again until it returns 0.
+    Both counters start at 0. Returns how many were sent, at most a slice; call it again until it
+    returns 0.
     """
-    found = oldest(tx, which, limit)
+    found = oldest(tx, which, min(limit, SLICE))
     for run in _by_lane(found):
         _send(tx, run, to)
         _record(tx, run, "redriven")
@@ -253,8 +254,8 @@ def _record(tx: Tx, run: list[DeadRow], verb: str) -> None:
 
 @verb("admin", synced=True, several=Several(run=merging.dead_slices))
 def purge_dead(tx: Tx, which: DeadFilter, limit: int = SLICE) -> int:
-    """Delete dead letters; returns how many, call it again until it returns 0."""
-    found = oldest(tx, which, limit)
+    """Delete dead letters; returns how many, at most a slice; call it again until it returns 0."""
+    found = oldest(tx, which, min(limit, SLICE))
     for run in _by_lane(found):
         for row in run:
             _drop(tx, row, "purged")

@@ -168,7 +168,7 @@ def choose(databases: Sequence[Database], name: str) -> Database:
     unseen = [one for one in databases if one.store is None]
     if unseen:
         raise StorageAway(
-            f"{_names(unseen)} is away and was not reached yet, so that nothing new can be placed"
+            f"{_names(unseen)} is away and was never reached, so no new queue can be created"
         )
     return max(databases, key=lambda one: blake2b(f"{one.store}/{name}".encode()).digest())
 

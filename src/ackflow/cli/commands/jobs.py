@@ -74,7 +74,7 @@ def show(target: Target, id: Id, limit: Limit = 50) -> None:
 
 @command(app)
 def interrupt(target: Target, id: Id, yes: Yes = False) -> None:
-    """Cancel a root job: children that have not begun are cancelled. Asks for confirmation."""
+    """Cancel a root job and its children that have not started. Asks for confirmation."""
     jobs = Jobs(target.session)
     job = jobs.get(id)
     if job.stopped_at is not None:

@@ -25,7 +25,7 @@ def _broker(target: Target) -> Broker:
         )
     broker = target.session.broker
     if not isinstance(broker, Broker):
-        raise InvalidArgument("keys are rotated in one database after the other; give one of them")
+        raise InvalidArgument("keys are rotated in one database at a time; give a single database")
     return broker
 
 
@@ -42,7 +42,7 @@ def show(target: Target) -> None:
     given = [key.hex() for key in given_keys()]
     unknown = [key for key in used if key and key not in given]
     if not given and not used:
-        target.out.say("no keys: none is given, and nothing is encrypted")
+        target.out.say("no keys: ACKFLOW_ENCRYPTION_KEY has none, and nothing is encrypted")
         return
     unbound = [("", "older format")] if used[""] else []
     roles = [(key, "encrypts" if key == given[0] else "decrypts") for key in given]

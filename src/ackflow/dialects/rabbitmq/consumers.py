@@ -37,6 +37,10 @@ _NO_HEADERS: dict[str, str] = {}
 log = logging.getLogger("ackflow.amqp")
 
 
+class NoRoom(Exception):
+    """A consumer that had room when its pop began has none now."""
+
+
 class Held(Struct, eq=False):
     """A lease, and how many of its messages the client has not settled."""
 
@@ -59,7 +63,7 @@ class Consumer:
 
     def __init__(
         self, channel: "Channel", queue: str, tag: str, no_ack: bool, prefetch: int, priority: int,
-        exclusive: bool,
+        exclusive: bool, quorum: bool = False,
     ) -> None:  # fmt: skip
         self.channel = channel
         self.queue = queue
@@ -69,6 +73,7 @@ class Consumer:
         self.prefetch = prefetch
         self.priority = priority
         self.exclusive = exclusive
+        self.quorum = quorum  # its messages say how often they were returned
         name = f"{channel.connection.name}/{channel.number}/{tag}"[:200]
         self.name = name if name.isprintable() else ascii(name)
         self.unacked = 0
@@ -89,6 +94,12 @@ class Consumer:
             room = min(room, self.channel.prefetch_of_all - self.channel.held_or_reserved)
         return max(0, room)
 
+    def admit(self) -> None:
+        """Raise NoRoom if nothing may be popped for it now; called before each transaction."""
+        channel = self.channel
+        if not channel.takes_deliveries or channel.server.app.in_transit.is_full():
+            raise NoRoom
+
     @property
     def may_wait(self) -> bool:
         """Whether it has enough messages to wait a moment, so that one pop brings it more."""
@@ -104,12 +115,14 @@ class Pump:
         self.consumers: list[Consumer] = []
         self.single_active = False
         self.auto_delete = False
+        self.deletions = 0  # of the queue, which clients wait for
+        self._leaving: list[Consumer] = []  # active ones that were cancelled and hold messages
         self._wanted = asyncio.Event()
         self._gathers = False
         self._waiting: LoopSignal | None = None
         self._attempting: asyncio.Future[None] | None = None
         self._share = 1
-        self._most = 8  # messages of one pop; it follows their size
+        self._most = 1  # messages of one pop; it follows their size
         self._task = asyncio.create_task(self._run())
 
     def add(self, consumer: Consumer) -> None:
@@ -118,6 +131,8 @@ class Pump:
 
     def remove(self, consumer: Consumer) -> None:
         if consumer in self.consumers:
+            if self.single_active and consumer is self.consumers[0] and consumer.unacked:
+                self._leaving.append(consumer)
             self.consumers.remove(consumer)
         if not self.consumers and self._waiting is not None:
             self._waiting.stop()
@@ -140,6 +155,9 @@ class Pump:
         """The consumers that get the next messages, the one served longest ago first."""
         found = [one for one in self.consumers if one.room > 0]
         if self.single_active:
+            self._leaving = [one for one in self._leaving if one.unacked]
+            if self._leaving:  # so that the next one gets everything in order
+                return []
             return found[:1] if found and found[0] is self.consumers[0] else []
         if len({one.priority for one in found}) > 1:
             top = max(one.priority for one in found)
@@ -165,7 +183,10 @@ class Pump:
                     request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting
                 )
             except QueueNotFound:
-                self.queue_is_gone()
+                if not self.deletions:
+                    self.queue_is_gone()
+                self._wanted.clear()
+                await self._wanted.wait()
             except SessionClosed:
                 return
             except AckflowError as error:
@@ -240,13 +261,17 @@ class Pump:
         return found
 
     async def _take(self, consumer: Consumer, batch: int) -> Handout:
-        """Pop for one consumer and deliver; what it cannot take any more is given back."""
+        """Pop for one consumer and deliver. Messages that it can no longer take are returned."""
         server = self._server
         consumer.reserved += batch
         consumer.channel.reserved += batch
         try:
             request = self._request(consumer.name, batch, consumer.no_ack)
-            answer = await server.app.loop_broker.try_pop(request)
+            answer = await server.app.loop_broker.try_pop(request, admit=consumer.admit)
+        except NoRoom:
+            if self._waiting is not None:
+                self._waiting.stop()  # `kick` ends the next wait
+            return Handout(self.queue, QUEUE_MODE, 0)
         finally:
             consumer.reserved -= batch
             consumer.channel.reserved -= batch
@@ -275,9 +300,10 @@ class Pump:
 
 
 def message_of(
-    run: MessageRun, sequence: int, queue: str, frame_max: int
+    run: MessageRun, sequence: int, queue: str, frame_max: int, quorum: bool
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """Return the encoded exchange, routing key and properties of a message, and its body."""
+    failures = run.failures if quorum else None
     index, rest = sequence - run.first, run.body.rest
     headers, binary, txid = _NO_HEADERS, False, None
     if rest is not None:
@@ -286,7 +312,7 @@ def message_of(
         txid = rest.txids.get(index)
     exchange = frames.short_bytes(headers.get(EXCHANGE, ""))
     key = frames.short_bytes(headers.get(ROUTING_KEY, queue))
-    properties = encode_properties(headers, binary, txid)
+    properties = encode_properties(headers, binary, txid, failures)
     if len(properties) > frame_max - HEADER_OVERHEAD:  # those of a client of another protocol
-        properties = encode_properties(without_table(headers), binary, txid)
+        properties = encode_properties(without_table(headers), binary, txid, failures)
     return exchange, key, properties, payload(run.body, index)

@@ -9,14 +9,13 @@ import msgspec
 from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
 from ...broker.views import peek
-from ...broker.views.browse import get as get_message
 from ...broker.views.dead_groups import DeadGroups, dead_groups
-from ...broker.views.fate import Fate, fate, queue_of_message
+from ...broker.views.fate import Fate, fate, kept_message, queue_of_message
 from ...broker.views.search import Search, search
 from ...errors import InvalidArgument, NotFound
 from ...model import News
 from ..http import Call, Param, Response, json
-from .rows import (
+from .responses import (
     AFTER,
     ANY,
     GROUP,
@@ -47,7 +46,7 @@ from .tails import Positions
 
 
 async def messages(call: Call) -> Response:
-    """Search the stored messages of a queue; it stops at its time limit, and can be continued."""
+    """Search the stored messages of a queue. It stops at its time limit, and can be continued."""
     request = Search(
         queue=call.params["queue"], group=optional(call, "group"),
         state=call.query.get("state") or "all",  # type: ignore[arg-type]
@@ -82,19 +81,19 @@ async def locate(call: Call) -> Response:
 
 
 async def message(call: Call) -> Response:
-    """A message, why it is where it is in every group, and what happened to it."""
+    """A message, an explanation of its state in every group, and its history."""
     queue, id = call.params["queue"], call.params["id"]
     found: Fate = await call.server.do(fate, False, queue, id, optional(call, "group"))
     row = None if found.message is None else message_row(call, found.message, LONG)
-    return json(MessagePage(row, found.groups, found.more_groups))
+    return json(MessagePage(row, found.stored, found.groups, found.more_groups))
 
 
 async def payload(call: Call) -> Response:
     """The whole payload of a message, as a file."""
-    found = await look(call, get_message, call.params["queue"], call.params["id"], None)
+    found = await look(call, kept_message, call.params["queue"], call.params["id"])
     masking = call.server.dashboard.masking
     if masking and not found.is_json:
-        raise InvalidArgument("the payload is not JSON, so that its fields cannot be masked")
+        raise InvalidArgument("the payload is not JSON, so its fields cannot be masked")
     raw = masking.payload(found.raw) if found.is_json else found.raw
     name = f"{found.id}.{'json' if found.is_json else 'bin'}".encode()
     return Response(
@@ -105,7 +104,7 @@ async def payload(call: Call) -> Response:
 
 
 async def dead_by_error(call: Call) -> Response:
-    """Dead letters of a queue or of all, counted by normalised error, from the newest on."""
+    """Dead letters of one or all queues, counted by normalised error, newest first."""
     name = optional(call, "queue")
     if name is not None:
         call.server.allow(call, name)
@@ -220,7 +219,7 @@ ROUTES = (
     read_route("/v1/queues/{queue}/messages/{id}/payload", payload, "Download a payload", "*/*"),
     read_route("/v1/queues/{queue}/tail", tail, "Follow new messages as server-sent events",
          "text/event-stream", Param("partition", ANY), Param("last", NUMBER, "Earlier messages"),
-         Param("from", ANY, "The id of the last event, to go on from there")),
+         Param("from", ANY, "The id of the last event, after which to continue")),
     read_route("/v1/dead", dead_by_error, "Dead letters by error", DeadGroups, QUEUE,
          Param("before", NUMBER, "The `next` of the page before"),
          Param("limit", NUMBER, "Dead letters to read"), SECONDS, checks_queues=True),

@@ -16,17 +16,18 @@ from ... import __version__
 from ...broker.sampling.live_stats import QueueLine
 from ...broker.sampling.series import HOUR, MINUTE, chart, sparks
 from ...broker.views import board, stats
-from ...broker.views.board import PartitionPage, SeekPreview
+from ...broker.views.board import LanePage, PartitionPage, SeekPreview
 from ...broker.views.metrics import GroupMetrics
 from ...errors import InvalidArgument
 from ...model import Value, when
 from ..http import Call, Param, Response, json, name_matcher
-from .rows import (
+from .responses import (
     AFTER,
     ANY,
     GROUP,
     LIMIT,
     MAX_SEQUENCE,
+    MOST_GROUPS,
     NUMBER,
     QUEUE,
     SECONDS,
@@ -79,7 +80,7 @@ def _summary(lines: list[QueueLine]) -> tuple[Totals, list[QueueLine], list[Queu
     return (
         totals_of(lines),
         nlargest(20, bad, key=lambda line: line.severity),
-        nlargest(10, lines, key=_traffic),
+        nlargest(10, lines, key=lambda line: (_traffic(line), line.pushed)),
     )
 
 
@@ -93,6 +94,7 @@ SORTS: dict[str, Callable[[QueueLine], Any]] = {
     "leased": lambda line: line.leased,
     "waiting": lambda line: line.waiting,
     "dead": lambda line: line.dead,
+    "lag": lambda line: line.lag,
     "failed": lambda line: line.failed,
     "stored": lambda line: line.stored,
     "oldest": lambda line: line.oldest_seconds,
@@ -143,8 +145,8 @@ async def _add_sparks(call: Call, rows: list[QueueRow]) -> None:
 
 
 async def queue(call: Call) -> Response:
-    """One queue: counters, groups, options and their defaults."""
-    name = call.params["queue"]
+    """One queue: counters, its first groups or the given one, options and their defaults."""
+    name, only = call.params["queue"], optional(call, "group")
     details = await look(call, board.queue_details, name)
     found = await snapshot_of(call)
     line = found.queues.get(name)
@@ -156,11 +158,15 @@ async def queue(call: Call) -> Response:
     row = row_of(line)
     if line.id:
         await _add_sparks(call, [row])
-    return json(QueuePage(row, [group_row(group) for group in line.groups], details))
+    lines = [group for group in line.groups if only in (None, group.name)]
+    known = [group for group in details.groups if only in (None, group.name)]
+    details = msgspec.structs.replace(details, groups=known[:MOST_GROUPS])
+    rows = [group_row(group) for group in lines[:MOST_GROUPS]]
+    return json(QueuePage(row, rows, details, len(known) > MOST_GROUPS))
 
 
 async def groups(call: Call) -> Response:
-    """A page of groups of one queue or of all, those that are most behind first."""
+    """A page of groups of one or all queues, largest lag first."""
     found, lines = await live(call)
     wanted, queue_name = (optional(call, "filter") or "").lower(), optional(call, "queue")
     rows = await derived(call, found, "groups", lambda: _by_lag(lines))
@@ -180,9 +186,15 @@ async def groups(call: Call) -> Response:
 
 
 def _by_lag(lines: list[QueueLine]) -> list[GroupMetrics]:
-    """All groups, those that are most behind first."""
+    """All groups, largest lag first."""
     found = [group for line in lines for group in line.groups]
     return sorted(found, key=lambda group: (-group.lag, group.queue, group.name))
+
+
+async def lanes(call: Call) -> Response:
+    """The partitions and priorities of a queue, in the order of their first push."""
+    after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call)
+    return json(await look(call, board.queue_lanes, call.params["queue"], after, limit))
 
 
 async def partitions(call: Call) -> Response:
@@ -223,13 +235,13 @@ async def leases(call: Call) -> Response:
 
 
 def _most_held(lines: list[QueueLine]) -> list[GroupMetrics]:
-    """The groups with leases, those that hold most first."""
+    """The groups with leases, those with most leased messages first."""
     held = [group for line in lines for group in line.groups if group.leased]
     return sorted(held, key=lambda group: -group.leased)
 
 
 async def preview(call: Call) -> Response:
-    """What a seek would do now."""
+    """Preview of a seek: what it would do now."""
     queue, group, to, is_time, partition = seek_target(call)
     found = await look(call, board.seek_preview, queue, group, to, is_time, partition)
     return json(found)
@@ -268,7 +280,9 @@ ROUTES = (
          Param("sort", {"enum": list(SORTS)}, "Column"), Param("descending", {"type": "boolean"}),
          Param("show", {"enum": list(SHOWN)}), Param("sparks", {"type": "boolean"}),
          LIMIT, AFTER, checks_queues=True),
-    read_route("/v1/queues/{queue}", queue, "Show a queue", QueuePage),
+    read_route("/v1/queues/{queue}", queue, "Show a queue", QueuePage, GROUP),
+    read_route("/v1/queues/{queue}/partitions", lanes, "Partitions and priorities of a queue", LanePage,
+         LIMIT, AFTER),
     read_route("/v1/groups", groups, "List groups", GroupRows, QUEUE,
          Param("filter", ANY, "A part of the name"), LIMIT, AFTER, checks_queues=True),
     read_route("/v1/queues/{queue}/groups/{group}/partitions", partitions,

@@ -66,7 +66,7 @@ class Dashboard:
 
 
 class Kept:
-    """What was found for a page and is shown again to others, as long as it can be true."""
+    """Results that were computed for one viewer and are reused for others while they are valid."""
 
     def __init__(self) -> None:
         self._of: object = None
@@ -120,7 +120,7 @@ def _dead_number(snapshot: LiveStats) -> int:
 
 
 class Sessions:
-    """Who is logged in, by the digest of a cookie; they end with the process."""
+    """The sessions of logged-in users, by the digest of their cookies; they end with the process."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -173,7 +173,9 @@ def check_page(call: Call) -> None:
     site = call.headers.get(b"sec-fetch-site")
     page = site is not None or b"origin" in call.headers or b"cookie" in call.headers
     if page and (HEADER not in call.headers or site not in (None, b"same-origin")):
-        raise Forbidden("a page must send the header x-ackflow-ui, and be a page of this server")
+        raise Forbidden(
+            "a change must come from a page of this server, with the header x-ackflow-ui"
+        )
 
 
 # the session
@@ -203,7 +205,7 @@ class SessionInfo(Struct):
 
 
 async def session(call: Call) -> Response:
-    """Who uses the dashboard; it needs no token, to ask for one."""
+    """The user of the dashboard. It needs no token, because the login page uses it."""
     server = call.server
     if not server.auth.fresh():
         await server.auth.refresh()

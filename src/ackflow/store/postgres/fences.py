@@ -123,8 +123,8 @@ class RowLocks:
     def share_schema(self, channel: PipelinedConnection, fences: Collection[int]) -> None:
         channel.write("select from fences where id = 0 for share")
         for fence in sorted(fences):
-            if fence not in self._made:
-                channel.write("insert into fences values ($1) on conflict do nothing", (fence,))
+            # Always: the row may have been lost in a crash, with a commit that was not synced.
+            channel.write("insert into fences values ($1) on conflict do nothing", (fence,))
             channel.write("select from fences where id = $1 for update", (fence,))
 
     def take_schema(self, channel: PipelinedConnection) -> None:

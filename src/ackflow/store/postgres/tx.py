@@ -14,8 +14,7 @@ from ..records import Group, Lane, Lease, Queue
 from ..tx import Tx
 from .connection import PipelinedConnection
 from .fences import SCHEMA
-
-KNOWN = 100_000  # leases of which the queue is remembered
+from .homes import KNOWN
 
 # Statements that touch rows of one queue only, or rows that no two queues share. A statement that is
 # not listed runs alone in the schema.
@@ -70,6 +69,9 @@ class FencedTx(Tx):
         self._entered = False
         self.written: set[int] = set()
         self.homes: dict[int, int] = {}  # by token, the queue of a lease, which never changes
+        # Alone in the schema, while something may not be on disk: the queues whose versions were
+        # compared. What it shows of others may be of another broker and lost in a crash.
+        self.compared: Collection[int] | None = None
         self.next_block: Callable[[], tuple[int, int]] = _no_block
         self._block = (0, 0)  # ids for leases: the next one, and the end
         super().__init__(channel.execute, channel.write, statements, *args, **kwargs)
@@ -79,6 +81,7 @@ class FencedTx(Tx):
     def grant(self, fences: frozenset[int] | None) -> None:
         """Begin with these fences; None: alone in the schema."""
         self.granted, self._fences, self._entered = fences, fences, False
+        self.compared = None
         self.written = set()
         self._sql = self._whole
 
@@ -136,6 +139,13 @@ class FencedTx(Tx):
         if found is not None:
             self._check(found.queue)
         return found
+
+    def show(self, lane: LaneId, stop: int) -> None:
+        super().show(lane, stop)
+        if self.compared is not None and not self.sync_number and self._record is not None:
+            home = self.lane(lane)
+            if home is None or home.queue not in self.compared:
+                self.sync_number = self._record.begun
 
     # leases, whose ids brokers take in blocks
 

@@ -26,7 +26,6 @@ from ..context import Context, RunState
 from ..hooks import Hooks
 from ..processor import Binding
 from ..sending import ProcessorSession
-from ..status import ACK, REJECT, REQUEUE
 from .leases import HeldLease, Leases
 from .processing import Outcome, Processing
 from .receiver import Receiver
@@ -263,19 +262,20 @@ class Consumer:
     def _settled(self, outcome: Outcome, error: BaseException | None) -> None:
         context = outcome.context
         counts = self.counts
+        verb = None if outcome.verdict is None else outcome.verdict.verb
         if error is not None:
             counts.lost += 1
         elif context.put_off is not None:
             counts.put_off += 1
-        elif outcome.verdict is not None and outcome.verdict.verb in ("nack", "dead_letter"):
-            counts.failed += 1
-        elif context.status is ACK:
+        elif verb == "ack":
             counts.acked += 1
-        elif context.status is REJECT:
+        elif verb == "reject":
             counts.rejected += 1
-        elif context.status is REQUEUE:
+        elif verb == "requeue":
             counts.requeued += 1
             counts.failed += outcome.fatal is not None
+        else:
+            counts.failed += 1
         self._leases.done(context.notes[HeldLease])
         if outcome.fatal is not None and not self._keep_going:
             self._fail(outcome.fatal)
