@@ -34,6 +34,7 @@ from .responses import (
     MessageRows,
     dead_row,
     look,
+    look_at_payloads,
     message_row,
     optional,
     page_limit,
@@ -60,7 +61,7 @@ async def messages(call: Call) -> Response:
     request.check()
     if call.server.dashboard.masking and (request.text or request.header):
         raise InvalidArgument("masked fields could be guessed by searching; search by id or state")
-    found = await look(call, search, request)
+    found = await look_at_payloads(call, search, request)
     rows = [message_row(call, message) for message in found.items]
     return json(MessageRows(rows, found.next, found.scanned))
 
@@ -90,7 +91,7 @@ async def message(call: Call) -> Response:
 
 async def payload(call: Call) -> Response:
     """The whole payload of a message, as a file."""
-    found = await look(call, kept_message, call.params["queue"], call.params["id"])
+    found = await look_at_payloads(call, kept_message, call.params["queue"], call.params["id"])
     masking = call.server.dashboard.masking
     if masking and not found.is_json:
         raise InvalidArgument("the payload is not JSON, so its fields cannot be masked")
@@ -127,7 +128,7 @@ async def dead(call: Call) -> Response:
     limit = page_limit(call, 50)
     after = call.integer("after", 0, 0, 1 << 60)
     chosen = _chosen(call, name)
-    found, more = await look(call, dead_page, chosen, after, limit, seconds_of(call))
+    found, more = await look_at_payloads(call, dead_page, chosen, after, limit, seconds_of(call))
     return json(DeadRows([dead_row(call, letter) for letter in found], more))
 
 
@@ -142,7 +143,7 @@ async def export(call: Call) -> Response:
     """Dead letters as JSON lines, at most 1,000 in one answer; the header `x-next` continues."""
     chosen = _chosen(call, call.params["queue"])
     after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call, MOST_PAGE)
-    found, more = await look(call, oldest, chosen, after, limit, seconds_of(call))
+    found, more = await look_at_payloads(call, oldest, chosen, after, limit, seconds_of(call))
     masking = call.server.dashboard.masking
     lines = []
     for letter in found:
@@ -190,7 +191,7 @@ async def _news(call: Call, partition: str | None, after: Positions | None, last
     call.long_poll, call.on_disconnect = True, disconnected
     while True:
         started = time.monotonic()
-        news: News = await look(
+        news: News = await look_at_payloads(
             call, peek.follow, call.params["queue"], partition, after, last, TAIL_MESSAGES
         )
         first, after = after is None, news.after
