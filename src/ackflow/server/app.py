@@ -129,7 +129,7 @@ class Server:
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> "asyncio.Future[T]":
         """Run a read-only verb whose cost grows with the data, after leases have expired."""
-        return self.in_read_lane(lambda: self.read_now(verb, *args, **kwargs))
+        return self.in_read_lane_if_room(lambda: self.read_now(verb, *args, **kwargs))
 
     def read_now(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
@@ -139,10 +139,13 @@ class Server:
         return self.broker.look(verb, *args, **kwargs)
 
     def in_read_lane(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run a long blocking call beside few others.
+        """Run a long blocking call beside few others; raises ServerBusy if many wait."""
+        return self._read_lane.run(call)
 
-        Raises ServerBusy if many wait, or if slow clients hold too much memory when its turn comes:
-        what it finds would be held as well until its response is written.
+    def in_read_lane_if_room(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """The same for a call that may find much, which is held until its response is written.
+
+        Raises ServerBusy also if slow clients hold too much memory when its turn comes.
         """
 
         def run() -> T:

@@ -201,7 +201,7 @@ async def _read(call: Call, function: Callable[..., Any], arguments: tuple[Any, 
         found = authz.visible(call, server.read_now(function, *arguments))
         return wire.write_in_parts(found, encoding)
 
-    return Response(200, await server.in_read_lane(read), encoding.encode())
+    return Response(200, await server.in_read_lane_if_room(read), encoding.encode())
 
 
 async def upkeep(call: Call) -> Response:

@@ -112,7 +112,7 @@ def numbers(tx: Tx, which: DeadFilter, after: int, limit: int) -> list[int]:
     """Return the ids of the next matches after an id, the oldest first."""
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        return [id for id in _matching_ids(tx, queue, which) if id > after][:limit]
+        return [id for id in matching_ids(tx, queue, which) if id > after][:limit]
     if which.error is not None:
         return list(islice(_with_error(tx, queue, which, after=after), limit))
     columns = _columns(tx, queue, which)

@@ -16,6 +16,7 @@ from ...broker.views.search import Found, Search, search
 from ...broker.views.why import drop_overdue
 from ...errors import InvalidArgument, NotFound
 from ...model import News
+from ...options import MAX_PAGE_BYTES
 from ..http import Call, Param, Response, json
 from .responses import (
     AFTER,
@@ -36,6 +37,7 @@ from .responses import (
     MessageRows,
     dead_row,
     look,
+    look_at_payloads,
     message_row,
     optional,
     page_limit,
@@ -79,10 +81,11 @@ async def _find(call: Call, request: Search) -> Found:
             request, limit=request.limit - len(found.items), after=found.next,
             seconds=min(left, SNAPSHOT_SECONDS),
         )  # fmt: skip
-        some = await look(call, search, page)
+        some = await look_at_payloads(call, search, page)
         found = Found(found.items + some.items, some.next, found.scanned + some.scanned)
-        full = len(found.items) >= request.limit or time.monotonic() > deadline
-        if found.next is None or full:
+        size = sum(len(message.raw) for message in found.items)
+        full = len(found.items) >= request.limit or size >= MAX_PAGE_BYTES
+        if found.next is None or full or time.monotonic() > deadline:
             return found
 
 
@@ -114,7 +117,7 @@ async def message(call: Call) -> Response:
 
 async def payload(call: Call) -> Response:
     """The whole payload of a message, as a file."""
-    found = await look(call, kept_message, call.params["queue"], call.params["id"])
+    found = await look_at_payloads(call, kept_message, call.params["queue"], call.params["id"])
     masking = call.server.dashboard.masking
     if masking and not found.is_json:
         raise InvalidArgument("the payload is not JSON, so its fields cannot be masked")
@@ -151,7 +154,7 @@ async def dead(call: Call) -> Response:
     limit = page_limit(call, 50)
     after = call.integer("after", 0, 0, 1 << 60)
     chosen = _chosen(call, name)
-    found, more = await look(call, dead_page, chosen, after, limit, seconds_of(call))
+    found, more = await look_at_payloads(call, dead_page, chosen, after, limit, seconds_of(call))
     return json(DeadRows([dead_row(call, letter) for letter in found], more))
 
 
@@ -166,7 +169,7 @@ async def export(call: Call) -> Response:
     """Dead letters as JSON lines, at most 1,000 in one answer; the header `x-next` continues."""
     chosen = _chosen(call, call.params["queue"])
     after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call, MOST_PAGE)
-    found, more = await look(call, oldest, chosen, after, limit, seconds_of(call))
+    found, more = await look_at_payloads(call, oldest, chosen, after, limit, seconds_of(call))
     masking = call.server.dashboard.masking
     lines = []
     for letter in found:
@@ -214,7 +217,7 @@ async def _news(call: Call, partition: str | None, after: Positions | None, last
     call.long_poll, call.on_disconnect = True, disconnected
     while True:
         started = time.monotonic()
-        news: News = await look(
+        news: News = await look_at_payloads(
             call, peek.follow, call.params["queue"], partition, after, last, TAIL_MESSAGES
         )
         first, after = after is None, news.after

@@ -268,6 +268,12 @@ def look(call: Call, verb: Callable[..., T], *args: Any, **kwargs: Any) -> "asyn
     return call.server.in_read_lane(lambda: broker.look(verb, *args, **kwargs))
 
 
+def look_at_payloads(call: Call, verb: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+    """The same for a read that returns payloads: refused while slow clients hold much memory."""
+    broker = call.server.broker
+    return call.server.in_read_lane_if_room(lambda: broker.look(verb, *args))
+
+
 async def snapshot_of(call: Call) -> LiveStats:
     """The last snapshot of all queues, which all viewers share."""
     return await call.server.in_read_lane(call.server.broker.stats.get)
