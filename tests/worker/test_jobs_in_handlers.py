@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import ackflow
 from ackflow import Message
 from ackflow.testing import Harness
 from ackflow.worker import (
@@ -63,6 +64,40 @@ def test_what_a_job_sends_goes_out_once_though_its_message_comes_again(
     h.assert_processed_status(ACK)
     assert sorted(popped(h, "sent")) == ["after", "job"]
     assert h.session.group_stats("work").counts.lag == 0
+
+
+def test_what_a_job_of_another_owner_sends_goes_out_once_as_well(
+    worker: Worker, h: Harness
+) -> None:
+    @worker.processor("work")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        done = worker.jobs().run_unique(
+            f"order {message.data}", "import", lambda job: session.push("sent", "job") or True
+        )
+        if not message.redelivered:
+            h.clock.advance(60)
+        return ACK if done else REJECT
+
+    worker.push("work", 1)
+    h.drain(advance=True)
+    h.assert_processed_status(ACK)
+    assert popped(h, "sent") == ["job"]
+
+
+def test_jobs_of_another_database_leave_what_was_sent_to_the_acknowledgement(
+    worker: Worker, h: Harness
+) -> None:
+    with ackflow.connect(":memory:") as other:
+
+        @worker.processor("work")
+        def process(message: Message, session: ProcessorSession) -> Status:
+            Jobs(other).run_unique("me", "import", lambda job: session.push("sent", "job") or True)
+            return ACK
+
+        worker.push("work", 1)
+        h.drain()
+        assert other.queues() == []
+    assert popped(h, "sent") == ["job"]
 
 
 def test_a_job_that_lost_its_lease_sends_nothing(worker: Worker, h: Harness, jobs: Jobs) -> None:

@@ -55,7 +55,7 @@ class Recorder(Middleware):
         self.sent: list[Push] = []
 
     def after_push(self, push: Push) -> None:
-        if not push.duplicate:
+        if not push.duplicate and push.error is None:
             self.sent.append(push)
 
 

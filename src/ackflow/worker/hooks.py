@@ -54,7 +54,8 @@ class Middleware:
         """Called before a push; it may change the push. An exception refuses it."""
 
     def after_push(self, push: Push) -> None:
-        """Called after a push; inside a processor, before its transaction is committed."""
+        """Called after a push, also if it was refused: `push.error`. Inside a processor, before its
+        transaction is committed."""
 
     def before_process(self, context: Context) -> None:
         """Called before the handler, in its thread. It may raise `Reject` or `Requeue`."""

@@ -42,6 +42,7 @@ class Push(Struct):
     unique: str | None = None
     message_id: str | None = None
     within: "Within | None" = None  # the user's own transaction, which it is a part of
+    error: BaseException | None = None  # why it was refused
     duplicate: bool = False  # not pushed: another message with the unique key waits or runs
     notes: dict[str, Any] = field(default_factory=dict)  # kept by middleware from before to after
 

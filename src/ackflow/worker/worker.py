@@ -168,20 +168,29 @@ class Worker(Declarations):
             context.session.send(push)
             return
         gathered = _batch.get()
-        self.hooks.before_push(push)
-        if push.within is not None:
-            push.inside(push.within, self)
-        elif gathered is not None and push.key is None and push.unique is None:
-            gathered.append((self, push))
-        else:
-            push.through(self.session)
-        self.hooks.call("after_push", push)
+        with self._hooked(push):
+            if push.within is not None:
+                push.inside(push.within, self)
+            elif gathered is not None and push.key is None and push.unique is None:
+                gathered.append((self, push))
+            else:
+                push.through(self.session)
 
     def add_to(self, push: Push, operations: Operations) -> None:
         """Add a push to a transaction, through the middleware."""
-        self.hooks.before_push(push)
-        push.into(operations, self.session)
-        self.hooks.call("after_push", push)
+        with self._hooked(push):
+            push.into(operations, self.session)
+
+    @contextmanager
+    def _hooked(self, push: Push) -> Iterator[None]:
+        try:
+            self.hooks.before_push(push)
+            yield
+        except BaseException as error:
+            push.error = error
+            raise
+        finally:
+            self.hooks.call("after_push", push)
 
     @contextmanager
     def batch(self) -> Iterator[None]:

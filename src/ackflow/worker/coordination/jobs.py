@@ -388,7 +388,7 @@ class Jobs:
     ) -> T:
         """Run the function of a child that was started, and record how it ended."""
         began = time.perf_counter()
-        session = _session_of(message)  # of the handler, which settles the message
+        session, own = self._in_handler(message)
         try:
             self._hooks.call("before_job", one)
             began = time.perf_counter()
@@ -411,13 +411,22 @@ class Jobs:
         one.elapsed = time.perf_counter() - began
         status: JobStatus = "success" if result else "failed"
         try:
-            settled = message if session is None else None
-            self._end(child, status, settled, sent.operations)
+            self._end(child, status, None if own else message, sent.operations)
         except BaseException as error:
             one.error = error
             raise
         one.status = status
         return result
+
+    def _in_handler(self, message: Delivery | None) -> tuple[ProcessorSession | None, bool]:
+        """The session of the handler of a worker that runs the job, if it is on this database; and
+        whether the message is the handler's own, which the handler settles."""
+        context = current()
+        if context is None:
+            return None, False
+        own = context.message is message  # its lease was found on this database
+        here = own or context.session.outside is self._records.session
+        return (context.session if here else None), own
 
     def _abandoned(self, job: Job) -> bool:
         """Whether the lease under which a child was started is over."""
@@ -508,12 +517,6 @@ def _owner(owner: str | Delivery) -> str:
         long = len(id.encode()) > MOST_NAME
         return hashlib.blake2b(id.encode(), digest_size=16).hexdigest() if long else id
     return checked_name(owner, "owner")
-
-
-def _session_of(message: Delivery | None) -> ProcessorSession | None:
-    """The session of the handler that is running for a message in a worker."""
-    context = None if message is None else current()
-    return context.session if context is not None and context.message is message else None
 
 
 def _root(id: str) -> str:
