@@ -62,6 +62,12 @@ class WidePop(PopRequest, kw_only=True):
         )
 
 
+class BoundedPop(PopRequest, kw_only=True):
+    """A pop of fewer messages than `batch`, if these would have more bytes together."""
+
+    most_bytes: int
+
+
 def pop(tx: Tx, request: PopRequest) -> Handout:
     """Lease up to `batch` messages to a consumer; the answer has no runs if there are none.
 
@@ -310,7 +316,8 @@ def _gather(
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
     parts: list[LaneBatch] = []
     homes: set[PartitionId] = set()
-    while want > 0:
+    most_bytes = request.most_bytes if isinstance(request, BoundedPop) else None
+    while want > 0 and (most_bytes is None or most_bytes > 0):
         cursor, alone = next_work(tx, queue, group, partition)
         if cursor and cursor.partition not in homes and len(homes) >= most:
             cursor, alone = _next_in(tx, queue, group, homes), False
@@ -320,7 +327,7 @@ def _gather(
         assert lane is not None
         number = cursor.delivered
         turn = wide or not alone or bool(parts)
-        some = partial(take, tx, queue, group, lane, cursor, want, turn=turn)
+        some = partial(take, tx, queue, group, lane, cursor, want, turn=turn, most_bytes=most_bytes)
         taken = take_with_takeover(tx, queue, group, lane, some)
         if not taken:
             idle += 1
@@ -334,6 +341,8 @@ def _gather(
         runs = message_runs(tx, lane, taken, number, left)
         parts.append(LaneBatch(lane, cursor, taken, everything, number, runs))
         want -= ranges.count(everything)
+        if most_bytes is not None:
+            most_bytes -= sum(run.payload_bytes for run in runs)
     return parts
 
 

@@ -26,10 +26,12 @@ PASSED_ALONE = 25  # the cost of a segment that is passed alone
 
 
 def take(
-    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, turn: bool = True
-) -> list[TakenMessages]:
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int, turn: bool = True,
+    most_bytes: int | None = None,
+) -> list[TakenMessages]:  # fmt: skip
     """Take up to `want` messages for a group and move its cursor; the caller makes the claims.
 
+    `most_bytes`: fewer, if they are larger together; a message or a segment may be larger alone.
     `turn`: other lanes wait to be served. If only one lane has messages, it keeps the time it was
     last served, which saves a write; a lane that joins it waits for at most one more delivery.
     After a second it gets a new time, so that a scan can skip the dead entries of its index.
@@ -55,10 +57,12 @@ def take(
     if group.rules.ordering == "ordered":
         held_at = tx.first_returned(lane.id, group.id)
     due = _due(tx, queue, group, lane, cursor, want)
+    if due and most_bytes is not None:
+        want, most_bytes = _fitting(tx, lane, due, want, most_bytes)
     taken = _take_due(tx, lane, want, held_at, due) if due else []
     n = sum([ranges.count(t.ranges) for t in taken]) if taken else 0
     if n < want and held_at is None and cursor.next < lane.head:
-        new = _take_new(tx, queue, group, lane, cursor, want - n)
+        new = _take_new(tx, queue, group, lane, cursor, want - n, most_bytes)
         n += sum([ranges.count(t.ranges) for t in new])
         taken += new
     # A lane that had exactly the wanted messages stays ready, which saves the next push a write.
@@ -85,6 +89,20 @@ def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: i
         late = [c for c in claims if _waited_too_long(tx, queue, group, lane, cursor, c)]
         if not late:
             return claims
+
+
+def _fitting(tx: Tx, lane: Lane, due: list[Claim], want: int, most_bytes: int) -> tuple[int, int]:
+    """Return how many messages to take if those that are due come first, and the bytes then left."""
+    everything: Ranges = []
+    for claim in due:
+        everything = ranges.union(everything, claim.ranges)
+    n, left = 0, float(most_bytes)
+    for segment, first, stop in tx.segments_over(lane.id, ranges.lowest(everything, want)):
+        size = segment.bytes / segment.count
+        if size * (stop - first) > left:
+            return max(1, n + int(left / size)), 0
+        n, left = n + stop - first, left - size * (stop - first)
+    return want, int(left)
 
 
 def _more_due(tx: Tx, lane: Lane, group: Group, held_at: int | None) -> bool:
@@ -163,11 +181,13 @@ def _dead_letter_waited(
 
 
 def _take_new(
-    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int
-) -> list[TakenMessages]:
+    tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int,
+    most_bytes: int | None,
+) -> list[TakenMessages]:  # fmt: skip
     """Take messages that were never delivered; stops early when it passes too many segments."""
     taken: list[TakenMessages] = []
     passed = 0
+    left = float("inf") if most_bytes is None else most_bytes
     while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
         before = passed
         for segment in tx.segments_from(lane.id, cursor.next):
@@ -177,7 +197,11 @@ def _take_new(
                 if _passed_now(tx, queue, group, segment):
                     passed += _pass_run(tx, queue, group, lane, cursor, segment)
                 else:
-                    want -= _take_segment(tx, lane, cursor, segment, want, taken)
+                    n = _take_segment(tx, lane, cursor, segment, want, taken)
+                    want -= n
+                    left -= n * segment.bytes / segment.count
+                    if left <= 0:
+                        return taken
             if want <= 0 or cursor.next >= lane.head or passed > before:
                 break
         else:
