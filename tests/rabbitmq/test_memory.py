@@ -196,7 +196,7 @@ def test_a_client_that_reads_nothing_is_ended_when_others_need_the_memory(
 ) -> None:
     monkeypatch.setattr("ackflow.dialects.rabbitmq.unread.STALLED_SECONDS", 0.5)
     channel.queue_declare("large")
-    for _ in range(5):
+    for _ in range(16):
         channel.basic_publish("", "large", b"x" * 4 * MB)
     channel.queue_declare("large", passive=True)
     amqp.app.in_transit.most = MB
