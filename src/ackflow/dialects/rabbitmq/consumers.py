@@ -123,7 +123,7 @@ class Pump:
         self._waiting: LoopSignal | None = None
         self._attempting: asyncio.Future[None] | None = None
         self._share = 1
-        self._most = 1  # messages of one pop; it follows their size
+        self._most = 8  # messages of one pop; it follows their size
         self._task = asyncio.create_task(self._run())
 
     def add(self, consumer: Consumer) -> None:
