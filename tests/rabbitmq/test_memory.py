@@ -98,6 +98,28 @@ def test_a_consumer_that_reads_nothing_is_sent_little(amqp: Amqp, channel: Any) 
     wait_until_closed(amqp)
 
 
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_consumer_of_small_messages_is_sent_few_large_ones(
+    amqp: Amqp, channel: Any, returned: bool
+) -> None:
+    channel.queue_declare("mixed")
+    for size in [10] * 600 + [4 * MB] * 16:
+        channel.basic_publish("", "mixed", b"x" * size)
+    channel.queue_declare("mixed", passive=True)
+    if returned:
+        amqp.session.release(amqp.session.pop("mixed", batch=1_000))
+    seen: list[int] = []
+    channel.basic_consume("mixed", lambda _, __, ___, body: seen.append(len(body)))
+    deadline = time.monotonic() + 30
+    while len(seen) < 600 and time.monotonic() < deadline:
+        channel.connection.process_data_events(0.01)
+    assert settled(lambda: unread(amqp)) < 12 * MB
+    while len(seen) < 616 and time.monotonic() < deadline:
+        channel.connection.process_data_events(0.01)
+    assert seen == [10] * 600 + [4 * MB] * 16
+    channel.connection.close()
+
+
 def test_messages_got_by_a_client_that_reads_nothing_are_limited(amqp: Amqp, channel: Any) -> None:
     channel.queue_declare("large")
     for _ in range(12):
@@ -174,7 +196,7 @@ def test_a_client_that_reads_nothing_is_ended_when_others_need_the_memory(
 ) -> None:
     monkeypatch.setattr("ackflow.dialects.rabbitmq.unread.STALLED_SECONDS", 0.5)
     channel.queue_declare("large")
-    for _ in range(5):
+    for _ in range(16):
         channel.basic_publish("", "large", b"x" * 4 * MB)
     channel.queue_declare("large", passive=True)
     amqp.app.in_transit.most = MB

@@ -74,6 +74,19 @@ def test_a_count_of_zero_comes_after_the_messages_it_does_not_count(port: int) -
             assert len(got) == 2
 
 
+def test_a_consumer_that_is_cancelled_at_once_gets_what_was_ready(port: int) -> None:
+    with py_amqp.Connection(f"127.0.0.1:{port}", confirm_publish=True) as connection:
+        channel = connection.channel()
+        queue = channel.queue_declare(exclusive=True).queue
+        for _ in range(3):
+            channel.basic_publish_confirm(MESSAGE, routing_key=queue)
+        got: list[Any] = []
+        tag = channel.basic_consume(queue, callback=got.append)
+        connection.drain_events(timeout=5)  # returns after the first one
+        channel.basic_cancel(tag)
+        assert len(got) == 3
+
+
 def test_a_consumer_is_cancelled_after_the_answer_to_the_delete(port: int) -> None:
     with py_amqp.Connection(f"127.0.0.1:{port}") as connection:
         channel = connection.channel()

@@ -62,6 +62,12 @@ class WidePop(PopRequest, kw_only=True):
         )
 
 
+class BoundedPop(PopRequest, kw_only=True):
+    """A pop of fewer messages than `batch`, if these would have more bytes together."""
+
+    most_bytes: int
+
+
 def pop(tx: Tx, request: PopRequest) -> Handout:
     """Lease up to `batch` messages to a consumer; the answer has no runs if there are none.
 
@@ -136,7 +142,8 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
         if home is None:
             return _empty(tx, group, answer)
         partition = home.id
-    want, tx.bytes_left = min(request.batch, room), MAX_POP_BYTES
+    want = min(request.batch, room)
+    tx.bytes_left = request.most_bytes if isinstance(request, BoundedPop) else MAX_POP_BYTES
     try:
         parts = _gather(tx, queue, group, request, want, partition, wide, answer)
     finally:

@@ -7,7 +7,7 @@ from ... import ranges
 from ...clock import SECOND, micros
 from ...errors import StorageFailed
 from ...ids import GroupId, LaneId, LeaseId, PartitionId
-from ...options import MAX_PAYLOAD, MAX_POP_BYTES
+from ...options import MAX_PAYLOAD
 from ...ranges import Ranges
 from ...store.records import COPIED, LEASED, Claim, Cursor, Group, Lane, Queue, Segment
 from ...store.tx import Tx
@@ -21,7 +21,6 @@ from .upkeep.expiry import DELAYED_RUN
 from .upkeep.retention import drop_old
 
 AT_ONCE = 256
-FEW_MESSAGES = MAX_POP_BYTES // MAX_PAYLOAD  # which have room, however large they are
 OLD_AT_ONCE, OLD_SLICES = 100, 4
 PASSED_AT_ONCE = 10_000  # cost of the segments that one call passes
 PASSED_ALONE = 25  # the cost of a segment that is passed alone
@@ -100,7 +99,7 @@ def _take_due(
     stop = _stop_after(claims, want)
     if held_at is not None:
         stop = min(stop, held_at)
-    if want > FEW_MESSAGES:
+    if want > tx.bytes_left // MAX_PAYLOAD:  # fewer have room, however large they are
         stop = _stop_within_bytes(tx, lane, claims, stop)
     taken: list[TakenMessages] = []
     for claim in claims:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ...broker.aio import LoopSignal
 from ...broker.core.handout import Handout, MessageRun, payload
+from ...broker.core.pop import BoundedPop
 from ...broker.core.routing.publish import EXCHANGE, ROUTING_KEY
 from ...broker.requests import PopRequest
 from ...errors import AckflowError, QueueNotFound, SessionClosed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 30.0
 MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
-BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they were larger than this before
+BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they are larger than this
 SHARED_AT_ONCE = 32  # the same while others have room, too
 WAIT_SECONDS = 60.0
 GATHER_SECONDS = 0.005  # for more acknowledgements, while a client has half of its prefetch left
@@ -122,7 +123,7 @@ class Pump:
         self._waiting: LoopSignal | None = None
         self._attempting: asyncio.Future[None] | None = None
         self._share = 1
-        self._most = 1  # messages of one pop; it follows their size
+        self._most = 8  # messages of one pop; it follows their size
         self._task = asyncio.create_task(self._run())
 
     def add(self, consumer: Consumer) -> None:
@@ -210,9 +211,9 @@ class Pump:
             self._gathers = False
 
     def _request(self, consumer: str, batch: int, no_ack: bool = False) -> PopRequest:
-        return PopRequest(
+        return BoundedPop(
             self.queue, QUEUE_MODE, consumer or "amqp", batch, LEASE_SECONDS, no_ack,
-            dialect=DIALECT, create=False,
+            dialect=DIALECT, create=False, most_bytes=BYTES_AT_ONCE,
         )  # fmt: skip
 
     async def _attempt(self, request: PopRequest) -> Handout:
