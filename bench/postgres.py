@@ -171,7 +171,11 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
                 db.execute(Path(pgmq).read_bytes())
             other = {OURS: sides[OURS], PGMQ: lambda _: Pgmq(running.url)}
             against = alternate(cases, other, plan.rounds, noise)
-        several = [brokers.brokers(running.url, plan), brokers.clients(running.url, plan)]
+        with server.running(*brokers.shared_flushes()) as own:
+            several = [
+                brokers.brokers(own.url, plan),
+                brokers.clients(own.url, plan, own.program("pgbench")),
+            ]
     table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))
     table.rows = rows_of(results, OURS, PLAIN, UNITS, TARGETS)
     table.quiet = noise.quiet

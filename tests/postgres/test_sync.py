@@ -114,7 +114,10 @@ READS: dict[str, Callable[[Session], Iterable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    "read", ["pop", pytest.param("pop of a new group", marks=pytest.mark.outer),
+             "pop alone in the schema", "browse"]
+)  # fmt: skip
 def test_what_another_broker_pushed_is_on_disk_before_it_is_shown(
     slow_disk: servers.Server, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
@@ -142,6 +145,7 @@ def test_what_another_broker_pushed_is_on_disk_before_it_is_shown(
         assert q.message("jobs", found[0].id).data == found[0].data
 
 
+@pytest.mark.outer
 def test_what_a_crash_loses_while_it_is_read_is_not_shown(
     slow_disk: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,20 +20,22 @@ from .homes import KNOWN
 # not listed runs alone in the schema.
 OF_QUEUE = frozenset(
     """
-    add_body add_claim add_cursor add_dead add_expiring add_gone add_key add_lane add_lease add_partition
-    add_segment add_tally any_expiring body body_rest claims_in claims_of_lane
-    claims_of_lease created_at cursor cursors_of_group cursors_of_lane dead_by_id
+    add_body add_claim add_cursor add_dead add_expiring add_gone add_key add_lane add_lease
+    add_partition add_segment add_tally any_expiring body body_rest claims_in claims_of_lane
+    claims_of_lease claims_of_queue created_at cursor cursors_of_group cursors_of_lane dead_by_id
     declaration delayed_due drop_body drop_claim drop_expiring drop_gone drop_gone_below drop_lease
     drop_segment drop_segments_below drop_txid due_claims end_lease expired_leases expiring_in
-    first_returned first_segment get_key get_meta get_txids gone_after gone_near group_by_id group_named groups_of
-    headers_from hold_claim is_swept keeper lane_by_id lane_ids_in lane_of lanes_of_partition leased_count
-    lease_by_id lease_by_token lease_of_token leases_of let_keep lock_end making_of_queue move_claims move_kept
-    next_time next_work next_work_in note_odd odd_run odd_segments old_keys old_txids over_or_due partition_by_id
-    partition_leased partition_named put_off_expiring put_tally put_txids queue_by_id queue_named
-    quiet_time quiet_work save_claim save_counts save_cursor save_kept save_lane save_lease
-    segment_since segments_before segments_below segments_from shrink_claim small_body sweep sweeps
-    tally uneven_lanes unheld_claims queue_totals queue_left odd_lanes wake_due
-    leased_with_gaps leased_without_gaps unleased_claims
+    first_returned first_segment get_key get_meta get_txids gone_after gone_near group_by_id
+    group_named groups_of headers_from hold_claim is_swept keeper lane_by_id lane_ids_in lane_of
+    lanes_of_partition lease_by_id lease_by_token lease_of_token leased_count leased_with_gaps
+    leased_without_gaps leases_of let_keep
+    lock_end lowest_cursor lowest_unheld making_of_queue move_claims move_kept next_time next_work
+    next_work_in note_odd odd_lanes odd_run odd_segments old_keys old_txids over_or_due
+    partition_by_id partition_leased partition_named put_off_expiring put_tally put_txids
+    queue_by_id queue_left queue_named queue_totals quiet_time quiet_work save_claim save_counts
+    save_cursor save_kept save_lane save_lease segment_since segments_before segments_below
+    segments_from shrink_claim small_body sweep sweeps tally uneven_lanes unheld_claims
+    unleased_claims unread_of_queue used_in wake_due
     """.split()  # noqa: SIM905
 )
 # Statements on what belongs to no queue, for a verb that has its fence.
