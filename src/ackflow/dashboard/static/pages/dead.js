@@ -26,7 +26,7 @@ async function selected(ctx, what, queue, body, scope) {
   const found = `${more ? "more than " : ""}${plural(total, "dead letter")}`;
   let to, rate;
   if (what === "redrive") {
-    const values = await form(`Redrive ${found}`, { to: { label: "To another queue", placeholder: "empty: back to where it died, for its group" }, rate: { label: "Per second at most", placeholder: "no limit", inputmode: "numeric" } },
+    const values = await form(`Redrive ${found}`, { to: { label: "To another queue", placeholder: "empty: back to its group" }, rate: { label: "Per second at most", placeholder: "no limit", inputmode: "numeric" } },
       { text: `Dry run: ${found} ${scope}. They are delivered again with both counters at 0.`, button: `Redrive ${found}`, check: (given) => (given.rate && !(Number(given.rate) > 0) ? "The rate must be a number above 0." : "") });
     if (!values) return;
     to = values.to.trim() || null;

@@ -60,14 +60,14 @@ export default {
           { label: "Children", num: true, hide: "hide-s", cell: (row) => n(Object.values(row.children).reduce((sum, one) => sum + one, 0)) }, { label: "Failed", num: true, hide: "hide-s", cell: (row) => n(row.children.failed || 0) },
           { label: "Created", css: "nowrap", hide: "hide-m", cell: (row) => h(Time, { at: row.created_at, ago: true }) }, { label: "Took", num: true, hide: "hide-m", cell: took },
           { label: "", cell: (row) => (write && !row.stopped_at && !row.interrupted ? h("div", { class: "actions" }, h(Button, { kind: "small", label: `Interrupt ${row.name}`, onClick: () => interrupt(row) }, "Interrupt")) : null) }],
-        empty: h(Empty, { title: status ? "No job has this status" : "No jobs" }, "Jobs group the messages of a larger task, with progress and an end.") }),
+        empty: h(Empty, { title: status ? "No job has this status" : "No jobs" }, "A job groups the messages of a larger task, with progress and an end:", h("pre", null, "Jobs(session).run_unique(owner, \"import\", work)")) }),
         ctx.query.after || data?.jobs.next ? h(Foot, { ctx, text: "", first: "Newest", more: "Older", next: data?.jobs.next }) : null),
       h(Card, { title: "Schedules" }, h(Table, { caption: "Schedules", rowKey: (row) => row.name, rows: data?.schedules.items, columns: [
         { label: "Schedule", css: "main-cell", cell: (row) => row.name }, { label: "When", hide: "hide-s", cell: (row) => h("code", null, row.spec) },
         { label: "Last tick", css: "nowrap", hide: "hide-s", cell: (row) => h(Time, { at: row.last, ago: true }) },
         { label: "Next tick", css: "nowrap", cell: (row) => (row.paused ? h(Badge, { kind: "info" }, "paused") : row.next ? h(Time, { at: row.next }) : "–") },
         { label: "", cell: (row) => (write ? h("div", { class: "actions" }, h(Button, { kind: "small", label: `${row.paused ? "Resume" : "Pause"} ${row.name}`, onClick: () => pause(row) }, row.paused ? "Resume" : "Pause")) : null) }],
-      empty: h(Empty, { title: "No schedules" }, "A worker with schedules records each tick here.") }),
+      empty: h(Empty, { title: "No schedules" }, "A schedule pushes a message at each of its ticks:", h("pre", null, "Schedules(session).add(\"report\", cron(\"0 2 * * *\"), queue=\"reports\")")) }),
       data?.schedules.next ? h("div", { class: "foot" }, plural(data.schedules.items.length, "schedule"), " shown; there are more.") : null));
   },
 };
