@@ -7,6 +7,7 @@ runs one process of it: it waits for a line on its input, works, and prints how 
 
 import http.client
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -15,13 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 
 import ackflow
 
-from .measure import Noise, Plan, make_messages
+from . import slow_sync, wrk
+from .measure import Noise, Plan, folder, make_messages
 from .peers import free_port
 from .report import Row, Table, Target
 
@@ -32,6 +35,7 @@ TABLE = (
     "create table if not exists m64 (id bigint generated always as identity primary key, body text)"
 )
 STEADY = 0.97  # "never slower": less than the scatter of repeated runs
+SHARED_WAIT = 1.6  # of two brokers, where each waits for the disk most of the time
 
 
 def cycles(url: str, queue: str) -> Callable[[], object]:
@@ -115,6 +119,12 @@ def rate(mode: str, url: str, queues: Sequence[str], threads: int, seconds: floa
     return total / seconds
 
 
+def shared_flushes() -> tuple[str, ...]:
+    """Settings of a server on a slow disk, by which several brokers share a flush; see docs/scale.md."""
+    slow = os.environ.get(slow_sync.MICROSECONDS)
+    return () if slow is None else (f"commit_delay={int(slow) // 4}", "commit_siblings=0")
+
+
 def brokers(url: str, plan: Plan) -> Table:
     """Cycles of 1, 2 and 4 brokers, each with a queue of its own, and all on one queue."""
     found: dict[str, list[float]] = {}
@@ -127,9 +137,10 @@ def brokers(url: str, plan: Plan) -> Table:
             for n in (1, 2):
                 shared = rate("cycles", schema, ["shared"] * n, 1, SECONDS)
                 found.setdefault(f"one queue, {n} brokers", []).append(shared)
+    two = SHARED_WAIT if slow_sync.MICROSECONDS in os.environ else STEADY
     table = Table("PostgreSQL: several brokers against one", ("several", "one"))
     for what, alone, bound in (
-        ("own queues, 2 brokers", "own queues, 1 brokers", STEADY),
+        ("own queues, 2 brokers", "own queues, 1 brokers", two),
         ("own queues, 4 brokers", "own queues, 1 brokers", STEADY),
         ("one queue, 2 brokers", "one queue, 1 brokers", 0.8),
     ):
@@ -137,21 +148,36 @@ def brokers(url: str, plan: Plan) -> Table:
     table.quiet = noise.quiet
     table.notes = [
         f"medians of {plan.rounds} rounds of {SECONDS:g} s; each broker is a process",
+        *([f"PostgreSQL with {', '.join(shared_flushes())}"] if shared_flushes() else []),
         str(noise),
     ]
     return table
 
 
-def clients(url: str, plan: Plan) -> Table:
+def by_pgbench(program: Path, url: str, script: Path) -> float:
+    """Inserts a second by 64 connections of a client in C."""
+    body = json.dumps(make_messages(1)[0]).replace("'", "''")
+    script.write_text(f"insert into m64 (body) values ('{body}');\n")
+    command = [str(program), "-n", "-M", "prepared", f"-c{CLIENTS}", "-j2", f"-T{SECONDS:.0f}"]
+    ran = subprocess.run(
+        [*command, "-f", str(script), url], check=True, capture_output=True, text=True
+    )
+    line = next(line for line in ran.stdout.splitlines() if line.startswith("tps = "))
+    return float(line.split()[2])
+
+
+def clients(url: str, plan: Plan, pgbench: Path) -> Table:
     """Pushes of one message by 64 clients over HTTP, against 64 connections to a table."""
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(TABLE)
     ours: list[float] = []
     plain: list[float] = []
+    native: tuple[list[float], list[float]] = [], []  # by clients in C
+    body = json.dumps({"items": [{"queue": "many", "payload": make_messages(1)[0]}]}).encode()
     schema = f"{url}?schema=bench_{secrets.token_hex(4)}"
     port = free_port()
     serve = [sys.executable, "-m", "bench.serve", schema, str(port)]
-    with Noise() as noise, subprocess.Popen(serve) as server:
+    with Noise() as noise, folder() as place, subprocess.Popen(serve) as server:
         try:
             base = f"http://127.0.0.1:{port}"
             _wait_for(port)
@@ -159,12 +185,20 @@ def clients(url: str, plan: Plan) -> Table:
                 each = CLIENTS // PROCESSES
                 ours.append(rate("http", base, ["many"] * PROCESSES, each, SECONDS))
                 plain.append(rate("table", url, ["many"] * PROCESSES, each, SECONDS))
+                if wrk.missing() or not pgbench.exists():
+                    continue
+                pushed = wrk.push(port, "/api/v1/push", body, "application/json", CLIENTS,
+                                  round(SECONDS), place)  # fmt: skip
+                native[0].append(pushed.per_second)
+                native[1].append(by_pgbench(pgbench, url, place / "insert.sql"))
         finally:
             server.terminate()
     table = Table(
         "PostgreSQL: 64 clients that push one message", ("Ackflow over HTTP", "plain table")
     )
     table.rows = [Row("push of one", "msg/s", ours, plain, Target(3.0))]
+    if native[0]:
+        table.rows.append(Row("push of one, wrk and pgbench", "msg/s", *native))
     table.quiet = noise.quiet
     table.notes = [f"{PROCESSES} processes of {CLIENTS // PROCESSES} threads", str(noise)]
     return table

@@ -103,7 +103,11 @@ def pages(url: str) -> dict[str, list[str]]:
     return {
         "overview": ["/v1/overview", "/v1/series?step=60&count=60"],
         "queues": ["/v1/queues?limit=100&sort=oldest&descending=true&sparks=true"],
-        "queue": [large, f"/v1/series?queue={LARGE}&step=60&count=1440"],
+        "queue": [
+            large,
+            f"/v1/series?queue={LARGE}&step=60&count=1440",
+            f"{large}/partitions?limit=20",
+        ],
         "messages, leased": [f"{large}/messages?group=__QUEUE_MODE__&state=leased&seconds=1"],
         "messages, ready": [f"{large}/messages?group=__QUEUE_MODE__&state=ready&seconds=1"],
         "message": [f"{large}/messages/{stored}"],

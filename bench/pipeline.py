@@ -4,15 +4,20 @@ The plain job reads the CSV files without any guarantee and is the upper limit. 
 includes the start of the processes.
 """
 
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+from ackflow.pipeline import example
+from ackflow.pipeline.declaration import load_module
 
 from . import peers
 from .measure import Json, Plan, folder, seconds
@@ -33,38 +38,70 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
 
 
 def measure(path: Path, sizes: Sequence[int]) -> list[Table]:
-    from ackflow.pipeline import example
-    from ackflow.pipeline.declaration import load_module
-
-    generate = load_module(example("coffee_shop_data"))["generate"]
+    """Measure both sides at a small and a large size, and Ackflow on one core at the large one."""
     rates = Table("Pipeline: transactions per second, all processes started anew", (OURS, PLAIN))
     cpu = Table("Pipeline: seconds of CPU", (OURS, PLAIN))
-    ours, plain = {}, {}
+    small, large = sizes
+    ours: dict[int, Measured] = {}
+    drivers: dict[int, float] = {}
     for size in sizes:
-        data = path / f"data-{size}"
-        generate(data, size, 1, seed=1)
+        data = generated(path, size)
         peaks: dict[str, float] = {}
-        ours[size] = _measured(lambda d=data, s=size, p=peaks: _ours(d, path / f"out-{s}", p))  # type: ignore[misc]
-        plain[size] = _measured(lambda d=data: _plain(d))  # type: ignore[misc]
+        ours[size] = measured_run(data, path / f"out-{size}", peaks)
+        plain = _measured(lambda d=data: _plain(d))  # type: ignore[misc]
         name = f"{size:,} transactions"
-        large = size == sizes[-1]
         rates.rows.append(
-            Row(name, "tx/s", [size / ours[size].wall], [size / plain[size].wall],
-                Target(0.8) if large else None)
+            Row(name, "tx/s", [size / ours[size].wall], [size / plain.wall],
+                Target(0.8) if size == large else None)
         )  # fmt: skip
         cpu.rows.append(
-            Row(name, "s", [ours[size].cpu], [plain[size].cpu],
-                Target(1.25, at_least=False) if large else None)
+            Row(name, "s", [ours[size].cpu], [plain.cpu],
+                Target(1.25, at_least=False) if size == large else None)
         )  # fmt: skip
+        drivers[size] = peaks["spark"]
         told = ", ".join(f"{name} {peak / MB:.0f} MB" for name, peak in sorted(peaks.items()))
         rates.notes.append(f"peak memory at {size:,}: {told}")
-    small, large_size = sizes[0], sizes[-1]
-    growth = Table("Pipeline: growth of the time with the data", ("time", "data"))
-    growth.rows.append(
-        Row(f"{small:,} to {large_size:,}", "times", [ours[large_size].wall / ours[small].wall],
-            [large_size / small], Target(1.1, at_least=False))
+    title = f"Pipeline: from {small:,} to {large:,} transactions"
+    growth = Table(title, (f"{large:,}", f"{small:,}"))
+    growth.rows += [
+        Row("time per transaction", "µs", [1e6 * ours[large].wall / large],
+            [1e6 * ours[small].wall / small], Target(1.1, at_least=False)),
+        Row("peak memory of the driver", "MB", [drivers[large] / MB], [drivers[small] / MB],
+            Target(1.2, at_least=False)),
+    ]  # fmt: skip
+    with one_core():
+        alone = measured_run(generated(path, large), path / "out-1", {}, master="local[1]")
+    cores = Table("Pipeline: two cores against one", ("2 cores", "1 core"))
+    cores.rows.append(
+        Row(f"{large:,} transactions", "tx/s", [large / ours[large].wall], [large / alone.wall],
+            Target(1.6))
     )  # fmt: skip
-    return [rates, cpu, growth]
+    return [rates, cpu, growth, cores]
+
+
+def generated(path: Path, size: int) -> Path:
+    """Return a folder with the data of one client."""
+    data = path / f"data-{size}"
+    if not data.exists():
+        load_module(example("coffee_shop_data"))["generate"](data, size, 1, seed=1)
+    return data
+
+
+def measured_run(
+    data: Path, out: Path, peaks: dict[str, float], master: str = "local[2]"
+) -> "Measured":
+    return _measured(lambda: _ours(data, out, peaks, master))
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let this process, and those that it starts, use one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Measured(NamedTuple):
@@ -104,12 +141,13 @@ def _measured(work: Callable[[], object]) -> Measured:
     return Measured(wall, sum(used.values()), max(sizes))
 
 
-def _ours(data: Path, out: Path, peaks: dict[str, float]) -> None:
-    from ackflow.pipeline import example
+def _ours(data: Path, out: Path, peaks: dict[str, float], master: str) -> None:
     from ackflow.pipeline.run import Run
     from ackflow.pipeline.stages import Settings
 
-    settings = Settings(data=str(data), out=str(out), declaration=str(example("coffee_shop")))
+    settings = Settings(
+        data=str(data), out=str(out), declaration=str(example("coffee_shop")), master=master
+    )
     found = Run(settings, lambda _: None)
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(found, peaks, over), daemon=True)

@@ -1,8 +1,13 @@
-"""Ackflow on PostgreSQL against a hand-written table with SKIP LOCKED."""
+"""Ackflow on PostgreSQL against a hand-written table with SKIP LOCKED, COPY, and PGMQ.
+
+PGMQ is functions in SQL: the environment variable ACKFLOW_PGMQ names its file pgmq.sql.
+"""
 
 import json
+import os
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 
 import psycopg
 
@@ -14,7 +19,7 @@ from .measure import Case, Json, Noise, Plan, Queue, alternate, batches, seconds
 from .ours import Ackflow
 from .report import Table, Target, rows_of
 
-OURS, PLAIN, COPY = "Ackflow", "SKIP LOCKED", "COPY"
+OURS, PLAIN, COPY, PGMQ = "Ackflow", "SKIP LOCKED", "COPY", "PGMQ"
 TARGETS = {
     "push, 1 at a time": Target(1),
     "pop and ack, 1 at a time": Target(1.5),
@@ -87,6 +92,42 @@ class Copying(SkipLocked):
                 copy.write_row((json.dumps(message),))
 
 
+class Pgmq:
+    """PGMQ's functions, as its documentation calls them."""
+
+    def __init__(self, url: str) -> None:
+        self._db = psycopg.connect(url)
+        self._db.execute("select pgmq.drop_queue(queue_name) from pgmq.list_queues()")
+        self._db.execute("select pgmq.create('m')")
+        self._db.commit()
+
+    def push(self, messages: Sequence[Json]) -> None:
+        bodies = [json.dumps(message) for message in messages]
+        with self._db.transaction():
+            self._db.execute("select pgmq.send_batch('m', %s::jsonb[])", (bodies,))
+
+    def take(self, batch: int) -> list[tuple[int, Json]]:
+        with self._db.transaction():
+            read = "select msg_id, message from pgmq.read('m', 300, %s)"
+            return self._db.execute(read, (batch,)).fetchall()
+
+    def ack(self, taken: list[tuple[int, Json]]) -> None:
+        with self._db.transaction():
+            ids = [id for id, _ in taken]
+            self._db.execute("select pgmq.delete('m', %s::bigint[])", (ids,))
+
+    def ack_each(self, taken: list[tuple[int, Json]], order: Sequence[int]) -> None:
+        for index in order:
+            with self._db.transaction():
+                self._db.execute("select pgmq.delete('m', %s::bigint)", (taken[index][0],))
+
+    def catch_up(self) -> None:
+        """Does nothing: autovacuum removes deleted rows."""
+
+    def close(self) -> None:
+        self._db.close()
+
+
 class Push:
     """Push all messages in batches of 1,000."""
 
@@ -124,7 +165,17 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
             plan.rounds,
             noise,
         )
-        several = [brokers.brokers(running.url, plan), brokers.clients(running.url, plan)]
+        pgmq = os.environ.get("ACKFLOW_PGMQ")
+        if pgmq is not None:
+            with psycopg.connect(running.url) as db:
+                db.execute(Path(pgmq).read_bytes())
+            other = {OURS: sides[OURS], PGMQ: lambda _: Pgmq(running.url)}
+            against = alternate(cases, other, plan.rounds, noise)
+        with server.running(*brokers.shared_flushes()) as own:
+            several = [
+                brokers.brokers(own.url, plan),
+                brokers.clients(own.url, plan, own.program("pgbench")),
+            ]
     table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))
     table.rows = rows_of(results, OURS, PLAIN, UNITS, TARGETS)
     table.quiet = noise.quiet
@@ -132,9 +183,15 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
         f"medians of {plan.rounds} rounds on one server, over TCP on loopback",
         str(noise),
         "both sync a push before it is confirmed; the table syncs leases and deletes too",
-        "PGMQ is left out: no package of it is installed",
     ]
+    if pgmq is None:
+        table.notes.append("PGMQ is left out: ACKFLOW_PGMQ does not name its pgmq.sql")
     push = Table("PostgreSQL: Ackflow and COPY", (OURS, COPY))
     push.rows = rows_of(copied, OURS, COPY, UNITS, {"push, 1,000 at a time": Target(0.7)})
     push.quiet, push.notes = noise.quiet, [str(noise)]
+    if pgmq is not None:
+        queues = Table("PostgreSQL: Ackflow and PGMQ", (OURS, PGMQ))
+        queues.rows = rows_of(against, OURS, PGMQ, UNITS, TARGETS)
+        queues.quiet, queues.notes = noise.quiet, [str(noise)]
+        several.insert(0, queues)
     return [table, push, *several]

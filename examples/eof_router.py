@@ -11,7 +11,13 @@ import signal
 import sys
 from typing import Any
 
-from ackflow.middleware import Channel, EofGate, MessageMiddlewareExchange, MessageMiddlewareQueue
+from ackflow.middleware import (
+    Channel,
+    EofGate,
+    MessageMiddlewareExchange,
+    MessageMiddlewareQueue,
+    ack_together,
+)
 
 log = logging.getLogger("router")
 Key = tuple[str, str]  # table, client
@@ -25,8 +31,9 @@ class FilterRouter:
         self._parts = parts
         self._out = out
         self.eofs: EofGate[Key] = EofGate(
-            lambda _, sources: len(sources) >= workers, self._maybe_flush_pending_eof
-        )
+            lambda _, sources: len(sources) >= workers, self._forward_eof,
+            acknowledge=self._ack_eof, label="TABLE_EOF",
+        )  # fmt: skip
 
     def process_message(
         self, body: bytes, channel: Channel, delivery_tag: int, redelivered: bool
@@ -36,8 +43,10 @@ class FilterRouter:
         key = message["table"], message["client"]
         if message["type"] == "EOF":
             return self._handle_table_eof(key, message, channel, delivery_tag, redelivered)
-        part = message["batch"] % self._parts
-        self._send(part, message)
+        batch = message["batch"]
+        self.eofs.begin(key, batch)
+        self._send(batch % self._parts, message)
+        self._maybe_flush_pending_eof(key, batch)
         return True, True
 
     def _handle_table_eof(
@@ -48,7 +57,11 @@ class FilterRouter:
         self.eofs.hold(key, message["worker"], channel, tag)
         return True, False
 
-    def _maybe_flush_pending_eof(self, key: Key) -> None:
+    def _maybe_flush_pending_eof(self, key: Key, batch: int) -> None:
+        """A batch has left: forward the EOF, if every worker's is there and only waited for it."""
+        self.eofs.end(key, batch)
+
+    def _forward_eof(self, key: Key) -> None:
         """Forward the EOF to every part; it carries where it comes from, so repeats are dropped."""
         for part in range(self._parts):
             table, client = key
@@ -56,8 +69,14 @@ class FilterRouter:
             self._send(part, {"type": "EOF", "table": table, "client": client, "trace": trace})
         log.info("TABLE_EOF -> aggregators: key=%s parts=%d", key, self._parts)
 
+    def _ack_eof(self, key: Key, ends: list[tuple[Channel, int]]) -> None:
+        for _, tag in ends:
+            log.info("ACKing TABLE_EOF: key=%s delivery_tag=%d", key, tag)
+        ack_together(ends)
+
     def _send(self, part: int, message: dict[str, Any]) -> None:
-        self._out.send(json.dumps(message).encode(), f"part.{part}")
+        # Without a queue for the part this raises, and the message comes again.
+        self._out.send(json.dumps(message).encode(), f"part.{part}", mandatory=True)
 
 
 class RouterServer:

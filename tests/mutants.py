@@ -64,8 +64,8 @@ MUTANTS = [
     ),
     Mutant(
         "retention removes what is leased", "I1",
-        "if not ranges.clip(held, segment.first, segment.stop):",
-        "if segment:",
+        "old = [one for one in some if not ranges.clip(held, one.first, one.stop)]",
+        "old = some",
         "test_retention",
     ),
     Mutant(

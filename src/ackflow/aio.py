@@ -30,7 +30,7 @@ from .session.ack_stats import AckStats
 from .session.buffer import SECONDS, SIZE
 from .session.connect import connect as plain_connect
 from .session.connect import load_client
-from .session.consumer import Plan
+from .session.consumer import AutoAck, Plan
 from .session.consumer_aio import Consumer, interrupted
 from .session.dead_letters import Alert
 from .session.fluent import FluentQueue
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .remote.retry import RetryPolicy
 
 THREADS = 8
-RELEASE_SECONDS = 2.0  # a cancelled pop waits so long for its release, which goes on after that
+RELEASE_SECONDS = 2.0  # how long a cancelled pop waits for its release, which continues after that
 log = logging.getLogger("ackflow")
 
 
@@ -77,7 +77,7 @@ async def connect(
 
 
 class Message(Delivery, gc=False, eq=False):
-    """One delivery; the verbs of `ackflow.Message`, awaitable."""
+    """One delivery, with the verbs of `ackflow.Message` as awaitable methods."""
 
     @property
     def _session(self) -> "Session":
@@ -91,23 +91,23 @@ class Message(Delivery, gc=False, eq=False):
     async def nack(
         self, reason: Reason | None = None, *, delay: Duration | None = None, rest: bool = False
     ) -> None:
-        """Mark it as failed: redeliver after `delay`, else after the back-off, else now."""
+        """Report a failure: redeliver after `delay`, otherwise after the back-off, otherwise now."""
         await self._session.settle_one(self, to_verdict("nack", reason, delay, rest))
 
     async def release(self, *, delay: Duration | None = None) -> None:
-        """Return it to its place, at once or after `delay`, without counting a delivery."""
+        """Return the message to its place, immediately or after `delay`, uncounted."""
         await self._session.settle_one(self, to_verdict("release", delay=delay))
 
     async def requeue(self, *, delay: Duration | None = None) -> None:
-        """Put a copy at the end of its lane for this group; this one is done."""
+        """Append a copy to the end of its lane for this group; the original is done."""
         await self._session.settle_one(self, to_verdict("requeue", delay=delay))
 
     async def reject(self, reason: Reason | None = None) -> None:
-        """Never deliver it again: keep it as a dead letter with the reason."""
+        """Never deliver the message again; keep it as a dead letter with the reason."""
         await self._session.settle_one(self, to_verdict("reject", reason))
 
     async def dead_letter(self, reason: Reason | None = None) -> None:
-        """Make it a dead letter now, as a failure."""
+        """Move the message to the dead letters now, as a failure."""
         await self._session.settle_one(self, to_verdict("dead_letter", reason))
 
     async def extend(self, seconds: Duration | None = None) -> datetime | None:
@@ -119,7 +119,7 @@ class Message(Delivery, gc=False, eq=False):
         await self.extend()
 
     async def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
-        """Record how far the message is, from 0 to 1; only for messages that ask for a result."""
+        """Record the progress, from 0 to 1; only for messages that request a result."""
         t = self._session.transaction()
         put_progress(t, self, part, data)
         await t.commit()
@@ -172,7 +172,7 @@ class Transaction(Operations):
         self._owner = owner
 
     async def commit(self) -> Committed:
-        """Do everything gathered, in one database transaction; a second commit is refused."""
+        """Run all operations in one database transaction; a second commit raises."""
         self.committed = await self._owner.commit(self)
         return self.committed
 
@@ -190,7 +190,7 @@ class Transaction(Operations):
 
 
 class Lease:
-    """A lease known by its token alone; the verbs of `ackflow.session.lease.Lease`, awaitable."""
+    """A lease known by its token, with awaitable methods; see `ackflow.session.lease.Lease`."""
 
     def __init__(self, owner: "Session", lease: PlainLease) -> None:
         self._owner = owner
@@ -210,42 +210,42 @@ class Lease:
 
 
 class Buffer:
-    """An `ackflow.session.buffer.Buffer`, awaitable; it is filled here and sent from a thread."""
+    """An awaitable `ackflow.session.buffer.Buffer`. A thread sends its operations."""
 
-    def __init__(self, gathering: buffer.Buffer) -> None:
-        self._gathering = gathering
+    def __init__(self, blocking: buffer.Buffer) -> None:
+        self._blocking = blocking
 
     @property
     def pending(self) -> int:
-        """How many pushes and settles are not sent yet."""
-        return self._gathering.pending
+        """The number of pushes and settles that are not sent yet."""
+        return self._blocking.pending
 
     @property
     def refused(self) -> int:
-        """Settles that came too late: those messages come again."""
-        return self._gathering.refused
+        """Settles that came too late: those messages are delivered again."""
+        return self._blocking.refused
 
     async def push(self, queue: str, data: Any, **options: Any) -> None:
-        """Take messages to be pushed; what is not valid is refused here and now."""
-        await self._do(self._gathering.push, queue, data, **options)
+        """Buffer messages to push. Invalid messages are rejected immediately."""
+        await self._do(self._blocking.push, queue, data, **options)
 
     async def ack(self, messages: Delivery | list[Delivery]) -> None:
-        """Take messages to be acked."""
-        await self._do(self._gathering.ack, messages)
+        """Buffer an ack of messages."""
+        await self._do(self._blocking.ack, messages)
 
     async def nack(
         self, messages: Delivery | list[Delivery], *reason: str, **delay: Duration
     ) -> None:
-        """Take messages to be nacked."""
-        await self._do(self._gathering.nack, messages, *reason, **delay)
+        """Buffer a nack of messages."""
+        await self._do(self._blocking.nack, messages, *reason, **delay)
 
     async def flush(self) -> None:
-        """Send everything now; raises when it could not be sent, and it is kept."""
-        await asyncio.to_thread(self._gathering.flush)
+        """Send all buffered operations now. If that fails, it raises, and they stay buffered."""
+        await asyncio.to_thread(self._blocking.flush)
 
     async def close(self) -> None:
-        """Send what is left and end."""
-        await asyncio.to_thread(self._gathering.close)
+        """Send the buffered operations, and end."""
+        await asyncio.to_thread(self._blocking.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -254,8 +254,8 @@ class Buffer:
         await self.close()
 
     async def _do(self, take: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Fill it; the loop is not held up when there is no room."""
-        if self._gathering.full:
+        """Buffer an operation. If the buffer is full, wait in a thread, not on the event loop."""
+        if self._blocking.full:
             await asyncio.to_thread(take, *args, **kwargs)
         else:
             take(*args, **kwargs)
@@ -386,7 +386,7 @@ class Session:
         settled, handout = await self.exchange(messages, request)
         if not handout.runs and (left > 0 or handout.again):
             handout = await self.handout(request, left)
-        return settled, Batch.of(self, handout, Message)
+        return settled, self.batch_of(handout)
 
     async def exchange(
         self, messages: session.Messages, request: PopRequest
@@ -403,10 +403,14 @@ class Session:
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop with a validated request."""
-        return Batch.of(self, await self.handout(request, wait), Message)
+        return self.batch_of(await self.handout(request, wait))
+
+    def batch_of(self, handout: Handout) -> Batch[Message]:
+        """Return the messages of a hand-out."""
+        return Batch.of(self, handout, Message)
 
     async def handout(self, request: PopRequest, wait: float = 0.0) -> Handout:
-        """What a pop brings, as the broker gives it; cancelled, it leaves nothing leased."""
+        """Pop, and return the broker's answer. If it is cancelled, nothing stays leased."""
         if not self._remote:
             return await self._broker_on_loop().pop(request, wait)
         request = request.repeatable()
@@ -454,7 +458,7 @@ class Session:
         batch: int = 1,
         each: bool = False,
         concurrency: int = 1,
-        auto_ack: bool = False,
+        auto_ack: AutoAck = False,
         on_success: Callable[[Any], Any] | None = None,
         on_error: Callable[[Any, Exception], Any] | None = None,
         renew: bool | Duration = True,
@@ -475,12 +479,13 @@ class Session:
         or after `timeout`, its handler is cancelled.
         """
         request = self.sync.pop_request(
-            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack is True,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
         plan: Plan[Message] = Plan.of(
-            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
-        )
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout,
+            auto_ack,
+        )  # fmt: skip
         consumer = Consumer(self, plan, stop)
         self._parts.append(consumer)
         return consumer
@@ -490,26 +495,26 @@ class Session:
         return FluentQueue(self, name)
 
     def buffer(self, size: int = SIZE, seconds: Duration = SECONDS) -> Buffer:
-        """Gather pushes and settles and send them together; closing the session sends the rest."""
-        gathering = Buffer(self.beside().buffer(size, seconds))
-        self._parts.append(gathering)
-        return gathering
+        """Buffer pushes and settles, and send them together. Closing the session sends the rest."""
+        buffered = Buffer(self.beside().buffer(size, seconds))
+        self._parts.append(buffered)
+        return buffered
 
     def alert_dead(self, queue: str, call: Callable[[str, int], Any], **options: Any) -> Alert:
         """Call `call(queue, depth)`, from a thread, when the queue has many dead letters."""
         return self.beside().alert_dead(queue, call, **options)
 
     def ack_stats(self) -> AckStats:
-        """How the settles of this session went: counts, success rate, latencies."""
+        """Return statistics of the settles of this session: counts, success rate, latencies."""
         return self.sync.ack_stats()
 
     @property
     def cancels(self) -> bool:
-        """Whether a pop can be cancelled without leaving something leased for a while."""
+        """Whether a cancelled pop leaves nothing leased, not even for a short time."""
         return not self._remote
 
     def beside(self) -> session.Session:
-        """A session for threads beside the loop, on the same database or server."""
+        """Return a blocking session on the same database or server, for other threads."""
         self.sync.broker  # noqa: B018 - says so when this is another process
         if self._beside is None:
             return self.sync
@@ -521,7 +526,7 @@ class Session:
             return self._besides
 
     def leave(self, part: object) -> None:
-        """A part has ended by itself."""
+        """Forget a consumer, buffer or alert that has ended."""
         if part in self._parts:
             self._parts.remove(part)
 
@@ -531,18 +536,18 @@ class Session:
         return Batch.of(self, handout, Message)
 
     def lease(self, token: str) -> Lease:
-        """A lease by its token alone, to settle messages of it from anywhere."""
+        """Return a lease by its token, to settle its messages from any process."""
         return Lease(self, self.sync.lease(token))
 
     def transaction(self, key: str | None = None) -> Transaction:
-        """Settles and pushes over any queues, and small values: all or nothing."""
+        """Return a transaction: settles, pushes and keyed values on any queues, all or nothing."""
         return Transaction(self, key)
 
     def __repr__(self) -> str:
         return f"<Awaitable {repr(self.sync)[1:]}"
 
     async def close(self) -> None:
-        """End the session; what was answered stays. Consume loops are stopped, buffers sent."""
+        """End the session: stop consume loops and send buffers. Completed operations stay."""
         if self._closed or self.sync.forked:
             return
         try:

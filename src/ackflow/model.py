@@ -214,7 +214,7 @@ class LeaseStats(Struct, frozen=True):
 
 
 class DatabaseStats(Struct):
-    """A database of a session, and whether it answers; `store` is its id, if it was ever reached."""
+    """A database of a session, and whether it is available; `store` is its id, once it is known."""
 
     place: str
     up: bool

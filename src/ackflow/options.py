@@ -23,7 +23,9 @@ QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers who name none
 DEFAULT_PARTITION = "Default"
 
 MAX_PAYLOAD = 16 * 1024 * 1024
+MAX_POP_BYTES = 64 * 1024 * 1024  # of payloads; a pop hands out no more once it has as many
 MAX_HEADERS = 1024 * 1024  # of one message
+MAX_PAGE_BYTES = MAX_POP_BYTES  # of browse, search and follow
 MAX_SEGMENT_BYTES = 4 * 1024 * 1024
 MAX_SEGMENT_COUNT = 10_000
 SMALL_BYTES = 800  # payloads up to this lie in the header of their segment, a few to a page

@@ -175,6 +175,52 @@ def test_with_auto_ack_a_stop_finishes_what_was_handed_out(q: Session) -> None:
     assert [message.data for message in gate.given] == [1, 2, 3]
 
 
+def test_with_auto_ack_handled_a_message_is_acked_with_the_next_pop(q: Session) -> None:
+    """What the handler settled itself, or failed on, is not acked; a stop acks what is left."""
+    q.push("orders", [1, 2, 3, 4])
+    before: list[int] = []
+
+    def handle(message: Message) -> None:
+        before.append(counts(q).done)
+        if message.data == 2:
+            raise ValueError("two")
+        if message.data == 3:
+            message.reject("three")
+        if message.data == 4:
+            consumer.stop()
+
+    q.group("orders", "g", retry_limit=1)
+    with q.consume("orders", handle, group="g", auto_ack="handled", **NOW) as consumer:
+        assert consumer.join(30).succeeded == 3
+    assert before == [0, 1, 1, 1]
+    now = counts(q)
+    assert (now.done, now.dead, now.leased) == (2, 2, 0)
+
+
+def test_acks_of_handled_messages_are_repeated_when_their_answer_is_lost(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.push("orders", [1, 2])
+    real, lost = q.exchange, threading.Event()
+
+    def exchange(*given: Any) -> Any:
+        answer = real(*given)
+        if not lost.is_set():
+            lost.set()
+            raise Unavailable("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(q, "exchange", exchange)
+    seen: list[int] = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.data)
+
+    with q.consume("orders", handle, group="g", auto_ack="handled", **NOW) as consumer:
+        until(lambda: counts(q).done == 2)
+    assert (seen, consumer.counts.lost) == ([1, 2], 0)
+
+
 def test_with_callbacks_the_loop_itself_settles_nothing(q: Session) -> None:
     q.push("orders", [1, 2])
     good: list[int] = []
@@ -485,6 +531,8 @@ def test_a_repeated_pop_gets_nothing_once_its_lease_is_over(q: Session) -> None:
         (print, {"renew": 0}, "renew"),
         (print, {"renew": -2.0}, "renew"),
         (print, {"auto_ack": True, "on_success": print}, "nothing left for callbacks"),
+        (print, {"auto_ack": "handled", "on_error": print}, "nothing left for callbacks"),
+        (print, {"auto_ack": "later"}, "must be True, False or 'handled'"),
         (print, {"group": ""}, "group"),
     ],
 )

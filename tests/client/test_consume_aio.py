@@ -86,6 +86,24 @@ def test_a_plain_function_may_be_a_handler(run: Run) -> None:
     run(test)
 
 
+def test_with_auto_ack_handled_messages_are_acked_with_the_next_pop(run: Run) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2, 3])
+        before: list[int] = []
+
+        async def handle(message: Message) -> None:
+            before.append((await q.group_stats("orders", "g")).counts.done)
+            if message.data == 3:
+                consumer.stop()
+
+        consumer = q.consume("orders", handle, group="g", auto_ack="handled", **NOW)
+        assert (await consumer).succeeded == 3
+        now = (await q.group_stats("orders", "g")).counts
+        assert (before, now.done, now.leased) == ([0, 1, 2], 3, 0)
+
+    run(test)
+
+
 def test_tasks_handle_at_once(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         await q.push("orders", [1, 2, 3])

@@ -11,8 +11,8 @@ import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.broker.broker import Broker
 from ackflow.errors import InvalidArgument
-from ackflow.session import copying
-from ackflow.session.copying import copy_queue
+from ackflow.session import queue_copy
+from ackflow.session.queue_copy import copy_queue, delete_source
 
 from ..running import Running
 from ..stateful.recount import Rows, check_rows
@@ -137,9 +137,9 @@ class Killed(Exception):
 def test_a_copy_that_is_interrupted_after_any_step_goes_on(
     source: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_BYTES", 300)
-    monkeypatch.setattr(copying, "TXIDS", 7)
-    monkeypatch.setattr(copying, "LANES", 2)
+    monkeypatch.setattr(queue_copy, "SLICE_BYTES", 300)
+    monkeypatch.setattr(queue_copy, "TXIDS", 7)
+    monkeypatch.setattr(queue_copy, "LANES", 2)
     with ackflow.connect(tmp_path / "t.db", clock=clock, upkeep=False) as target:
         broker = target.broker
         assert isinstance(broker, Broker)
@@ -167,6 +167,35 @@ def test_a_copy_that_is_interrupted_after_any_step_goes_on(
         assert runs > 10
         assert copied.resumed
         check_same(source, target, clock)
+
+
+def test_what_is_pushed_after_the_copy_keeps_the_source_from_being_deleted(
+    source: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the copy was interrupted after the positions were set."""
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as target:
+        with monkeypatch.context() as patched:
+
+            def killed(*_: object) -> None:
+                raise Killed()
+
+            patched.setattr(queue_copy, "_copy_dead_letters", killed)
+            with pytest.raises(Killed):
+                copy_queue(source, target, "orders")
+        source.push("orders", ["late 1", "late 2"])
+        copied = copy_queue(source, target, "orders")
+        assert copied.resumed
+        with pytest.raises(InvalidArgument, match="2 messages were pushed to queue 'orders' after"):
+            delete_source(source, copied)
+        last = list(source.browse("orders", partition="Default"))[-2:]
+        assert [message.data for message in last] == ["late 1", "late 2"]
+
+
+def test_a_source_that_was_copied_whole_is_deleted(source: Session, clock: VirtualClock) -> None:
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as target:
+        delete_source(source, copy_queue(source, target, "orders"))
+        assert source.queues() == []
+        assert target.queue_stats("orders").messages
 
 
 def test_a_queue_that_exists_at_the_target_is_left_alone(
@@ -200,7 +229,7 @@ def test_what_is_leased_is_due_in_the_copy(clock: VirtualClock) -> None:
 def test_what_is_pushed_during_the_copy_is_copied_too(
     source: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_BYTES", 300)
+    monkeypatch.setattr(queue_copy, "SLICE_BYTES", 300)
     pushes = iter(range(3))
 
     def push(_: int) -> None:

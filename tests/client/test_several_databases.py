@@ -13,6 +13,7 @@ import ackflow
 from ackflow import Session, VirtualClock, ids
 from ackflow.broker.sharded.broker import ShardedBroker
 from ackflow.errors import InvalidArgument
+from ackflow.ids import parse_message_id
 
 from ..running import Running
 
@@ -151,6 +152,17 @@ def test_a_spread_queue_is_consumed_whole_and_in_order_by_partition(spread: Sess
     assert spread.group_stats("orders", "g").counts.done == 30
     (stats,) = spread.queues()
     assert [group.counts.done for group in stats.groups] == [30]
+
+
+def test_acking_and_popping_reaches_every_database_of_a_spread_queue(spread: Session) -> None:
+    """A consumer that always acks with its next pop would stay in the database it began with."""
+    _, batch = spread.ack_and_pop([], "orders", group="g")
+    stores = set()
+    for _ in range(4):
+        stores.add(parse_message_id(batch[0].id).store)
+        settled, batch = spread.ack_and_pop(batch, "orders", group="g")
+        assert settled.settled == 1
+    assert len(stores) == 2
 
 
 def test_a_new_group_of_a_spread_queue_starts_at_the_same_time_everywhere(spread: Session) -> None:

@@ -145,6 +145,7 @@ class Browser:
         def attempt() -> bool:
             found = self.js(find, label, within)
             if found is not None:
+                self.js("arguments[0].scrollIntoView({block: 'nearest'})", found)
                 found.click()
             return found is not None
 

@@ -8,6 +8,7 @@ import pytest
 
 from ackflow.broker import access_tokens
 from ackflow.broker.broker import Broker
+from ackflow.worker.coordination import schedules
 
 from .conftest import Board, Browser
 from .seed import SECRET_CARD
@@ -121,8 +122,11 @@ def test_a_token_for_some_queues_sees_only_these(
         letter = board.session.dead_letters("payments")[0]
         for path in ("/v1/series", "/v1/values", "/v1/queues/payments", "/v1/series?queue=payments",
                      "/v1/queues/payments/messages", "/v1/leases?queue=payments",
-                     f"/v1/locate?id={letter.message_id}", "/v1/dead?queue=payments"):  # fmt: skip
+                     "/v1/dead?queue=payments"):  # fmt: skip
             assert shop.get(path).status_code == 403, path
+        hidden = shop.get(f"/v1/locate?id={letter.message_id}")  # 403 would name the queue
+        assert hidden.status_code == 404
+        assert "payments" not in hidden.text
         body = {"to": "payments", "dry_run": False}
         answer = shop.post("/v1/queues/orders/dead/redrive", json=body, headers=OWN)
         assert answer.status_code == 403
@@ -237,9 +241,25 @@ def test_masked_fields_do_not_leave_the_server(board: Board, browser: Browser) -
         (value,) = board.get("/v1/values", prefix="settings/")
         assert value["data"] == {"password": "••••", "n": 1}
         browser.open(f"queues/orders/messages/{id}", "••••")
+        browser.sees("Copy id")
+        assert "Duplicate" not in browser.text(), "the mask would be pushed"
         assert SECRET_CARD not in browser.text()
     finally:
         board.serve()
+
+
+def test_stored_data_never_becomes_an_element_of_the_page(board: Board, browser: Browser) -> None:
+    """An object where a text is expected looks like what the page makes its elements from."""
+    planted = {"tag": "meta", "props": {"id": "planted"}, "children": []}
+    key = schedules.PREFIX + "evil"
+    stored = {"spec": planted, "last": 0, "paused": True}
+    board.session.transaction().put(key, stored).commit()
+    try:
+        browser.open("work", "evil")
+        browser.sees('"id":"planted"')
+        assert browser.js("return document.getElementById('planted')") is None
+    finally:
+        board.session.transaction().delete(key).commit()
 
 
 def test_it_works_behind_a_prefix(board: Board, browser: Browser) -> None:

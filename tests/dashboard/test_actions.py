@@ -240,6 +240,60 @@ def test_a_bulk_delete_tells_what_was_not_done(board: Board, browser: Browser) -
     assert not list(q.browse("bulk"))
 
 
+def test_a_bulk_action_without_effect_is_tried_once(board: Board, browser: Browser) -> None:
+    q = board.session
+    q.push("vanished", [1, 2])
+    browser.open("queues/vanished/messages", "2 shown")
+    browser.js("document.querySelector('[aria-label=\"Select all shown\"]').click()")
+    for message in list(q.browse("vanished")):
+        q.delete_message("vanished", message.id)
+    browser.requests()
+    browser.click("Delete 2 selected")
+    browser.click("Delete 2 selected")
+    browser.sees("Done: 0 items of 2, 2 not done")
+    assert browser.js("return document.querySelectorAll('.failures li').length") == 2
+    browser.click("Close")
+
+
+def test_selected_dead_letters_that_are_gone_are_named(board: Board, browser: Browser) -> None:
+    q = board.session
+    dead(board, "half", ["a", "b"])
+    browser.open("queues/half/dead", "Redrive all of half")
+    browser.click("Pause live updates")
+    browser.js("document.querySelector('[aria-label=\"Select all shown\"]').click()")
+    gone = next(iter(q.dead_letters("half"))).id
+    q.purge_dead("half", ids=[gone])
+    browser.click("Redrive 2 selected")
+    browser.click("Redrive 1 dead letter")
+    browser.sees("Done: 1 item of 1, 1 not done", f"Dead letter {gone}", "not there any more")
+    browser.click("Close")
+    browser.click("Resume live updates")
+
+
+def test_a_slow_redrive_is_cancelled_and_leaves_the_rest(board: Board, browser: Browser) -> None:
+    dead(board, "slow", ["a", "b", "c", "d"])
+    browser.open("queues/slow/dead", "Redrive all of slow")
+    browser.click("Redrive all of slow")
+    browser.fill("rate", "1")
+    browser.click("Redrive 4 dead letters")
+    browser.sees("Working: 1 item of 4")
+    browser.click("Cancel")
+    browser.sees("Cancelled: ")
+    browser.click("Close")
+    assert 1 <= len(list(board.session.dead_letters("slow"))) <= 3
+
+
+def test_a_dead_message_is_redriven_from_its_page(board: Board, browser: Browser) -> None:
+    dead(board, "one.dead", ["broken"])
+    (letter,) = board.session.dead_letters("one.dead")
+    browser.open(f"queues/one.dead/messages/{letter.message_id}", "Dead since")
+    browser.click("Redrive")
+    browser.click("Redrive 1 dead letter")
+    browser.sees("Done: 1 item of 1")
+    browser.click("Close")
+    assert len(board.session.pop("one.dead", batch=10)) == 1
+
+
 def test_the_tail_shows_what_is_pushed_and_pauses(board: Board, browser: Browser) -> None:
     q = board.session
     q.push("followed", {"first": 1})

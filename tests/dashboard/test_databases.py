@@ -42,7 +42,7 @@ class Client:
     """Calls the endpoints of the dashboard as its pages do."""
 
     def __init__(self, board: Board) -> None:
-        self._base = board.url
+        self._base, self._clock = board.url, board.clock
 
     def get(self, path: str, **query: Any) -> Any:
         return self._call("GET", path, params=query)
@@ -51,6 +51,7 @@ class Client:
         return self._call("POST", path, json=body or {}, params=query)
 
     def _call(self, method: str, path: str, **more: Any) -> Any:
+        self._clock.advance(0.001)  # the audits of two databases are merged by time
         answer = httpx.request(method, self._base + path, headers=OWN, timeout=60, **more)
         assert answer.status_code < 300, (path, answer.text)
         return answer.json() if answer.content else None

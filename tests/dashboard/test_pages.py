@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -102,6 +102,50 @@ def test_live_updates_do_not_move_the_page(board: Board, browser: Browser) -> No
     browser.until(lambda: browser.js(
         "return [...document.querySelectorAll('.facts time')].at(-1)?.textContent") != before)  # fmt: skip
     assert browser.js("return window.shifts") < 0.02
+
+
+def test_a_page_is_not_read_while_it_is_paused_or_hidden(board: Board, browser: Browser) -> None:
+    browser.open("groups", "billing")
+    browser.js(
+        "window.reads = 0; const real = window.fetch; window.fetch = (...given) => {"
+        " window.reads++; return real(...given); };"
+        "window.timers = []; window.setTimeout = (work, delay) => { timers.push([work, delay]); return 0; };"
+    )
+    browser.click("Refresh")
+    browser.until(lambda: browser.js("return reads") == 1)
+    browser.until(lambda: browser.js("return timers.some(([, delay]) => delay >= 2000)"))
+    browser.js("Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});"
+               "window.away = true; timers.length = 0;")  # fmt: skip
+    browser.click("Refresh")
+    browser.until(lambda: browser.js("return reads") == 2)
+    browser.press("p", "p")  # the answer was drawn; resuming reads once
+    browser.until(lambda: browser.js("return reads") == 3)
+    assert browser.js("return timers.filter(([, delay]) => delay >= 2000).length") == 0
+    browser.js("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    browser.until(lambda: browser.js("return reads") == 4)
+    browser.until(lambda: browser.js("return timers.some(([, delay]) => delay >= 2000)"))
+
+
+def test_markup_and_long_names_are_shown_as_text_that_fits(board: Board, browser: Browser) -> None:
+    q, bad = board.session, "<img src=x onerror=window.hacked=1>"
+    name, long = f"{bad} ünïcode/漢字 ?&#%{'x' * 99}", bad + "y" * 80
+    q.push(name, {bad: long}, partition=long, headers={long: long * 20})
+    q.pop(name, group=bad, consumer=long)[0].reject(long * 5)
+    (letter,) = q.dead_letters(name)
+    at = f"queues/{quote(name, safe='')}"
+    for page in (at, f"{at}/messages", f"{at}/messages/{letter.message_id}", f"{at}/dead", f"{at}/tail",
+                 f"{at}/groups/{quote(bad, safe='')}", f"dead?queue={quote(name, safe='')}"):  # fmt: skip
+        browser.open(page, bad)
+        assert browser.js("return document.querySelectorAll('img[src=x]').length") == 0, page
+        for width in (360, 1280):
+            browser.size(width, 900)
+            assert browser.js("return document.documentElement.scrollWidth") <= width, page
+    assert browser.js("return window.hacked") is None
+    q.delete_queue(name)
+
+
+def test_an_address_that_was_cut_is_answered(browser: Browser) -> None:
+    browser.open("queues/%E6%BC", "No such page")
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser) -> None:

@@ -8,13 +8,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import ackflow
+from ackflow.cli.main import app
 
-from .blocks import DOCS
+from .blocks import DOCS, ROOT
 
 MODULES = ("ackflow", "ackflow.aio", "ackflow.pushpop", "ackflow.jetstream", "ackflow.errors",
-           "ackflow.model", "ackflow.spark", "ackflow.worker", "ackflow.testing")  # fmt: skip
+           "ackflow.middleware", "ackflow.model", "ackflow.pipeline", "ackflow.spark",
+           "ackflow.worker", "ackflow.testing")  # fmt: skip
+# Parts of `make demo` and of `ackflow pipeline generate`, which are in the examples' folder.
+PROGRAMS = ("coffee_shop_data.py", "coffee_shop_demo.py")
+IMPORT = re.compile(r"^ *from (ackflow[\w.]*) import ([\w, ]+)$", re.M)
 PAGES = {page: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md")}
 SHOWN = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, re.M)}
 MENTIONED = "\n".join(PAGES.values())
@@ -70,6 +76,22 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert missing == []
 
 
+def test_what_the_documentation_and_the_examples_import_is_in_the_reference() -> None:
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    missing, found = set(), 0
+    for page in pages:
+        if page.name in PROGRAMS:
+            continue
+        for module, names in IMPORT.findall(page.read_text(encoding="utf-8")):
+            for name in names.split(","):
+                path = f"{module}.{name.strip()}"
+                found += 1
+                if not (path in SHOWN or module in SHOWN or f"`{path}`" in MENTIONED):
+                    missing.add(f"{page.name}: {path}")
+    assert found > 40
+    assert missing == set()
+
+
 @pytest.mark.parametrize("name", sorted(SHOWN))
 def test_what_the_reference_shows_exists_and_has_docstrings(name: str) -> None:
     found = load(name)
@@ -85,6 +107,21 @@ def test_what_the_reference_shows_exists_and_has_docstrings(name: str) -> None:
             missing.append(path)
         if inspect.isclass(value):
             missing += [f"{path}.{one}" for one, of in members(value) if not inspect.getdoc(of)]
+    assert missing == []
+
+
+def test_every_command_is_explained() -> None:
+    """In a table of `cli.md`, or in `pipeline.md`."""
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    cells = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `")]
+    rows = [name.replace("\\|", " ").split() for cell in cells for name in cell.split("`")[1::2]]
+    shown = {row[0] for row in rows} | {f"{row[0]} {one}" for row in rows for one in row[1:]}
+    pipelines = (DOCS / "pipeline.md").read_text(encoding="utf-8")
+    shown |= {f"pipeline {one}" for one in re.findall(r"ackflow pipeline (\w+)", pipelines)}
+    missing = []
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        commands = [name, *(f"{name} {one}" for one in getattr(command, "commands", ()))]
+        missing += [one for one in commands if one not in shown]
     assert missing == []
 
 

@@ -1,5 +1,6 @@
 """The middleware on every kind of address: a file, Ackflow's AMQP, and in the outer ring RabbitMQ."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 import ackflow
-from ackflow.errors import InvalidArgument, NotFound
+from ackflow.broker import access_tokens
+from ackflow.errors import InvalidArgument, NotFound, Unauthenticated
 from ackflow.middleware import (
     Channel,
     EofGate,
@@ -237,6 +239,127 @@ def test_it_connects_again_and_the_messages_come_again(tmp_path: Path) -> None:
         running.stop()
 
 
+def test_a_queue_that_somebody_deletes_is_declared_and_consumed_again(address: str) -> None:
+    seen: list[bytes] = []
+
+    def fail_once(body: bytes) -> None:
+        seen.append(body)
+        if body == b"poison":
+            raise ValueError("poison")
+
+    with (
+        MessageMiddlewareExchange(address, "x", queue="lost", keys=["k"], limit=2) as queue,
+        MessageMiddlewareQueue(address, "lost", limit=2) as other,
+    ):
+        with Consumer(queue, fail_once):
+            queue.send(b"before", "k")
+            until(lambda: seen == [b"before"])
+            other.delete()
+            until(lambda: sent(queue, b"after"))
+            until(lambda: seen[1:2] == [b"after"])
+            queue.send(b"poison", "k")  # it has its arguments again
+            until(lambda: seen.count(b"poison") == 2)
+            time.sleep(0.2)
+        assert seen.count(b"poison") == 2
+        queue.delete()
+
+
+def sent(exchange: MessageMiddlewareExchange, body: bytes) -> bool:
+    with contextlib.suppress(NotFound):
+        exchange.send(body, "k", mandatory=True)
+        return True
+    return False
+
+
+def test_a_message_for_no_queue_is_refused_if_it_is_mandatory(address: str) -> None:
+    with MessageMiddlewareExchange(address, "nobody") as exchange:
+        exchange.send(b"dropped", "k")
+        with pytest.raises(NotFound):
+            exchange.send(b"kept", "k", mandatory=True)
+
+
+def test_a_callback_may_close_its_queue(address: str) -> None:
+    seen: list[bytes] = []
+    queue = MessageMiddlewareQueue(address, "closing")
+
+    def close(body: bytes) -> None:
+        seen.append(body)
+        queue.close()
+
+    for body in (b"1", b"2"):
+        queue.send(body)
+    began = time.monotonic()
+    queue.start_consuming(close)
+    assert time.monotonic() - began < 30
+    with MessageMiddlewareQueue(address, "closing") as again:
+        with Consumer(again, lambda body: seen.append(body)):
+            until(lambda: len(seen) == 2)
+        again.delete()
+    assert seen == [b"1", b"2"]  # the first one is acknowledged
+
+
+def test_a_forward_that_fails_brings_its_end_again_and_settles_nothing_twice(address: str) -> None:
+    tries: list[str] = []
+
+    def forward(key: str) -> None:
+        tries.append(key)
+        if len(tries) < 3:
+            raise OSError("away")
+
+    ends = EofGate[str](lambda _, sources: len(sources) == 2, forward)
+
+    def hold(body: bytes, channel: Channel, delivery_tag: int) -> bool:
+        ends.hold("t", body, channel, delivery_tag)
+        return False
+
+    with MessageMiddlewareQueue(address, "ends") as queue:
+        channels: set[object] = set()
+        with Consumer(queue, hold):
+            for body in (b"w1", b"w2"):
+                queue.send(body)
+            until(lambda: len(tries) == 3 and queue.held == 0)
+            channels.add(getattr(queue._transport, "_channel", None))
+            time.sleep(0.3)
+            channels.add(getattr(queue._transport, "_channel", None))
+        assert len(channels) == 1  # the broker had no reason to close it
+        again: list[bytes] = []
+        with Consumer(queue, again.append):
+            time.sleep(0.3)
+        queue.delete()
+    assert (tries, ends.held, again) == (["t"] * 3, {}, [])
+
+
+def test_the_ends_of_a_key_are_acknowledged_in_one_transaction(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with MessageMiddlewareQueue(str(tmp_path / "q.db"), "ends") as queue:
+        writer = queue._transport._broker.writer  # type: ignore[attr-defined]
+        ends = EofGate[str](lambda _, sources: len(sources) == 5, lambda _: seen.append(commits()))
+
+        def commits() -> int:
+            return int(writer.commits)
+
+        def hold(body: bytes, channel: Channel, delivery_tag: int) -> bool:
+            if ends.hold("t", body, channel, delivery_tag):
+                seen.append(commits())
+            return False
+
+        for n in range(5):
+            queue.send(b"%d" % n)
+        with Consumer(queue, hold):
+            until(lambda: len(seen) == 2 and queue.held == 0)
+    before, after = seen
+    assert after - before <= 2  # one more than that of the ends: leases are extended at any time
+
+
+def test_a_wrong_password_is_refused_at_once(tmp_path: Path) -> None:
+    with ackflow.connect(tmp_path / "q.db") as session:
+        session.broker.do(access_tokens.create, True, "c", [access_tokens.grant("admin")], None)
+        running = Amqp(session)
+        with pytest.raises(Unauthenticated):
+            MessageMiddlewareQueue(f"amqp://c:wrong@127.0.0.1:{running.port}/", "q")
+        running.stop()
+
+
 # the rule of delayed acknowledgements
 
 
@@ -309,6 +432,41 @@ def test_a_stuck_key_is_named_and_repeats_are_recognised() -> None:
     assert ends.stuck() == ["t"]
     repeats = Repeats(most=2)
     assert [repeats.seen(one) for one in (1, 1, 2, 3, 1)] == [False, True, False, False, False]
+
+
+def test_an_alarm_names_each_stuck_key_once() -> None:
+    alarms: list[tuple[str, int]] = []
+    rang = threading.Event()
+
+    def on_stuck(key: str, held: int) -> None:
+        alarms.append((key, held))
+        rang.set()
+
+    ends, channel = gate([], stuck_seconds=0.05, on_stuck=on_stuck), Acks()
+    ends.hold("a", "w1", channel, 1)
+    assert rang.wait(30)
+    assert alarms == [("a", 1)]
+    rang.clear()
+    ends.hold("b", "w1", channel, 2)
+    assert rang.wait(30)
+    assert alarms == [("a", 1), ("b", 1)]
+    assert "ackflow_eof_stuck 2" in ends.metrics()
+    ends.hold("a", "w2", channel, 3)
+    ends.hold("b", "w2", channel, 4)
+    assert "ackflow_eof_held 0" in ends.metrics()
+    assert "ackflow_eof_forwarded_total 2" in ends.metrics()
+
+
+def test_a_gate_forgets_the_keys_that_are_over() -> None:
+    ends, channel = gate([], 1), Acks()
+    for key in ("a", "b"):
+        ends.begin(key, 1)
+        ends.end(key, 1)
+        ends.check(key)
+        ends.hold(key, "w", channel, 1)
+        ends.begin(key, "late")
+        ends.end(key, "late")
+    assert (ends._held, ends._pending, ends._reported) == ({}, {}, set())
 
 
 def test_the_blocks_of_the_page_print_what_it_shows(

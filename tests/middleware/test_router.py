@@ -75,7 +75,7 @@ def test_a_router_killed_while_it_holds_eofs_loses_none(address: str, tmp_path: 
         assert [m["trace"] for m in received[BATCHES:]] == [
             ["menu", "c1", "0", part] for part in range(PARTS)
         ]
-        until(lambda: second.log().count("ACKing EOF") == WORKERS, 60)
+        until(lambda: second.log().count("ACKing TABLE_EOF") == WORKERS, 60)
         time.sleep(0.5)
         second.stop(signal.SIGTERM)
         assert second.process.returncode == 0, second.log()

@@ -144,8 +144,8 @@ def test_what_cannot_be_read_is_a_dead_letter_and_the_rest_goes_on(lab: Lab) -> 
     assert lab.reasons() == [
         "a block of x.csv has no column 'amount'",
         "invalid client: 'a/b'",
-        "invalid end of file: worker 3 of 2",
-        *["invalid message: neither a block nor an end of file"] * 2,
+        "invalid end-of-file message: worker 3 of 2",
+        *["invalid message: neither a block nor an end-of-file message"] * 2,
         "unknown table: nothing",
     ]
     dead_letter_bad_rows(lab.q, SHOP)
@@ -338,7 +338,9 @@ def test_more_than_the_ends_of_file_say_waits_until_it_is_accepted(lab: Lab) -> 
     lab.ends(sales=1)
     application = lab.run()
     (row,) = [row for row in table_statuses(lab.q, SHOP) if row.table == "sales"]
-    assert row.state == "ALARM: too much: foreign.csv from worker 5: 1 arrived, 0 announced"
+    assert (
+        row.state == "ALARM: unannounced blocks: foreign.csv from worker 5: 1 arrived, 0 announced"
+    )
     accept(lab.q, SHOP, "ann")
     assert application.step() == ["ann"]
     assert [row["amount"] for row in lab.answer("dear")] == [80.0, 90.0]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, NotFound
-from ackflow.pipeline import example
+from ackflow.pipeline import example, preflight
 from ackflow.pipeline import progress as chart
 from ackflow.pipeline.progress import Progress
 from ackflow.pipeline.run import Run
@@ -134,9 +134,9 @@ def test_the_command_accepts_or_cancels_a_client(bench: Bench, tmp_path: Path) -
     said = [CliRunner().invoke(app, [*command, *more]).output
             for more in (["--accept"], ["--accept"], [], [])]  # fmt: skip
     assert said == [
-        "ann is accepted; it is answered with all that arrived\n",
+        "ann is accepted; its queries are answered with all blocks that arrived\n",
         "ann was already accepted\n",
-        "ann is cancelled; the stages drop its messages\n",
+        "ann is cancelled; its messages are dropped\n",
         "ann was already cancelled\n",
     ]
 
@@ -202,6 +202,20 @@ def test_started_on_finished_data_or_in_another_width_it_says_so(
     assert run.run() is False
     assert "already finished" in told[0]
     assert told[1] == "cancelled, without answers: bob"
+    monkeypatch.setattr(preflight, "check_spark", lambda _: None)
+    late = tmp_path / "data" / "late"
+    late.mkdir()
+    told.clear()
+    run = Run(settings, told.append)
+    t = run._q.transaction()  # as the loaders of the first run did
+    for client in ("ann", "bob"):
+        t.put(run.pipeline.state_key("files", client), {})
+    t.commit()
+    assert run.run() is False
+    assert run.processes == {}
+    assert f"{late} came after the run began and is not part of it" in told
+    assert f"every client is already finished; the answers are in {run.out}" in told
+    late.rmdir()
     other = Run(structs.replace(settings, workers=5), told.append)
     with pytest.raises(
         InvalidArgument, match="began with 3 workers, 4 parts, 1048576 block_bytes;"

@@ -189,7 +189,9 @@ def test_more_blocks_than_announced_are_an_alarm_that_names_them_until_accepted(
     bench.receive(ends)
     assert bench.inside(SHOP.ends) == []
     (row,) = [row for row in table_statuses(bench.q, SHOP) if row.table == "sales"]
-    assert row.state == ("ALARM: too much: foreign.csv from worker 0: 3 arrived, 0 announced")
+    assert row.state == (
+        "ALARM: unannounced blocks: foreign.csv from worker 0: 3 arrived, 0 announced"
+    )
     ends.poll()
     assert bench.inside(SHOP.ends) == []
     assert accept(bench.q, SHOP, "ann") is True

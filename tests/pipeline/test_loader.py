@@ -5,6 +5,8 @@ import io
 import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ackflow.pipeline import Table
@@ -77,6 +79,21 @@ def test_json_lines_are_cut_at_line_breaks(tmp_path: Path) -> None:
         (b'{"a": "\\""}\n', "jsonl"), (b'{"a": 2}', "jsonl"),
     ]  # fmt: skip
     assert told == []
+
+
+def test_a_row_group_of_parquet_is_cut_into_blocks_like_a_text(tmp_path: Path) -> None:
+    """A row group may have a million rows, and a message has at most 16 MiB."""
+    rows = [[str(n), f'two\nlines, "{n}"'] for n in range(25_000)]
+    columns = dict(zip("ab", (list(column) for column in zip(*rows, strict=True)), strict=True))
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({**columns, "c": [0] * len(rows)}), path)
+    assert pq.ParquetFile(path).num_row_groups == 1
+    found = list(blocks(path, 0, TABLE, 100_000, lambda *_: pytest.fail("unreadable")))
+    assert max(len(block.data) for block in found) <= 100_000
+    records = [list(csv.reader(io.StringIO(b.data.decode(), newline=""))) for b in found]
+    assert [row for some in records for row in some] == rows
+    assert [block.place for block in found] == sorted({block.place for block in found})
+    assert {(block.columns, block.quoted) for block in found} == {(("a", "b"), True)}
 
 
 def test_a_file_that_excel_wrote_is_read(bench: Bench, ann: Path) -> None:

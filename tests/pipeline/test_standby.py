@@ -113,7 +113,7 @@ def test_a_standby_that_never_gets_ready_is_given_up_with_the_reason(kept: Kept)
 
     until(given_up)
     assert kept.told == [
-        "Spark has no standby any more: "
+        "Spark no longer has a standby: "
         f"standby exited {MAX_ERRORS} times without making progress, last error: "
         f"out of memory; see its log {kept.log}"
     ]

@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from ackflow.cli.main import app
 from ackflow.errors import InvalidArgument, Unavailable
 from ackflow.pipeline import preflight
+from ackflow.pipeline.stages import Settings
+
+from .conftest import SHOP
 
 USAGE, NOTHING, UNREACHABLE = 2, 3, 4
 
@@ -74,6 +77,12 @@ def inside(folder: Path) -> list[str]:
         ("check new.py", "pipeline declaration not found: new.py"),
         ("check wrong.py", "wrong.py, line 1: '(' was never closed"),
         ("run --data data --out new --results xml", "--results"),
+        ("run --data data --out new --conf cores=1", "--conf must be spark.NAME=VALUE"),
+        ("run --data data --out new --conf spark.cores.max", "got 'spark.cores.max'"),
+        (
+            "run --data data --out new --conf spark.sql.ansi.enabled=false",
+            "--conf cannot change spark.sql.ansi.enabled",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_made(folder: Path, line: str, told: str) -> None:
@@ -110,6 +119,19 @@ def test_a_client_that_nobody_knows_is_told_on_the_command_line(folder: Path) ->
     found = invoke("cancel bob --out out")
     assert found.exit_code == NOTHING
     assert found.output == "ackflow: unknown client 'bob'; nothing was cancelled\n"
+
+
+def test_settings_of_spark_are_handed_to_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    from ackflow.pipeline import application
+
+    given: dict[str, str] = {}
+    monkeypatch.setattr("ackflow.spark.session", lambda *_, **conf: given.update(conf))
+    conf = preflight.parse_conf(["spark.cores.max=1", "spark.executorEnv.A_B=x=y"])
+    settings = Settings(data="", out="", declaration="", master="spark://a:7077", conf=conf)
+    application.spark_session(settings, SHOP)
+    assert conf.items() <= given.items()
+    assert given["spark.sql.session.timeZone"] == "UTC"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ class Server:
         while any(_alive(one) for one in children):
             time.sleep(0.005)
 
+    def program(self, name: str) -> Path:
+        """Return the path of one of PostgreSQL's programs."""
+        return self._programs / name
+
     def process(self, title: str) -> psutil.Process:
         """Return the process of the server whose title contains a text."""
         assert self._process is not None

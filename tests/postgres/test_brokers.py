@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
@@ -242,6 +243,70 @@ def test_a_verb_alone_in_the_schema_sees_what_others_pushed_to_a_queue_it_has_cr
             other.push("jobs", number)
             assert popped(q, number) == [number]
             assert not other.pop("jobs", group="g")
+
+
+def test_a_notification_whose_connection_is_lost_is_sent_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notify, "RETRY_SECONDS", 0.001)
+    sent = threading.Event()
+    connections = 0
+
+    def opened() -> Any:
+        nonlocal connections
+        connections += 1
+        db = MagicMock()
+        db.__enter__.return_value.execute.side_effect = (
+            psycopg.OperationalError("lost") if connections == 1 else lambda _: sent.set()
+        )
+        return db
+
+    notifier = notify.Notifier(opened, "ackflow")
+    notifier.notify()
+    assert sent.wait(30)
+    notifier.close()
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_polls_for_commits_of_others_take_a_tenth_of_the_time_however_many_queues_there_are(
+    deaf: bool,
+) -> None:
+    """One of 10,000 queues takes 40 ms; without NOTIFY there would be one every 50 ms."""
+    assert notify.pause_between(5.0, 5.001, deaf) == pytest.approx(0.01 if deaf else POLL_SECONDS)
+    assert notify.pause_between(5.0, 5.2, deaf) == pytest.approx(2.0)
+
+
+def test_versions_of_deleted_queues_are_removed_after_a_day(postgres_url: str) -> None:
+    def rows() -> int:
+        counted = db.execute("select count(*) from ackflow.writes where fence = %s", (id,))
+        return int(counted.fetchall()[0][0])
+
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        with ackflow.connect(postgres_url, upkeep=False) as q:
+            q.configure("jobs")
+            q.push("jobs", 1)
+            id = q.broker.read(lambda tx: tx.queue("jobs").id)  # type: ignore[attr-defined, union-attr]
+            q.delete_queue("jobs")
+        assert rows()
+        db.execute("update ackflow.writes set at = at - interval '2 days'")
+        ackflow.connect(postgres_url, upkeep=False).close()
+        assert not rows()
+
+
+def test_brokers_work_where_the_default_isolation_is_that_of_the_first_statement(
+    postgres_url: str,
+) -> None:
+    """With an older snapshot a broker would not see what was committed while it waited."""
+    url = f"{postgres_url}?options=-c%20default_transaction_isolation%3Drepeatable%5C%20read"
+    with ackflow.connect(url, upkeep=False) as q, ackflow.connect(url, upkeep=False) as other:
+        q.configure("jobs")
+        with ThreadPoolExecutor(2) as pool:
+            for half in [
+                pool.submit(lambda q=q, n=n: [q.push("jobs", m) for m in range(n, 100, 2)])
+                for n, q in enumerate((q, other))
+            ]:
+                half.result(60)
+        assert sorted(drained(q, "jobs")) == list(range(100))
 
 
 def test_a_broker_that_hangs_in_the_middle_makes_others_wait_and_then_say_so(

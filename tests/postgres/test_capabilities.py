@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from unittest.mock import MagicMock
 
 import msgspec
 import psycopg
@@ -13,9 +14,13 @@ import pytest
 
 import ackflow
 from ackflow import Session
-from ackflow.errors import InvalidArgument
+from ackflow.errors import InvalidArgument, StorageBusy
+from ackflow.store.postgres import homes, store
 from ackflow.store.postgres.capabilities import Capabilities
+from ackflow.store.postgres.connection import statements
 from ackflow.store.postgres.fences import lock_key
+from ackflow.store.protocol import Reach
+from ackflow.store.tx import Tx
 
 NAMES = [field.name for field in msgspec.structs.fields(Capabilities)]
 SELECTED = "push_and_pop or settle or transactions or fencing or values_that_end or waiting"
@@ -105,6 +110,48 @@ def test_a_queue_that_is_locked_stops_no_other_queue_of_the_broker(
             assert not second.done()
             holder.rollback()
             second.result(10)
+
+
+def test_the_row_of_a_lock_that_a_crash_has_lost_is_made_again(postgres_url: str) -> None:
+    """It was inserted by a commit that was not synced; both brokers remember it."""
+    url = f"{postgres_url}?without=advisory_locks&options=-c%20lock_timeout%3D200ms"
+    with ackflow.connect(url, upkeep=False) as q, ackflow.connect(url, upkeep=False) as other:
+        for session in (q, other, q, other):
+            session.push("jobs", 1)
+        with psycopg.connect(postgres_url, autocommit=True) as db:
+            db.execute("delete from ackflow.fences where id > 0")
+
+        def hold(_: Tx) -> None:
+            with pytest.raises(StorageBusy):
+                other.push("jobs", 2)
+
+        q.broker.store.transact(hold, False, [Reach(["jobs"])])  # type: ignore[attr-defined]
+        other.push("jobs", 3)
+
+
+def test_a_transaction_of_a_user_finds_leases_whose_ids_are_counted_in_a_row(
+    postgres_url: str,
+) -> None:
+    with ackflow.connect(f"{postgres_url}?without=sequences", upkeep=False) as q:
+        q.push("jobs", list(range(store.LEASES_AT_ONCE + 1)))
+        for _ in range(store.LEASES_AT_ONCE + 1):
+            (last,) = q.pop("jobs")
+        with psycopg.connect(postgres_url) as db:
+            ackflow.within(db).commit(q.transaction().ack(last))
+        assert q.why("jobs", last.id).state == "acked"
+
+
+def test_a_broker_that_only_acks_remembers_a_limited_number_of_leases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(homes, "KNOWN", 10)
+    known, channel = homes.Homes(statements()), MagicMock()
+    channel.execute.side_effect = lambda _sql, args: [(homes.LEASE, "", t, 1) for t in args[1]]
+    for token in range(100):
+        reach = Reach(leases=[token])
+        known.ask(channel, [reach])
+        assert known.find(reach)
+    assert len(known.leases) <= 11
 
 
 @pytest.mark.outer

@@ -11,13 +11,14 @@ from typing import TypeVar
 import pytest
 
 import ackflow
-from ackflow import Session
+from ackflow import Item, Session, VirtualClock
 from ackflow.broker.core.settle import settle
 from ackflow.broker.reach.reach import reach_of
 from ackflow.broker.requests import PopRequest
 from ackflow.server.app import _pop_if
 from ackflow.store.postgres.connection import PipelinedConnection, statements
 from ackflow.store.postgres.tx import OF_NO_QUEUE, OF_QUEUE
+from ackflow.store.protocol import WiderReach
 
 T = TypeVar("T")
 
@@ -104,3 +105,49 @@ def test_a_waiting_pop_of_a_server_runs_beside_other_queues() -> None:
 def test_what_runs_beside_other_queues_are_statements_of_the_store() -> None:
     """A statement that is replaced leaves the list; the new one must be on it."""
     assert set(statements()) >= OF_QUEUE | OF_NO_QUEUE
+
+
+def test_no_common_verb_or_duty_of_upkeep_on_one_queue_needs_the_whole_schema(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stop every broker, and all of them would drop what they have cached."""
+    wider: list[str] = []
+    clock = VirtualClock()
+    with ackflow.connect(postgres_url, clock=clock, upkeep=False) as q:
+        q.configure(
+            "jobs", keep_seconds=0, retry_limit=2, dedup_seconds=100, ttl_seconds=500,
+            retention_seconds=600, max_wait_seconds=300, max_size=10_000,
+        )  # fmt: skip
+        orderings = {"shared": "shared", "ordered": "ordered", "exclusive": "exclusive"}
+        for group, ordering in orderings.items():
+            q.group("jobs", group, ordering=ordering, backoff=[1, 2], max_ack_pending=100)
+        q.push("jobs", 0)
+        for group in orderings:
+            q.ack(q.pop("jobs", group=group))
+        q.upkeep()
+        real = WiderReach.__init__
+        monkeypatch.setattr(
+            WiderReach, "__init__", lambda self, *of: (wider.append(str(of)), real(self, *of))[1]
+        )
+        for p in range(3):
+            items = [Item(data=n, transaction_id=f"{p} {n}") for n in range(20)]
+            q.push("jobs", items, partition=f"p{p}", priority=p)
+        q.push("jobs", ["late"] * 3, delay=5)
+        for group in orderings:
+            some = q.pop("jobs", group=group, batch=10)
+            q.ack(some[:2])
+            q.nack(some[2:3], "bad", delay=1)
+            q.reject(some[3:4], "no")
+            q.requeue(some[4:5])
+            q.release(some[5:6])
+        for seconds in (20, 10, 301, 400, 90_000):
+            for group in orderings:
+                q.nack(q.pop("jobs", group=group, batch=5, lease_seconds=3), "again")
+                some = q.pop("jobs", group=group, batch=5, lease_seconds=3)
+                _, more = q.ack_and_pop(some, "jobs", group=group, lease_seconds=3)
+                if more:
+                    more[-1].ack(up_to=True)
+            clock.advance(seconds)
+            q.upkeep()
+        q.transaction().push("jobs", 1).put("key", 1).commit()
+    assert wider == []

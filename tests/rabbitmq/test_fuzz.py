@@ -248,3 +248,22 @@ def test_a_thousand_idle_connections(amqp: Amqp) -> None:
     for sock in socks:
         sock.close()
     wait_until_closed(amqp)
+
+
+def test_a_client_that_does_not_read_what_it_gets_is_given_no_more(amqp: Amqp) -> None:
+    """Else a few bytes for each basic.get would fill the memory with the messages of a queue."""
+    with opened(amqp.port) as sock:
+        sock.sendall(frame.marshal(commands.Queue.Declare(0, "q"), 1))
+        assert sock.recv(65536)
+        amqp.session.push("q", ["x" * 1_000_000] * 60)
+        sock.sendall(frame.marshal(commands.Basic.Get(0, "q"), 1) * 60)
+        leased = [0]
+        while len(leased) < 4 or len(set(leased[-3:])) > 1:
+            time.sleep(0.2)
+            leased.append(amqp.session.group_stats("q").counts.leased)
+        assert 1 <= leased[-1] < 30
+        alive(amqp)
+        received = 0
+        while received < 60_000_000:
+            received += len(sock.recv(1 << 20))
+        assert amqp.session.group_stats("q").counts.leased == 60

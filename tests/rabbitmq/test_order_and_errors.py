@@ -1,6 +1,7 @@
 """What the own tests of clients found: the methods that errors name, and the order of frames."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,19 @@ def test_a_count_of_zero_comes_after_the_messages_it_does_not_count(port: int) -
             assert len(got) == 2
 
 
+def test_a_consumer_that_is_cancelled_at_once_gets_what_was_ready(port: int) -> None:
+    with py_amqp.Connection(f"127.0.0.1:{port}", confirm_publish=True) as connection:
+        channel = connection.channel()
+        queue = channel.queue_declare(exclusive=True).queue
+        for _ in range(3):
+            channel.basic_publish_confirm(MESSAGE, routing_key=queue)
+        got: list[Any] = []
+        tag = channel.basic_consume(queue, callback=got.append)
+        connection.drain_events(timeout=5)  # returns after the first one
+        channel.basic_cancel(tag)
+        assert len(got) == 3
+
+
 def test_a_consumer_is_cancelled_after_the_answer_to_the_delete(port: int) -> None:
     with py_amqp.Connection(f"127.0.0.1:{port}") as connection:
         channel = connection.channel()
@@ -83,3 +97,18 @@ def test_a_consumer_is_cancelled_after_the_answer_to_the_delete(port: int) -> No
         seen.append("deleted")
         connection.drain_events(timeout=5)
         assert seen == ["deleted", "cancelled"]
+
+
+def test_a_consumer_is_cancelled_after_the_answer_also_if_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(file: int) -> None:
+        time.sleep(0.1)
+        os.fsync(file)
+
+    with ackflow.connect(tmp_path / "q.db") as session:
+        served = Amqp(session)
+        monkeypatch.setattr("ackflow.store.sqlite.wal_sync._sync", slowly)
+        test_a_consumer_is_cancelled_after_the_answer_to_the_delete(served.port)
+        monkeypatch.undo()
+        served.stop()

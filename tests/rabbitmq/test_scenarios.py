@@ -42,6 +42,14 @@ DIFFERENT: dict[str, tuple[str, dict[int, Any]]] = {
             ],
         },
     ),
+    "length_drops_the_lowest_priority": (
+        "RabbitMQ drops what it would deliver next, which is the highest priority",
+        {1: ["drained", ["high", "middle"]]},
+    ),
+    "released_messages_of_a_quorum_queue_count_as_delivered": (
+        "a message whose consumer closes or dies has not failed; x-delivery-limit counts nacks",
+        {4: ["count", 1], 5: ["count", 0]},
+    ),
     "unknown_argument": (
         "an argument that has no effect is refused, so that nothing depends on it",
         {
@@ -94,7 +102,11 @@ def port_on_postgres(postgres_server: Server) -> Iterator[int]:
 
 
 # Another broker on the same database would not know which consumer is active.
-ONE_BROKER = {"single_active_consumer"}
+ONE_BROKER = {
+    "single_active_consumer",
+    "the_next_active_consumer_gets_what_the_last_one_held_first",
+    "cancelled_active_consumer_keeps_what_it_holds",
+}
 
 
 @pytest.mark.outer

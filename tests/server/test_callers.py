@@ -63,7 +63,7 @@ VERB_TABLE = {
         reader_idle reader_stored redrive release_lease seek settle settle_lock settle_many settle_message settle_to
         stage start_reader
         transact""",
-    "admin mine": """delete_group delete_queue export_dead export_lanes export_queue export_segments
+    "admin mine": """delete_copied delete_group delete_queue export_dead export_lanes export_queue export_segments
         export_states export_txids import_dead import_done import_lanes import_queue import_segments
         import_states import_txids purge purge_dead""",
     "admin any": "databases",
@@ -85,7 +85,7 @@ ROUTE_TABLE = {
         |GET /api/v1/status/queues/{{queue}}|GET /api/v1/status/queues/{{queue}}/messages
         |GET /api/v1/messages{MESSAGE}|GET /api/v1/traces{MESSAGE}|POST /streams/v1/state/get
         |GET /v1/queues/{{queue}}|GET /v1/queues/{{queue}}/groups/{{group}}/partitions|GET /v1/queues/{{queue}}/groups/{{group}}/seek
-        |GET /v1/queues/{{queue}}/messages|GET /v1/queues/{{queue}}/messages/{{id}}|GET /v1/queues/{{queue}}/messages/{{id}}/payload
+        |GET /v1/queues/{{queue}}/partitions|GET /v1/queues/{{queue}}/messages|GET /v1/queues/{{queue}}/messages/{{id}}|GET /v1/queues/{{queue}}/messages/{{id}}/payload
         |GET /v1/queues/{{queue}}/tail|GET /v1/queues/{{queue}}/dead|GET /v1/queues/{{queue}}/dead/export""",
     "read-write any": "GET /api/v1/pop",
     "read-write all": "POST /v1/jobs/{id}/interrupt|POST /v1/schedules/{name}/pause",
@@ -180,7 +180,7 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "stage": ("producer", 9, [chunk()]), "databases": (), "metrics": (), "store_of_lease": (at.token,),
         "start_reader": ("reader", "mine", "spark", False, 0),
         "transact": (TransactionRequest(push),), "delete_group": ("mine", "g"),
-        "delete_queue": ("mine",), "purge": ("mine", None), "purge_dead": (DeadFilter("mine"), 10),
+        "delete_queue": ("mine",), "delete_copied": ("mine", 0), "purge": ("mine", None), "purge_dead": (DeadFilter("mine"), 10),
         "export_queue": ("mine",), "export_lanes": ("mine", 0, 10),
         "export_segments": ("mine", at.lane, 0, 1000), "export_txids": ("mine", "p", "", 10),
         "export_states": ("mine",), "export_dead": ("mine", 0, 1000),

@@ -59,8 +59,8 @@ class BrokersMachine(PostgresMachine):
         self.named = False
         self.compared = 0
         for number, session in enumerate(self.sessions):
-            writer = self.writer(session)
-            writer._reach_of = partial(self.reach_of, number, writer._reach_of)
+            runner = self.writer(session)._runner
+            runner._reach_of = partial(self.reach_of, number, runner._reach_of)
 
     def reach_of(self, number: int, found: Callable[..., Reach | None], *call: Any) -> Reach | None:
         return EVERYTHING if number in self.wide_brokers else found(*call)

@@ -8,7 +8,7 @@ from tests.mutants import MUTANTS, place_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guarantees.md"
-ROW = re.compile(r"^\| `(tests/[\w/]+\.py)::(\w+)` \| (.*) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (?:[^|`]+ \| )?`(tests/[\w/]+\.py)::(\w+)` \| (.*) \|$", re.MULTILINE)
 GUARANTEES = [f"I{n}" for n in range(1, 11)]
 
 
@@ -68,7 +68,11 @@ def test_every_guarantee_has_tests_in_the_inner_ring() -> None:
 
 
 def test_the_page_has_no_row_that_is_not_checked() -> None:
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `tests/")]
+    lines = [
+        line
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ") and "`tests/" in line
+    ]
     assert len(lines) == len(rows("\n".join(lines)))
 
 

@@ -12,6 +12,8 @@ import ackflow
 from ackflow import Message, Session, VirtualClock
 from ackflow.errors import QueueFull
 from ackflow.store import tx
+from ackflow.store.mapping import Row
+from ackflow.store.statements import Statements
 
 Verb = Callable[[Session], object]
 
@@ -159,6 +161,29 @@ def test_a_round_of_upkeep_does_not_read_the_history_of_leases_again(age: int) -
             round_of_upkeep(q)
             found.append(steps(q, round_of_upkeep))
     assert found[1] <= 1.05 * found[0]
+
+
+def test_a_round_of_upkeep_takes_as_many_statements_with_many_queues_as_with_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: list[str] = []
+    run = Statements.all
+
+    def counted(self: Statements, name: str, *args: object) -> list[Row]:
+        names.append(name)
+        return run(self, name, *args)
+
+    monkeypatch.setattr(Statements, "all", counted)
+    found = []
+    for n in (2, 60):
+        with ackflow.connect(":memory:", clock=VirtualClock(), upkeep=False) as q:
+            for number in range(n):
+                q.group(f"q{number}", "g")
+            round_of_upkeep(q)
+            names.clear()
+            round_of_upkeep(q)
+            found.append(len(names))
+    assert found[1] == found[0]
 
 
 def test_leases_left_in_a_walk_through_the_history_are_found_later() -> None:

@@ -12,7 +12,9 @@ import pytest
 
 import ackflow
 from ackflow.errors import AckflowError
+from ackflow.worker import ACK, Worker
 from ackflow.worker.loading import load_worker
+from ackflow.worker.supervise import PARENT_PIPE, stop_with_parent
 
 from .conftest import Process, until
 
@@ -145,6 +147,19 @@ def test_consumers_stop_when_their_supervisor_is_killed(
     until(lambda: not any(child.is_running() for child in children))
 
 
+def test_a_consumer_whose_supervisor_was_gone_before_it_began_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = os.pipe()
+    os.close(ends[1])  # by the death of the supervisor
+    monkeypatch.setenv(PARENT_PIPE, str(ends[0]))
+    with Worker(":memory:") as worker:
+        worker.processor("orders")(lambda message, session: ACK)
+        stop_with_parent(worker)
+        worker.run()
+    os.close(ends[0])
+
+
 @pytest.mark.outer
 def test_a_change_of_the_code_starts_the_consumer_again(
     q: ackflow.Session, tmp_path: Path, work: Callable[..., Process]
@@ -166,7 +181,11 @@ def test_a_change_of_the_code_starts_the_consumer_again(
      ("app:nobody", "", "module 'app' has no worker 'nobody'; it has: worker"),
      ("bad", "import missing_package", "module 'bad' needs 'missing_package', which is not inst"),
      ("bad", "1 / 0", "'bad' cannot be imported: ZeroDivisionError: division by zero"),
-     ("bad", "worker = = 5", "SyntaxError: invalid syntax"),
+     ("bad", "worker = = 5", "imported: SyntaxError: invalid syntax (/"),
+     ("bad", "from ackflow.worker import *; worker = Worker('q.db', delay=5)",
+      "Worker has no option delay (/"),
+     ("bad", "from ackflow.worker import *\nWorker('q.db').processor('a')(lambda a, b, c: 1)",
+      "bad.py, line 2)"),
      ("bad", "worker = 5", "'bad' is of type int; it must be an ackflow.worker.Worker"),
      ("bad", "from ackflow.worker import *; worker = Worker('q.db')", "no processors and no task")],
 )  # fmt: skip
@@ -183,6 +202,15 @@ def test_a_worker_that_cannot_be_loaded_is_explained_in_one_line(
         load_worker(target).select(None)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_database_that_is_not_there_is_said_before_the_worker_is_started(
+    q: ackflow.Session, work: Callable[..., Process]
+) -> None:
+    process = work("app:worker", "--url", "missing/q.db")
+    assert process.end() == 1
+    assert "ackflow: cannot open missing/q.db" in process.text()
+    assert "is started" not in process.text()
 
 
 def test_a_worker_that_cannot_be_loaded_ends_with_1_even_if_supervised(

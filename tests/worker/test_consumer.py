@@ -1,6 +1,7 @@
 """The consumer with real threads: concurrency, stops, limits, time limits, lost leases."""
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -336,6 +337,33 @@ def test_a_handler_that_never_returns_is_given_up_and_replaced(
     (dead,) = q.dead_letters("a")
     assert dead.raw == b'{"n":0}'
     release.set()
+
+
+def test_what_a_handler_sends_after_it_was_given_up_does_not_go_out(
+    q: Session, worker: Worker
+) -> None:
+    settling, sent = threading.Event(), threading.Event()
+
+    class SettlesLate(Middleware):
+        def before_settle(self, context: Context) -> None:
+            settling.set()
+            assert sent.wait(10)
+
+    worker.add(SettlesLate())
+
+    @worker.task("a", time_limit=0.1, retries=0)
+    def stuck() -> None:
+        session = worker.current().session
+        with contextlib.suppress(BaseException):
+            settling.wait(10)
+        session.push("late", 1)
+        worker.push("late", 2)
+        sent.set()
+
+    stuck.push()
+    assert worker.run(message_limit=1).failed == 1
+    assert len(list(q.dead_letters("a"))) == 1
+    assert not q.pop("late")
 
 
 def test_a_handler_that_loops_for_ever_in_python_is_ended_by_its_hard_limit(

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -316,3 +317,56 @@ def test_the_log_line_of_a_processed_message(h: Harness, caplog: pytest.LogCaptu
     h.drain(1)
     line = r"Message processed: REQUEUE\. Execution time: \d+ ms"
     assert re.fullmatch(line, caplog.records[-1].message)
+
+
+def test_a_status_that_an_extension_decides_is_logged_and_counts_for_the_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ackflow.worker")
+    worker = Worker(tmp_path / "q.db")
+    worker.processor("a", schema=int)(lambda message, body: ACK)
+    worker.push("a", ["no number", 2, "no number", 4])
+    counts = worker.run(message_limit=2)
+    worker.close()
+    assert (counts.rejected, counts.acked) == (1, 1)
+    assert "Message processed: REJECT. Execution time: 0 ms" in caplog.messages
+
+
+def test_what_was_refused_at_the_commit_is_counted_as_what_became_of_it(tmp_path: Path) -> None:
+    worker = Worker(tmp_path / "q.db")
+
+    @worker.processor("a")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        session.put("key", 1, expect=7)
+        return ACK
+
+    worker.push("a", 1)
+    counts = worker.run(message_limit=1, keep_going=True)
+    worker.close()
+    assert (counts.acked, counts.requeued) == (0, 1)
+
+
+def test_a_redriven_message_is_put_off_like_a_new_one(h: Harness) -> None:
+    h.worker.processor("a", max_deliver=3)(lambda message, session: REQUEUE)
+    h.worker.push("a", 1)
+    h.drain(advance=True)
+    h.session.redrive("a")
+    assert [one.put_off for one in h.drain()] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["before_process", "pre_received", "idle"])
+def test_a_hook_that_nothing_would_await_is_refused(worker: Worker, name: str) -> None:
+    async def hook(self: object, context: Context) -> None: ...
+
+    with pytest.raises(InvalidArgument, match=f"{name} of .* must not be asynchronous"):
+        worker.add(type("Awaits", (Middleware,), {name: hook})())
+
+
+def test_an_awaited_hook_of_the_last_attempt_is_refused(worker: Worker) -> None:
+    @worker.task()
+    def fails() -> None: ...
+
+    async def hook(context: Context, error: BaseException) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="must not be asynchronous"):
+        fails.on_last_attempt(hook)

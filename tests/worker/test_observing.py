@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from ackflow import Message
+from ackflow.errors import InvalidArgument
 from ackflow.testing import Harness
 from ackflow.worker import (
     ACK,
@@ -86,6 +87,22 @@ def test_an_exception_is_recorded_in_the_span(
     assert span.status.status_code is StatusCode.ERROR
     assert dict(span.attributes or {})["error.type"] == "OSError"
     assert span.events[0].name == "exception"
+
+
+def test_a_push_that_is_refused_ends_its_span_with_the_error(
+    h: Harness, spans: tuple[Tracing, InMemorySpanExporter]
+) -> None:
+    tracing, exporter = spans
+    h.worker.add(tracing)
+    registry = prometheus_client.CollectorRegistry()
+    h.worker.add(Metrics(registry=registry))
+    with pytest.raises(InvalidArgument):
+        h.worker.push("a", object())
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "send a"
+    assert dict(span.attributes or {})["error.type"] == "InvalidArgument"
+    assert registry.get_sample_value("ackflow_worker_pushes_total", {"queue": "a"}) is None
+    h.assert_messages_empty()
 
 
 def test_a_push_of_many_is_one_span_with_their_number(

@@ -9,7 +9,19 @@ import pytest
 
 from ackflow.errors import InvalidArgument
 from ackflow.testing import Harness
-from ackflow.worker import ACK, REJECT, Context, Reject, Retry, Worker, current
+from ackflow.worker import (
+    ACK,
+    REJECT,
+    REQUEUE,
+    Context,
+    Reject,
+    Requeue,
+    ResultFailed,
+    Retry,
+    Status,
+    Worker,
+    current,
+)
 
 
 @dataclasses.dataclass
@@ -164,6 +176,74 @@ def test_a_task_may_choose_its_pause_or_end_its_attempts(h: Harness) -> None:
     assert (dead.kind, dead.reason) == ("rejected", "no such user")
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_requeued_task_is_put_off_and_no_attempt_is_counted(h: Harness, raises: bool) -> None:
+    times: list[float] = []
+
+    @h.worker.task("mail", retries=0, result=True)
+    def busy() -> Status:
+        assert worker_attempt() == 1
+        times.append(h.clock.now() / 1e6)
+        if len(times) == 3:
+            return ACK
+        if raises:
+            raise Requeue("busy")
+        return REQUEUE
+
+    def worker_attempt() -> int:
+        return h.worker.current().attempt
+
+    handle = busy.push()
+    h.drain(2, advance=True)
+    assert not handle.ready  # it is neither done nor given up
+    h.drain(advance=True)
+    assert [round(b - a) for a, b in pairwise(times)] == [10, 10]
+    assert handle.result(timeout=0) is None
+
+
+def test_a_task_that_kills_its_worker_is_a_dead_letter_after_max_deliver(h: Harness) -> None:
+    @h.worker.task("mail", retries=None, max_deliver=3)
+    def dies() -> None: ...
+
+    dies.push()
+    h.worker.prepare(h.worker.bindings)
+    for _ in range(3):
+        assert len(h.session.pop("mail", lease_seconds=30)) == 1
+        h.clock.advance(30)
+    assert not h.session.pop("mail")
+    (dead,) = h.session.dead_letters("mail")
+    assert dead.kind == "max_deliver"
+    with pytest.raises(InvalidArgument, match="max_deliver=3 already"):
+        h.worker.task("mail", max_deliver=5, name="other")(lambda: None)
+
+
+def test_the_last_delivery_is_the_last_attempt(h: Harness) -> None:
+    gave_up: list[int] = []
+
+    @h.worker.task("mail", retries=None, backoff=[1], max_deliver=2, result=True)
+    def fails() -> None:
+        raise OSError("no route")
+
+    fails.on_last_attempt(lambda context, error: gave_up.append(context.attempt))
+    handle = fails.push()
+    h.drain(advance=True)
+    assert gave_up == [2]
+    with pytest.raises(ResultFailed, match="no route"):
+        handle.result(timeout=0)
+
+
+def test_the_limit_of_a_group_that_existed_does_not_shorten_the_retries_of_a_task(
+    h: Harness,
+) -> None:
+    @h.worker.task("mail", retries=5, backoff=[1])
+    def fails() -> None:
+        raise OSError("no route")
+
+    h.session.pop("mail")  # somebody has looked, which made the group with its defaults
+    fails.push()
+    assert len(h.drain(advance=True)) == 6
+
+
 def test_push_with_sets_delay_priority_key_and_partition(h: Harness) -> None:
     send_mail, calls = mail(h.worker)
     send_mail.push_with(delay=5, priority=3, partition="eu")("late")
@@ -176,6 +256,8 @@ def test_push_with_sets_delay_priority_key_and_partition(h: Harness) -> None:
     assert [call[0] for call in calls] == ["a", "late"]
     late = h.processed[-1].message
     assert (late.priority, late.partition) == (3, "eu")
+    with pytest.raises(InvalidArgument, match="no option dellay"):
+        send_mail.push_with(dellay=5)
 
 
 def test_a_task_pushed_inside_a_task_goes_out_with_the_acknowledgement(h: Harness) -> None:

@@ -1,4 +1,4 @@
-"""The audit: who changed what, when and from where. A row is added in the transaction of the change.
+"""The audit: a record of every change, with the user, the time and the address. A row is added in the transaction of the change.
 
 Messages are not listed: a push, pop or settle by a program leaves no row. One that a person makes by
 hand does.
@@ -29,8 +29,8 @@ LAST = 1 << 62
 # Verbs that administrate, by name; programs call them as well, such as `configure` when they start.
 ADMINISTRATION = {
     "configure": "configure", "configure_group": "configure group", "pause": "pause", "seek": "seek",
-    "purge": "purge", "delete_queue": "delete queue", "delete_group": "delete group",
-    "delete_message": "delete message", "redrive": "redrive", "purge_dead": "purge dead letters",
+    "purge": "purge", "delete_queue": "delete queue", "delete_copied": "delete queue",
+    "delete_group": "delete group", "delete_message": "delete message", "redrive": "redrive", "purge_dead": "purge dead letters",
     "settle_message": "settle", "release_lease": "release lease", "extend_lease": "extend lease",
 }  # fmt: skip
 # Verbs on access tokens, which only the machine of the database may call.
@@ -39,7 +39,7 @@ CLI = "cli"  # in place of an address
 
 
 class Actor(Struct, frozen=True):
-    """Who makes a change: the name of a token, empty if none was required, and an address."""
+    """The author of a change: the name of a token, empty if none was required, and an address."""
 
     name: str
     origin: str
@@ -120,7 +120,7 @@ def step(
 
 
 def audit_calls(broker: Any, actor: Actor) -> None:
-    """Let the administrative verbs of a broker of this process record themselves, for one actor."""
+    """Make the administrative verbs of a broker in this process record themselves, for one actor."""
     plain = broker.do
 
     def do(run: Callable[..., Any], synced: bool, *args: Any, **kwargs: Any) -> Any:

@@ -124,7 +124,7 @@ class Broker:
     def finish(self, begun: Unfinished) -> Any:
         """Run the slices of sweeps until they have ended, and return the answer of their verb.
 
-        The sweeps are stored: if this process dies, the upkeep of another one goes on.
+        The sweeps are stored: if this process dies, the upkeep of another one continues them.
         """
         purged = 0
         self._driven.update(begun.sweeps)
@@ -341,7 +341,7 @@ def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
 
 
 def poll_pause(quiet: float) -> float:
-    """Return the seconds until the next poll for commits of other processes, after so many quiet."""
+    """Return the pause before the next poll for commits of other processes, after quiet seconds."""
     return min(max(POLL_SECONDS, quiet * QUIET_PART), QUIET_POLL_SECONDS)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from .. import validate
 from ..errors import InvalidArgument
-from .delivery import Callback, Channel, Delivery, Transport, adapted
+from .transport import Callback, Channel, Delivery, Transport, adapted
 
 PREFETCH = 10
 LIMIT = 20  # deliveries of a message whose callback raises
@@ -37,11 +37,11 @@ def _transport(address: str) -> Transport:
 
 
 class MessageMiddlewareQueue:
-    """A durable queue: send, or consume by a callback.
+    """A durable queue: send to it, or consume it with a callback.
 
-    `limit`: a message whose callback raises so often goes to the dead letters and to the queue
-    `<name>.dead`. `prefetch`: how many messages the consumer has at once, beside those whose
-    acknowledgement it delays.
+    A message whose callback has raised `limit` times goes to the dead letters and to the queue
+    `<name>.dead`. `prefetch` is the number of messages that the consumer holds at once, not counting
+    those whose acknowledgement it delays.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class MessageMiddlewareQueue:
         self._idle = threading.Event()
         self._idle.set()
         self._held: set[tuple[Channel, int]] = set()
+        self._consumer: int | None = None  # the thread that consumes
+        self._closes = False
         self._declare()
 
     def _declare(self) -> None:
@@ -69,28 +71,32 @@ class MessageMiddlewareQueue:
         self._transport.declare_queue(self.queue, arguments)
 
     def send(self, body: bytes) -> None:
-        """Send a message; when this returns, the broker has it on disk."""
-        self._transport.publish("", self.queue, body)
+        """Send a message. When this returns, it is on the broker's disk."""
+        self._transport.publish("", self.queue, body, mandatory=True)
 
     def start_consuming(self, callback: Callback) -> None:
         """Call `callback(body, channel=, delivery_tag=, redelivered=)` until `stop_consuming`.
 
-        True or None acknowledges the message now; with False, the callback acknowledges it later by
-        `channel.basic_ack(delivery_tag)`, from any thread. If it raises, the message comes again. A
-        callback that takes only a body works, too.
+        If the callback returns True or None, the message is acknowledged. If it returns False, it
+        must call `channel.basic_ack(delivery_tag)` later, from any thread. If it raises, the message
+        is delivered again. A callback may accept fewer arguments than these.
         """
         call = adapted(callback)
         self._stopping.clear()
         self._idle.clear()
-        self._transport.start(self.queue, self._prefetch)
+        self._consumer = threading.get_ident()
         try:
+            self._transport.start(self.queue, self._prefetch)
             while not self._stopping.is_set():
                 found = self._transport.next(POLL_SECONDS)
                 if found is not None:
                     self._handle(call, found)
         finally:
+            self._consumer = None
             self._transport.stop()
             self._idle.set()
+            if self._closes:
+                self._transport.close()
 
     def _handle(self, call: Callback, found: Delivery) -> None:
         tag, channel = found.delivery_tag, _Counting(self, found)
@@ -99,7 +105,7 @@ class MessageMiddlewareQueue:
                 found.body, channel=channel, delivery_tag=tag, redelivered=found.redelivered
             )
         except Exception:
-            log.exception("the callback failed; message %d comes again", tag)
+            log.exception("the callback failed; message %d will be delivered again", tag)
             channel.basic_nack(tag, requeue=True)
             return
         if answer is False:
@@ -113,16 +119,19 @@ class MessageMiddlewareQueue:
 
     @property
     def held(self) -> int:
-        """How many messages wait for a delayed acknowledgement."""
+        """The number of messages whose acknowledgement is delayed."""
         for lost in [one for one in list(self._held) if not one[0].is_open]:
             self._held.discard(lost)
         return len(self._held)
 
-    def settled(self, found: Delivery) -> None:
+    def _release(self, found: Delivery) -> None:
         self._held.discard((found.channel, found.delivery_tag))
 
     def stop_consuming(self) -> None:
-        """Finish the running callback and give back everything else; may be called anywhere."""
+        """Stop after the running callback, and return all other messages to the queue.
+
+        It may be called from any thread or signal handler, and returns at once.
+        """
         self._stopping.set()
 
     def delete(self) -> None:
@@ -130,7 +139,14 @@ class MessageMiddlewareQueue:
         self._transport.delete(self.queue)
 
     def close(self) -> None:
+        """Stop consuming, wait for the running callback, and close the connection.
+
+        Called by the callback itself, it takes effect when the callback returns.
+        """
         self.stop_consuming()
+        if self._consumer == threading.get_ident():
+            self._closes = True
+            return
         self._idle.wait(60)
         self._transport.close()
 
@@ -142,7 +158,7 @@ class MessageMiddlewareQueue:
 
 
 class MessageMiddlewareExchange(MessageMiddlewareQueue):
-    """An exchange: send under a routing key, or consume what reaches a queue of its own.
+    """An exchange: send with a routing key, or consume a queue that is bound to it with `keys`.
 
     Without a `queue`, it can only send.
     """
@@ -164,11 +180,15 @@ class MessageMiddlewareExchange(MessageMiddlewareQueue):
             for key in self._keys:
                 self._transport.bind(self.queue, self.exchange, key)
 
-    def send(self, body: bytes, key: str = "") -> None:
-        """Send a message; when this returns, every queue it reaches has it on disk."""
-        self._transport.publish(self.exchange, key, body)
+    def send(self, body: bytes, key: str = "", *, mandatory: bool = False) -> None:
+        """Send a message. When this returns, it is on disk in every queue that it was routed to.
+
+        `mandatory`: raise NotFound if it was routed to none.
+        """
+        self._transport.publish(self.exchange, key, body, mandatory=mandatory)
 
     def start_consuming(self, callback: Callback) -> None:
+        """Consume the bound queue; see `MessageMiddlewareQueue.start_consuming`."""
         if not self._consumes:
             raise InvalidArgument("an exchange is consumed through a queue; give its name")
         super().start_consuming(callback)
@@ -184,17 +204,28 @@ class _Counting:
 
     @property
     def is_open(self) -> bool:
-        return self._found.channel.is_open
+        """Whether the delivery can be settled: a broker closes a channel that settles it twice."""
+        return self._found.channel.is_open and not self.settled
+
+    @property
+    def behind(self) -> Channel:
+        return self._found.channel
 
     def basic_ack(self, delivery_tag: int) -> None:
-        self._found.channel.basic_ack(delivery_tag)
-        self._settle(delivery_tag)
+        if self.begin_to_settle(delivery_tag):
+            self._found.channel.basic_ack(delivery_tag)
 
     def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
-        self._found.channel.basic_nack(delivery_tag, requeue)
-        self._settle(delivery_tag)
+        if self.begin_to_settle(delivery_tag):
+            self._found.channel.basic_nack(delivery_tag, requeue)
 
-    def _settle(self, delivery_tag: int) -> None:
-        if delivery_tag == self._found.delivery_tag:
-            self.settled = True
-            self._owner.settled(self._found)
+    def begin_to_settle(self, delivery_tag: int) -> bool:
+        """Record that a delivery is settled; False if it was settled before."""
+        if delivery_tag != self._found.delivery_tag:
+            return True  # of another callback
+        if self.settled:
+            log.warning("delivery_tag=%d was settled before", delivery_tag)
+            return False
+        self.settled = True
+        self._owner._release(self._found)
+        return True

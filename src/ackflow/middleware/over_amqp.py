@@ -7,19 +7,27 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
+from pika.exceptions import (
+    AMQPError,
+    ChannelClosedByBroker,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+    UnroutableError,
+)
 
-from ..errors import NotFound, Unavailable
-from .delivery import Delivery
+from ..errors import NotFound, Unauthenticated, Unavailable
+from .transport import Delivery
 
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 SEND_SECONDS = 60.0
+# So that a broker that has vanished is noticed, also while nothing is sent.
+TCP = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 log = logging.getLogger("ackflow.middleware")
 Declaration = Callable[[Any], object]
 
@@ -35,11 +43,20 @@ class AmqpChannel:
     def basic_ack(self, delivery_tag: int) -> None:
         self._in_its_thread(lambda: self._channel.basic_ack(delivery_tag))
 
+    def ack_all(self, delivery_tags: Sequence[int]) -> None:
+        """Acknowledge messages, with nothing in between."""
+
+        def ack() -> None:
+            for tag in delivery_tags:
+                self._channel.basic_ack(tag)
+
+        self._in_its_thread(ack)
+
     def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
         self._in_its_thread(lambda: self._channel.basic_nack(delivery_tag, requeue=requeue))
 
     def grow(self, queue: str, prefetch: int, deliver: Callable[..., None]) -> None:
-        """Add a consumer, so that so many more messages may be unacknowledged."""
+        """Add a consumer, which raises the number of messages that may be unacknowledged."""
 
         def consume() -> None:
             self._channel.basic_qos(prefetch_count=prefetch)
@@ -49,7 +66,7 @@ class AmqpChannel:
 
     def _in_its_thread(self, act: Callable[[], object]) -> None:
         if not self.is_open:
-            log.warning("the connection was lost: the message comes again")
+            log.warning("the connection was lost: the message will be delivered again")
             return
         with contextlib.suppress(AMQPError):  # it was lost just now
             self._connection.add_callback_threadsafe(act)
@@ -58,6 +75,7 @@ class AmqpChannel:
 class AmqpTransport:
     def __init__(self, address: str) -> None:
         self._parameters = pika.URLParameters(address)
+        self._parameters.tcp_options = self._parameters.tcp_options or dict(TCP)
         self._declared: dict[str, Declaration] = {}
         self._sending = threading.Lock()
         self._sender: Any = None
@@ -90,17 +108,17 @@ class AmqpTransport:
         self._declared[what] = act
         self._send(act)
 
-    def publish(self, exchange: str, key: str, body: bytes) -> None:
+    def publish(self, exchange: str, key: str, body: bytes, *, mandatory: bool) -> None:
         # The same id if it is sent again, so that receivers can recognise a repeat.
         properties = pika.BasicProperties(delivery_mode=2, message_id=str(uuid.uuid4()))
         try:
             self._send(
                 lambda channel: channel.basic_publish(
-                    exchange, key, body, properties, mandatory=not exchange
+                    exchange, key, body, properties, mandatory=mandatory
                 )
             )
         except UnroutableError:
-            raise NotFound(f"no queue {key!r}") from None
+            raise NotFound(f"no queue for {key!r}") from None
 
     def _send(self, act: Declaration) -> None:
         """Run something on the channel with confirms; after a lost connection, on another one."""
@@ -115,7 +133,9 @@ class AmqpTransport:
                 except (UnroutableError, ChannelClosedByBroker):
                     self._drop_sender()
                     raise
-                except AMQPError as error:
+                except (ProbableAuthenticationError, ProbableAccessDeniedError):
+                    raise Unauthenticated("the broker refused the user or the password") from None
+                except (AMQPError, OSError) as error:
                     self._drop_sender()
                     if time.monotonic() > deadline:
                         raise Unavailable(f"the broker cannot be reached: {error!r}") from None
@@ -131,7 +151,7 @@ class AmqpTransport:
     def _drop_sender(self) -> None:
         sender, self._sender = self._sender, None
         if sender is not None:
-            with contextlib.suppress(AMQPError):
+            with contextlib.suppress(AMQPError, OSError):
                 sender.connection.close()
 
     # consuming
@@ -147,7 +167,7 @@ class AmqpTransport:
             found = self._arrived.get(timeout=seconds)
         except Empty:
             return None
-        return found if found.channel.is_open else None  # else it comes again
+        return found if found.channel.is_open else None  # otherwise it is delivered again
 
     def hold(self, held: int) -> None:
         """Add a consumer with the same prefetch whenever the held messages fill the last one."""
@@ -162,27 +182,43 @@ class AmqpTransport:
             connection = None
             try:
                 connection = pika.BlockingConnection(self._parameters)
-                channel = connection.channel()
-                for declare in self._declared.values():
-                    declare(channel)
-                self._channel = mine = AmqpChannel(connection, channel)
-                self._grown = 0
-                channel.basic_qos(prefetch_count=self._prefetch)
-                channel.basic_consume(self._queue, partial(self._deliver, mine))
+                mine = self._consume(connection)
                 pauses = _pauses()
-                while not self._stopped.is_set():
+                while not self._stopped.is_set() and mine.is_open:
                     connection.process_data_events(0.2)
                 connection.process_data_events(0)  # what was acknowledged last
-            except AMQPError as error:
+            except Exception as error:
                 if not self._stopped.is_set():
-                    log.warning("the connection was lost, connecting again: %r", error)
+                    expected = isinstance(error, AMQPError | OSError)
+                    log.warning(
+                        "the connection was lost, reconnecting: %r",
+                        error,
+                        exc_info=not expected,
+                    )
                     self._stopped.wait(next(pauses))
             finally:
                 if self._channel is not None:
                     self._channel.is_open = False
                 if connection is not None:
-                    with contextlib.suppress(AMQPError):
+                    with contextlib.suppress(AMQPError, OSError):
                         connection.close()
+
+    def _consume(self, connection: Any) -> AmqpChannel:
+        """Declare everything and consume; the channel ends when the broker cancels a consumer."""
+        channel = connection.channel()
+        for declare in list(self._declared.values()):
+            declare(channel)
+        self._channel = mine = AmqpChannel(connection, channel)
+        self._grown = 0
+
+        def cancelled(_: Any) -> None:
+            log.warning("the broker cancelled the consumer of %s: consuming again", self._queue)
+            mine.is_open = False
+
+        channel.add_on_cancel_callback(cancelled)
+        channel.basic_qos(prefetch_count=self._prefetch)
+        channel.basic_consume(self._queue, partial(self._deliver, mine))
+        return mine
 
     def _deliver(self, mine: AmqpChannel, _: Any, method: Any, __: Any, body: bytes) -> None:
         self._arrived.put(Delivery(body, mine, method.delivery_tag, method.redelivered))

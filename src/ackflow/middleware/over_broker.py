@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..broker.broker import Broker
@@ -21,14 +21,14 @@ from ..dialects.rabbitmq.verbs import (
     extend_many,
     remove_queue,
 )
-from ..errors import AckflowError, InvalidArgument, NotFound
+from ..errors import AckflowError, InvalidArgument, NotFound, QueueNotFound
 from ..ids import LaneId
 from ..options import QUEUE_MODE
 from ..session.connect import connect
 from ..store.records import Binding, Exchange
-from .delivery import Delivery
+from .transport import Delivery
 
-LEASE_SECONDS = 6.0  # what a killed process held comes again after this time
+LEASE_SECONDS = 6.0  # the messages of a killed process are delivered again after this time
 log = logging.getLogger("ackflow.middleware")
 Held = tuple[int, LaneId, int]  # token, lane, sequence
 
@@ -61,6 +61,25 @@ class LeaseChannel:
     def basic_ack(self, delivery_tag: int) -> None:
         self._settle(delivery_tag, Verdict("ack", confirm=True))
 
+    def ack_all(self, delivery_tags: Sequence[int]) -> None:
+        """Acknowledge messages in one transaction."""
+        with self._lock:
+            held = [one for tag in delivery_tags if (one := self._held.pop(tag, None)) is not None]
+        lost = self._settle_all(held, Verdict("ack", confirm=True))
+        if lost or len(held) < len(delivery_tags):
+            log.warning("%d deliveries were lost", lost + len(delivery_tags) - len(held))
+        self.room.ring()
+
+    def _settle_all(self, held: Iterable[Held], verdict: Verdict) -> int:
+        """Settle in one transaction; returns how many were lost."""
+        marks: dict[int, list[Mark]] = {}
+        for token, lane, sequence in held:
+            marks.setdefault(token, []).append(Mark(verdict, lane, [sequence, sequence + 1]))
+        if not marks:
+            return 0
+        outcomes = self._broker.do(settle_many, verdict.synced, marks, False)
+        return sum(bool(outcome.refused) for outcome in outcomes)
+
     def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
         self._settle(delivery_tag, Verdict("nack" if requeue else "reject"))
 
@@ -82,12 +101,7 @@ class LeaseChannel:
         self.is_open = False
         with self._lock:
             held, self._held = self._held, {}
-        marks: dict[int, list[Mark]] = {}
-        for token, lane, sequence in held.values():
-            mark = Mark(Verdict("release"), lane, [sequence, sequence + 1])
-            marks.setdefault(token, []).append(mark)
-        if marks:
-            self._broker.do(settle_many, False, marks, False)
+        self._settle_all(held.values(), Verdict("release"))
 
 
 class BrokerTransport:
@@ -98,6 +112,7 @@ class BrokerTransport:
             self._session.close()
             raise InvalidArgument("a middleware address names one file or one PostgreSQL database")
         self._broker = broker
+        self._declared: dict[str, Callable[[], object]] = {}
         self._channel: LeaseChannel | None = None
         self._queue, self._prefetch, self._beside = "", 0, 0
         self._ready: list[Delivery] = []
@@ -106,20 +121,28 @@ class BrokerTransport:
 
     def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None:
         asked = QueueRequest(name, True, False, None, "", check_queue(name, arguments))
-        self._broker.do(declare_queue, True, asked, "")
+        self._declare(f"queue {name}", lambda: self._broker.do(declare_queue, True, asked, ""))
 
     def declare_exchange(self, name: str, kind: str) -> None:
-        self._broker.do(declare_exchange, True, Exchange(name, kind))  # type: ignore[arg-type]
+        exchange = Exchange(name, kind)  # type: ignore[arg-type]
+        self._declare(f"exchange {name}", lambda: self._broker.do(declare_exchange, True, exchange))
 
     def bind(self, queue: str, exchange: str, key: str) -> None:
-        self._broker.do(bind, True, Binding(exchange, False, queue, key), "")
+        binding = Binding(exchange, False, queue, key)
+        self._declare(
+            f"binding {queue} {exchange} {key}", lambda: self._broker.do(bind, True, binding, "")
+        )
 
-    def publish(self, exchange: str, key: str, body: bytes) -> None:
+    def _declare(self, what: str, act: Callable[[], object]) -> None:
+        self._declared[what] = act
+        act()
+
+    def publish(self, exchange: str, key: str, body: bytes, *, mandatory: bool) -> None:
         (reached,) = self._broker.do(publish, True, [Publication(exchange, [key], body)])
         if isinstance(reached, AckflowError):
             raise reached
-        if not reached and not exchange:
-            raise NotFound(f"no queue {key!r}")
+        if not reached and mandatory:
+            raise NotFound(f"no queue for {key!r}")
 
     def start(self, queue: str, prefetch: int) -> None:
         self._queue, self._prefetch, self._beside = queue, prefetch, 0
@@ -150,9 +173,14 @@ class BrokerTransport:
             channel.room.wait(seconds)
             return None
         request = PopRequest(
-            self._queue, QUEUE_MODE, self._session.consumer, room, LEASE_SECONDS, dialect=DIALECT
-        )
-        answer = self._broker.pop(request, seconds)
+            self._queue, QUEUE_MODE, self._session.consumer, room, LEASE_SECONDS, dialect=DIALECT,
+            create=False,
+        )  # fmt: skip
+        try:
+            answer = self._broker.pop(request, seconds)
+        except QueueNotFound:
+            self._declare_again(seconds)
+            return None
         assert answer.token is not None or not answer.runs
         for run in answer.runs:
             for sequence in range(run.lo, run.hi):
@@ -160,6 +188,15 @@ class BrokerTransport:
                 body = payload(run.body, sequence - run.first)
                 self._ready.append(Delivery(body, channel, tag, run.redelivered))
         return self._ready.pop(0) if self._ready else None
+
+    def _declare_again(self, seconds: float) -> None:
+        """Declare everything again, because the queue was deleted; not if it was deleted here."""
+        if f"queue {self._queue}" in self._declared:
+            log.warning("queue %s was deleted: declaring it again", self._queue)
+            for declare in list(self._declared.values()):
+                declare()
+        else:
+            self._stopped.wait(seconds)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -170,6 +207,7 @@ class BrokerTransport:
             self._renewer.join()
 
     def delete(self, queue: str) -> None:
+        self._declared.pop(f"queue {queue}", None)
         self._broker.do(remove_queue, True, queue, "", False)
 
     def close(self) -> None:

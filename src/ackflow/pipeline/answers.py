@@ -5,7 +5,7 @@
 
 The ends of a client stay unacknowledged until its answers are on disk. An application killed before
 the commit writes the same bytes again. A query that fails for what is in the rows of a client ends
-that client with the reason; the others go on.
+that client with the reason; the others continue.
 """
 
 import contextlib

@@ -109,7 +109,7 @@ def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
     if settings.ui or not local:
         conf["spark.ui.enabled"] = "true"
     try:
-        return session(f"ackflow {pipeline.name}", settings.master, **conf)
+        return session(f"ackflow {pipeline.name}", settings.master, **{**conf, **settings.conf})
     except AckflowError:
         raise
     except Exception as error:  # Py4J, Java and PySpark have no common base class

@@ -23,10 +23,11 @@ _WIDTH = re.compile(r"(\d+) (second|minute|hour|day|week)s?")
 class Table(Struct, frozen=True):
     """A table of the input.
 
-    `columns`: those of its files, in any order: their names, or a schema in Spark's DDL, such as
-    `"item string, day timestamp, amount decimal(12,2)"`. `keep`: the columns that are read, all if
-    empty. `kinds`: the columns that are not text: `time` (YYYY-MM-DD HH:MM:SS without a zone),
-    `decimal` (16 digits before the point and 18 after it), or a Spark type.
+    `columns` are the columns of its files, in any order: a list of names, or a schema in Spark's DDL
+    such as `"item string, day timestamp, amount decimal(12,2)"`. `keep` lists the columns to read
+    (default: all). `kinds` gives the kind of each column that is not text: `time`
+    (YYYY-MM-DD HH:MM:SS without a zone), `decimal` (16 digits before the point and 18 after it), or
+    a Spark type.
     """
 
     name: str
@@ -65,10 +66,10 @@ def ddl_columns(ddl: str) -> list[tuple[str, str]]:
 
 
 class Join(Struct, frozen=True):
-    """Another table of the same client, which is joined to the rows of a route.
+    """Joins another table of the same client to the rows of a route.
 
-    `on`: the columns of both tables that must be equal. `kind`: `inner`, or `left` to keep rows
-    without a match. The rows wait for the end of file of the joined table.
+    Rows match if the columns `on` are equal in both tables. `kind` is `inner`, or `left` to keep rows
+    without a match. The join is computed when both tables are complete.
     """
 
     table: str
@@ -77,9 +78,9 @@ class Join(Struct, frozen=True):
 
 
 class Window(Struct, frozen=True):
-    """Adds the column `name`: the begin of the window of time that a row falls into.
+    """Adds the column `name`: the start of the time window that contains the row's `column`.
 
-    `width`: `15 minutes`, `1 hour`, `1 day` and so on.
+    `width` is a duration such as `15 minutes`, `1 hour` or `1 day`.
     """
 
     column: str
@@ -94,7 +95,7 @@ class Window(Struct, frozen=True):
 
 
 class Top(Struct, frozen=True):
-    """Keeps the first `n` rows of a route in the order `by`, for each value of `per`."""
+    """Keeps the first `n` rows of a route in the order `by`, for each value of the columns `per`."""
 
     n: int
     by: str
@@ -102,11 +103,11 @@ class Top(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """Rows of one table on their way to the queries; each route is a table of the queries.
+    """What is computed from the rows of one table; queries read the result as a table.
 
-    `select`: the columns of the route, each a Spark SQL expression; `where`: a condition on the
-    rows; rows whose times cannot be read are never taken. With `sums`, rows with equal selected
-    values are folded into one. Columns of a joined table are used by their names.
+    `select` maps the columns of the route to Spark SQL expressions, `where` is a condition on the
+    rows. Rows whose times cannot be parsed are never selected. With `sums`, rows with equal selected
+    values are folded into one. Expressions may use the columns of a joined table by name.
     """
 
     name: str
@@ -125,14 +126,14 @@ class Route(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """A query over the routes, each of which is a table; its columns are the keys of the answer."""
+    """A query in Spark SQL over the routes; its columns are the fields of the answer's records."""
 
     name: str
     sql: str
 
 
 class Pipeline(Struct, frozen=True):
-    """A pipeline. Its queues are named after it."""
+    """The declaration of a pipeline. The names of its queues begin with `name`."""
 
     name: str
     tables: Sequence[Table]
@@ -149,14 +150,17 @@ class Pipeline(Struct, frozen=True):
 
     @property
     def inbox(self) -> str:
+        """The queue of blocks and end-of-file messages."""
         return f"{self.name}.in"
 
     @property
     def ends(self) -> str:
+        """The queue of the forwarded ends of tables."""
         return f"{self.name}.ends"
 
     @property
     def bad(self) -> str:
+        """The queue whose dead letters are the rows and files that cannot be read."""
         return f"{self.name}.bad"
 
     def state_key(self, *parts: str) -> str:
@@ -192,7 +196,7 @@ def load(path: str | Path) -> Pipeline:
 
 
 def example(name: str) -> Path:
-    """Return the path of a file of the examples, which a wheel contains as well."""
+    """Return the path of an example by its name; the examples are part of the installed package."""
     package = Path(__file__).parents[1]
     for folder in (package / "examples", package.parents[1] / "examples"):
         if (folder / f"{name}.py").is_file():

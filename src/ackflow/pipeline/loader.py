@@ -15,17 +15,21 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from .. import Item, Session
 from ..errors import InvalidArgument, TransactionFailed
 from .declaration import Pipeline, Table
 from .state import BadRows, Block, BlockHeaders, EndOfTable, announce_clients, encode, read_state
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 BLOCK_BYTES = 1 << 20
 PUSH_BYTES = 2 << 20
 DEDUP_SECONDS = 7 * 86_400
 MAX_RECORD = 16 << 20
+PARQUET_ROWS = 10_000  # that are converted at a time
 FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 # A quoted field begins at the start of a field, and a quote within it is doubled.
@@ -163,7 +167,7 @@ def blocks(
     format = FORMATS[path.suffix.lower()]
     try:
         if format == "parquet":
-            yield from _row_groups(path, table)
+            yield from _parquet_blocks(path, table, block_bytes)
             return
         with path.open("rb") as file:
             columns: tuple[str, ...] = ()
@@ -237,29 +241,41 @@ def _cut(data: bytes, at_end: bool, quotes: bool) -> tuple[int, bool]:
     return end, any(place < end for place in breaks)
 
 
-def _row_groups(path: Path, table: Table) -> Iterator[Block]:
-    """Yield each row group of a Parquet file as CSV, which Arrow writes without a Python object."""
+def _parquet_blocks(path: Path, table: Table, block_bytes: int) -> Iterator[Block]:
+    """Yield the rows of a Parquet file as CSV, which Arrow writes without a Python object.
+
+    The place of a block is the one that it has in that CSV.
+    """
     import pyarrow as pa
-    import pyarrow.csv
     import pyarrow.parquet as pq
 
-    options = pyarrow.csv.WriteOptions(include_header=False)
+    place = 0
     try:
         with pq.ParquetFile(path) as file:
             _check_columns(file.schema_arrow.names, table)
             for number in range(file.num_row_groups):
-                rows = file.read_row_group(number, columns=table.kept)
-                for i, column in enumerate(rows.schema):
-                    if table.kind(column.name) == "time" and pa.types.is_timestamp(column.type):
-                        seconds = rows.column(i).cast(pa.timestamp("s"), safe=False)
-                        rows = rows.set_column(i, column.name, seconds)
-                sink = io.BytesIO()
-                pyarrow.csv.write_csv(rows, sink, options)
-                data = sink.getvalue()
-                columns = tuple(rows.schema.names)
-                yield Block(path.name, number, data, columns, "csv", _cut(data, True, True)[1])
+                for rows in file.iter_batches(PARQUET_ROWS, [number], table.kept):
+                    data, columns = _csv_of(rows, table), tuple(rows.schema.names)
+                    for block in _text_blocks(
+                        io.BytesIO(data), path.name, len(data), block_bytes, "csv", columns
+                    ):
+                        yield block._replace(place=place + block.place)
+                    place += len(data)
     except pa.ArrowException as error:
         raise Unreadable(str(error)) from error
+
+
+def _csv_of(rows: "pa.RecordBatch", table: Table) -> bytes:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    for i, column in enumerate(rows.schema):
+        if table.kind(column.name) == "time" and pa.types.is_timestamp(column.type):
+            seconds = rows.column(i).cast(pa.timestamp("s"), safe=False)
+            rows = rows.set_column(i, column.name, seconds)
+    sink = io.BytesIO()
+    pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=False))
+    return sink.getvalue()
 
 
 def table_files(folder: Path, tables: Sequence[Table]) -> tuple[dict[str, list[Path]], list[Path]]:

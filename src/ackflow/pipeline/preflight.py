@@ -229,6 +229,23 @@ def check_master(master: str) -> str:
     return master
 
 
+# Settings that a pipeline needs as they are: answers depend on them.
+_FIXED = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
+
+
+def parse_conf(given: Iterable[str]) -> dict[str, str]:
+    """Return settings of Spark, each given as NAME=VALUE."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InvalidArgument(f"--conf must be spark.NAME=VALUE, got {text!r}")
+        if name in _FIXED:
+            raise InvalidArgument(f"--conf cannot change {name}: the answers depend on it")
+        found[name] = value
+    return found
+
+
 def is_local(master: str) -> bool:
     """Return whether Spark runs within one process of this machine."""
     return re.match(r"local(\[|$)", master) is not None

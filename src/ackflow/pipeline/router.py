@@ -1,4 +1,4 @@
-"""The query `route` on Spark: parses blocks, judges, filters and folds their rows, holds the ends.
+"""The query `route` on Spark: parses blocks, filters and folds their rows, holds end-of-file messages.
 
 Headers alone say what a message is: the driver collects them, and the ends of file, but no rows.
 Executors parse and fold; what a batch became (folders of partial results), the counts, the dead
@@ -247,7 +247,7 @@ class _Received:
         """Read the headers. Raises if the message cannot be used."""
         kind, name = headers.get("kind"), headers.get("table", "")
         if kind not in (BLOCK, END):
-            raise InvalidArgument("invalid message: neither a block nor an end of file")
+            raise InvalidArgument("invalid message: neither a block nor an end-of-file message")
         table = pipeline.table(name)
         if table is None:
             raise InvalidArgument(f"unknown table: {name}")
@@ -261,7 +261,9 @@ class _Received:
         else:
             end = read_end(headers, payload)
             if not 0 <= end.worker < end.workers:
-                raise InvalidArgument(f"invalid end of file: worker {end.worker} of {end.workers}")
+                raise InvalidArgument(
+                    f"invalid end-of-file message: worker {end.worker} of {end.workers}"
+                )
             self.end = end
         return TableKey(name, client)
 

@@ -108,9 +108,7 @@ class Run:
 
     def _run(self, each: EachPoll | None, alarm_after: float) -> bool:
         check_sizes(self._q, self.pipeline, self.settings, "workers", "parts", "block_bytes")
-        cancelled = cancelled_clients(self._q, self.pipeline)
-        if set(self.clients) <= {*self.done(), *cancelled}:
-            self._report_finished(cancelled)
+        if self._is_finished():
             return False
         preflight.check_spark(self.settings.master)
         data = Path(self.settings.data)
@@ -118,6 +116,8 @@ class Run:
         self.clients = [client for client in self.clients if client in self.files]
         for warning in file_warnings(data, self.pipeline, self.files):
             self._report(warning)
+        if self._is_finished():  # what is new came after the run began
+            return False
         try:
             self._work(each, alarm_after)
             self._report_recoveries()
@@ -142,6 +142,14 @@ class Run:
         if failed:
             raise PipelineFailed("; ".join(failed))
 
+    def _is_finished(self) -> bool:
+        """Return whether every client is finished or cancelled; report it then."""
+        cancelled = cancelled_clients(self._q, self.pipeline)
+        if not set(self.clients) <= {*self.done(), *cancelled}:
+            return False
+        self._report_finished(cancelled)
+        return True
+
     def _report_finished(self, cancelled: set[str]) -> None:
         self._check_failed()
         finished = [client for client in self.clients if client not in cancelled]
@@ -156,7 +164,7 @@ class Run:
             self._report(f"cancelled, without answers: {', '.join(without)}")
 
     def accept(self, client: str) -> None:
-        """Answer a client although more arrived than its ends of file announce."""
+        """Answer a client although more blocks arrived than its end-of-file messages announce."""
         accept(self._q, self.pipeline, client)
 
     def kill(self, name: str) -> None:
@@ -320,7 +328,7 @@ class Run:
                                  f"unacknowledged for {row.oldest_seconds:.0f} s")  # fmt: skip
                 else:
                     self._report(
-                        f"ALARM: {where} has more blocks than its ends of file announce: "
+                        f"ALARM: {where} has more blocks than its end-of-file messages announce: "
                         f"{row.surplus}; drop the client with `ackflow pipeline cancel "
                         f"{row.client}`, or answer with all of them: `ackflow pipeline cancel "
                         f"{row.client} --accept`"

@@ -58,6 +58,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     token: str | None = None
     standby: bool | None = None
     ui: bool = False
+    conf: dict[str, str] = {}
 
     @property
     def url(self) -> str:

@@ -2,9 +2,9 @@
 
 loader ──block, end of file──► <name>.in ──► route ──end of a table──► <name>.ends ──► answer
 
-A block is a piece of a file as it is, cut between two records. Its headers say everything about it
-that must be known without reading it. An end of file lists how many blocks of which file its worker
-sent. Rows that cannot be read become dead letters of <name>.bad.
+A block is an unchanged piece of a file, cut at record boundaries. Its headers describe it, so that it can
+be handled without being read. An end-of-file message says how many blocks of each file its worker sent.
+Rows that cannot be read become dead letters of <name>.bad.
 
 State: small keyed values, `pipeline/<name>/<kind>/<client>…`:
 
@@ -33,7 +33,7 @@ BLOCK, END = "block", "eof"
 
 
 class Block(NamedTuple):
-    """A piece of a file. `columns`: those of the file, in its order. `format`: csv or jsonl.
+    """A piece of a file. `columns`: the columns of the file, in its order. `format`: csv or jsonl.
 
     `quoted`: a line break within quotes does not end a record.
     """
@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 
 class BlockHeaders(Struct, frozen=True):
-    """What the headers of a block say. A block is known by file, place and digest."""
+    """The headers of a block. Its file, position and digest identify it."""
 
     client: str
     table: str
@@ -73,7 +73,7 @@ class BlockHeaders(Struct, frozen=True):
 
 
 class EndOfTable(Struct, frozen=True):
-    """One of `workers` workers has sent all its blocks of a table, so many of each file."""
+    """One of `workers` workers has sent all its blocks of a table; `files` counts them by file."""
 
     client: str
     table: str
@@ -94,7 +94,7 @@ class EndOfTable(Struct, frozen=True):
 
 
 class EndForwarded(Struct):
-    """Everything of a table is folded; sent to every partition of the aggregators."""
+    """All blocks of a table are folded; sent to every partition of the aggregators."""
 
     client: str
     table: str
@@ -111,13 +111,13 @@ class BadRows(Struct):
 
 
 def read_headers(headers: Mapping[str, str]) -> BlockHeaders:
-    """Return what the headers of a block say; raises ValidationError."""
+    """Decode the headers of a block; raises ValidationError."""
     given = {k: v for k, v in headers.items() if k in BlockHeaders.__struct_fields__}
     return msgspec.convert(given, BlockHeaders, strict=False)
 
 
 def read_end(headers: Mapping[str, str], payload: bytes | bytearray | None) -> EndOfTable:
-    """Return what an end of file says; raises ValidationError or DecodeError."""
+    """Decode an end-of-file message; raises ValidationError or DecodeError."""
     files = msgspec.json.decode(bytes(payload or b"{}"), type=dict[str, int])
     given = {k: v for k, v in headers.items() if k in EndOfTable.__struct_fields__}
     return msgspec.convert({**given, "files": files}, EndOfTable, strict=False)
@@ -157,7 +157,7 @@ class HeldEnds(Struct):
 
 
 class Handled(Struct):
-    """What is folded of one table of one client: blocks, bytes, rows, and blocks by worker and file.
+    """The folded part of one table of one client: blocks, bytes, rows, and blocks by worker and file.
 
     Beyond `MAX_FILES` files, only blocks of the first ones are counted by file.
     """
@@ -185,7 +185,7 @@ def read_state(q: Session, pipeline: Pipeline, *parts: str) -> dict[str, Any]:
 
 
 def handled_tables(q: Session, pipeline: Pipeline) -> dict[TableKey, Handled]:
-    """Return what is folded of every table."""
+    """Return the folded part of every table."""
     found = {}
     for key, data in read_state(q, pipeline, "handled").items():
         client, _, table = key.rpartition("/")
@@ -235,7 +235,7 @@ class Recovery(Struct, frozen=True):
 
 
 def record_recovery(q: Session, pipeline: Pipeline, stage: str, seconds: float, held: int) -> None:
-    """Keep the last recoveries of a run, for who watches it."""
+    """Store the last recoveries of a run, for the dashboard."""
     kept = [*recoveries(q, pipeline), Recovery(stage, broker_time(q), seconds, held)]
     t = q.transaction()
     t.put(pipeline.state_key("recoveries"), msgspec.to_builtins(kept[-MAX_RECOVERIES:]))
@@ -386,9 +386,9 @@ def _state(
     if row.client in done:
         return "finished" if done[row.client] is True else f"failed: {done[row.client]}"
     if row.surplus:
-        return f"ALARM: too much: {row.surplus}"
+        return f"ALARM: unannounced blocks: {row.surplus}"
     if row.held and row.oldest_seconds > alarm_after:
-        return "ALARM: an end of file is stuck"
+        return "ALARM: an end-of-file message is stuck"
     return "ends held" if row.held else "running"
 
 
@@ -414,7 +414,7 @@ def prometheus_text(rows: list[TableStatus], pipeline: Pipeline) -> str:
         "held": Gauge("ackflow_pipeline_eof_unacknowledged", "Ends of file held", labels,
                       registry=registry),
         "oldest_seconds": Gauge("ackflow_pipeline_eof_oldest_seconds",
-                                "Age of the oldest held end of file", labels,
+                                "Age of the oldest held end-of-file message", labels,
                                 registry=registry),
         "alarm": Gauge("ackflow_pipeline_alarm", "1 if the table is in alarm", labels,
                        registry=registry),

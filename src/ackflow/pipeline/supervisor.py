@@ -258,7 +258,7 @@ class Standby:
                 self._policy.exited(code)
             except AckflowError as error:
                 self._given_up = True
-                self._report(f"Spark has no standby any more: {error.message}")
+                self._report(f"Spark no longer has a standby: {error.message}")
         if self.process is None and not self._given_up:
             self._start()
         elif self._socket is not None and not self.ready and _readable(self._socket, 0):

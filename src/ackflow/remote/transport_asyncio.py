@@ -46,12 +46,12 @@ class AsyncioTransport:
         self._ssl = ssl
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
-        self._gathering = PushBatcher(self._send)
+        self._batcher = PushBatcher(self._send)
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def send(self, request: Request) -> Any:
         if small_push(request):
-            return self._wait(self._gathering.send(request))
+            return self._wait(self._batcher.send(request))
         return self._wait(self._send(request))
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from ..store.records import Body, Rest
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 JSON = "application/json"
+PART = 256  # items of a long list that are encoded at once
 
 
 class ErrorInfo(Struct, omit_defaults=True):
@@ -128,6 +129,17 @@ def result_codec(verb: Verb) -> Codec:
 
 def write(value: Any, encoding: str) -> bytes:
     return (_msgpack if encoding == MSGPACK else _json).encode(value)
+
+
+def write_in_parts(value: Any, encoding: str) -> bytes:
+    """Encode like `write`, and let other threads have their turn between the items of a long list."""
+    if type(value) is not list or len(value) <= PART:
+        return write(value, encoding)
+    parts = [write(value[at : at + PART], encoding) for at in range(0, len(value), PART)]
+    if encoding == JSON:
+        return b"[%b]" % b",".join([part[1:-1] for part in parts])
+    head = b"\xdd" + len(value).to_bytes(4)
+    return head + b"".join([part[1 if part[0] & 0xF0 == 0x90 else 3 :] for part in parts])
 
 
 class PackedRun(Struct, array_like=True):

@@ -54,6 +54,7 @@ MAX_KNOWN_HEADS = 4096
 _UNUSUAL = frozenset({b"transfer-encoding", b"upgrade", b"expect", b"origin", b"x-request-id"})
 P = ParamSpec("P")
 T = TypeVar("T")
+H = TypeVar("H", bound=Handout)
 log = logging.getLogger("ackflow.server")
 _is_safe_id = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}").fullmatch
 
@@ -128,17 +129,30 @@ class Server:
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> "asyncio.Future[T]":
         """Run a read-only verb whose cost grows with the data, after leases have expired."""
-        broker = self.broker
+        return self.in_read_lane_if_room(lambda: self.read_now(verb, *args, **kwargs))
 
-        def read() -> T:
-            broker.catch_up()
-            return broker.look(verb, *args, **kwargs)
-
-        return self.in_read_lane(read)
+    def read_now(
+        self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The same in the calling thread, which must be one of the read lane."""
+        self.broker.catch_up()
+        return self.broker.look(verb, *args, **kwargs)
 
     def in_read_lane(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Run a long blocking call beside few others; raises ServerBusy if many wait."""
         return self._read_lane.run(call)
+
+    def in_read_lane_if_room(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """The same for a call that may find much, which is held until its response is written.
+
+        Raises ServerBusy also if slow clients hold too much memory when its turn comes.
+        """
+
+        def run() -> T:
+            self._raise_if_busy()
+            return call()
+
+        return self._read_lane.run(run)
 
     def probe(self, verb: Callable[[Tx], T]) -> "asyncio.Future[T]":
         """Run a short read in the thread of the probes, which nothing else uses."""
@@ -224,25 +238,37 @@ class Server:
             self._polls.discard(signal)
 
     async def _attempt(self, call: Call, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
-        """Pop what is there, unless slow clients already hold too much memory.
+        """Pop without waiting, unless slow clients already hold too much memory."""
 
-        What a pop hands out counts as in transit until its response is written; from then on the
-        connection counts what the client has not read.
+        def pop() -> Awaitable[Handout]:
+            return self.loop_broker.try_pop(request, verb, self._raise_if_busy)
+
+        return await self.hand_out(call, request.batch, pop)
+
+    async def hand_out(
+        self, call: Call, batch: int, pop: Callable[[], Awaitable[H]], *, leases: bool = True
+    ) -> H:
+        """Run something that hands out up to `batch` messages, unless slow clients hold too much.
+
+        What it hands out counts as in transit until its response is written; from then on the
+        connection counts what the client has not read. `leases`: what has no room is given back.
         """
-        self._raise_if_busy(0)
-        careful = request.batch > LARGE_BATCH or self.in_transit.bytes > self.in_transit.most // 4
+        self._raise_if_busy()
+        careful = batch > LARGE_BATCH or self.in_transit.bytes > self.in_transit.most // 4
         if careful:  # few at once: how much a pop hands out is known only afterwards
             await self._large_pops.acquire()
         size = 0
         try:
-            answer = await self.loop_broker.try_pop(request, verb, self._raise_if_busy)
+            answer = await pop()
             size = answer.payload_bytes
             if answer.token is not None and size > SMALL_RESPONSE:
                 try:
                     self._raise_if_busy(size)
                 except ServerBusy:
-                    size = 0
-                    await self.loop_broker.give_back(answer.token)
+                    size, token = 0, answer.token
+                    del answer  # not held until the release is committed
+                    if leases:
+                        await self.loop_broker.give_back(token)
                     raise
             return answer
         finally:

@@ -7,6 +7,8 @@ the same table.
 """
 
 import contextlib
+import fnmatch
+import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from math import inf
@@ -30,6 +32,7 @@ JSON = b"application/json"
 LARGE_BODY = 256 * 1024  # a body of more bytes is decoded and validated in a worker thread
 FEW_ITEMS = 1_000  # of a request, which are converted on the loop
 MAX_PARAMETERS = 100
+MAX_PATTERN = 255  # characters
 MAX_TARGET = 16 * 1024  # bytes of a path with its query
 _encode = msgspec.json.Encoder().encode
 
@@ -213,6 +216,16 @@ class Call(Struct, eq=False):
             return min(validate.seconds(float(given), name), most)
         except ValueError:
             raise InvalidArgument(f"{name} must be a number of seconds, got {given!r}") from None
+
+
+def name_matcher(pattern: str) -> Callable[[str], object]:
+    """A test of names against a shell-style pattern that a client sent.
+
+    `fnmatchcase` would keep thousands of compiled patterns, of any length.
+    """
+    if len(pattern) > MAX_PATTERN:
+        raise InvalidArgument(f"a pattern of names must have at most {MAX_PATTERN} characters")
+    return re.compile(fnmatch.translate(pattern)).match
 
 
 def _parse_query(query: bytes) -> dict[str, str]:

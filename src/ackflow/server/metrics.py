@@ -6,7 +6,6 @@ count from the start of the process. An empty label stands for deleted queues an
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import (
@@ -22,7 +21,7 @@ from .. import __version__
 from ..broker.observers import BOUNDS as ACK_BOUNDS
 from ..broker.views.metrics import GroupMetrics, MetricsSnapshot, snapshot
 from ..clock import SECOND
-from .http import Call, Param, Response, Route
+from .http import Call, Param, Response, Route, name_matcher
 from .request_log import BOUNDS, RouteStats
 
 GROUP = ("queue", "group")
@@ -149,10 +148,10 @@ def _cumulative(bounds: Sequence[float], counts: list[int]) -> list[tuple[str, f
 async def metrics(call: Call) -> Response:
     """Return the metrics of the queues that the token covers and the pattern matches."""
     server = call.server
-    pattern = call.query.get("queue", "*")
+    fits = name_matcher(call.query.get("queue", "*"))
 
     def is_visible(queue: str) -> bool:
-        return server.may_see(call, queue) and (pattern == "*" or fnmatchcase(queue, pattern))
+        return server.may_see(call, queue) and bool(fits(queue))
 
     broker = server.broker
     process = {

@@ -5,6 +5,7 @@ them, and a settle names a lease and ranges instead of a list of messages.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,13 +13,14 @@ import msgspec
 
 from .. import __version__
 from ..broker import audit
-from ..broker.core.ack_and_pop import NextHandout
+from ..broker.core.ack_and_pop import NextHandout, ack_and_pop
 from ..broker.core.handout import Handout
+from ..broker.core.leases import read as read_lease
 from ..broker.core.push import Answer as Places
 from ..broker.registry import VERBS, Verb
 from ..broker.requests import PopRequest, PushRequest
 from ..errors import AckflowError, NotFound
-from ..options import MAX_PUSHES
+from ..options import MAX_BATCH, MAX_PUSHES
 from ..remote import wire
 from ..remote.wire import JSON, MSGPACK, Codec, PackedHandout, PushOutcome
 from . import authz
@@ -172,9 +174,14 @@ async def run(call: Call) -> Response:
             function, verb.name, audit.Actor.of(call.who, call.client), arguments
         )
     if verb.read_only:
-        result = await server.read(function, *arguments)
-    elif verb.in_slices:
+        return await _read(call, function, arguments)
+    if verb.in_slices:
         result = await server.do_in_slices(function, *arguments)
+    elif verb.run in (ack_and_pop, read_lease):
+        doing = partial(server.do, function, synced or verb.synced, *arguments)
+        popping = verb.run is ack_and_pop
+        batch = arguments[1].batch if popping else MAX_BATCH
+        result = await server.hand_out(call, batch, doing, leases=popping)
     else:
         result = await server.do(function, synced or verb.synced, *arguments)
     if not verb.answers:
@@ -184,6 +191,17 @@ async def run(call: Call) -> Response:
         return _respond(call, result)
     given_back = server.release_if_undelivered(result) if isinstance(result, NextHandout) else None
     return _respond(call, wire.pack(result), given_back)
+
+
+async def _read(call: Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Response:
+    """Run a read-only verb, and encode its answer beside the event loop."""
+    server, encoding = call.server, _response_encoding(call)
+
+    def read() -> bytes:
+        found = authz.visible(call, server.read_now(function, *arguments))
+        return wire.write_in_parts(found, encoding)
+
+    return Response(200, await server.in_read_lane_if_room(read), encoding.encode())
 
 
 async def upkeep(call: Call) -> Response:

@@ -231,7 +231,7 @@ class Buffer:
             self._ended = self._begun
             self._error = error
             if error is not None:
-                log.warning("%d gathered calls are kept and sent again: %s", self.pending, error)
+                log.warning("%d buffered calls are kept and sent again: %s", self.pending, error)
                 self._due = self._clock.steady() + micros(AGAIN_SECONDS)
             self._changed.notify_all()
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | manual (default) | the handler | the loop nacks the unsettled messages with the error text |
 | `auto_ack=True` | the delivery itself | the error is logged; the message stays done |
+| `auto_ack="handled"` | the loop, in one commit with its next pop | as with manual |
 | `on_success`, `on_error` | the callbacks; never the loop | calls `on_error(message, error)` |
 """
 
@@ -15,12 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from msgspec import Struct, structs
 
 from .. import validate
 from ..broker.broker import Verbs
+from ..broker.core.handout import Handout
 from ..broker.core.settle import extend
 from ..broker.requests import PopRequest
 from ..errors import (
@@ -42,6 +44,7 @@ from .messages import Batch, Delivery, Message, Settled, unsettled
 
 log = logging.getLogger("ackflow")
 M = TypeVar("M", bound=Delivery)
+AutoAck = bool | Literal["handled"]
 PAUSES = (0.1, 0.5, 1.0, 2.0)
 LOCAL_WAIT = 0.25  # a local pop is cheap, so short waits let `stop` take effect soon
 IDLE_SECONDS = 0.02
@@ -79,17 +82,22 @@ class Plan(Struct, Generic[M]):
     renew: bool | float = True
     wait: float = 1.0
     timeout: float | None = None
+    acks: bool = False  # what a handler leaves unsettled, unless it raises
 
     @classmethod
     def of(
         cls, handler: Any, request: PopRequest, each: bool, concurrency: int, on_success: Any,
         on_error: Any, renew: bool | Duration, wait: Duration, timeout: Duration | None,
+        auto_ack: AutoAck,
     ) -> Self:  # fmt: skip
         """Build a plan from the arguments of `consume`; durations become seconds."""
+        if auto_ack not in (False, True, "handled"):
+            raise InvalidArgument(f"auto_ack must be True, False or 'handled', got {auto_ack!r}")
         every = renew if isinstance(renew, bool) else validate.positive(renew, "renew")
         return cls(
             handler, request, each, concurrency, on_success, on_error, every,
             validate.seconds(wait, "wait"), validate.positive_or_none(timeout, "timeout"),
+            auto_ack == "handled",
         )  # fmt: skip
 
     def check(self) -> Self:
@@ -98,7 +106,7 @@ class Plan(Struct, Generic[M]):
             if not callable(given) and (given is not None or what == "handler"):
                 raise InvalidArgument(f"{what} is a function, not {given!r}")
         validate.integer(self.concurrency, "concurrency", 1, 1_000)
-        if self.called_back and self.request.auto_ack:
+        if self.called_back and (self.request.auto_ack or self.acks):
             raise InvalidArgument("with auto_ack there is nothing left for callbacks to settle")
         return self
 
@@ -189,7 +197,9 @@ class LeaseKeeper:
             try:
                 over(attempt)
             except Exception:
-                log.exception("what a handler held too long comes again when its lease ends")
+                log.exception(
+                    "messages that a handler held too long are delivered again when their lease ends"
+                )
 
         with self._lock:
             if self._limits is None:
@@ -209,7 +219,7 @@ class LeaseKeeper:
         if not self._forgot:
             self._forgot = True
             log.warning(
-                "the handler returned and did not settle %s: it comes again when its lease ends. "
+                "the handler returned and did not settle %s: it is delivered again when its lease ends. "
                 "Ack, nack or reject every message, or use auto_ack or on_success; from now on "
                 "such messages are only counted, as `unsettled`", left[0],
             )  # fmt: skip
@@ -238,22 +248,24 @@ class LeaseKeeper:
 
 
 class RepeatablePop:
-    """The pop requests of one worker.
+    """The pop requests of one worker, and what it acks with the next one.
 
     A pop without an answer is repeated with the same token. The repeat returns the messages that
-    the first attempt leased, so they do not wait for the lease to expire.
+    the first attempt leased, so they do not wait for the lease to expire. Its acks are repeated too.
     """
 
     def __init__(self, request: PopRequest) -> None:
         self._request = request
         self._token = new_token()
         self._failed = 0
+        self.handled: list[Any] = []
 
     def request(self) -> PopRequest:
         return self._request.repeatable(self._token)
 
     def answered(self, batch: Batch[Any]) -> None:
         self._failed = 0
+        self.handled = []
         self._token = new_token()
 
     def pause(self, error: AckflowError) -> float:
@@ -273,6 +285,10 @@ class ConsumerSession(Protocol):
     @property
     def broker(self) -> Verbs: ...
     def take(self, request: PopRequest, wait: float) -> Batch[Message]: ...
+    def exchange(
+        self, messages: Sequence[Message], request: PopRequest
+    ) -> tuple[Settled, Handout]: ...
+    def ack(self, messages: Sequence[Message]) -> Settled: ...
     def nack(self, messages: Sequence[Delivery], reason: str | None = None) -> Settled: ...
     def release(self, messages: Sequence[Delivery]) -> Settled: ...
     def group_stats(self, queue: str, group: str) -> GroupStats: ...
@@ -404,7 +420,7 @@ class Consumer:
             while not self._stop.is_set():
                 batch = self._pop(repeatable)
                 if batch:
-                    self._handle(batch)
+                    self._handle(batch, repeatable)
                 elif self._wait <= 0:
                     self._stop.wait(IDLE_SECONDS)
         except SessionClosed:
@@ -414,11 +430,29 @@ class Consumer:
             log_end(self._plan, error)
         finally:
             self._stop.set()
+            self._ack_last(repeatable.handled)
             self._move(alive=-1)
+
+    def _ack_last(self, handled: list[Message]) -> None:
+        """Ack the messages that were handled before the loop ended, as there is no next pop."""
+        try:
+            if handled:
+                self._settle(lambda: self._session.ack(handled))
+        except AckflowError as error:
+            log.warning(
+                "%s; the messages handled last are delivered again when their lease ends", error
+            )
+
+    def _take(self, repeatable: RepeatablePop) -> Batch[Message]:
+        if not repeatable.handled:
+            return self._session.take(repeatable.request(), self._wait)
+        settled, handout = self._session.exchange(repeatable.handled, repeatable.request())
+        self._count(lost=len(settled.refused))
+        return Batch.of(self._session, handout, Message)
 
     def _pop(self, repeatable: RepeatablePop) -> Batch[Message] | None:
         try:
-            batch = self._session.take(repeatable.request(), self._wait)
+            batch = self._take(repeatable)
         except AckflowError as error:
             self._stop.wait(repeatable.pause(error))
             return None
@@ -428,7 +462,7 @@ class Consumer:
         self._count(received=len(batch))
         return batch
 
-    def _handle(self, batch: Batch[Message]) -> None:
+    def _handle(self, batch: Batch[Message], repeatable: RepeatablePop) -> None:
         parts = self._plan.parts(batch)
         with self._keep(batch):
             for number, part in enumerate(parts):
@@ -439,7 +473,7 @@ class Consumer:
                     return self._give_back([*part, *rest])
                 attempt = HandlerCall(part, rest)
                 try:
-                    self._handle_part(attempt)
+                    self._handle_part(attempt, repeatable)
                 finally:
                     if attempt.timed_out:
                         self._move(stuck=-1)
@@ -457,7 +491,7 @@ class Consumer:
                 if self._stop.is_set():
                     return nullcontext()
 
-    def _handle_part(self, attempt: HandlerCall) -> None:
+    def _handle_part(self, attempt: HandlerCall, repeatable: RepeatablePop) -> None:
         plan, part = self._plan, attempt.part
         given = plan.argument(part)
         try:
@@ -475,6 +509,9 @@ class Consumer:
         if plan.on_success is not None:
             self._call_back(plan.on_success, given)
         left = unsettled(part)
+        if plan.acks:
+            repeatable.handled += left
+            return
         token = part[0]._share.origin.token
         if left and token is not None and self._lease_keeper.holds(token):
             self._count(unsettled=len(left))
@@ -510,7 +547,7 @@ class Consumer:
         try:
             _ended(call(*given))
         except Exception:
-            log.exception("%r failed; the message comes again when its lease ends", call)
+            log.exception("%r failed; the message is delivered again when its lease ends", call)
 
     def _give_back(self, left: Sequence[Message]) -> None:
         self._settle(lambda: self._session.release(left))
@@ -528,7 +565,9 @@ class Consumer:
                 if error.code not in PASSING:
                     raise
                 if self._stop.wait(PAUSES[-1]):
-                    log.warning("%s; what is held comes again when its lease ends", error)
+                    log.warning(
+                        "%s; held messages are delivered again when their lease ends", error
+                    )
                     return
 
 

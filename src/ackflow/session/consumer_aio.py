@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, Self
 
+from ..broker.core.handout import Handout
 from ..broker.requests import PopRequest
 from ..errors import (
     PASSING,
@@ -46,6 +47,11 @@ class ConsumerSession(Protocol):
     def beside(self) -> Session: ...
     def leave(self, part: Any) -> None: ...
     async def take(self, request: PopRequest, wait: float) -> Batch[Any]: ...
+    async def exchange(
+        self, messages: Sequence[Any], request: PopRequest
+    ) -> tuple[Settled, Handout]: ...
+    def batch_of(self, handout: Handout) -> Batch[Any]: ...
+    async def ack(self, messages: Sequence[Any]) -> Settled: ...
     async def nack(self, messages: Sequence[Delivery], reason: str | None = None) -> Settled: ...
     async def release(self, messages: Sequence[Delivery]) -> Settled: ...
 
@@ -188,9 +194,11 @@ class Consumer:
             while not self._stop.is_set():
                 batch = await self._pop(repeatable)
                 if batch:
-                    await self._handle(batch)
+                    await self._handle(batch, repeatable)
                 elif self._plan.wait <= 0:
                     await self._pause(IDLE_SECONDS)
+            if repeatable.handled:  # there is no next pop
+                await self._settle(lambda: self._session.ack(repeatable.handled))
         except SessionClosed:
             self.stop()
         except (Exception, SystemExit) as error:
@@ -198,8 +206,15 @@ class Consumer:
             log_end(self._plan, error)
             self.stop()
 
+    async def _take(self, repeatable: RepeatablePop) -> Batch[Any]:
+        if not repeatable.handled:
+            return await self._session.take(repeatable.request(), self._plan.wait)
+        settled, handout = await self._session.exchange(repeatable.handled, repeatable.request())
+        self.counts.lost += len(settled.refused)
+        return self._session.batch_of(handout)
+
     async def _pop(self, repeatable: RepeatablePop) -> Batch[Any] | None:
-        popping = asyncio.ensure_future(self._session.take(repeatable.request(), self._plan.wait))
+        popping = asyncio.ensure_future(self._take(repeatable))
         self._popping.add(popping)
         try:
             batch = await popping
@@ -230,7 +245,7 @@ class Consumer:
             return False
         return True
 
-    async def _handle(self, batch: Batch[Any]) -> None:
+    async def _handle(self, batch: Batch[Any], repeatable: RepeatablePop) -> None:
         parts = self._plan.parts(batch)
         handling: list[asyncio.Future[Any]] = []
 
@@ -252,7 +267,7 @@ class Consumer:
                     await self._give_back([*part, *rest])
                     return
                 attempt = HandlerCall(part, rest)
-                await self._handle_part(attempt, handling)
+                await self._handle_part(attempt, handling, repeatable)
                 if attempt.timed_out:
                     await self._timed_out(attempt)
                     return
@@ -271,7 +286,9 @@ class Consumer:
                 if await self._pause(PAUSES[-1]):
                     return nullcontext()
 
-    async def _handle_part(self, attempt: HandlerCall, handling: list[asyncio.Future[Any]]) -> None:
+    async def _handle_part(
+        self, attempt: HandlerCall, handling: list[asyncio.Future[Any]], repeatable: RepeatablePop
+    ) -> None:
         part, given = attempt.part, self._plan.argument(attempt.part)
         task = asyncio.ensure_future(_handled(self._plan.handler, given))
         handling[:] = [task]
@@ -297,7 +314,7 @@ class Consumer:
                 raise error.exit from None
         else:
             if not attempt.timed_out:
-                await self._succeeded(part, given)
+                await self._succeeded(part, given, repeatable)
         finally:
             handling.clear()
             self._handlers.discard(task)
@@ -314,11 +331,14 @@ class Consumer:
         if attempt.rest and part[0].token is not None:
             await self._give_back(attempt.rest)
 
-    async def _succeeded(self, part: Sequence[Any], given: Any) -> None:
+    async def _succeeded(self, part: Sequence[Any], given: Any, repeatable: RepeatablePop) -> None:
         self.counts.succeeded += len(part)
         if self._plan.on_success is not None:
             await self._call_back(self._plan.on_success, given)
         left = unsettled(part)
+        if self._plan.acks:
+            repeatable.handled += left
+            return
         token = part[0]._share.origin.token
         if left and token is not None and await asyncio.to_thread(self._lease_keeper.holds, token):
             self.counts.unsettled += len(left)
@@ -345,7 +365,7 @@ class Consumer:
         try:
             await _awaited(call, *given)
         except Exception:
-            log.exception("%r failed; the message comes again when its lease ends", call)
+            log.exception("%r failed; the message is delivered again when its lease ends", call)
 
     async def _give_back(self, left: Sequence[Any]) -> None:
         await self._settle(lambda: self._session.release(left))
@@ -363,7 +383,9 @@ class Consumer:
                 if error.code not in PASSING:
                     raise
                 if await self._pause(PAUSES[-1]):
-                    log.warning("%s; what is held comes again when its lease ends", error)
+                    log.warning(
+                        "%s; held messages are delivered again when their lease ends", error
+                    )
                     return
 
 

@@ -51,7 +51,7 @@ class Queries(ABC):
         return self._query(whys.why, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
-        """Statistics of all queues."""
+        """Return statistics of all queues."""
         return self._query(stats.queues)
 
     def databases(self) -> list[DatabaseStats]:
@@ -60,15 +60,15 @@ class Queries(ABC):
         return self.broker.look(stats.databases)
 
     def queue_stats(self, queue: str) -> QueueStats:
-        """Statistics of one queue."""
+        """Return statistics of one queue."""
         return self._query(stats.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
-        """Statistics of one group."""
+        """Return statistics of one group."""
         return self._query(stats.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
-        """The partitions of a queue."""
+        """Return the partitions of a queue."""
         return self.broker.look(stats.partitions, queue, 0, None)
 
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
@@ -77,24 +77,24 @@ class Queries(ABC):
         return self._query(stats.leases, queue, group)
 
     def sweeps(self) -> list[SweepStats]:
-        """The seeks, purges and deletes that run, and those that ended in the last hour.
+        """Return running seeks, purges and deletes, and those that ended in the last hour.
 
-        Only those are listed that were too large for one transaction.
+        Those that fitted into one transaction are not listed.
         """
         return self._query(sweeps.list_sweeps)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
-        """How far a group is, partition by partition. Not more than a thousand leases are looked at."""
+        """Return the progress of a group by partition. At most a thousand leases are read."""
         return self._query(stats.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
-        """One stored message, without side effects."""
+        """Return one stored message, without side effects."""
         return self._query(browse.get, queue, id, group)
 
     def peek(self, queue: str, *, group: str = QUEUE_MODE, limit: int = 10) -> list[StoredMessage]:
-        """The messages a group would be given next, without side effects."""
+        """Return the messages that a group would get next, without side effects."""
         return self._query(peek.peek, queue, group, limit)
 
     def follow(
@@ -108,7 +108,7 @@ class Queries(ABC):
     ) -> News:
         """Return the messages pushed since an earlier call, whose result gave `after`.
 
-        The first time, without `after`, the `last` few messages and where to go on.
+        The first call has no `after`: it returns the `last` messages and the position to continue.
         """
         if after is not None and not (
             isinstance(after, dict)
@@ -129,7 +129,7 @@ class Queries(ABC):
         seconds: float = 2.0,
         after: str | None = None,
     ) -> Page[StoredMessage]:
-        """Stored messages without side effects; with `group`, each with its state there."""
+        """Return stored messages, without side effects; with `group`, each with its state there."""
         return self._browse(queue, None, partition, group, since, until, limit, seconds, after)
 
     def search(
@@ -208,7 +208,7 @@ class Queries(ABC):
         return self.broker.look(stats.overdue) / SECOND
 
     def value(self, key: str) -> Value | None:
-        """A value put in a transaction, or None."""
+        """Return a keyed value, or None."""
         validate.name(key, "key")
         return self.broker.look(stats.value, key)
 

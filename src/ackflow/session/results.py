@@ -33,12 +33,12 @@ class Asked(Struct, frozen=True):
 
     @property
     def header(self) -> dict[str, str]:
-        """The header that asks for it."""
+        """The header that requests the result."""
         return {HEADER: f"{self.id} {self.ttl:g}"}
 
 
 def ask(ttl: Duration = TTL_SECONDS, key: str | None = None) -> Asked:
-    """Ask for the result of a message: push it with `headers=asked.header`.
+    """Request the result of a message: push it with `headers=asked.header`.
 
     A push with a key is repeated with the same `key` here, so that each repeat has the result.
     """
@@ -49,7 +49,7 @@ def ask(ttl: Duration = TTL_SECONDS, key: str | None = None) -> Asked:
 
 
 def asked_by(message: Delivery) -> Asked | None:
-    """What a message asks for; None: no result is kept."""
+    """The result that a message requests; None: no result is kept."""
     id, _, ttl = message.headers.get(HEADER, "").partition(" ")
     try:
         return Asked(validate.name(id, "id"), validate.positive(float(ttl), "ttl")) if id else None

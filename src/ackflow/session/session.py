@@ -31,7 +31,7 @@ from . import encoding
 from .ack_stats import AckMeter, AckStats
 from .background import BackgroundTasks
 from .buffer import SECONDS, SIZE, Buffer
-from .consumer import Consumer, Plan
+from .consumer import AutoAck, Consumer, Plan
 from .dead_letters import ABOVE, EVERY_SECONDS, Alert
 from .fluent import FluentQueue
 from .lease import Lease
@@ -85,7 +85,7 @@ class Session(Queries, NextBatch):
         at: Time | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Append messages to a queue; they are on disk when this returns.
+        """Append messages to a queue. They are on disk when this returns.
 
         A list or tuple is many messages, anything else is one; an `Item` brings settings of its
         own. They are delivered after `delay`, or from the time `at` on (an aware datetime, or
@@ -203,11 +203,11 @@ class Session(Queries, NextBatch):
         return Batch.of(self, self.read_again(token), Message)
 
     def read_again(self, token: str) -> Handout:
-        """The hand-out of a lease, as `read` returns it."""
+        """Return the hand-out of a lease, for `read`."""
         return self.broker.do(leases.read, False, ids.parse_token(token))
 
     def lease(self, token: str) -> Lease:
-        """A lease by its token alone, to settle messages of it from anywhere."""
+        """Return a lease by its token, to settle its messages from any process."""
         return Lease(self, ids.parse_token(token))
 
     # in the background
@@ -221,7 +221,7 @@ class Session(Queries, NextBatch):
         batch: int = 1,
         each: bool = False,
         concurrency: int = 1,
-        auto_ack: bool = False,
+        auto_ack: AutoAck = False,
         on_success: Callable[[Any], Any] | None = None,
         on_error: Callable[[Any, Exception], Any] | None = None,
         renew: bool | Duration = True,
@@ -235,27 +235,27 @@ class Session(Queries, NextBatch):
     ) -> Consumer:
         """Call `handler` with every message, from `concurrency` threads; returns at once.
 
-        `q.consume("orders", handler).join()` runs until it is stopped; as a context manager it is
-        stopped at the end of the block. The handler gets a message, or a list of them when `batch`
-        is more than 1 and `each` is not set.
+        `q.consume("orders", handler).join()` runs until it is stopped; a context manager stops it.
+        The handler gets a message, or a list of them if `batch` is more than 1 and `each` is not set.
 
         The handler settles its messages. If it raises, what it left unsettled is nacked with the
-        error's text. With `auto_ack` messages are done when handed out. With `on_success(message)`
-        or `on_error(message, error)` the callbacks settle, and the loop settles nothing.
+        error's text. With `auto_ack` messages are done when handed out, or with `"handled"` when it
+        returns: they are acked with the next pop. With `on_success` or `on_error`, called with the
+        message (and the error), only the callbacks settle.
 
         While the handler runs its lease is renewed: at half of its time, or every `renew` seconds.
         If the lease is lost all the same, that is logged and `message.lost` is True. After `timeout`
         it is renewed no more and the message is nacked, though the handler cannot be ended. While
-        the server is unavailable, the loop waits. `stop`, if set from outside, ends the loop as `stop()` does; a stop
-        may take as long as a pop waits, which is `wait` seconds at most.
+        the server is unavailable, the loop waits. `stop`, if set from outside, ends the loop as
+        `stop()` does; a stop may take as long as a pop waits, which is `wait` seconds at most.
         """
         request = self.pop_request(
-            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
+            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack is True,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
         plan: Plan[Message] = Plan.of(
-            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout
-        )
+            handler, request, each, concurrency, on_success, on_error, renew, wait, timeout, auto_ack,
+        )  # fmt: skip
         return self._background.add(Consumer(self, plan, stop))
 
     def queue(self, name: str) -> FluentQueue[Receipt, Batch[Message], Consumer, QueueOptions]:
@@ -268,7 +268,7 @@ class Session(Queries, NextBatch):
         return self._background.add(Buffer(self, size, seconds))
 
     def ack_stats(self) -> AckStats:
-        """How the settles of this session went: counts, success rate, latencies."""
+        """Return statistics of the settles of this session: counts, success rate, latencies."""
         return self._acks.stats()
 
     # settling
@@ -281,29 +281,29 @@ class Session(Queries, NextBatch):
     def nack(
         self, messages: Messages, reason: Reason | None = None, *, delay: Duration | None = None
     ) -> Settled:
-        """Mark messages as failed: redeliver after `delay`, else after the back-off, else now."""
+        """Report failures: redeliver after `delay`, otherwise after the back-off, otherwise now."""
         return self._settle_all(messages, to_verdict("nack", reason, delay))
 
     def release(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
-        """Return messages to their places, at once or after `delay`, without counting a delivery."""
+        """Return messages to their places, immediately or after `delay`, without counting a delivery."""
         return self._settle_all(messages, to_verdict("release", delay=delay))
 
     def requeue(self, messages: Messages, *, delay: Duration | None = None) -> Settled:
-        """Put copies at the end of their lanes, for this group; the originals are done."""
+        """Append copies to the end of their lanes, for this group; the originals are done."""
         return self._settle_all(messages, to_verdict("requeue", delay=delay))
 
     def reject(self, messages: Messages, reason: Reason | None = None) -> Settled:
-        """Never deliver them again: keep them as dead letters with the reason."""
+        """Never deliver messages again; keep them as dead letters with the reason."""
         return self._settle_all(messages, to_verdict("reject", reason))
 
     def dead_letter(self, messages: Messages, reason: Reason | None = None) -> Settled:
-        """Make them dead letters now, as failures."""
+        """Move messages to the dead letters now, as failures."""
         return self._settle_all(messages, to_verdict("dead_letter", reason))
 
     def settle(
         self, verdicts: Iterable[tuple[Delivery, Verdict | SettleVerb]], *, atomic: bool = False
     ) -> Settled:
-        """Settle each message with its own verdict; `atomic`: one that is refused rolls back all."""
+        """Settle each message with its own verdict. `atomic`: one refusal rolls back all."""
         given = judged(verdicts)
         synced = any(verdict.synced for _, verdict in given)
         some = [message for message, _ in given]
@@ -333,7 +333,7 @@ class Session(Queries, NextBatch):
             self._patiently([message], lambda: self._settle_one(token, mark))
 
     def release_all(self, token: int) -> None:
-        """Release everything a lease still holds."""
+        """Release all messages that a lease still holds."""
         self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
 
     def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None:
@@ -370,7 +370,7 @@ class Session(Queries, NextBatch):
     def settle_marks(
         self, marks: dict[int, list[Mark]], messages: int, synced: bool, atomic: bool = False
     ) -> Settled:
-        """Settle what the marks name under each token."""
+        """Settle the messages that are marked under each token."""
         result = Settled()
         if not marks:
             return result
@@ -385,7 +385,7 @@ class Session(Queries, NextBatch):
     # transactions and values
 
     def transaction(self, key: str | None = None) -> Transaction:
-        """SettleOperation and pushes over any queues, and small values: all or nothing."""
+        """Return a transaction: settles, pushes and keyed values on any queues, all or nothing."""
         return Transaction(self, key)
 
     def commit(self, operations: Operations) -> Committed:
@@ -402,7 +402,7 @@ class Session(Queries, NextBatch):
     # setting up
 
     def configure(self, /, queue: str, **options: Unpack[QueueOptionsDict]) -> QueueOptions:
-        """Create a queue or change the options given; the others stay as they are."""
+        """Create a queue, or change the given options; the others do not change."""
         given = validate.queue_options(options)
         return self.broker.do(admin.configure, True, validate.name(queue, "queue"), given)
 
@@ -415,7 +415,7 @@ class Session(Queries, NextBatch):
         dialect: Dialect | None = None,
         **options: Unpack[GroupOptionsDict],
     ) -> GroupStats:
-        """Create a group or change the options given. `start` (all, new or a time) is for a new one."""
+        """Create a group, or change the given options. `start` (all, new, a time) is for a new one."""
         given = validate.group_options(options)
         validate.name(queue, "queue")
         validate.name(name, "group")
@@ -425,7 +425,7 @@ class Session(Queries, NextBatch):
         return self.group_stats(queue, name)
 
     def pause(self, queue: str, group: str | None = None) -> None:
-        """Stop deliveries of a queue, or to a group, until resumed; settling continues."""
+        """Pause a queue or a group: nothing is delivered until `resume`; settling continues."""
         self.broker.do(admin.pause, True, queue, group, True)
 
     def resume(self, queue: str, group: str | None = None) -> None:
@@ -458,19 +458,19 @@ class Session(Queries, NextBatch):
         return self.broker.do(admin.seek, True, queue, group, target, time is not None, partition)
 
     def purge(self, queue: str, partition: str | None = None) -> int:
-        """Remove all messages of a queue or partition, leased ones too; returns their number."""
+        """Remove all messages of a queue or partition, also leased ones; return their number."""
         return self.broker.do(admin.purge, True, queue, partition)
 
     def delete_queue(self, queue: str) -> bool:
-        """Remove a queue with everything in it; False when there was none."""
+        """Delete a queue with everything in it; return False if there was none."""
         return self.broker.do(admin.delete_queue, True, queue)
 
     def delete_group(self, queue: str, group: str) -> bool:
-        """Remove a group with its leases and dead letters; False when there was none."""
+        """Delete a group with its leases and dead letters; return False if there was none."""
         return self.broker.do(admin.delete_group, True, queue, group)
 
     def delete_message(self, queue: str, id: str) -> bool:
-        """Remove one message for every group; False when it is not stored."""
+        """Delete one message for every group; return False if it is not stored."""
         return self.broker.do(admin.delete_message, True, queue, id)
 
     # dead letters
@@ -546,7 +546,7 @@ class Session(Queries, NextBatch):
     # upkeep and end
 
     def upkeep(self) -> Upkeep:
-        """Run one round of upkeep now; in a session with upkeep it also runs by itself."""
+        """Run one round of upkeep now. In a session with upkeep it also runs in the background."""
         return self.broker.upkeep()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
@@ -570,7 +570,7 @@ class Session(Queries, NextBatch):
                     self._watching.detach()
 
     def leave(self, task: object) -> None:
-        """Forget a consumer, buffer or alert that has ended by itself."""
+        """Forget a consumer, buffer or alert that has ended."""
         self._background.discard(task)
 
     @property

@@ -1,7 +1,8 @@
 """Transactions: operations are collected, then committed all together or not at all."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -50,6 +51,7 @@ class Operations:
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else validate.name(key, "key")
         self._operations: list[Operation] = []
+        self._headers: dict[str, str] = {}
         self.committed: Committed | None = None
         self.places: dict[int, list[list[int]] | None] = {}
 
@@ -99,11 +101,20 @@ class Operations:
         """
         request, places = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key, at=at,
-            headers=headers,
+            headers={**(headers or {}), **self._headers} or None,
         )  # fmt: skip
         self._add(PushOperation(request))
         self.places[len(self._operations) - 1] = places
         return self
+
+    @contextmanager
+    def headers(self, headers: Mapping[str, str]) -> Iterator[None]:
+        """Set these headers on every message that is pushed in the block."""
+        before, self._headers = self._headers, {**self._headers, **headers}
+        try:
+            yield
+        finally:
+            self._headers = before
 
     def queue(self, name: str) -> "TransactionPush[Self]":
         """Push in the fluent style: `.queue("next").partition("p").push([...])`.

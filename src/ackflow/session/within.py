@@ -53,7 +53,7 @@ class Within:
     ) -> Receipt:
         """Append messages, as `Session.push` does, when the transaction commits.
 
-        A refused push changes nothing, and the transaction can go on.
+        A refused push changes nothing, and the transaction can continue.
         """
         request, places = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key, whole=True,

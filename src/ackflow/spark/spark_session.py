@@ -25,7 +25,8 @@ class JavaMissing(AckflowError):
 def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> SparkSession:
     """Return a Spark session with the format `ackflow` registered; an active one is reused.
 
-    `conf`: Spark's settings, with underscores for dots: `spark_sql_shuffle_partitions="2"`.
+    `conf`: Spark's settings, with underscores for dots: `spark_sql_shuffle_partitions="2"`. Names
+    with a dot are taken as they are: `**{"spark.executorEnv.MY_NAME": "x"}`.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     # Python workers must use the interpreter that has Ackflow, not the first one on the path.
@@ -37,7 +38,7 @@ def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> Spar
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.ui.enabled", "false")
     for name, value in conf.items():
-        builder = builder.config(name.replace("_", "."), value)
+        builder = builder.config(name if "." in name else name.replace("_", "."), value)
     return register(builder.getOrCreate())
 
 

@@ -139,15 +139,16 @@ class GroupRunner:
     def _run_group(self, group: list[Job], tx: Tx) -> None:
         if self._reach_of is not None:
             group = self._admitted(group, tx)
+        tx.collects = len(group) > 1
         index = 0
         while index < len(group):
             job = group[index]
             index += 1
             self._running = [job]
-            if job.merge is None:
-                self._run_only(job, tx)
-                continue
             tx.enter(job.reach)
+            if job.merge is None:
+                self._run_verb(job, tx)
+                continue
             run = [job]
             while index < len(group) and group[index].merge is not None:
                 if fences_of(group[index]) != fences_of(job):
@@ -159,7 +160,7 @@ class GroupRunner:
         self._running = []  # what fails from here on is the commit
 
     def _run_only(self, job: Job, tx: Tx) -> None:
-        tx.collects = False
+        tx.collects = False  # one verb has nothing to collect
         self._running = [job]
         tx.enter(job.reach)
         self._run_verb(job, tx)

@@ -1,13 +1,13 @@
-"""What a broker that writes leaves for the next one, in its row in `writes`.
+"""The data that each writing broker stores for the next one, in its row in `writes`.
 
 *Hints* say where index scans may start. While another session holds an old snapshot, dead entries of
 claims and cursors remain at the front of their indexes. A broker knows where the live entries begin
 (`Cache.work_from`, `Cache.next_times`). A group that is not listed is scanned from the beginning.
 
-The *baton* is what the broker has cached of the queue, where it is little and another broker has
-written to the queue lately: the next one need not read it again. What is not in it is not cached.
+The *baton* contains the cached records of the queue, if they are small and another broker has written
+to the queue lately, so that the next broker need not read them again.
 
-A broker that finds a row of another broker drops what it has cached of the queue and starts with
+A broker that finds a row of another broker drops its cached records of the queue and starts with
 these. Both hold until the schema's own version changes: such a transaction may have changed any queue.
 """
 

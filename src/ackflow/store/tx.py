@@ -51,6 +51,7 @@ from .tables.gone import GoneRows
 
 NO_BODY = (None, None, None)
 FIRST_STEP, LAST_STEP = 4, 256
+UNLIMITED = 1 << 62
 CLOCK_BACK = "clock_back"  # the key in `meta` of the mark that the clock went back
 
 _rest = msgpack.Decoder(Rest).decode
@@ -112,6 +113,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
         self.full = full
         self.collects = True
         self.loaded = 0  # bytes of payloads that were read
+        self.bytes_left = UNLIMITED  # of payloads that may be taken
         self.sync_number = 0  # the WAL must be on disk up to this number before the answer
         if now + AHEAD < self.latest:
             self._went_back()
@@ -122,6 +124,15 @@ class Tx(Claims, GoneRows, ExchangeRows):
         tally = self.tally
         if tally.acked or tally.died or tally.counts:
             tally.clear()
+
+    def take_bytes(self, segment: Segment, messages: int) -> int:
+        """Return how many messages of a segment have room in `bytes_left`, and reduce it."""
+        if self.bytes_left >= UNLIMITED:
+            return messages
+        each = max(1, segment.bytes // segment.count)
+        fits = min(messages, self.bytes_left // each)
+        self.bytes_left = self.bytes_left - fits * each if fits == messages else 0
+        return fits
 
     def admits(self, reach: Reach | None) -> bool:
         """Return whether a verb with this reach may run in the transaction."""

@@ -55,12 +55,12 @@ class Recorder(Middleware):
         self.sent: list[Push] = []
 
     def after_push(self, push: Push) -> None:
-        if not push.duplicate:
+        if not push.duplicate and push.error is None:
             self.sent.append(push)
 
 
 class Harness:
-    """Runs a worker in memory: `drain` handles what is due, in this thread.
+    """Runs a worker in memory: `drain` handles all due messages, in this thread.
 
     The worker uses `session` while the harness is entered. `clock` moves only by
     `clock.advance(seconds)`, so that delays and back-offs take no time.
@@ -100,7 +100,7 @@ class Harness:
         advance: bool = False,
         keep_going: bool = False,
     ) -> list[Processed]:
-        """Handle messages until none is due, or `most` of them; returns what was handled.
+        """Handle messages until none is due, or `most` of them, and return them.
 
         Ticks of schedules that are due are pushed first.
         With `advance` the clock moves to what is due next, until nothing is left. An exception of a
@@ -212,7 +212,7 @@ class Harness:
         assert priority in sent, f"priorities of what was sent to {queue}: {sent}"
 
     def assert_messages_count(self, queue: str, count: int) -> None:
-        """So many messages were sent to the queue."""
+        """This number of messages was sent to the queue."""
         sent = len(self.sent_messages(queue))
         assert sent == count, f"{sent} messages were sent to {queue}, expected {count}"
 
@@ -245,6 +245,11 @@ class Harness:
         found = [job for job in Jobs(self.session).roots(limit=1_000) if job.name == name]
         assert found, f"there is no job {name}"
         assert found[0].status == status, f"job {name} is {found[0].status}"
+
+    def assert_unique_jobs_processed(self) -> None:
+        """No root job is left that has not stopped."""
+        left = [job.name for job in Jobs(self.session).roots(limit=1_000) if not job.stopped_at]
+        assert not left, f"jobs that have not stopped: {left}"
 
     def assert_processed_by(self, processor: str, *, queue: str | None = None) -> None:
         """A message was processed by this processor or task."""

@@ -117,7 +117,7 @@ class Context:
         self.run.interrupt(reason)
 
     def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
-        """Record at once how far the message is, from 0 to 1; for `handle.progress()` and later
+        """Record the progress immediately, from 0 to 1; for `handle.progress()` and later
         attempts. The message must ask for a result."""
         self.message.progress(part, data)
 
@@ -148,7 +148,10 @@ class Context:
     def last_attempt(self) -> bool:
         """Whether a failure now makes the message a dead letter."""
         limit = None if self.handler is None else self.handler.attempts
-        if limit is None:
-            limit = self.binding.max_deliver
-            return limit is not None and self.message.deliveries >= limit
-        return self.attempt >= limit
+        return self.last_delivery or (limit is not None and self.attempt >= limit)
+
+    @property
+    def last_delivery(self) -> bool:
+        """Whether the group allows no further delivery."""
+        limit = self.binding.max_deliver
+        return limit is not None and self.message.deliveries >= limit

@@ -1,5 +1,6 @@
 """What a worker declares: processors, jobs, tasks, schedules, extensions and middleware."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_args
 
@@ -126,9 +127,7 @@ class Declarations:
                 )
             binding.processor = made
             binding.weight = validate.integer(options.weight, "weight", 1, 1_000_000)
-            if options.max_deliver is not None:
-                most = validate.integer(options.max_deliver, "max_deliver", 1, 1 << 31)
-                binding.max_deliver = most
+            _limit_deliveries(binding, options.max_deliver)
             if options.ordering is not None:
                 binding.ordering = validate.one_of(options.ordering, "ordering", get_args(Ordering))
             self._hooks = None
@@ -147,6 +146,7 @@ class Declarations:
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
         priority: int = 0,
+        max_deliver: int | None = None,
         concurrency: int | None = None,
         concurrency_key: Key | None = None,
         rate: str | Rate | None = None,
@@ -155,8 +155,9 @@ class Declarations:
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Make a task of a function: `send_mail.push(...)` has the signature of the function.
 
-        A task that raises is tried again up to `retries` times (None: for ever), each time after
-        the next pause of `backoff`; then its message becomes a dead letter.
+        A task that raises is retried up to `retries` times (None: without limit), each time after
+        the next pause of `backoff`; then its message becomes a dead letter. `max_deliver` also counts
+        deliveries that ended with the death of their worker; it is that of all tasks of the queue.
 
         `concurrency` is how many run at once, `rate` ("10/s") how many start per time, in all
         workers together; for each `concurrency_key`, a text or a function of the task's arguments,
@@ -191,6 +192,7 @@ class Declarations:
                 raise InvalidArgument(
                     f"queue {queue} has a task {made.name}; give one of them a name"
                 )
+            _limit_deliveries(binding, max_deliver)
             binding.tasks[made.name] = made
             self._hooks = None
             return made
@@ -264,10 +266,14 @@ class Declarations:
 
         Any object with methods of these names will do.
         """
-        if not any(callable(getattr(type(part), name, None)) for name in HOOKS):
+        found = [name for name in HOOKS if callable(getattr(type(part), name, None))]
+        if not found:
             raise InvalidArgument(
                 f"{part!r} is no extension or middleware: it has none of the hooks"
             )
+        for name in found:
+            if inspect.iscoroutinefunction(getattr(part, name)):
+                raise InvalidArgument(f"{name} of {part!r} must not be asynchronous")
         self._parts.append(part)
         self._hooks = None
         if hasattr(part, "attached"):
@@ -300,6 +306,18 @@ class Declarations:
     def bindings(self) -> list[Binding]:
         """The queues of the worker and their handlers, in the order of their declaration."""
         return list(self._bindings.values())
+
+
+def _limit_deliveries(binding: Binding, most: int | None) -> None:
+    if most is None:
+        return
+    validate.integer(most, "max_deliver", 1, 1 << 31)
+    if binding.max_deliver not in (None, most):
+        raise InvalidArgument(
+            f"queue {binding.label} has max_deliver={binding.max_deliver} already; all tasks of a "
+            "queue share it"
+        )
+    binding.max_deliver = most
 
 
 def _times(hard: Duration | None, soft: Duration | None) -> tuple[float | None, float | None]:

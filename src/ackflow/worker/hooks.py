@@ -32,7 +32,7 @@ class Extension:
         """Called before each pop; it may interrupt the consumer."""
 
     def pre_received(self, context: Context) -> None:
-        """Called before a message is processed. It may decide its status, or put it off."""
+        """Called before a message is processed. It may set the status, or delay the message."""
 
     def post_received(self, context: Context) -> None:
         """Called after a message was settled."""
@@ -54,7 +54,8 @@ class Middleware:
         """Called before a push; it may change the push. An exception refuses it."""
 
     def after_push(self, push: Push) -> None:
-        """Called after a push; inside a processor, before its transaction is committed."""
+        """Called after a push, also if it was refused: `push.error`. Inside a processor, before its
+        transaction is committed."""
 
     def before_process(self, context: Context) -> None:
         """Called before the handler, in its thread. It may raise `Reject` or `Requeue`."""
@@ -63,7 +64,7 @@ class Middleware:
         """Called after the handler; `context.exception` is set if it raised."""
 
     def before_settle(self, context: Context) -> None:
-        """Called when the outcome is known. `context.session` may be given more to commit."""
+        """Called when the outcome is known. It may add operations to `context.session`."""
 
     def after_settle(self, context: Context, error: BaseException | None) -> None:
         """Called after the message was settled; `error` says why it could not be."""

@@ -4,12 +4,14 @@ import importlib
 import os
 import sys
 import traceback
+from pathlib import Path
 
 from ..errors import text_of
 from .errors import WorkerNotFound
 from .worker import Worker
 
 DEFAULT_NAME = "worker"
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def load_worker(target: str) -> Worker:
@@ -39,7 +41,7 @@ def load_worker(target: str) -> Worker:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise WorkerNotFound(
-            f"module {module_name!r} cannot be imported: {text_of(error)} ({_place(error)})"
+            f"module {module_name!r} cannot be imported: {_said(error)} ({_place(error)})"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -53,10 +55,17 @@ def load_worker(target: str) -> Worker:
     return found
 
 
+def _said(error: BaseException) -> str:
+    """What an error says, without the place."""
+    return f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else text_of(error)
+
+
 def _place(error: BaseException) -> str:
-    """The line that raised, of the code that is being imported."""
+    """The line that raised, of the code that is being imported, or that called Ackflow."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    own = [
+        f for f in frames if "importlib" not in f.filename and not f.filename.startswith(PACKAGE)
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else "outside of its code"

@@ -47,7 +47,7 @@ class Tracing(Middleware):
         if span is not None:
             if push.message_id is not None:
                 span.set_attribute("messaging.message.id", push.message_id)
-            span.end()
+            _end(span, push.error)
 
     def before_process(self, context: Context) -> None:
         """Start the span of the handler below that of the push."""
@@ -79,12 +79,15 @@ class Tracing(Middleware):
             context_api.detach(token)
         if context.status is not None:
             span.set_attribute("ackflow.status", str(context.status))
-        if context.failed:
-            error = context.exception
-            span.record_exception(error)
-            span.set_attribute("error.type", type(error).__qualname__)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
-        span.end()
+        _end(span, context.exception if context.failed else None)
+
+
+def _end(span: Any, error: BaseException | None) -> None:
+    if error is not None:
+        span.record_exception(error)
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end()
 
 
 def _attributes(name: str, kind: str, queue: str, partition: str) -> dict[str, str | int]:

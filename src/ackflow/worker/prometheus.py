@@ -87,7 +87,7 @@ class Metrics(Extension, Middleware):
 
     def after_push(self, push: Push) -> None:
         """Count a push."""
-        if not push.duplicate:
+        if not push.duplicate and push.error is None:
             self._pushes.labels(push.queue).inc()
 
     def before_process(self, context: Context) -> None:

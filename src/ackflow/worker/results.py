@@ -1,7 +1,7 @@
-"""Results of messages: what a handler returned, for the program that pushed the message.
+"""Results of messages: the return value of a handler, for the program that pushed the message.
 
-Off unless a push asks for it. The result is written in the transaction that settles the message, so
-there is one if and only if the message is done; it ends after its `ttl`.
+A result is kept only if the push asks for it. It is written in the transaction that settles the
+message, so it exists if and only if the message is done, and it is removed after its `ttl`.
 """
 
 import time
@@ -37,7 +37,7 @@ class ResultFailed(AckflowError):
 
 
 class Progress(Struct, frozen=True):
-    """How far a message is, and what its handler recorded last; `attempt` is the delivery."""
+    """The progress of a message, and the data that its handler recorded last in delivery `attempt`."""
 
     progress: float
     data: dict[str, Any]
@@ -77,7 +77,7 @@ class Result:
             pause = min(1.5 * pause, LONGEST_PAUSE)
 
     def progress(self) -> Progress | None:
-        """How far the message is; None if its handler has recorded nothing."""
+        """The progress of the message; None if its handler has recorded nothing."""
         found = self._session.value(PROGRESS + self.id)
         return None if found is None else Progress(**found.data)
 

@@ -1,6 +1,7 @@
 """How a worker sends messages: outside a processor at once, inside one with its acknowledgement."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ from ..errors import TransactionFailed
 from ..options import DEFAULT_PARTITION
 from ..session.messages import Receipt
 from ..session.session import Session
-from ..session.transaction import Operations
+from ..session.transaction import Committed, Operations
 from ..validate import Duration, Time
 from .coordination.unique import DAY, Unique
 
 if TYPE_CHECKING:
+    from ..session.within import Within
     from .context import Context
+    from .worker import Worker
 
 
 class Push(Struct):
@@ -38,6 +41,8 @@ class Push(Struct):
     task: str | None = None
     unique: str | None = None
     message_id: str | None = None
+    within: "Within | None" = None  # the user's own transaction, which it is a part of
+    error: BaseException | None = None  # why it was refused
     duplicate: bool = False  # not pushed: another message with the unique key waits or runs
     notes: dict[str, Any] = field(default_factory=dict)  # kept by middleware from before to after
 
@@ -57,20 +62,31 @@ class Push(Struct):
     def through(self, session: Session) -> None:
         """Push now, unless its unique key is taken."""
         if self.unique is not None:
-            return self._through_transaction(session)
+            return self._in_transaction(session.transaction(), session, session.commit)
         receipt = session.push(
             self.queue, self.data, partition=self.partition, priority=self.priority,
             delay=self.delay, at=self.at, key=self.key, headers=self.headers or None,
         )  # fmt: skip
         self._pushed(receipt)
 
-    def _through_transaction(self, session: Session) -> None:
-        t = session.transaction()
+    def inside(self, within: "Within", worker: "Worker") -> None:
+        """Push in the user's own transaction, unless its unique key is taken."""
+        if self.unique is not None:
+            return self._in_transaction(Operations(None), worker.session, within.commit)
+        receipt = within.push(
+            self.queue, self.data, partition=self.partition, priority=self.priority,
+            delay=self.delay, at=self.at, key=self.key, headers=self.headers or None,
+        )  # fmt: skip
+        self._pushed(receipt)
+
+    def _in_transaction(
+        self, t: Operations, session: Session, commit: Callable[[Operations], Committed]
+    ) -> None:
         self.into(t, session)
         if self.duplicate:
             return
         try:
-            self._pushed(t.commit().receipts[0])
+            self._pushed(commit(t).receipts[0])
         except TransactionFailed as error:
             if error.details.get("code") != "version_conflict":
                 raise
@@ -146,6 +162,27 @@ class ProcessorSession:
     def discard(self) -> None:
         """Drop everything that was collected."""
         self._operations = None
+
+    def empty_copy(self) -> "ProcessorSession":
+        """A session like this one, with nothing collected."""
+        return ProcessorSession(self.outside, self._send)
+
+    @contextmanager
+    def apart(self) -> Iterator["Apart"]:
+        """Collect what is sent in the block for another transaction than the acknowledgement."""
+        before, self._operations = self._operations, None
+        found = Apart()
+        try:
+            yield found
+            found.operations = self._operations
+        finally:
+            self._operations = before
+
+
+class Apart:
+    """What was sent in a block; None: nothing."""
+
+    operations: Operations | None = None
 
 
 _current: ContextVar["Context | None"] = ContextVar("ackflow_worker_context", default=None)

@@ -23,11 +23,11 @@ REQUEUE = Status.REQUEUE
 
 
 class Reject(Exception):
-    """Raised by a processor or a task: REJECT with this reason; the consumer goes on."""
+    """Raised by a processor or a task: REJECT with this reason; the consumer continues."""
 
 
 class Requeue(Exception):
-    """Raised by a processor or a task: REQUEUE; the consumer goes on.
+    """Raised by a processor or a task: REQUEUE; the consumer continues.
 
     `delay` is the time until the copy is delivered. Without it, the redelivery delay applies.
     """

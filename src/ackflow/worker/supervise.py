@@ -5,18 +5,22 @@ started ── ends with 0 (a limit) ──► started at once
         ── lived for a minute ─────► the next pause is short again
 """
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
+from .context import RunState
 from .errors import ConsumerDied
+from .hooks import Extension
+from .worker import Worker
 
 log = logging.getLogger("ackflow.worker")
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
@@ -162,20 +166,29 @@ def ended(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def stop_with_parent(stop: Callable[[str], None]) -> None:
+class StopWithParent(Extension):
     """In a consumer that a supervisor started: stop when the supervisor is gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def on_start(self, run: RunState) -> None:
+        """Watch the pipe that the supervisor holds open."""
+        threading.Thread(
+            target=self._watch, args=(run,), name="ackflow-worker-parent", daemon=True
+        ).start()
+
+    def _watch(self, run: RunState) -> None:
+        with contextlib.suppress(OSError):
+            os.read(self._descriptor, 1)
+            run.interrupt("the supervisor is gone")
+
+
+def stop_with_parent(worker: Worker) -> None:
+    """Stop a worker when its supervisor is gone, if one has started this process."""
     descriptor = os.environ.pop(PARENT_PIPE, None)
-    if descriptor is None:
-        return
-
-    def watch() -> None:
-        try:
-            os.read(int(descriptor), 1)
-        except (OSError, ValueError):
-            return
-        stop("the supervisor is gone")
-
-    threading.Thread(target=watch, name="ackflow-worker-parent", daemon=True).start()
+    if descriptor is not None:
+        worker.add(StopWithParent(int(descriptor)))
 
 
 def _changes(folder: Path) -> Iterator[str | None]:

@@ -8,8 +8,10 @@ from typing import (
     Any,
     Generic,
     ParamSpec,
+    TypedDict,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_type_hints,
     overload,
@@ -20,7 +22,6 @@ import msgspec
 from .. import validate
 from ..broker.requests import Verdict
 from ..errors import InvalidArgument, text_of
-from ..options import DEFAULT_PARTITION
 from ..session.encoding import encode
 from ..session.messages import Delivery
 from ..validate import Duration, Time
@@ -33,12 +34,25 @@ from .sending import Push, current
 from .status import ACK, Retry, Status
 
 if TYPE_CHECKING:
+    from ..session.within import Within
     from .worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 X = TypeVar("X")
 BACKOFF = (1.0, 5.0, 30.0, 120.0, 600.0)
+
+
+class PushOptions(TypedDict, total=False):
+    """The keywords of `push_with`."""
+
+    delay: Duration | None
+    at: Time | None
+    priority: int | None
+    key: str | None
+    partition: str
+    headers: dict[str, str] | None
+    within: "Within | None"
 
 
 class Handle(Generic[R]):
@@ -68,17 +82,17 @@ class Handle(Generic[R]):
     def result(self, timeout: Duration | None = None) -> R:
         """Wait for what the task returns; the task must have `result=True`.
 
-        Raises ResultFailed if it was given up, ResultTimeout if there is no result in time.
+        Raises ResultFailed if it failed for good, ResultTimeout if there is no result in time.
         """
         return cast(R, self._result().result(timeout))
 
     @property
     def ready(self) -> bool:
-        """Whether there is a result, or the task was given up."""
+        """Whether there is a result, or the task failed for good."""
         return self._result().ready
 
     def progress(self) -> Progress | None:
-        """How far the task is; None if it has recorded nothing."""
+        """Return the recorded progress of the task; None if there is none."""
         return self._result().progress()
 
     def _result(self) -> Result:
@@ -140,7 +154,7 @@ class Task(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without a queue."""
+        """Call the function directly, without a queue."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -159,26 +173,29 @@ class Task(Generic[P, R]):
         """
         return self.push_with()(*args, **kwargs)
 
+    @overload
     def push_with(
-        self,
-        *,
-        delay: Duration | None = None,
-        at: Time | None = None,
-        priority: int | None = None,
-        key: str | None = None,
-        partition: str = DEFAULT_PARTITION,
-        headers: dict[str, str] | None = None,
-    ) -> Callable[P, Handle[R]]:
+        self: "Task[P, Coroutine[Any, Any, X]]", **options: Unpack[PushOptions]
+    ) -> Callable[P, Handle[X]]: ...
+    @overload
+    def push_with(self, **options: Unpack[PushOptions]) -> Callable[P, Handle[R]]: ...
+    def push_with(self, **options: Unpack[PushOptions]) -> Callable[P, Handle[Any]]:
         """Push with options: `send_mail.push_with(delay=60)(to, subject="Hello")`.
 
-        A repeat with the same `key` adds nothing.
+        A repeat with the same `key` adds nothing. With `within=ackflow.within(connection)` the push
+        is a part of the open transaction of that connection. The others are `at`, `priority`,
+        `partition` and `headers`.
         """
+        if unknown := options.keys() - PushOptions.__annotations__.keys():
+            raise InvalidArgument(f"push_with has no option {', '.join(sorted(unknown))}")
+        given = options.copy()
+        key, headers = given.pop("key", None), given.pop("headers", None)
+        chosen = {name: value for name, value in given.items() if value is not None}
 
-        def push(*args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        def push(*args: P.args, **kwargs: P.kwargs) -> Handle[Any]:
             made = self.make_push(args, kwargs, key=key, headers=headers)
-            made.partition, made.delay, made.at = partition, delay, at
-            if priority is not None:
-                made.priority = priority
+            for name, value in chosen.items():
+                setattr(made, name, value)
             self._worker.send(made)
             return Handle(self._worker, made)
 
@@ -220,6 +237,8 @@ class Task(Generic[P, R]):
 
         What it pushes through `context.session` goes out with the dead letter.
         """
+        if inspect.iscoroutinefunction(hook):
+            raise InvalidArgument("the hook of the last attempt must not be asynchronous")
         self._on_last_attempt = hook
         return hook
 

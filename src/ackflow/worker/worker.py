@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .. import validate
 from ..clock import Clock
@@ -16,6 +16,7 @@ from ..session.connect import connect
 from ..session.encoding import Item
 from ..session.session import Session
 from ..session.transaction import Operations
+from ..session.within import Within
 from ..validate import Duration, Time
 from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
@@ -31,8 +32,24 @@ from .hooks import Extension, Hooks
 from .processor import LEASE_SECONDS, Binding
 from .sending import Push, current
 
+if TYPE_CHECKING:
+    from ..remote.retry import RetryPolicy
+    from ..store.durability import MayLose
+
 log = logging.getLogger("ackflow.worker")
 Queues = str | Sequence[str] | Mapping[str, int]
+
+
+class Connection(TypedDict, total=False):
+    """The keywords of `ackflow.connect`."""
+
+    consumer: str | None
+    may_lose: "MayLose | None"
+    clock: Clock | None
+    upkeep: bool
+    token: str | None
+    ca_file: str | os.PathLike[str] | None
+    retry: "RetryPolicy | None"
 
 
 class Worker(Declarations):
@@ -52,12 +69,14 @@ class Worker(Declarations):
         redelivery_delay: Duration = DELAY_SECONDS,
         lease_seconds: Duration = LEASE_SECONDS,
         queue_sets: Mapping[str, Queues] | None = None,
-        **connection: Any,
+        **connection: Unpack[Connection],
     ) -> None:
+        if unknown := connection.keys() - Connection.__annotations__.keys():
+            raise InvalidArgument(f"Worker has no option {', '.join(sorted(unknown))}")
         super().__init__(validate.positive(lease_seconds, "lease_seconds"))
         self.url = url
-        self._connection = connection
-        self._redelivery_delay = validate.seconds(redelivery_delay, "redelivery_delay")
+        self._connection: Connection = connection
+        self.redelivery_delay = validate.seconds(redelivery_delay, "redelivery_delay")
         self.queue_sets = dict(queue_sets or {})
         self._session = url if isinstance(url, Session) else None
         self._pid = os.getpid()
@@ -82,12 +101,12 @@ class Worker(Declarations):
                 self._pid = os.getpid()
             return self._session
 
-    def connect_to(self, url: str | os.PathLike[str], **connection: Any) -> None:
+    def connect_to(self, url: str | os.PathLike[str], **connection: Unpack[Connection]) -> None:
         """Use another database or server, as the command line does; before the first use."""
         if self._session is not None:
             raise InvalidArgument("the worker is connected already")
         self.url = url
-        self._connection = {k: v for k, v in connection.items() if v is not None}
+        self._connection = connection
 
     def use(self, session: Session, *more: Any) -> Callable[[], None]:
         """Use a session and more parts until the returned function is called; for tests."""
@@ -125,38 +144,53 @@ class Worker(Declarations):
         key: str | None = None,
         unique: str | None = None,
         headers: Mapping[str, str] | None = None,
+        within: Within | None = None,
     ) -> str | None:
         """Push a message for a processor; returns its id.
 
         A repeat with the same `key` adds nothing. While a message with the same `unique` waits or
         runs, nothing is pushed, and None is returned. Inside a processor, the push goes out with the
-        acknowledgement and the id is not known yet.
+        acknowledgement and the id is not known yet. With `within=ackflow.within(connection)` it is
+        a part of the open transaction of that connection.
         """
         push = Push(
-            queue, data, partition, priority, delay, at, key, dict(headers or {}), unique=unique
-        )
+            queue, data, partition, priority, delay, at, key, dict(headers or {}), unique=unique,
+            within=within,
+        )  # fmt: skip
         self.send(push)
         return push.message_id
 
     def send(self, push: Push) -> None:
-        """Send a push: now, with the batch, or with the acknowledgement of the current message."""
+        """Send a push: in its own transaction, in the user's, with the batch, or with the
+        acknowledgement of the current message."""
         context = current()
-        if context is not None and context.worker is self:
+        if push.within is None and context is not None and context.worker is self:
             context.session.send(push)
             return
         gathered = _batch.get()
-        self.hooks.before_push(push)
-        if gathered is not None and push.key is None and push.unique is None:
-            gathered.append((self, push))
-        else:
-            push.through(self.session)
-        self.hooks.call("after_push", push)
+        with self._hooked(push):
+            if push.within is not None:
+                push.inside(push.within, self)
+            elif gathered is not None and push.key is None and push.unique is None:
+                gathered.append((self, push))
+            else:
+                push.through(self.session)
 
     def add_to(self, push: Push, operations: Operations) -> None:
         """Add a push to a transaction, through the middleware."""
-        self.hooks.before_push(push)
-        push.into(operations, self.session)
-        self.hooks.call("after_push", push)
+        with self._hooked(push):
+            push.into(operations, self.session)
+
+    @contextmanager
+    def _hooked(self, push: Push) -> Iterator[None]:
+        try:
+            self.hooks.before_push(push)
+            yield
+        except BaseException as error:
+            push.error = error
+            raise
+        finally:
+            self.hooks.call("after_push", push)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -207,7 +241,7 @@ class Worker(Declarations):
 
         An exception of a processor is raised here, after its message was requeued and everything
         else was finished; with `keep_going` it is only logged. `prefetch` is how many messages are
-        popped ahead; None: as many as are begun within 0.2 s.
+        popped ahead; None: as many as are started within 0.2 s.
         """
         state = RunState(self)
         limits: list[Extension] = []
@@ -235,7 +269,7 @@ class Worker(Declarations):
             schedules.stop()
 
     def stop(self, reason: str = "stopped") -> None:
-        """Stop `run`, from any thread: what is being processed is finished first."""
+        """Stop `run`, from any thread, after the messages that are being processed."""
         if self._consumer is not None:
             self._consumer.stop(reason)
 
@@ -255,7 +289,7 @@ class Worker(Declarations):
 
     def parts(self) -> list[Any]:
         """The built-in extensions and what was added, in the order in which they are called."""
-        delay = RedeliveryDelay(self._redelivery_delay)
+        delay = RedeliveryDelay(self.redelivery_delay)
         return [delay, BodyValidation(), *self.added(), ProcessedLog()]
 
     def schedules(self) -> Schedules:
@@ -304,7 +338,7 @@ class Worker(Declarations):
         """Create the groups that do not exist.
 
         A new group has no limits of its own: what becomes of a failure is decided by the status, or
-        by the task. The options of an existing group stay, except those that a processor names.
+        by the task. The options of an existing group stay, except those that a handler names.
         """
         for binding in bindings:
             self._prepare_group(binding)
@@ -312,6 +346,8 @@ class Worker(Declarations):
     def _prepare_group(self, binding: Binding) -> None:
         named = {"max_deliver": binding.max_deliver, "ordering": binding.ordering}
         chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if binding.tasks:
+            chosen["retry_limit"] = None  # each task has its own
         try:
             rules = self.session.group_stats(binding.queue, binding.group).settings
         except (QueueNotFound, GroupNotFound):

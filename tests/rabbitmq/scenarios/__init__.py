@@ -3,9 +3,10 @@
 Names of queues begin with the name of the scenario, so that they do not disturb each other.
 """
 
-from . import consuming, declaring, limits, publishing, routing, settling
+from . import consuming, corners, declaring, limits, publishing, refusals, routing, settling
 from .client import SCENARIOS, run
 
 __all__ = [
-    "SCENARIOS", "consuming", "declaring", "limits", "publishing", "routing", "run", "settling",
+    "SCENARIOS", "consuming", "corners", "declaring", "limits", "publishing", "refusals", "routing",
+    "run", "settling",
 ]  # fmt: skip

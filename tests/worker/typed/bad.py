@@ -21,8 +21,11 @@ send_mail.push("a", subjekt="Hi")  # error
 send_mail.push()  # error
 send_mail.push("a", copies="2")  # error
 send_mail.push_with(delay=60)(5)  # error
+fetch.push_with(delay=60)(5)  # error
 send_mail.push_with(dellay=60)("a")  # error
+send_mail.push_with(within="shop.db")("a")  # error
 worker.run(concurency=8)  # error
+Worker("shop.db", redelivery_dellay=5)  # error
 text: str = send_mail.push("a").result()  # error
 
 

@@ -22,7 +22,7 @@ from ackflow.worker import (
     Worker,
 )
 
-worker = Worker("shop.db", redelivery_delay=timedelta(seconds=5))
+worker = Worker("shop.db", redelivery_delay=timedelta(seconds=5), may_lose="acks")
 
 
 @dataclass
@@ -74,6 +74,7 @@ assert_type(send_mail.push_with(delay=60, priority=1)("a@b.c"), Handle[int])
 assert_type(send_mail.push("a").result(timeout=1), int)
 assert_type(send_mail("a"), int)
 assert_type(fetch.push("http://localhost").result(), bytes)
+assert_type(fetch.push_with(delay=1)("http://localhost").result(), bytes)
 assert_type(Stock(), Stock)
 tasks: list[Task[[int], None]] = []
 

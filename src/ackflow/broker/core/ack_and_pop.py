@@ -22,6 +22,12 @@ def ack_and_pop(tx: Tx, marks: dict[int, list[Mark]], request: PopRequest) -> Ne
 
     A mark that is refused refuses neither the others nor the pop. A repeat finds the messages settled,
     and with a token in the request it answers with the same lease.
+
+    On a queue that is spread over several databases it settles only and asks for a pop: the next
+    messages may be in another database, which a consumer would never reach otherwise.
     """
     outcomes = settle_many(tx, marks, False)
+    queue = tx.queue(request.queue)
+    if queue is not None and queue.options.spread:
+        return NextHandout(request.queue, request.group, tx.store, again=True, outcomes=outcomes)
     return NextHandout(**structs.asdict(pop(tx, request)), outcomes=outcomes)

@@ -98,7 +98,7 @@ def count(tx: Tx, which: DeadFilter) -> int:
     """Count the dead letters that match a filter."""
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        return len(_matching_ids(tx, queue, which))
+        return len(matching_ids(tx, queue, which))
     columns = _columns(tx, queue, which)
     if which.error is None:
         return int(tx.value("dead_count", queue.id, *columns))
@@ -112,7 +112,7 @@ def numbers(tx: Tx, which: DeadFilter, after: int, limit: int) -> list[int]:
     """Return the ids of the next matches after an id, the oldest first."""
     queue = find_queue(tx, which.queue)
     if which.ids is not None:
-        return [id for id in _matching_ids(tx, queue, which) if id > after][:limit]
+        return [id for id in matching_ids(tx, queue, which) if id > after][:limit]
     if which.error is not None:
         return list(islice(_with_error(tx, queue, which, after=after), limit))
     columns = _columns(tx, queue, which)
@@ -129,7 +129,7 @@ def rows(
     if which.ids is None:
         found = _with_error(tx, queue, which, before=top)
     else:
-        found = (id for id in reversed(_matching_ids(tx, queue, which)) if id < top)
+        found = (id for id in reversed(matching_ids(tx, queue, which)) if id < top)
     named = islice(found, offset, offset + limit)
     return [row for id in named for row in tx.dead("dead_by_id", id)]
 
@@ -140,7 +140,7 @@ def letters(tx: Tx, queue_name: str, found: Iterable[DeadRow]) -> list[DeadLette
     return [_letter(tx, queue, row) for row in found]
 
 
-def _matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
+def matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
     """Return the given ids that match the rest of the filter, oldest first."""
     columns = _columns(tx, queue, which)
     fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
@@ -194,7 +194,7 @@ def oldest(tx: Tx, which: DeadFilter, limit: int) -> list[DeadRow]:
     queue = find_queue(tx, which.queue)
     numbers: Iterable[int]
     if which.ids is not None:
-        numbers = _matching_ids(tx, queue, which)
+        numbers = matching_ids(tx, queue, which)
     elif which.error is not None:
         numbers = list(islice(_with_error(tx, queue, which), limit))
     else:

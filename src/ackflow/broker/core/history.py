@@ -80,10 +80,9 @@ class LeasePruner:
 
     def over(self, tx: Tx) -> list[int]:
         """Return some of the leases whose history has expired."""
-        lengths = {
-            group.id: micros(queue.options.history_seconds)
-            for queue in tx.queues()
-            for group in tx.groups(queue.id)
+        kept = {queue.id: micros(queue.options.history_seconds) for queue in tx.queues()}
+        lengths: dict[GroupId, int] = {
+            id: kept[home] for id, home in tx.all("group_homes") if home in kept
         }
         old = self._noted_before(tx, lengths)
         groups: dict[int, set[GroupId]] = {}

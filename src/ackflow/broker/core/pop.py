@@ -9,10 +9,10 @@ from ... import ranges
 from ...clock import micros
 from ...errors import InvalidArgument
 from ...ids import PartitionId
-from ...options import MAX_CLAIM, PENDING_OF_GROUP, QUEUE_MODE, GroupOptions
+from ...options import MAX_CLAIM, MAX_POP_BYTES, PENDING_OF_GROUP, QUEUE_MODE, GroupOptions
 from ...ranges import Ranges
 from ...store.records import Claim, Cursor, Group, Lease, LeasedRanges, Queue
-from ...store.tx import Tx
+from ...store.tx import UNLIMITED, Tx
 from ..requests import PopRequest
 from ..waiters import ANY_QUEUE, WaitKey
 from .admin.global_pause import is_paused
@@ -60,6 +60,12 @@ class WidePop(PopRequest, kw_only=True):
             and self.task in (None, queue.options.task)
             and (self.among is None or self.among(queue.name))
         )
+
+
+class BoundedPop(PopRequest, kw_only=True):
+    """A pop of fewer messages than `batch`, if these would have more bytes together."""
+
+    most_bytes: int
 
 
 def pop(tx: Tx, request: PopRequest) -> Handout:
@@ -136,7 +142,12 @@ def _pop_from(tx: Tx, queue: Queue, group: Group, request: PopRequest) -> Handou
         if home is None:
             return _empty(tx, group, answer)
         partition = home.id
-    parts = _gather(tx, queue, group, request, min(request.batch, room), partition, wide, answer)
+    want = min(request.batch, room)
+    tx.bytes_left = request.most_bytes if isinstance(request, BoundedPop) else MAX_POP_BYTES
+    try:
+        parts = _gather(tx, queue, group, request, want, partition, wide, answer)
+    finally:
+        tx.bytes_left = UNLIMITED
     if not parts:
         if may_have_more(group) and partition is None and answer.why is None:
             make_more_cursors(tx, group.id)
@@ -310,7 +321,7 @@ def _gather(
     most = request.partitions or (1 if group.rules.ordering == "ordered" else LANES_AT_ONCE)
     parts: list[LaneBatch] = []
     homes: set[PartitionId] = set()
-    while want > 0:
+    while want > 0 and tx.bytes_left > 0:
         cursor, alone = next_work(tx, queue, group, partition)
         if cursor and cursor.partition not in homes and len(homes) >= most:
             cursor, alone = _next_in(tx, queue, group, homes), False

@@ -77,7 +77,19 @@ def push(tx: Tx, requests: Sequence[PushRequest]) -> list[Answer | AckflowError]
             remember_answer(tx, request.key, request.digest, msgpack.encode(answer))
         answers.append(answer)
     _flush_all(tx, joined)
+    for name in {chunk.queue for request in requests for chunk in request.chunks}:
+        _drop_excess(tx, name)
     return answers
+
+
+def _drop_excess(tx: Tx, name: str) -> None:
+    """Drop the oldest messages of a queue that is longer than a client declared it may be."""
+    queue = tx.queue(name)
+    declared = tx.declaration(queue.id) if queue is not None else None
+    if queue is not None and declared is not None and declared.max_length is not None:
+        from .routing.publish import drop_excess  # it appends to dead-letter queues by this module
+
+        drop_excess(tx, queue, declared)
 
 
 def _repeated(answer: Answer) -> Answer:
@@ -96,7 +108,7 @@ def _push_alone(tx: Tx, request: PushRequest) -> Answer | None:
     if chunk is None or chunk.rest is not None or request.key is not None:
         return None
     queue = tx.queue(chunk.queue)
-    if queue is None or queue.options.max_size is not None:
+    if queue is None or queue.options.max_size is not None or tx.declaration(queue.id) is not None:
         return None
     lane = lane_for(tx, queue, chunk.partition, chunk.priority)
     due = not_before(tx, queue, *chunk.late)

@@ -7,6 +7,7 @@ from ... import ranges
 from ...clock import SECOND, micros
 from ...errors import StorageFailed
 from ...ids import GroupId, LaneId, LeaseId, PartitionId
+from ...options import MAX_PAYLOAD
 from ...ranges import Ranges
 from ...store.records import COPIED, LEASED, Claim, Cursor, Group, Lane, Queue, Segment
 from ...store.tx import Tx
@@ -98,6 +99,8 @@ def _take_due(
     stop = _stop_after(claims, want)
     if held_at is not None:
         stop = min(stop, held_at)
+    if want > tx.bytes_left // MAX_PAYLOAD:  # fewer have room, however large they are
+        stop = _stop_within_bytes(tx, lane, claims, stop)
     taken: list[TakenMessages] = []
     for claim in claims:
         part = ranges.clip(claim.ranges, 0, stop)
@@ -118,6 +121,16 @@ def _stop_after(claims: list[Claim], want: int) -> int:
         everything = ranges.union(everything, claim.ranges)
     some = ranges.lowest(everything, want)
     return some[-1] if some else 0
+
+
+def _stop_within_bytes(tx: Tx, lane: Lane, claims: list[Claim], stop: int) -> int:
+    """Return the sequence before which the messages of these claims have room, but at least one."""
+    wanted = ranges.clip(ranges.union_all(claim.ranges for claim in claims), 0, stop)
+    for segment, first, last in tx.segments_over(lane.id, wanted):
+        fits = tx.take_bytes(segment, last - first)
+        if fits < last - first:
+            return first + max(fits, int(first == wanted[0]))
+    return stop
 
 
 def _merge(taken: list[TakenMessages], claim: Claim, part: Ranges) -> None:
@@ -168,17 +181,20 @@ def _take_new(
     """Take messages that were never delivered; stops early when it passes too many segments."""
     taken: list[TakenMessages] = []
     passed = 0
-    while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE:
+    while want > 0 and cursor.next < lane.head and passed < PASSED_AT_ONCE and tx.bytes_left > 0:
         before = passed
         for segment in tx.segments_from(lane.id, cursor.next):
             _pass_gap(tx, lane, cursor, segment.first)
             # Deleted messages reduce the result, so the same segment may be read again.
-            while want > 0 and cursor.next < segment.stop and passed == before:
+            while (
+                want > 0 and cursor.next < segment.stop and passed == before and tx.bytes_left > 0
+            ):
                 if _passed_now(tx, queue, group, segment):
                     passed += _pass_run(tx, queue, group, lane, cursor, segment)
                 else:
                     want -= _take_segment(tx, lane, cursor, segment, want, taken)
-            if want <= 0 or cursor.next >= lane.head or passed > before:
+            ended = want <= 0 or tx.bytes_left <= 0
+            if ended or cursor.next >= lane.head or passed > before:
                 break
         else:
             _pass_gap(tx, lane, cursor, lane.head)
@@ -256,6 +272,7 @@ def _take_segment(
     """Take from the next segment of a cursor, and move the cursor."""
     first = max(cursor.next, segment.first)
     stop = min(segment.stop, first + want)
+    stop = first + max(1, tx.take_bytes(segment, stop - first))
     there = _present(tx, lane, cursor, first, stop)
     cursor.next = stop
     if there:

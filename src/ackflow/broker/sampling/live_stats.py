@@ -1,9 +1,9 @@
-"""Live statistics: the counters of every queue, shared by all who watch, with rates.
+"""Live statistics: the counters of every queue, with rates, shared by all viewers.
 
 A snapshot reads the rows of all lanes and claims, whatever the number of messages. However many
 dashboards are open, one is taken at a time, and none before `REST` times the duration of the last
 one has passed: on a database of 10,000 queues they would otherwise keep a core busy. Where one takes
-long, a thread takes it, and those who ask meanwhile get the last one, unless that is old.
+long, a thread takes it, and callers get the last one in the meantime, unless that is old.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ LEAST_SECONDS = 1.0  # between snapshots
 REST = 30.0
 RATE_SECONDS = 10.0  # a rate is an average over about this time
 KEPT_SECONDS = 150.0
-LONG_SECONDS = 0.1  # a snapshot that takes longer is taken beside those who ask
+LONG_SECONDS = 0.1  # a snapshot that takes longer is taken in a thread of its own
 MOST_AGE = 20.0  # seconds of a snapshot that is shown while the next one is taken
 OLD_SECONDS = 300.0  # a queue whose oldest ready message is older is in trouble
 FAILING = 0.1  # so is one with this many nacks for each ack
@@ -53,7 +53,8 @@ class QueueLine(Struct):
     """One queue with all its groups added up.
 
     `ready` of a queue that no group reads are all messages it stores. `oldest_seconds` is the age of
-    the oldest message that could be delivered. `trouble`: why the queue needs attention.
+    the oldest message that could be delivered. `lag` is that of the group that is furthest behind.
+    `trouble`: why the queue needs attention.
     """
 
     id: int
@@ -67,6 +68,7 @@ class QueueLine(Struct):
     leased: int = 0
     waiting: int = 0
     dead: int = 0
+    lag: int = 0
     delivered: int = 0
     acked: int = 0
     failed: int = 0
@@ -81,6 +83,7 @@ class QueueLine(Struct):
             self.leased += group.leased
             self.waiting += group.waiting
             self.dead += group.dead
+            self.lag = max(self.lag, group.lag)
             self.delivered += group.delivered
             self.acked += group.acked
             self.failed += group.failed
@@ -155,7 +158,7 @@ class StatsBoard:
         self._taken_at = 0.0
         self._kept: deque[LiveStats] = deque()
         self._last: LiveStats | None = None
-        self._taking = threading.Lock()  # held by the thread that takes one beside those who ask
+        self._taking = threading.Lock()  # held by the thread that takes a snapshot
 
     def get(self) -> LiveStats:
         """Return a snapshot that is as new as reading one allows."""
@@ -177,7 +180,7 @@ class StatsBoard:
 
     def _take_beside(self) -> None:
         try:
-            # The database may be closed or away; the next one who asks is told.
+            # The database may be closed or away; the next caller gets the error.
             with contextlib.suppress(Exception):
                 self.take()
         finally:

@@ -4,6 +4,6 @@
                             │
               Database ─ Broker ─ store      one for each database; each knows nothing of the others
 
-Semantics stay in `broker/core`: a call runs as it is inside one database, or in several whose answers
-are merged. Which, follows from the facts that `@verb` states: queue, lease, reader, and `Several`.
+Semantics stay in `broker/core`: a call runs unchanged in one database, or in several whose answers are
+merged. The facts of `@verb` decide which: queue, lease, reader, and `Several`.
 """

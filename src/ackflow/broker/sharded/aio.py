@@ -28,7 +28,7 @@ def on_loop(broker: Broker | ShardedBroker) -> LoopBroker:
 
 
 class ShardedLoop(LoopBroker):
-    """Runs verbs for one event loop. What must ask a database where something is, or merges answers,
+    """Runs verbs for one event loop. A call that must look up its database, or that merges answers,
     occupies a thread; all other calls only wait for their commit."""
 
     def __init__(self, broker: ShardedBroker) -> None:

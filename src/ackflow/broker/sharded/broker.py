@@ -67,7 +67,7 @@ class ShardedStore:
     id = SEVERAL_STORES
 
     def backup(self, target: str) -> None:
-        raise InvalidArgument("several databases are backed up one by one, each with its own tool")
+        raise InvalidArgument("back up each database separately, with its own tool")
 
 
 class ShardedBroker:
@@ -286,9 +286,7 @@ class ShardedBroker:
         facts = BY_FUNCTION.get(unwrap(function))
         if facts is None:
             name = getattr(function, "__name__", "this")
-            raise InvalidArgument(
-                f"{name} works on one database; connect to the one that is meant alone"
-            )
+            raise InvalidArgument(f"{name} works on one database; connect to that database alone")
         if isinstance(verb, partial):
             args, kwargs = (*verb.args, *args), {**verb.keywords, **kwargs}
         arguments = facts.complete(args, kwargs)
@@ -314,7 +312,7 @@ class ShardedBroker:
             databases = [one for one in databases if one.up]
             away = [one.place for one in plan.databases if one not in databases]
             if away and not several.away:
-                log.warning("%s is without what is in %s", verb.name, " and ".join(away))
+                log.warning("%s does not include %s", verb.name, " and ".join(away))
         lines = [
             DatabaseStats(
                 one.place, False, one.store, error=one.error.message if one.error else None

@@ -88,7 +88,7 @@ class Database:
     def _away(self) -> StorageAway:
         return StorageAway(
             f"the database {self.place} is away: {self.error and self.error.message}; "
-            "what is in the others can be used"
+            "the other databases can be used"
         )
 
     def _lost(self, error: StorageAway) -> None:

@@ -1,4 +1,4 @@
-"""Which database has a queue, a lease or a name: asked of the databases, and remembered.
+"""Finds the database of a queue, a lease or a name: it asks the databases and keeps the answers.
 
 There is no table of places that could be wrong. A queue is where it exists; a new one goes where the
 rendezvous hash of its name says, so that brokers with the same list of databases agree. A database
@@ -30,7 +30,7 @@ REMEMBERED = 100_000
 
 
 class NotKnown(Exception):
-    """A database must be asked, which the caller did not want to wait for."""
+    """The answer is not known, and the caller did not want to wait for a database."""
 
 
 class Home(Struct):
@@ -168,7 +168,7 @@ def choose(databases: Sequence[Database], name: str) -> Database:
     unseen = [one for one in databases if one.store is None]
     if unseen:
         raise StorageAway(
-            f"{_names(unseen)} is away and was not reached yet, so that nothing new can be placed"
+            f"{_names(unseen)} is away and was never reached, so no new queue can be created"
         )
     return max(databases, key=lambda one: blake2b(f"{one.store}/{name}".encode()).digest())
 

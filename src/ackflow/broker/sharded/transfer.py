@@ -1,4 +1,4 @@
-"""Transfer: read a queue in slices, and write it into another database just as it is.
+"""Transfer: read a queue in slices, and write it into another database unchanged.
 
     import_queue ─► import_lanes ─► import_segments ─► import_txids ─► import_states ─► import_dead ─► done
     paused, with    each lane from   as they were,      in slices       positions and     in slices
@@ -34,6 +34,7 @@ from ...store.records import (
     Segment,
 )
 from ...store.tx import Tx
+from ..core.admin.admin import delete_queue
 from ..core.topology import find_queue
 from ..reach.merging import Several
 from ..verb import verb
@@ -119,6 +120,7 @@ class Mark(Struct):
     store: int
     paused: bool
     states: bool = False
+    pushed: int = 0  # to the source, when the positions were read
 
 
 class Begun(Struct):
@@ -126,6 +128,7 @@ class Begun(Struct):
 
     resumed: bool
     states: bool
+    pushed: int = 0
 
 
 _encode = msgpack.Encoder().encode
@@ -288,7 +291,7 @@ def import_queue(tx: Tx, name: str, packed: bytes) -> Begun:
             raise InvalidArgument(
                 f"queue {name!r} exists at the target; delete it there or copy to another database"
             )
-        return Begun(True, mark.states)
+        return Begun(True, mark.states, mark.pushed)
     if given.options.encrypted:
         check_key()
     queue = tx.add_queue(name, QueueOptions(encrypted=given.options.encrypted))
@@ -390,7 +393,7 @@ def import_states(tx: Tx, name: str, queue_copy: bytes, packed: bytes) -> bool:
             return False
     if any(cursor.group not in groups for state in states for cursor in state.cursors):
         raise InvalidArgument(
-            f"queue {name!r} got a group during the copy; delete it at the target and copy again"
+            f"a group of queue {name!r} was created during the copy; delete the queue at the target and copy again"
         )
     for lane, state in zip(lanes, states, strict=True):
         assert lane is not None
@@ -409,11 +412,17 @@ def import_states(tx: Tx, name: str, queue_copy: bytes, packed: bytes) -> bool:
         group.set_rules(queue.options)
         tx.reblock(group)
     tx.tally.add(GroupId(-queue.id), "copies", given.copies)
-    mark.states = True
+    mark.states, mark.pushed = True, pushed_of(states)
     _put_mark(tx, name, mark)
     tx.flush()
     tx.cache.clear()
     return True
+
+
+def pushed_of(states: list[LaneState] | bytes) -> int:
+    """Return how many messages were ever pushed to a queue with these lanes."""
+    lanes = _decode(list[LaneState], states) if isinstance(states, bytes) else states
+    return sum(lane.head for lane in lanes)
 
 
 def _end(state: LaneState) -> int:
@@ -481,6 +490,20 @@ def import_done(tx: Tx, name: str) -> None:
     tx.save_queue(queue)
     tx.run("drop_meta", _key(name))
     tx.touched.add(name)
+
+
+@verb("admin", queue="name", repeatable=False, synced=True, in_slices=True, several=ONE)
+def delete_copied(tx: Tx, name: str, pushed: int) -> bool:
+    """Delete a queue at the source, unless it has messages that were not copied."""
+    queue = find_queue(tx, name)
+    tx.flush()
+    more = tx.all("queue_totals", queue.id)[0][0] - pushed
+    if more:
+        raise InvalidArgument(
+            f"{more:,} messages were pushed to queue {name!r} after it was copied: it is not deleted "
+            "and stays paused at the source"
+        )
+    return delete_queue(tx, name)
 
 
 def _copied(tx: Tx, name: str) -> tuple[Queue, Mark]:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct
 
 from ... import ranges
 from ...clock import micros
-from ...ids import PartitionId
+from ...ids import LaneId, PartitionId
 from ...model import LeaseStats, when, when_or_none
 from ...options import GroupOptions, QueueOptions, Settings
 from ...store.records import LEASED, Group, Queue
@@ -56,10 +56,37 @@ class QueueDetails(Struct, frozen=True):
     groups: list[GroupDetails]
 
 
-class PartitionProgress(Struct, frozen=True):
-    """How far a group has read one partition."""
+class LaneDetails(Struct, frozen=True):
+    """A partition of a queue at one priority: its messages have the sequences from `first` to `next`."""
 
     partition: str
+    priority: int
+    stored: int
+    first: int
+    next: int
+    oldest_at: datetime | None
+    newest_at: datetime | None
+
+
+class LanePage(Struct, frozen=True):
+    items: list[LaneDetails]
+    next: int | None
+
+
+class Position(Struct, frozen=True):
+    """The next sequence that a group reads at one priority, and the end."""
+
+    priority: int
+    next: int
+    end: int
+
+
+class PartitionProgress(Struct, frozen=True):
+    """How far a group has read one partition. `lag` is what it has not settled."""
+
+    partition: str
+    positions: list[Position]
+    lag: int
     last_at: datetime | None
     ready: int
     leased: int
@@ -87,11 +114,15 @@ class SeekPreview(Struct):
 
 
 class Health(Struct, frozen=True):
-    """The state of the database: how late upkeep is, and whether delivery is paused everywhere."""
+    """The state of the database: how late upkeep is, and whether delivery is paused everywhere.
+
+    `version` is that of the database, as `SQLite 3.46.1`.
+    """
 
     overdue_seconds: float
     paused: bool
     sweeps: int
+    version: str
 
 
 def _merge_details(answers: Sequence[QueueDetails], _: merging.Arguments) -> QueueDetails:
@@ -126,6 +157,31 @@ def _options(options: QueueOptions | GroupOptions) -> dict[str, Any]:
     """All options by name; null stands for none, and what follows the group's dialect is left out."""
     found = msgspec.structs.asdict(options)
     return {name: value for name, value in found.items() if value is not UNSET}
+
+
+def _lane_pages(ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments) -> LanePage:
+    page: LanePage = merging.one_after_another(ask, tags, arguments, 1, 2)
+    return page
+
+
+@verb("read-only", name="queue_lanes", queue="queue_name", read_only=True, wire=False,
+      several=Several(run=_lane_pages))  # fmt: skip
+def queue_lanes(tx: Tx, queue_name: str, after: int, limit: int) -> LanePage:
+    """Return a page of the partitions of a queue, each at its priorities."""
+    queue = find_queue(tx, queue_name)
+    found = tx.lanes_after(queue.id, LaneId(after + 1), limit)
+    items = []
+    for lane in found:
+        home = tx.partition_by_id(lane.partition)
+        if home is None:
+            continue
+        stored = lane.head - lane.base - lane.gone
+        oldest = tx.one("created_at", lane.id, lane.base) if stored else None
+        items.append(
+            LaneDetails(home.name, lane.priority, stored, lane.base, lane.head,
+                        when_or_none(oldest[0] if oldest else None), when_or_none(lane.last_at or None))
+        )  # fmt: skip
+    return LanePage(items, found[-1].id if len(found) == limit else None)
 
 
 Leases = tuple[list[LeaseStats], bool]
@@ -188,14 +244,18 @@ def group_progress(
     for id in found:
         home = tx.partition_by_id(PartitionId(id))
         lanes = [] if home is None else tx.lanes_in(home.id)
-        cursors = [cursor for lane in lanes if (cursor := tx.cursor(lane.id, group.id))]
+        read = [(lane, cursor) for lane in lanes if (cursor := tx.cursor(lane.id, group.id))]
+        cursors = [cursor for _, cursor in read]
         if home is None:
             continue
         counts, _ = count(tx, group, cursors)
         last = max((cursor.last_at for cursor in cursors if cursor.last_at), default=None)
         items.append(
-            PartitionProgress(home.name, when_or_none(last), counts.ready, counts.leased,
-                              counts.waiting, counts.dead, counts.done)
+            PartitionProgress(
+                home.name, [Position(lane.priority, cursor.next, lane.head) for lane, cursor in read],
+                counts.ready + counts.leased + counts.waiting, when_or_none(last), counts.ready,
+                counts.leased, counts.waiting, counts.dead, counts.done,
+            )
         )  # fmt: skip
     return PartitionPage(items, found[-1] if len(found) == limit else None)
 
@@ -248,11 +308,13 @@ def seek_preview(
 def _merge_health(answers: Sequence[Health], _: merging.Arguments) -> Health:
     return Health(
         max(one.overdue_seconds for one in answers), any(one.paused for one in answers),
-        sum(one.sweeps for one in answers),
+        sum(one.sweeps for one in answers), ", ".join(sorted({one.version for one in answers})),
     )  # fmt: skip
 
 
 @verb("read-only", name="health", read_only=True, wire=False, several=Several(merge=_merge_health))
 def health(tx: Tx) -> Health:
     running = sum(sweep.ended_at is None for sweep in tx.sweeps())
-    return Health(overdue(tx) / micros(1), is_paused(tx), running)
+    return Health(
+        overdue(tx) / micros(1), is_paused(tx), running, str(tx.value("database_version"))
+    )

@@ -7,6 +7,7 @@ from ... import ids, ranges
 from ...errors import NotFound
 from ...ids import LaneId
 from ...model import Page, StoredMessage, when
+from ...options import MAX_PAGE_BYTES
 from ...store.records import DUE, LEASED, NO_REST, WAITING, Group, Lane, Queue, Segment
 from ...store.tx import Tx
 from ..core.handout import is_binary, payload
@@ -35,20 +36,21 @@ def browse(tx: Tx, request: BrowseRequest) -> Page[StoredMessage]:
     deadline = rested + request.seconds
     at_lane, at = request.after or (0, 0)
     found: list[StoredMessage] = []
-    looked = False
+    looked, tx.bytes_left = False, MAX_PAGE_BYTES
     for lane in lanes_from(tx, queue, request.partition, LaneId(at_lane)):
         at = at if lane.id == at_lane else lane.base
         if looked and time.monotonic() > deadline:
             return Page(found, f"{lane.id}.{at}")
         looked, start = True, at
         for segment in tx.segments_from(lane.id, at):
-            if len(found) >= request.limit or (at > start and time.monotonic() > deadline):
+            late = at > start and time.monotonic() > deadline
+            if late or is_full(tx, found, request.limit):
                 return Page(found, f"{lane.id}.{at}")
             at = _look(tx, request, queue, group, lane, segment, max(at, segment.first), found)
             if request.text is not None and time.monotonic() > rested + WORK_SECONDS:
                 time.sleep(REST_SECONDS)  # other threads of the process get the GIL at once
                 rested = time.monotonic()
-        if at < lane.head and len(found) >= request.limit:
+        if at < lane.head and is_full(tx, found, request.limit):
             return Page(found, f"{lane.id}.{at}")
     return Page(found)
 
@@ -98,15 +100,26 @@ def _look(
         return segment.stop
     gone = tx.gone(lane, first, segment.stop)
     for sequence in range(first, segment.stop):
-        if len(found) >= request.limit:
+        if is_full(tx, found, request.limit):
             return sequence
         if ranges.contains(gone, sequence):
             continue
         if request.text is None or request.text in payload(
             tx.body(segment), sequence - segment.first
         ):
-            found.append(view(tx, queue, group, lane, segment, sequence))
+            add(tx, found, view(tx, queue, group, lane, segment, sequence))
     return segment.stop
+
+
+def is_full(tx: Tx, found: list[StoredMessage], limit: int) -> bool:
+    """Return whether a page has as many messages, or bytes of payloads, as it may have."""
+    return len(found) >= limit or tx.bytes_left <= 0
+
+
+def add(tx: Tx, found: list[StoredMessage], message: StoredMessage) -> None:
+    """Add a message to a page; its payload counts."""
+    found.append(message)
+    tx.bytes_left -= len(message.raw)
 
 
 def view(

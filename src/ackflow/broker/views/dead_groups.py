@@ -1,4 +1,4 @@
-"""Dead letters by error: those that died of the same thing, counted together, newest first.
+"""Dead letters by error: those with the same normalised error, counted together, newest first.
 
 Errors are compared without what differs from one to the next: numbers, ids, quoted texts, addresses.
 Reading stops at a limit of rows and time, and is continued where it stopped.
@@ -52,7 +52,7 @@ class DeadGroups(Struct):
 def _newest_first(
     ask: merging.Ask, tags: Sequence[int], arguments: merging.Arguments
 ) -> DeadGroups:
-    """Count in one database after the other; `before` and `next` say in which to go on."""
+    """Count in one database after the other; `before` and `next` say in which to continue."""
     name, before, seconds, limit = arguments
     ordered = sorted(tags)
     last = len(ordered) - 1
@@ -101,17 +101,17 @@ def dead_groups(
             if queue is None
             else tx.all("dead_newest_of_queue", queue.id, at, some)
         )
-        for at, home, grp, lane, seq, kind, reason, error, died in rows:
-            place = names.get(grp) or _name(tx, names, home, grp)
-            if not place[0]:
+        for at, queue_id, group_id, lane, seq, kind, reason, error, died in rows:
+            name = names.get(group_id) or _name(tx, names, queue_id, group_id)
+            if not name[0]:
                 continue  # its queue or group is deleted, and its rows are not removed yet
-            reason, error = open_texts(grp, lane, seq, reason, error)
+            reason, error = open_texts(group_id, lane, seq, reason, error)
             text = reason or error or ""
-            key = home, grp, kind, normalized(text)
+            key = queue_id, group_id, kind, normalized(text)
             one = found.get(key)
             if one is None:
                 one = found[key] = DeadGroup(
-                    *place, kind, key[3], 0, when(died), when(died), text[:MOST_TEXT], [], at, at
+                    *name, kind, key[3], 0, when(died), when(died), text[:MOST_TEXT], [], at, at
                 )
             one.count += 1
             one.oldest_id = at
@@ -131,7 +131,9 @@ def _sorted(found: Iterable[DeadGroup]) -> list[DeadGroup]:
     return sorted(found, key=lambda one: (-one.count, one.error))
 
 
-def _name(tx: Tx, names: dict[int, tuple[str, str]], home: int, grp: int) -> tuple[str, str]:
-    queue, group = tx.queue_by_id(home), tx.group_by_id(grp)  # type: ignore[arg-type]
-    names[grp] = (queue.name, group.name) if queue and group else ("", "")
-    return names[grp]
+def _name(
+    tx: Tx, names: dict[int, tuple[str, str]], queue_id: int, group_id: int
+) -> tuple[str, str]:
+    queue, group = tx.queue_by_id(queue_id), tx.group_by_id(group_id)  # type: ignore[arg-type]
+    names[group_id] = (queue.name, group.name) if queue and group else ("", "")
+    return names[group_id]

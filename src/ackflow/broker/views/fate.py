@@ -1,14 +1,16 @@
-"""The fate of a message: where it stands in every group, and what happened to it until now."""
+"""The fate of a message: its state in every group, and its history."""
 
+import contextlib
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ... import ids, ranges
 from ...errors import NotFound
 from ...model import StoredMessage, Why, when
-from ...store.records import DeadRow, Group, Lane
+from ...store.records import DeadRow, Group, Lane, Queue
 from ...store.tx import Tx
+from ..core.dead_letters import letters
 from ..core.topology import find_queue
 from ..reach.merging import Several
 from ..verb import verb
@@ -38,7 +40,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
 
 
 class GroupFate(Struct, frozen=True):
-    """The fate of a message in one group: `why` it is there, and its history."""
+    """The state of a message in one group, as the sentence `why`, and its history."""
 
     group: str
     why: Why
@@ -46,9 +48,13 @@ class GroupFate(Struct, frozen=True):
 
 
 class Fate(Struct, frozen=True):
-    """A message as it is stored, if it still is, and its fate in every group."""
+    """A message and its state and history in every group.
+
+    If it is not `stored` any more, `message` is what its dead letter kept.
+    """
 
     message: StoredMessage | None
+    stored: bool
     groups: list[GroupFate]
     more_groups: bool
 
@@ -56,7 +62,7 @@ class Fate(Struct, frozen=True):
 @verb("read-only", name="fate", queue="queue_name", read_only=True, wire=False,
       several=Several(message="id"))  # fmt: skip
 def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fate:
-    """Return what is known about a message; the history goes back as far as the queue keeps it."""
+    """Return the fate of a message. The history covers the time that the queue keeps it."""
     queue = find_queue(tx, queue_name)
     place = ids.parse_message_id(id)
     groups = [
@@ -68,8 +74,27 @@ def fate(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> Fat
         reason = why(tx, queue_name, id, group.name)
         known = lane is not None and lane.queue == queue.id
         events = _events(tx, group, lane, place.sequence) if known and lane else []
+        last = max((n for n, event in enumerate(events) if event.kind == "nack"), default=None)
+        if (
+            last is not None and reason.error and reason.state != "dead"
+        ):  # the claim has the last one
+            events[last] = structs.replace(events[last], details=reason.error)
         fates.append(GroupFate(group.name, reason, events))
-    return Fate(_message(tx, queue_name, id), fates, len(groups) > MOST_GROUPS)
+    message, stored = _message(tx, queue, id, lane, place.sequence)
+    return Fate(message, stored, fates, len(groups) > MOST_GROUPS)
+
+
+@verb("read-only", name="kept_message", queue="queue_name", read_only=True, wire=False,
+      several=Several(message="id"))  # fmt: skip
+def kept_message(tx: Tx, queue_name: str, id: str) -> StoredMessage:
+    """Return a message as it is stored, or as its dead letter keeps it."""
+    queue = find_queue(tx, queue_name)
+    place = ids.parse_message_id(id)
+    lane = tx.lane(place.lane) if place.store == tx.store else None
+    message, _ = _message(tx, queue, id, lane, place.sequence)
+    if message is None:
+        raise NotFound(f"queue {queue_name!r} does not store a message {id}")
+    return message
 
 
 @verb("read-only", name="queue_of_message", read_only=True, wire=False)
@@ -83,11 +108,21 @@ def queue_of_message(tx: Tx, id: str) -> str:
     return queue.name
 
 
-def _message(tx: Tx, queue_name: str, id: str) -> StoredMessage | None:
-    try:
-        return get(tx, queue_name, id, None)
-    except NotFound:
-        return None
+def _message(
+    tx: Tx, queue: Queue, id: str, lane: Lane | None, sequence: int
+) -> tuple[StoredMessage | None, bool]:
+    """Return a message and whether the queue stores it; if not, the copy of a dead letter of it."""
+    with contextlib.suppress(NotFound):
+        return get(tx, queue.name, id, None), True
+    if lane is None or lane.queue != queue.id:
+        return None, False
+    for group in tx.groups(queue.id):
+        for one in letters(tx, queue.name, tx.dead("dead_of", group.id, lane.id, sequence)):
+            return StoredMessage(
+                id, queue.name, one.partition, one.priority, sequence, one.created_at, one.created_at,
+                one.raw, one.is_json, one.transaction_id, one.headers,
+            ), False  # fmt: skip
+    return None, False
 
 
 def _events(tx: Tx, group: Group, lane: Lane, sequence: int) -> list[Event]:

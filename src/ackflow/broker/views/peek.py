@@ -2,6 +2,7 @@
 
 from ... import ranges, validate
 from ...model import News, StoredMessage
+from ...options import MAX_PAGE_BYTES
 from ...ranges import Ranges
 from ...store.records import Group, Lane, Queue
 from ...store.tx import Tx
@@ -9,7 +10,9 @@ from ..core.topology import find_partition, find_queue
 from ..reach import merging
 from ..reach.merging import Several
 from ..verb import verb
-from .browse import view
+from .browse import add, is_full, view
+
+SEGMENTS_AT_ONCE = 64
 
 
 @verb("read-only", queue="queue_name", read_only=True, several=Several(merge=merging.limited))
@@ -23,9 +26,10 @@ def peek(tx: Tx, queue_name: str, group_name: str, limit: int) -> list[StoredMes
     queue = find_queue(tx, queue_name)
     group = tx.group(queue.id, group_name)
     found: list[StoredMessage] = []
+    tx.bytes_left = MAX_PAGE_BYTES
     for lane, start in _in_turn(tx, queue, group):
         found += _next_of(tx, queue, group, lane, start, limit - len(found))
-        if len(found) >= limit:
+        if is_full(tx, found, limit):
             break
     return found
 
@@ -47,23 +51,24 @@ def _next_of(
     due: Ranges = []
     for claim in tx.due_claims(lane.id, group.id, want) if group else ():
         due = ranges.union(due, claim.ranges)
-    found = [
-        view(tx, queue, group, lane, segment, sequence)
-        for segment, first, stop in tx.segments_over(lane.id, ranges.lowest(due, want))
-        for sequence in range(first, stop)
-    ]
+    found: list[StoredMessage] = []
+    for segment, first, stop in tx.segments_over(lane.id, ranges.lowest(due, want)):
+        for sequence in range(first, stop):
+            if is_full(tx, found, want):
+                return found
+            add(tx, found, view(tx, queue, group, lane, segment, sequence))
     mine = None if group is None else group.id
     for segment in tx.segments_from(lane.id, start):
-        if len(found) >= want:
+        if is_full(tx, found, want):
             break
         if segment.for_group in (None, mine) and not segment.delayed(tx.now):
             first = max(start, segment.first)
             gone = tx.gone(lane, first, segment.stop)
             there = ranges.difference([first, segment.stop], gone)
-            found += [
-                view(tx, queue, group, lane, segment, sequence)
-                for sequence in ranges.numbers(ranges.lowest(there, want - len(found)))
-            ]
+            for sequence in ranges.numbers(ranges.lowest(there, want - len(found))):
+                if is_full(tx, found, want):
+                    break
+                add(tx, found, view(tx, queue, group, lane, segment, sequence))
     return found
 
 
@@ -87,12 +92,14 @@ def follow(
         return _last(tx, queue, lanes, last)
     found: list[StoredMessage] = []
     places: dict[int, int] = {}
+    tx.bytes_left = MAX_PAGE_BYTES
     for lane in lanes:
         at, room = max(after.get(lane.id, 0), lane.base), limit - len(found)
         some = _from(tx, queue, lane, at, room)
         found += some
         reached = some[-1].sequence + 1 if some else at
-        places[lane.id] = lane.head if len(some) < room else reached
+        all_there = len(some) < room and tx.bytes_left > 0
+        places[lane.id] = lane.head if all_there else reached
     return News(sorted(found, key=lambda message: message.created_at), places)
 
 
@@ -100,9 +107,37 @@ def _last(tx: Tx, queue: Queue, lanes: list[Lane], last: int) -> News:
     """Return the last few messages, which are in the lanes that were pushed to last."""
     found: list[StoredMessage] = []
     for lane in sorted(lanes, key=lambda lane: -lane.last_at)[:last]:
-        found += _from(tx, queue, lane, max(lane.base, lane.head - last), last)
-    found.sort(key=lambda message: message.created_at)
-    return News(found[-last:] if last else [], {lane.id: lane.head for lane in lanes})
+        start = _start_of_last(tx, lane, last)
+        found += _from(tx, queue, lane, start, last)
+        found.sort(key=lambda message: message.created_at)
+        found = _within_bytes(found[-last:])
+    return News(found, {lane.id: lane.head for lane in lanes})
+
+
+def _start_of_last(tx: Tx, lane: Lane, last: int) -> int:
+    """Return where the last few messages of a lane begin, of as many bytes as a page may have."""
+    start, left = max(lane.base, lane.head - last), MAX_PAGE_BYTES
+    at = lane.head
+    while at > start:
+        some = tx.segments_before(lane, at, SEGMENTS_AT_ONCE)
+        for segment in some:
+            left -= segment.bytes // segment.count * (at - max(start, segment.first))
+            if left < 0:
+                return min(at, lane.head - 1)
+            at = segment.first
+        if len(some) < SEGMENTS_AT_ONCE:
+            break
+    return start
+
+
+def _within_bytes(found: list[StoredMessage]) -> list[StoredMessage]:
+    """Return the last of these messages, of as many bytes as a page may have."""
+    left = MAX_PAGE_BYTES
+    for at in range(len(found) - 1, -1, -1):
+        left -= len(found[at].raw)
+        if left < 0:
+            return found[min(at + 1, len(found) - 1) :]
+    return found
 
 
 def _from(tx: Tx, queue: Queue, lane: Lane, start: int, want: int) -> list[StoredMessage]:
@@ -110,8 +145,10 @@ def _from(tx: Tx, queue: Queue, lane: Lane, start: int, want: int) -> list[Store
         return []
     gone = tx.gone(lane, start, lane.head)
     wanted = ranges.lowest(ranges.difference([start, lane.head], gone), want)
-    return [
-        view(tx, queue, None, lane, segment, sequence)
-        for segment, first, stop in tx.segments_over(lane.id, wanted)
-        for sequence in range(first, stop)
-    ]
+    found: list[StoredMessage] = []
+    for segment, first, stop in tx.segments_over(lane.id, wanted):
+        for sequence in range(first, stop):
+            if is_full(tx, found, want):
+                return found
+            add(tx, found, view(tx, queue, None, lane, segment, sequence))
+    return found

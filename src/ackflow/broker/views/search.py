@@ -16,6 +16,7 @@ from ... import ids, ranges, validate
 from ...errors import InvalidArgument
 from ...ids import LaneId
 from ...model import StoredMessage
+from ...options import MAX_PAGE_BYTES
 from ...ranges import Ranges
 from ...store.records import DUE, LEASED, NO_REST, WAITING, Group, Lane, Queue, Segment
 from ...store.tx import Tx
@@ -24,7 +25,7 @@ from ..core.topology import find_group, find_queue
 from ..reach import merging
 from ..reach.merging import Several
 from ..verb import QueueRequest, verb
-from .browse import lanes_from, view
+from .browse import add, is_full, lanes_from, view
 
 State = Literal["all", "ready", "leased", "waiting", "settled"]
 STATES: tuple[State, ...] = ("all", "ready", "leased", "waiting", "settled")
@@ -165,7 +166,7 @@ class _Run:
 
     def find(self) -> Found:
         at_lane, at = _position(self.request.after)
-        looked = False
+        looked, self.tx.bytes_left = False, MAX_PAGE_BYTES
         for lane in lanes_from(self.tx, self.queue, self.request.partition, LaneId(at_lane)):
             if self.request.priority not in (None, lane.priority):
                 continue
@@ -204,10 +205,11 @@ class _Run:
         if late or early or self.filter.skips(segment):
             return None
         for sequence in range(first, stop):
-            if len(self.found) >= request.limit:
+            if is_full(self.tx, self.found, request.limit):
                 return sequence
             if self.filter.matches(lane, segment, sequence):
-                self.found.append(view(self.tx, self.queue, self.group, lane, segment, sequence))
+                message = view(self.tx, self.queue, self.group, lane, segment, sequence)
+                add(self.tx, self.found, message)
         return None
 
     def _rest(self) -> None:

@@ -27,17 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def bridge(
     source: Annotated[
-        str, typer.Argument(help="Where the queue is: amqp://, a file, postgresql:// or http://.")
+        str,
+        typer.Argument(help="Address of the source: amqp://, a file, postgresql:// or http://."),
     ],
     queue: Queue,
-    to: Annotated[str, typer.Option("--to", help="Where its messages go: the same addresses.")],
+    to: Annotated[str, typer.Option("--to", help="Address of the target, of the same kinds.")],
     to_queue: Annotated[
         str | None, typer.Option(help="Queue at the target (default: the same name).")
     ] = None,
     group: Annotated[
         str, typer.Option(help="Consumer group, for a source in Ackflow (default: none).")
     ] = QUEUE_MODE,
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Messages written at once.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Messages per batch.")] = 500,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when the queue is empty.")
     ] = False,
@@ -52,7 +53,7 @@ def bridge(
     """
     # Imported here: other commands start faster without it.
     from ...middleware.bridge import Ends
-    from ...middleware.bridge.ends import is_amqp
+    from ...middleware.bridge.endpoints import is_amqp
     from ...server.logs import start
 
     start("text", "info")

@@ -10,7 +10,7 @@ import typer
 from ... import validate
 from ...errors import InvalidArgument
 from ...session.connect import connect
-from ...session.copying import copy_queue, look_at, refuse_same
+from ...session.queue_copy import copy_queue, delete_source, look_at, refuse_same
 from ...session.schema import schema_version
 from ...session.session import Session
 from .. import contexts
@@ -42,7 +42,10 @@ def copy(
         bool, typer.Option("--dry-run", help="Show what would be copied; change nothing.")
     ] = False,
     wait: Annotated[
-        float, duration("How long to wait for leases; what is leased then is due in the copy.")
+        float,
+        duration(
+            "How long to wait for leases; messages that are still leased then are due in the copy."
+        ),
     ] = 30,
     move: Annotated[
         bool, typer.Option("--move", help="Delete each queue at the source once it is copied.")
@@ -50,7 +53,10 @@ def copy(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy queues with messages, groups, positions and dead letters. A repeat goes on after a crash."""
+    """Copy queues with messages, groups, positions and dead letters.
+
+    After a crash, run the same command again to continue.
+    """
     out = Output(wants_json(ctx, as_json))
     with ExitStack() as stack:
         one = stack.enter_context(_open(source, False))
@@ -75,7 +81,7 @@ def copy(
             with _bar(given.name, given.messages) as advance:
                 done = copy_queue(one, other, given.name, wait=wait, progress=advance)
             if move:
-                one.delete_queue(given.name)
+                delete_source(one, done)
             left = (
                 f", {plural(done.leased, 'leased message')} due in the copy" if done.leased else ""
             )
@@ -90,13 +96,16 @@ def copy(
 def migrate(
     target: Target,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether a migration is missing (exit 1).")
+        bool,
+        typer.Option("--check", help="Only report whether a migration is needed (exit code 1)."),
     ] = False,
 ) -> None:
-    """Migrate a database to the schema of this version. Opening it does the same."""
+    """Migrate a database to the schema of this version. Opening a database does the same."""
     location = target.location
     if location.remote:
-        raise InvalidArgument("a server migrates its database when it starts; give the database")
+        raise InvalidArgument(
+            "a server migrates its database when it starts; give the file or the URL of PostgreSQL"
+        )
     require_file(location)
     for place in validate.databases(location.url):
         version, newest = schema_version(place)

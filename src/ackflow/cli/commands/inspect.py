@@ -57,7 +57,7 @@ def queues(target: Target, queue: OptionalQueue = None) -> None:
     if not target.location.remote:
         for database in target.session.databases():
             if not database.up:
-                print(f"ackflow: {database.error}; its queues are missing here", file=sys.stderr)
+                print(f"ackflow: {database.error}; its queues are not shown", file=sys.stderr)
     if not found:
         target.out.say("no queues")
         target.out.hint("""ackflow push orders '{"id": 1}'""")

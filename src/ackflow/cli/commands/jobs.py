@@ -15,7 +15,7 @@ from .. import params
 from ..command import Target, Yes, command, confirm
 from ..output import Columns, ago, plural, span
 
-app = typer.Typer(no_args_is_help=True, help="Root jobs and their children, as workers run them.")
+app = typer.Typer(no_args_is_help=True, help="Show, interrupt and clean up the jobs of workers.")
 
 Id = Annotated[str, typer.Argument(help="Id of a root job, as `jobs list` shows it.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many at most.")]
@@ -74,7 +74,7 @@ def show(target: Target, id: Id, limit: Limit = 50) -> None:
 
 @command(app)
 def interrupt(target: Target, id: Id, yes: Yes = False) -> None:
-    """Cancel a root job: children that have not begun are cancelled. Asks for confirmation."""
+    """Cancel a root job and its children that have not started. Asks for confirmation."""
     jobs = Jobs(target.session)
     job = jobs.get(id)
     if job.stopped_at is not None:

@@ -25,7 +25,7 @@ def _broker(target: Target) -> Broker:
         )
     broker = target.session.broker
     if not isinstance(broker, Broker):
-        raise InvalidArgument("keys are rotated in one database after the other; give one of them")
+        raise InvalidArgument("keys are rotated in one database at a time; give a single database")
     return broker
 
 
@@ -37,12 +37,12 @@ def create() -> None:
 
 @command(app, "list", local=True, needs_reader=True)
 def show(target: Target) -> None:
-    """List the keys by id: those that are given, and those that stored rows are encrypted with."""
+    """List the ids of the given keys and of the keys with which stored rows are encrypted."""
     used = key_usage(_broker(target))
     given = [key.hex() for key in given_keys()]
     unknown = [key for key in used if key and key not in given]
     if not given and not used:
-        target.out.say("no keys: none is given, and nothing is encrypted")
+        target.out.say("no keys: ACKFLOW_ENCRYPTION_KEY has none, and nothing is encrypted")
         return
     unbound = [("", "older format")] if used[""] else []
     roles = [(key, "encrypts" if key == given[0] else "decrypts") for key in given]
@@ -56,7 +56,7 @@ def show(target: Target) -> None:
 
 @command(app, local=True)
 def rotate(target: Target) -> None:
-    """Encrypt stored data again with the first key given; safe to interrupt and to run again.
+    """Encrypt stored data again with the first given key. Safe to interrupt and to run again.
 
     Give both keys to every process first, the new one first: ACKFLOW_ENCRYPTION_KEY=NEW,OLD.
     """

@@ -48,7 +48,7 @@ Secret = Annotated[
     str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="Access token of the server.")
 ]
 AlarmAfter = Annotated[
-    float, duration("Time after which a held end of file is an alarm.", least=1.0)
+    float, duration("Time after which a held end-of-file message is an alarm.", least=1.0)
 ]
 Work = Annotated[
     str | None,
@@ -58,6 +58,12 @@ Work = Annotated[
     ),
 ]
 Results = Annotated[Literal["json", "csv", "parquet"], typer.Option(help="Format of the answers.")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="NAME=VALUE", help="A setting of Spark, as in spark-submit; repeatable."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -82,7 +88,7 @@ def run(
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
     workers: Annotated[int, typer.Option(min=1, help="Number of upstream workers.")] = 3,
     parts: Annotated[
-        int, typer.Option(min=1, max=99, help="Number of partitions that rows are folded in.")
+        int, typer.Option(min=1, max=99, help="Number of partitions for folded rows.")
     ] = 4,
     work: Work = None,
     results: Results = "json",
@@ -104,8 +110,11 @@ def run(
     ui: Annotated[bool, typer.Option(help="Serve Spark's own pages.")] = True,
     accept: Annotated[
         list[str] | None,
-        typer.Option(help="Client to answer although more arrived than its ends of file say."),
+        typer.Option(
+            help="Client to answer although more blocks arrived than its end-of-file messages announce."
+        ),
     ] = None,
+    conf: Conf = None,
     token: Secret = None,
 ) -> None:
     """Answer the queries for every client; a restarted run continues where it stopped."""
@@ -116,7 +125,7 @@ def run(
     settings = Settings(
         data=str(data or ""), out=str(out), db=db, declaration=str(declared), master=master,
         workers=workers, parts=parts, work=work, results=results, token=token, standby=standby,
-        ui=ui,
+        ui=ui, conf=preflight.parse_conf(conf or ()),
     )  # fmt: skip
     if stage is not None:
         run_stage(settings, stage, worker)
@@ -183,7 +192,7 @@ def status(
     as_json: AsJson = False,
     prometheus: Annotated[bool, typer.Option(help="Print metrics for Prometheus.")] = False,
 ) -> None:  # fmt: skip
-    """Show the progress of each table and its unacknowledged ends of file."""
+    """Show the progress of each table and its unacknowledged end-of-file messages."""
     from ...pipeline.state import prometheus_text, table_statuses
 
     settings = Settings(data="", out=str(out), db=db, declaration=str(declared), token=token)
@@ -216,8 +225,8 @@ def cancel(
         bool,
         typer.Option(
             "--accept",
-            help="Cancel only its alarm: answer with all that arrived, although its ends of file "
-            "announce less.",
+            help="Cancel only its alarm: answer its queries with all blocks that arrived, even if its "
+            "end-of-file messages announce fewer.",
         ),
     ] = False,
 ) -> None:  # fmt: skip
@@ -234,10 +243,10 @@ def cancel(
             error.message += other_pipelines_hint(q, pipeline)
             raise
     if accept:
-        print(f"{client} is accepted; it is answered with all that arrived" if new else
+        print(f"{client} is accepted; its queries are answered with all blocks that arrived" if new else
               f"{client} was already accepted")  # fmt: skip
     else:
-        print(f"{client} is cancelled; the stages drop its messages" if new else
+        print(f"{client} is cancelled; its messages are dropped" if new else
               f"{client} was already cancelled")  # fmt: skip
 
 
@@ -263,17 +272,17 @@ def check(
 @app.command()
 def answers(
     client: Annotated[
-        str, typer.Option("--so-far", help="Client whose queries are answered with what is there.")
+        str, typer.Option("--so-far", help="Client whose queries are answered.")
     ],
     out: Out, to: Annotated[Path, typer.Option(help="Folder for the interim answers.")],
     db: Db = None, declared: Declared = DEFAULT_DECLARATION, work: Work = None,
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
-    results: Results = "json", token: Secret = None,
+    results: Results = "json", conf: Conf = None, token: Secret = None,
 ) -> None:  # fmt: skip
-    """Answer the queries of a client that is not finished, with what is folded so far."""
+    """Answer the queries of an unfinished client with the rows folded so far."""
     settings = Settings(
         data="", out=str(out), db=db, declaration=str(declared), work=work, master=master,
-        results=results, token=token,
+        results=results, token=token, conf=preflight.parse_conf(conf or ()),
     )  # fmt: skip
     pipeline = settings.pipeline()
     with existing_session(settings, "answers") as q:

@@ -195,7 +195,7 @@ def _rows(found: LiveStats, before: LiveStats) -> list[Row]:
 
 
 def _state(row: Row) -> Cell:
-    """Why a queue needs attention, in the words of the dashboard."""
+    """The reason why a queue needs attention, worded as in the dashboard."""
     text = ", ".join(row.line.trouble)
     return (text, "red" if row.line.severity[0] > SEVERITY["paused"] else "yellow") if text else ""
 

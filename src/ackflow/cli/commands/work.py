@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ def work(
         typer.Option(help="Queues to serve, with weights, such as mail=3,orders (default: all)."),
     ] = None,
     queue_set: Annotated[
-        str | None, typer.Option(help="A set of queues that the worker names.")
+        str | None, typer.Option(help="A queue set that the worker defines.")
     ] = None,
     mode: Annotated[
         str,
@@ -55,25 +56,30 @@ def work(
     processes: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
     prefetch: Annotated[
         int | None,
-        typer.Option(min=0, help="Messages popped ahead (default: what is begun in 0.2 s)."),
+        typer.Option(
+            min=0, help="Messages popped ahead (default: as many as are started within 0.2 s)."
+        ),
     ] = None,
     message_limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many messages.")
+        int | None, typer.Option(min=1, help="Stop after this number of messages.")
     ] = None,
     time_limit: Annotated[
         float | None, duration("Stop after this time, such as 1h.", least=0.001)
     ] = None,
     memory_limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop when the process uses so many MB.")
+        int | None, typer.Option(min=1, help="Stop when the process uses this many MB of memory.")
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on after an exception of a processor.")
+        bool, typer.Option("--keep-going", help="Continue after an exception of a processor.")
     ] = False,
     supervise: Annotated[
-        bool, typer.Option("--supervise", help="Start a consumer again when it ends.")
+        bool, typer.Option("--supervise", help="Restart a consumer when it ends.")
     ] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a Python file here changes.")
+        bool,
+        typer.Option(
+            "--reload", help="Restart when a Python file below the current folder changes."
+        ),
     ] = False,
     log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text",
     log_level: Annotated[
@@ -102,12 +108,12 @@ def work(
         ).run()  # fmt: skip
         return
     found = load_worker(worker)
-    found.select(queues, queue_set)
     _connect(found, target)
-    stop_with_parent(found.stop)
+    stop_with_parent(found)
     log = logging.getLogger("ackflow.worker")
-    log.info("%r is started, %d at a time; Ctrl-C stops it", found, concurrency)
     try:
+        found.prepare(found.select(queues, queue_set))  # a database that is not there is said first
+        log.info("%r is started, %d at a time; Ctrl-C stops it", found, concurrency)
         counts = found.run(
             queues=queues, queue_set=queue_set, mode=mode, concurrency=concurrency,
             prefetch=prefetch, message_limit=message_limit, time_limit=time_limit,
@@ -152,7 +158,10 @@ def _child_arguments(given: list[str]) -> list[str]:
 
 
 def _start_logs(log_format: str, log_level: str) -> None:
-    """Log to standard error: the worker's lines and those of the handlers' own loggers."""
+    """Log to standard error: the worker's lines and those of the handlers' own loggers.
+
+    What handlers print is written line by line, also to a file, where a kill would lose a buffer.
+    """
     from ...server.logs import FORMATS, LEVELS, start
 
     chosen: Any = validate.one_of(log_format, "--log-format", FORMATS)
@@ -162,3 +171,5 @@ def _start_logs(log_format: str, log_level: str) -> None:
     if not root.handlers:
         root.addHandler(logging.getLogger("ackflow").handlers[0])
         root.setLevel(level.upper())
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)

@@ -39,7 +39,9 @@ function parse() {
   const clean = path.replace(/\/$/, "");
   for (const [pattern, name] of PAGES) {
     const found = pattern.exec(clean);
-    if (found) return { name, params: found.slice(1).map(decodeURIComponent), query: Object.fromEntries(new URLSearchParams(query)) };
+    try {
+      if (found) return { name, params: found.slice(1).map(decodeURIComponent), query: Object.fromEntries(new URLSearchParams(query)) };
+    } catch { /* the address is cut in the middle of a letter */ }
   }
   return { name: null, params: [], query: {} };
 }
@@ -116,9 +118,14 @@ async function refresh(forced) {
   plan(Math.max(EVERY, 10 * (performance.now() - started)));
 }
 
+function live() {
+  const set = page?.view?.live;
+  return typeof set === "function" ? set(page.ctx) : set;
+}
+
 function plan(delay) {
   clearTimeout(timer);
-  if ((page?.view?.live || shell.problem) && !shell.paused && !document.hidden) timer = setTimeout(refresh, delay);
+  if ((live() || shell.problem) && !shell.paused && !document.hidden) timer = setTimeout(refresh, delay);
 }
 
 function pause() {
@@ -157,9 +164,9 @@ function Shell() {
         h("form", { class: "search", role: "search", onSubmit: (event) => { event.preventDefault(); search(event.target.elements.q.value); } },
           h(Icon, { name: "search" }), h("input", { name: "q", type: "search", placeholder: "Queue or message id", "aria-label": "Search for a queue or a message id", autocomplete: "off", spellcheck: "false" }), h("kbd", null, "/")),
         h("div", { class: "bar-actions" },
-          h("span", { class: `live ${shell.paused || !page?.view?.live ? "" : "on"} ${shell.problem ? "bad" : ""}` },
-            shell.problem ? (shell.away ? "Disconnected" : "Refused") : !page?.view?.live ? "" : shell.paused ? "Paused" : "Live"),
-          page?.view?.live ? h(Button, { kind: "plain", label: shell.paused ? "Resume live updates" : "Pause live updates", pressed: String(shell.paused), onClick: pause }, h(Icon, { name: shell.paused ? "play" : "pause" })) : null,
+          h("span", { class: `live ${shell.problem ? "bad" : shell.paused || !live() ? "" : "on"}` },
+            shell.problem ? (shell.away ? "Disconnected" : "Error") : !live() ? "" : shell.paused ? "Paused" : "Live"),
+          live() ? h(Button, { kind: "plain", label: shell.paused ? "Resume live updates" : "Pause live updates", pressed: String(shell.paused), onClick: pause }, h(Icon, { name: shell.paused ? "play" : "pause" })) : null,
           h(Button, { kind: "plain", label: "Refresh", title: "Refresh (r)", onClick: () => refresh(true) }, h(Icon, { name: "refresh" })),
           h(Button, { kind: "plain", label: "Change theme", title: "Change theme (t)", onClick: switchTheme }, h(Icon, { name: "sun" })),
           h(Button, { kind: "plain", label: "Keyboard help", title: "Keyboard (?)", onClick: help }, h(Icon, { name: "help" })))),
@@ -243,7 +250,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : page?.view?.live && !shell.paused && refresh()));
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : live() && !shell.paused && refresh()));
 window.addEventListener("hashchange", navigate);
 
 async function start() {

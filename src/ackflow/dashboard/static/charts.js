@@ -31,7 +31,9 @@ const moment = (at, step) => (step >= 3600 ? `${date.format(at * 1000)} ` : "") 
 
 // `lines`: [{name, css, read(interval)}]; with `stacked`, areas lie on each other.
 export function Chart({ title, items, step, lines, unit = "", stacked = false }) {
-  const width = 640, height = 190, left = 44, bottom = 22, top = 8;
+  // As wide as it is drawn, so that its text keeps its size.
+  const room = (document.querySelector("main")?.clientWidth || innerWidth - 224) - (innerWidth > 820 ? 56 : 28);
+  const width = Math.round((room < 878 ? room : (room - 18) / 2) - 34), height = 190, left = 44, bottom = 22, top = 8;
   const right = width - 6, floor = height - bottom;
   const heads = h("div", { class: "chart-head" }, h("h3", null, title), h("ul", { class: "legend" },
     lines.map((line) => h("li", { class: line.css }, line.name))));
@@ -51,7 +53,7 @@ export function Chart({ title, items, step, lines, unit = "", stacked = false })
     const upper = columns[index].map((value, at) => (stacked ? (base[at] += value) : value));
     const up = upper.map((value, at) => `${x(at).toFixed(1)} ${y(value).toFixed(1)}`);
     const down = lower.map((value, at) => `${x(at).toFixed(1)} ${y(stacked ? value : 0).toFixed(1)}`).reverse();
-    if (stacked && !columns[index].some((value) => value)) return null;
+    if (!columns[index].some((value) => value)) return null;
     return [
       h("path", { class: `area ${line.css}${stacked ? " stacked" : ""}`, d: `M${up.join("L")}L${down.join("L")}Z` }),
       stacked ? null : h("path", { class: `line ${line.css}`, d: `M${up.join("L")}` }),
@@ -61,7 +63,7 @@ export function Chart({ title, items, step, lines, unit = "", stacked = false })
     h("line", { class: "grid", x1: left, x2: right, y1: y(limit * part), y2: y(limit * part) }),
     h("text", { class: "tick end", x: left - 6, y: y(limit * part) + 3.5 }, limit * part < 10 && (limit * part) % 1 ? (limit * part).toFixed(limit < 1 ? 2 : 1) : short(limit * part)),
   ]);
-  const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => {
+  const marks = (width < 420 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
     const at = Math.round(part * (items.length - 1));
     return h("text", { class: `tick ${part === 0 ? "" : part === 1 ? "end" : "middle"}`, x: x(at), y: height - 6 },
       moment(items[at].at, step));

@@ -2,6 +2,9 @@
 // page that is refreshed keeps its focus, its selection and its scroll position.
 
 const SVG = "http://www.w3.org/2000/svg";
+// Marks what `h` made. Data of messages has no symbols, so that no object in it becomes an element.
+const NODE = Symbol("node");
+const textOf = (kid) => (typeof kid === "object" ? JSON.stringify(kid) : String(kid));
 
 export function h(tag, props, ...kids) {
   props = props || {};
@@ -9,11 +12,11 @@ export function h(tag, props, ...kids) {
   const add = (kid) => {
     if (Array.isArray(kid)) kid.forEach(add);
     else if (kid != null && kid !== false && kid !== true) {
-      children.push(typeof kid === "object" ? kid : { text: String(kid) });
+      children.push(kid[NODE] ? kid : { [NODE]: true, text: textOf(kid) });
     }
   };
   add(kids);
-  return typeof tag === "function" ? tag(props, children) : { tag, props, children, key: props.key };
+  return typeof tag === "function" ? tag(props, children) : { [NODE]: true, tag, props, children, key: props.key };
 }
 
 function create(node, svg) {

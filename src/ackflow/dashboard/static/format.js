@@ -58,7 +58,7 @@ export function local(value) {
 
 // A time in the zone of the reader; UTC is shown on hover.
 export function Time({ at, ago }) {
-  if (!at) return { text: "–" };
+  if (!at) return "–";
   const utc = typeof at === "string" ? at : new Date(at).toISOString();
   const seconds = (Date.now() - new Date(at)) / 1000;
   const relative = Math.abs(seconds) < 1 ? "now" : seconds >= 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;

@@ -73,6 +73,9 @@ export function Count({ value, css, href }) {
   return href && value ? h("a", { class: name, href }, text) : h("span", { class: name }, text);
 }
 
+// Long text in a cell is cut after some lines, and shown on hover.
+const cut = (text) => (typeof text === "string" && text.length > 40 ? h("span", { class: "clamp", title: text }, text) : text);
+
 // columns: [{name, label, num, sort, hide, cell(row)}]
 export function Table({ columns, rows, rowKey, sort, descending, onSort, caption, empty, selected, onSelect }) {
   if (rows && !rows.length) return empty || h(Empty, { title: "Nothing here" });
@@ -92,7 +95,7 @@ export function Table({ columns, rows, rowKey, sort, descending, onSort, caption
     h("tbody", null, rows ? rows.map((row) => h("tr", { key: rowKey(row), class: selected?.has(rowKey(row)) ? "selected" : "" },
       selected && h("td", { class: "check" }, h("input", { type: "checkbox", checked: selected.has(rowKey(row)), "aria-label": `Select ${rowKey(row)}`,
         onChange: () => { const key = rowKey(row); selected.has(key) ? selected.delete(key) : selected.add(key); onSelect(); } })),
-      columns.map((column) => h("td", { class: `${column.num ? "n" : ""} ${column.css || ""} ${column.hide || ""}` }, column.cell(row)))))
+      columns.map((column) => h("td", { class: `${column.num ? "n" : ""} ${column.css || ""} ${column.hide || ""}` }, cut(column.cell(row))))))
       : Array.from({ length: 6 }, () => h("tr", { class: "loading" }, columns.map(() => h("td", null, h("span", { class: "bone" }))))))));
 }
 
@@ -133,7 +136,21 @@ export function Field({ label, hint, ...props }) {
   return h("label", { class: "field" }, h("span", null, label), input, hint ? h("small", null, hint) : null);
 }
 
-export const GroupLink = ({ queue, group }) => h("a", { href: link.group(queue, group) }, groupName(group));
+// A field of the query in the address, which changes it once typing pauses.
+export const Filter = ({ ctx, name, label, placeholder }) => h(Field, { label, placeholder, type: "search", value: ctx.query[name] || "", onInput: (event) => {
+  clearTimeout(ctx.state.typing);
+  const text = event.target.value;
+  ctx.state.typing = setTimeout(() => ctx.setQuery({ [name]: text, after: "" }), 250);
+} });
+
+// The foot of a table with pages: `next` continues it, `back` is the page before where it is known.
+export function Foot({ ctx, text, next, back, first = "First", more = "Next", name = "after" }, kids) {
+  const go = (label, to, at) => h(Button, { kind: "small", disabled: at == null, onClick: () => ctx.setQuery({ [name]: to }, false) }, label);
+  return h("div", { class: "foot" }, h("span", null, text), h("div", { class: "actions" }, kids,
+    back !== undefined ? go("Previous", back || "", back) : ctx.query[name] ? go(first, "", 0) : null, go(more, next, next)));
+}
+
+export const GroupLink = ({ queue, group }) => h("a", { href: link.group(queue, group), title: group }, groupName(group));
 
 // messages at the edge of the window
 
@@ -225,41 +242,37 @@ export function form(title, fields, { text, button = "Save", danger = false, che
 // Do something in steps of at most 1,000 until it is done, with progress, cancel and a summary.
 // `step(after)` returns {done, next, failed: [[what, why]]}.
 export function bulk(title, total, step, { rate } = {}) {
-  let done = 0, stopped = false, ended = false, problem = "", failed = [];
+  let done = 0, begun = false, stopped = false, ended = false, problem = "", failed = [];
   return dialog(title, (close, update) => {
-    if (!ended && !done && !stopped && !problem) {
-      queueMicrotask(async () => {
-        let after = 0;
-        const start = Date.now();
-        try {
-          while (!stopped && after !== null) {
-            const result = await step(after, done);
-            done += result.done;
-            failed = failed.concat(result.failed || []);
-            after = result.next;
-            update();
-            const due = rate ? (done / rate) * 1000 - (Date.now() - start) : 0;
-            for (let left = due; left > 0 && !stopped; left -= 100) await new Promise((go) => setTimeout(go, Math.min(left, 100)));
-          }
-        } catch (error) {
-          problem = error.message;
+    const work = async () => {
+      const start = Date.now();
+      try {
+        for (let after = 0; after !== null && !stopped;) {
+          const result = await step(after);
+          done += result.done;
+          failed = failed.concat(result.failed || []);
+          after = result.next;
+          update();
+          const due = rate ? (done / rate) * 1000 - (Date.now() - start) : 0;
+          for (let left = due; left > 0 && !stopped; left -= 100) await new Promise((go) => setTimeout(go, Math.min(left, 100)));
         }
-        ended = true;
-        update();
-        app.reload();
-      });
-      stopped = false;
-      done = 0;
-      ended = null;
-    }
+      } catch (error) {
+        problem = error.message;
+      }
+      ended = true;
+      update();
+      app.reload();
+    };
+    if (!begun) queueMicrotask(work);
+    begun = true;
     return h("div", { class: "bulk" },
       h("progress", { max: Math.max(1, total || done), value: ended ? total || done || 1 : done, "aria-label": title }),
       h("p", { class: "bulk-state", role: "status" }, ended ? (stopped ? "Cancelled: " : problem ? "Stopped: " : "Done: ") : "Working: ",
         plural(done, "item"), total ? ` of ${n(total)}` : "", failed.length ? `, ${n(failed.length)} not done` : ""),
       problem ? h("p", { class: "problem", role: "alert" }, problem) : null,
       failed.length ? h("ul", { class: "failures" }, failed.slice(0, 50).map(([what, why]) => h("li", null, h("code", null, what), " ", why))) : null,
-      h("footer", null, ended ? h(Button, { kind: "primary", autofocus: true, onClick: () => close(done) }, "Close") : h(Button, { onClick: () => { stopped = true; update(); } }, "Cancel")));
-  });
+      h("footer", null, ended ? h(Button, { kind: "primary", autofocus: true, onClick: () => close(done) }, "Close") : h(Button, { disabled: stopped, onClick: () => { stopped = true; update(); } }, "Cancel")));
+  }).then((value) => { stopped = true; return value; }); // a dialog that is closed stops the work
 }
 
 export function options(values) {

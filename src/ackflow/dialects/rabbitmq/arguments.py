@@ -9,6 +9,9 @@ from .errors import AmqpError
 MAX_MILLISECONDS = (1 << 32) - 1
 MAX_COUNT = 1 << 48
 QUORUM_DELIVERY_LIMIT = 20
+SHORTEST_TTL = (
+    0.1  # for a time to live of 0: a consumer that waits has the time to take the message
+)
 
 
 def _count(least: int, most: int) -> Callable[[Any], bool]:
@@ -66,8 +69,7 @@ def queue_options(arguments: Arguments) -> dict[str, object]:
     """The options of a queue that its arguments set."""
     options: dict[str, object] = {}
     if (ttl := arguments.get("x-message-ttl")) is not None:
-        # A time to live of 0 leaves a consumer that waits the time to take the message.
-        options["ttl_seconds"] = max(ttl, 1) / 1000
+        options["ttl_seconds"] = ttl / 1000 or SHORTEST_TTL
     if arguments.get("x-overflow") == "reject-publish" and "x-max-length" in arguments:
         options["max_size"] = arguments["x-max-length"]
     return options
@@ -119,6 +121,7 @@ def check_binding(key: str, given: Mapping[str, Any] | None) -> Arguments:
     how = checked.get("x-match", "all")
     if how not in ("all", "any", "all-with-x", "any-with-x"):
         raise AmqpError(
-            406, f"Invalid x-match field value {how!r}; expected all, any, all-with-x or any-with-x"
+            406,
+            f'Invalid x-match field value <<"{how}">>; expected all, any, all-with-x, or any-with-x',
         )
     return checked

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections import deque
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.base import Frame
@@ -29,13 +30,14 @@ from .properties import encode_properties
 from .publishing import Posted, Publisher
 from .settling import ACK, NACK, REJECT, RELEASE, Settled, marks_of
 from .topology import REPLY_TO
-from .verbs import DIALECT, commit, look_at_queue
+from .verbs import DIALECT, commit, consume_queue, look_at_queue
 
 if TYPE_CHECKING:
     from .protocol import AmqpConnection
 
 MOST_AT_ONCE = 1_000  # publications in one commit
 BYTES_AT_ONCE = 4 * 1024 * 1024
+PUBLICATION_COST = 500  # bytes of memory that a publication of a transaction takes with its body
 
 
 Settle = Ack | Basic.Nack | Basic.Reject
@@ -58,6 +60,7 @@ class Channel:
         self._last_tag = 0
         self._publisher = Publisher(self)
         self._transaction: tuple[list[Posted], Settled] | None = None
+        self._transaction_bytes = 0
         self._work: deque[Work] = deque()
         self._running: asyncio.Future[None] | None = None
         self._failing = False  # an error waits for its turn; what follows it is discarded
@@ -69,6 +72,10 @@ class Channel:
     @property
     def takes_deliveries(self) -> bool:
         return not self.closed and self._flowing and self.connection.writable
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._work) and self._running is None
 
     @property
     def held_or_reserved(self) -> int:
@@ -128,6 +135,7 @@ class Channel:
 
     async def finish(self) -> None:
         """Wait until the work that was received is done."""
+        self.work()
         while self._running is not None:
             await asyncio.wait([self._running])
 
@@ -136,12 +144,14 @@ class Channel:
     def work(self) -> None:
         """Do the work that waits, in order, until something has to be waited for."""
         while self._work and self._running is None and not self.closed:
+            if not self.connection.takes_work:
+                return
             work = self._work.popleft()
             try:
                 if isinstance(work, SETTLES):
                     self._settle(work)
                 elif isinstance(work, Posted):
-                    self._publish(self._following(work))
+                    self._publish(*self._following(work))
                 else:
                     self.connection.count_queued(-1, 0)
                     self._running = self.server.background(self._run(work))
@@ -149,7 +159,7 @@ class Channel:
                 self._running = self.server.background(self._fail(work, error))
 
     async def _run(self, work: Method | AmqpError) -> None:
-        """Do work that may have to wait, and go on."""
+        """Do work that may have to wait, and continue."""
         try:
             if isinstance(work, AmqpError):
                 raise work
@@ -175,8 +185,8 @@ class Channel:
         error.method = error.method or _method_id(work)
         await self.connection.fail(self, error)
 
-    def _following(self, first: Posted) -> list[Posted]:
-        """Take the publications that follow a first one, within limits."""
+    def _following(self, first: Posted) -> tuple[list[Posted], int]:
+        """Take the publications that follow a first one, within limits; return their size, too."""
         posted, size = [first], len(first.publication.payload)
         while self._work and len(posted) < MOST_AT_ONCE and size < BYTES_AT_ONCE:
             if not isinstance(self._work[0], Posted):
@@ -185,8 +195,7 @@ class Channel:
             assert isinstance(one, Posted)
             posted.append(one)
             size += len(one.publication.payload)
-        self.connection.count_queued(-len(posted), -size)
-        return posted
+        return posted, size
 
     async def _do(self, method: Method) -> None:
         handler = _HANDLERS.get(type(method))
@@ -198,18 +207,36 @@ class Channel:
     def send(self, method: Frame) -> None:
         self.connection.send(frames.encode(self.number, method))
 
-    def _publish(self, posted: list[Posted]) -> None:
-        """Publish; the channel goes on when there is an answer."""
-        if self._transaction is not None:
-            self._transaction[0].extend(posted)
-        elif self._publisher.publish(posted, partial(self._published, posted)):
-            self._running = asyncio.get_running_loop().create_future()
-        else:
-            self._publisher.report(posted, ())
+    def _publish(self, posted: list[Posted], size: int) -> None:
+        """Publish. The channel continues when the result is known; until then it counts as queued."""
+        waits = False
+        try:
+            if self._transaction is not None:
+                self._transaction[0].extend(posted)
+                self._count_transaction(size + PUBLICATION_COST * len(posted))
+            elif self._publisher.publish(posted, partial(self._published, posted, size)):
+                self._running = asyncio.get_running_loop().create_future()
+                waits = True
+            else:
+                self._publisher.report(posted, ())
+        finally:
+            if not waits:
+                self.connection.count_queued(-len(posted), -size)
 
-    def _published(self, posted: list[Posted], answer: list[Published] | BaseException) -> None:
-        """Report what was published, and go on."""
+    def _count_transaction(self, size: int) -> None:
+        self._transaction_bytes += size
+        self.connection.count_received(size)
+
+    def _begin_transaction(self) -> None:
+        self._transaction = [], []
+        self._count_transaction(-self._transaction_bytes)
+
+    def _published(
+        self, posted: list[Posted], size: int, answer: list[Published] | BaseException
+    ) -> None:
+        """Report the result of publishing, and continue."""
         running, self._running = self._running, None
+        self.connection.count_queued(-len(posted), -size)
         try:
             if isinstance(answer, BaseException):
                 raise answer
@@ -232,7 +259,7 @@ class Channel:
         for run in answer.runs:
             for sequence in range(run.lo, run.hi):
                 exchange, key, properties, body = message_of(
-                    run, sequence, consumer.queue, frame_max
+                    run, sequence, consumer.queue, frame_max, consumer.quorum
                 )
                 tag += 1
                 if held is not None:
@@ -279,13 +306,15 @@ class Channel:
     async def get(self, method: Basic.Get) -> None:
         queue = self.queue_named(method.queue)
         self.connection.allow("read-write", "queue", queue)
-        await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
+        facts = await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
         self.server.used(queue)
         request = PopRequest(
             queue, QUEUE_MODE, f"{self.connection.name}/{self.number}"[:200], 1, LEASE_SECONDS,
             bool(method.no_ack), dialect=DIALECT, create=False,
         )  # fmt: skip
-        answer: Handout = await self.server.app.loop_broker.try_pop(request)
+        async with self.connection.getting:
+            await self.connection.unread.until_read()
+            answer: Handout = await self.server.app.loop_broker.try_pop(request)
         if self.closed:
             if answer.token is not None:
                 await self.server.app.loop_broker.give_back(answer.token)
@@ -294,15 +323,14 @@ class Channel:
             self.send(Basic.GetEmpty())
             return
         run = answer.runs[0]
-        exchange, key, properties, body = message_of(run, run.lo, queue, self.connection.frame_max)
+        frame_max = self.connection.frame_max
+        exchange, key, properties, body = message_of(run, run.lo, queue, frame_max, facts.quorum)
         self._last_tag += 1
         if answer.token is not None:
             held = self.server.hold(answer.token, 1)
             self.unacked[self._last_tag] = Delivery(self._last_tag, held, run.lane, run.lo, None)
         payload = frames.get_ok(self._last_tag, run.redelivered, exchange, key, run.pending)
-        self.connection.send(
-            frames.with_content(self.number, payload, properties, body, self.connection.frame_max)
-        )
+        self.connection.send(frames.with_content(self.number, payload, properties, body, frame_max))
 
     # settling
 
@@ -332,17 +360,17 @@ class Channel:
 
     def _take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
         """Take deliveries off the books of the channel; an unknown tag is an error."""
+        if multiple and not tag:
+            found, self.unacked = list(self.unacked.values()), {}
+            return found
+        last = self.unacked.get(tag)
+        if last is None:
+            raise _unknown_tag(tag)
         if multiple:
-            last = tag or self._last_tag
-            tags = [one for one in self.unacked if one <= last]
-            if not tags and tag:
-                raise _unknown_tag(tag)
-        else:
-            found = self.unacked.pop(tag, None)
-            if found is None:
-                raise _unknown_tag(tag)
-            return [found]
-        return [self.unacked.pop(one) for one in tags]
+            before = list(takewhile(lambda one: one != tag, self.unacked))
+            found = [self.unacked.pop(one) for one in before]
+            return [*found, self.unacked.pop(tag)]
+        return [self.unacked.pop(tag)]
 
     def _settle_all(self, settled: Settled) -> None:
         """Settle without waiting: nothing is answered, and what follows is in order behind it."""
@@ -362,12 +390,9 @@ class Channel:
             if (pump := self.server.pumps.get(queue)) is not None:
                 pump.kick()
 
-    async def release_all(self) -> None:
-        """Give back everything that the client holds; it comes again, flagged as redelivered."""
-        found, self.unacked = list(self.unacked.values()), {}
-        if self._transaction is not None:
-            found += [one for some, _ in self._transaction[1] for one in some]
-            self._transaction = [], []
+    async def _release(self, found: list[Delivery]) -> None:
+        """Return messages and forget all tags; they are delivered again, flagged as redelivered."""
+        self.unacked = {}
         marks = marks_of([(found, RELEASE)])
         self._let_go(found)
         self.server.acks.flush()
@@ -375,7 +400,7 @@ class Channel:
             await self.server.app.do(settle_many, False, marks, False)
 
     async def close(self) -> None:
-        """End the channel: cancel its consumers and give back what it holds."""
+        """End the channel: cancel its consumers and return the messages that it holds."""
         if self.closed:
             return
         self.closed = True
@@ -387,7 +412,11 @@ class Channel:
             self.server.remove_consumer(consumer)
         self.consumers.clear()
         self._forget_replies()
-        await self.release_all()
+        found = list(self.unacked.values())
+        if self._transaction is not None:
+            found += [one for some, _ in self._transaction[1] for one in some]
+            self._begin_transaction()
+        await self._release(found)
 
     def _forget_replies(self) -> None:
         self.server.remove_reply_consumer(self._publisher.reply_id)
@@ -434,7 +463,9 @@ class Channel:
             return self._consume_replies(method, tag)
         self.connection.allow("read-write", "queue", queue)
         priority = check_consumer(method.arguments)
-        facts = await self.server.app.do(look_at_queue, False, queue, self.connection.id, True)
+        facts = await self.server.app.do(
+            consume_queue, False, queue, self.connection.id, self.server.id
+        )
         if self.closed:
             return
         others = self.server.consumers_of(queue)
@@ -445,8 +476,9 @@ class Channel:
                 540, "x-single-active-consumer needs a database that one server has to itself"
             )
         consumer = Consumer(
-            self, queue, tag, bool(method.no_ack), self.prefetch, priority, bool(method.exclusive)
-        )
+            self, queue, tag, bool(method.no_ack), self.prefetch, priority, bool(method.exclusive),
+            facts.quorum,
+        )  # fmt: skip
         self.consumers[tag] = consumer
         self.server.declared(queue, facts.expires)
         if not method.nowait:
@@ -469,7 +501,7 @@ class Channel:
     async def recover(self, method: Basic.Recover | Basic.RecoverAsync) -> None:
         if not method.requeue:
             raise AmqpError(540, "requeue=false")
-        await self.release_all()
+        await self._release(list(self.unacked.values()))
         if isinstance(method, Basic.Recover):
             self.send(Basic.RecoverOk())
 
@@ -484,13 +516,14 @@ class Channel:
         if self._publisher.confirms:
             raise AmqpError(406, "cannot switch from confirm to tx mode")
         if self._transaction is None:
-            self._transaction = [], []
+            self._begin_transaction()
         self.send(Tx.SelectOk())
 
     async def commit(self, _: Tx.Commit) -> None:
         if self._transaction is None:
             raise AmqpError(406, "channel is not transactional")
-        (posted, settled), self._transaction = self._transaction, ([], [])
+        posted, settled = self._transaction
+        self._begin_transaction()
         publications = [one.publication for one in posted]
         try:
             results = await self.server.app.do(commit, True, publications, marks_of(settled))
@@ -508,7 +541,8 @@ class Channel:
     async def rollback(self, _: Tx.Rollback) -> None:
         if self._transaction is None:
             raise AmqpError(406, "channel is not transactional")
-        settled, self._transaction = self._transaction[1], ([], [])
+        settled = self._transaction[1]
+        self._begin_transaction()
         self._hold_again(settled)
         self.send(Tx.RollbackOk())
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ...broker.aio import LoopSignal
 from ...broker.core.handout import Handout, MessageRun, payload
+from ...broker.core.pop import BoundedPop
 from ...broker.core.routing.publish import EXCHANGE, ROUTING_KEY
 from ...broker.requests import PopRequest
 from ...errors import AckflowError, QueueNotFound, SessionClosed
@@ -28,13 +29,17 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 30.0
 MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
-BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they were larger than this before
+BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they are larger than this
 SHARED_AT_ONCE = 32  # the same while others have room, too
 WAIT_SECONDS = 60.0
 GATHER_SECONDS = 0.005  # for more acknowledgements, while a client has half of its prefetch left
 RETRY_SECONDS = 1.0  # after the store failed
 _NO_HEADERS: dict[str, str] = {}
 log = logging.getLogger("ackflow.amqp")
+
+
+class NoRoom(Exception):
+    """A consumer that had room when its pop began has none now."""
 
 
 class Held(Struct, eq=False):
@@ -59,7 +64,7 @@ class Consumer:
 
     def __init__(
         self, channel: "Channel", queue: str, tag: str, no_ack: bool, prefetch: int, priority: int,
-        exclusive: bool,
+        exclusive: bool, quorum: bool = False,
     ) -> None:  # fmt: skip
         self.channel = channel
         self.queue = queue
@@ -69,6 +74,7 @@ class Consumer:
         self.prefetch = prefetch
         self.priority = priority
         self.exclusive = exclusive
+        self.quorum = quorum  # its messages say how often they were returned
         name = f"{channel.connection.name}/{channel.number}/{tag}"[:200]
         self.name = name if name.isprintable() else ascii(name)
         self.unacked = 0
@@ -89,6 +95,12 @@ class Consumer:
             room = min(room, self.channel.prefetch_of_all - self.channel.held_or_reserved)
         return max(0, room)
 
+    def admit(self) -> None:
+        """Raise NoRoom if nothing may be popped for it now; called before each transaction."""
+        channel = self.channel
+        if not channel.takes_deliveries or channel.server.app.in_transit.is_full():
+            raise NoRoom
+
     @property
     def may_wait(self) -> bool:
         """Whether it has enough messages to wait a moment, so that one pop brings it more."""
@@ -104,6 +116,8 @@ class Pump:
         self.consumers: list[Consumer] = []
         self.single_active = False
         self.auto_delete = False
+        self.deletions = 0  # of the queue, which clients wait for
+        self._leaving: list[Consumer] = []  # active ones that were cancelled and hold messages
         self._wanted = asyncio.Event()
         self._gathers = False
         self._waiting: LoopSignal | None = None
@@ -118,6 +132,8 @@ class Pump:
 
     def remove(self, consumer: Consumer) -> None:
         if consumer in self.consumers:
+            if self.single_active and consumer is self.consumers[0] and consumer.unacked:
+                self._leaving.append(consumer)
             self.consumers.remove(consumer)
         if not self.consumers and self._waiting is not None:
             self._waiting.stop()
@@ -140,6 +156,9 @@ class Pump:
         """The consumers that get the next messages, the one served longest ago first."""
         found = [one for one in self.consumers if one.room > 0]
         if self.single_active:
+            self._leaving = [one for one in self._leaving if one.unacked]
+            if self._leaving:  # so that the next one gets everything in order
+                return []
             return found[:1] if found and found[0] is self.consumers[0] else []
         if len({one.priority for one in found}) > 1:
             top = max(one.priority for one in found)
@@ -165,7 +184,10 @@ class Pump:
                     request, WAIT_SECONDS, attempt=self._attempt, signal=self._waiting
                 )
             except QueueNotFound:
-                self.queue_is_gone()
+                if not self.deletions:
+                    self.queue_is_gone()
+                self._wanted.clear()
+                await self._wanted.wait()
             except SessionClosed:
                 return
             except AckflowError as error:
@@ -189,9 +211,9 @@ class Pump:
             self._gathers = False
 
     def _request(self, consumer: str, batch: int, no_ack: bool = False) -> PopRequest:
-        return PopRequest(
+        return BoundedPop(
             self.queue, QUEUE_MODE, consumer or "amqp", batch, LEASE_SECONDS, no_ack,
-            dialect=DIALECT, create=False,
+            dialect=DIALECT, create=False, most_bytes=BYTES_AT_ONCE,
         )  # fmt: skip
 
     async def _attempt(self, request: PopRequest) -> Handout:
@@ -240,13 +262,17 @@ class Pump:
         return found
 
     async def _take(self, consumer: Consumer, batch: int) -> Handout:
-        """Pop for one consumer and deliver; what it cannot take any more is given back."""
+        """Pop for one consumer and deliver. Messages that it can no longer take are returned."""
         server = self._server
         consumer.reserved += batch
         consumer.channel.reserved += batch
         try:
             request = self._request(consumer.name, batch, consumer.no_ack)
-            answer = await server.app.loop_broker.try_pop(request)
+            answer = await server.app.loop_broker.try_pop(request, admit=consumer.admit)
+        except NoRoom:
+            if self._waiting is not None:
+                self._waiting.stop()  # `kick` ends the next wait
+            return Handout(self.queue, QUEUE_MODE, 0)
         finally:
             consumer.reserved -= batch
             consumer.channel.reserved -= batch
@@ -275,9 +301,10 @@ class Pump:
 
 
 def message_of(
-    run: MessageRun, sequence: int, queue: str, frame_max: int
+    run: MessageRun, sequence: int, queue: str, frame_max: int, quorum: bool
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """Return the encoded exchange, routing key and properties of a message, and its body."""
+    failures = run.failures if quorum else None
     index, rest = sequence - run.first, run.body.rest
     headers, binary, txid = _NO_HEADERS, False, None
     if rest is not None:
@@ -286,7 +313,7 @@ def message_of(
         txid = rest.txids.get(index)
     exchange = frames.short_bytes(headers.get(EXCHANGE, ""))
     key = frames.short_bytes(headers.get(ROUTING_KEY, queue))
-    properties = encode_properties(headers, binary, txid)
+    properties = encode_properties(headers, binary, txid, failures)
     if len(properties) > frame_max - HEADER_OVERHEAD:  # those of a client of another protocol
-        properties = encode_properties(without_table(headers), binary, txid)
+        properties = encode_properties(without_table(headers), binary, txid, failures)
     return exchange, key, properties, payload(run.body, index)

@@ -34,7 +34,9 @@ class AmqpError(Exception):
         self.method = 0  # the class and the method that failed, if one did
         self.hard = code not in _CHANNEL_CODES if hard is None else hard
         shown = f"{NAMES[code]} - {text}".encode()
-        self.text = shown[:MAX_TEXT].decode(errors="ignore")
+        if len(shown) > MAX_TEXT:
+            shown = shown[: MAX_TEXT - 3].decode(errors="ignore").encode() + b"..."
+        self.text = shown.decode()
 
 
 def no_queue(name: str) -> AmqpError:

@@ -17,6 +17,7 @@ from msgspec import Struct, json
 from pamqp import encode
 
 from ...broker.core.routing.publish import DEATHS, EXCHANGE, ROUTING_KEY
+from .arguments import SHORTEST_TTL
 from .errors import AmqpError
 from .tables import entries, malformed, table_at
 
@@ -34,6 +35,8 @@ _OWN = frozenset({*_KINDS, TABLE, EXCHANGE, ROUTING_KEY})
 _FLAGS = struct.Struct(">H")
 _TIME = struct.Struct(">Q")
 _LONG = struct.Struct(">I")
+_NUMBER = struct.Struct(">q")
+DELIVERY_COUNT = b"\x10x-delivery-countl"
 MAX_EXPIRATION = (1 << 32) - 1
 MEMO_BYTES, MEMO_SIZE = 256, 1024
 _skip_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -52,7 +55,7 @@ class Decoded(Struct, frozen=True):
 
 
 _decoded: dict[bytes, Decoded] = {}
-_encoded: dict[tuple[tuple[str, str], ...], bytes] = {}
+_encoded: dict[tuple[int | None, tuple[tuple[str, str], ...]], bytes] = {}
 
 
 def decode_properties(raw: bytes) -> Decoded:
@@ -154,7 +157,7 @@ def _ttl(expiration: str | None) -> float | None:
     digits = expiration.isascii() and expiration.isdecimal() and len(expiration) <= 10
     if not digits or int(expiration) > MAX_EXPIRATION:
         raise AmqpError(406, f"invalid expiration '{expiration}': it must be milliseconds, as text")
-    return int(expiration) / 1000
+    return int(expiration) / 1000 or SHORTEST_TTL
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:
@@ -175,18 +178,23 @@ def is_json(decoded: Decoded, body: bytes) -> bool:
     return True
 
 
-def encode_properties(headers: Mapping[str, str], binary: bool, txid: str | None) -> bytes:
-    """Encode the headers of a stored message as the properties of an AMQP message."""
+def encode_properties(
+    headers: Mapping[str, str], binary: bool, txid: str | None, failures: int | None = None
+) -> bytes:
+    """Encode the headers of a stored message as the properties of an AMQP message.
+
+    `failures`: how often it was returned, for the header `x-delivery-count`.
+    """
     if not binary and "content-type" not in headers:
         headers = {**headers, "content-type": "application/json"}
     if txid is not None and "message-id" not in headers:
         headers = {**headers, "message-id": txid}
-    if not headers:
+    if not headers and failures is None:
         return b"\0\0"
-    key = tuple(headers.items())
+    key = failures, tuple(headers.items())
     found = _encoded.get(key)
     if found is None:
-        found = _encode(headers)
+        found = _encode(headers, failures)
         if len(found) <= MEMO_BYTES:
             if len(_encoded) >= MEMO_SIZE:
                 _encoded.clear()
@@ -199,7 +207,7 @@ def without_table(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name in _KINDS}
 
 
-def _encode(headers: Mapping[str, str]) -> bytes:
+def _encode(headers: Mapping[str, str], failures: int | None) -> bytes:
     table: list[bytes] = []
     values: dict[str, bytes] = {}
     for name, value in headers.items():
@@ -211,6 +219,8 @@ def _encode(headers: Mapping[str, str]) -> bytes:
             table.append(_kept_entries(value))
         elif name not in (EXCHANGE, ROUTING_KEY):
             table.append(_entry(name, value))
+    if failures is not None:  # the last entry of a name counts
+        table.append(DELIVERY_COUNT + _NUMBER.pack(failures))
     flags, parts = 0, [b""]
     if table:
         data = b"".join(table)
@@ -263,5 +273,8 @@ def _encoded_deaths(value: str) -> bytes | None:
             if isinstance(time := death.get("time"), int):
                 death["time"] = datetime.fromtimestamp(time, UTC)
         return encode.encode_table_value(deaths)  # type: ignore[arg-type]
-    except (ValueError, TypeError, OverflowError, OSError, msgspec.MsgspecError):
+    except (
+        ValueError, TypeError, OverflowError, OSError, RecursionError, struct.error,
+        msgspec.MsgspecError,
+    ):  # fmt: skip
         return None

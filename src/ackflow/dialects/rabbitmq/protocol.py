@@ -27,6 +27,7 @@ from . import frames
 from .channel import Channel
 from .errors import AmqpError, refused, translated
 from .frames import BODY, END, FRAME_MAX, FRAME_MIN, HEADER, HEARTBEAT, METHOD, OVERHEAD
+from .unread import WRITE_BUFFER, Unread
 from .verbs import remove_owned
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 CHANNEL_MAX = 2_047
 HEARTBEAT_SECONDS = 60
 CLOSE_SECONDS = 5.0  # for the close-ok of a client
-MAX_QUEUED, MAX_QUEUED_BYTES = 4_096, 4 * 1024 * 1024  # of one connection; then it is not read
-WRITE_BUFFER = 1024 * 1024
+# Of one connection, until it is answered; what the client sends then is not read.
+MAX_QUEUED, MAX_QUEUED_BYTES = 8_192, 8 * 1024 * 1024
 _LAST_ACK_RECEIVED = struct.Struct("I").unpack_from  # milliseconds, in the kernel's TCP_INFO
 _LAST_ACK_OFFSET, _TCP_INFO_SIZE = 56, 104
 _CAPABILITIES = {
@@ -100,6 +101,8 @@ class AmqpConnection(asyncio.Protocol):
         self._ended = False
         self._queued = self._queued_bytes = self._receiving = 0
         self._paused = False
+        self.unread = Unread(server.app.in_transit)
+        self.getting = asyncio.Lock()  # basic.get of one channel at a time
 
     # called by the event loop
 
@@ -124,6 +127,7 @@ class AmqpConnection(asyncio.Protocol):
         self._registry.remove(self)
         self.server.connections.discard(self)
         self._end()
+        self.unread.resume()
 
     def data_received(self, data: bytes) -> None:
         self._received_at = time.monotonic()
@@ -156,9 +160,14 @@ class AmqpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        if self._transport is not None:
+            self.unread.pause(self._transport)
 
     def resume_writing(self) -> None:
         self.writable = True
+        self.unread.resume()
+        self._ready += [one for one in self._channels.values() if one.has_work]
+        self._work()
         for queue in {
             c.queue for channel in self._channels.values() for c in channel.consumers.values()
         }:
@@ -376,6 +385,13 @@ class AmqpConnection(asyncio.Protocol):
         if self._transport is not None and out:
             self._transport.write(b"".join(out))
             self._sent_at = time.monotonic()
+            if not self.writable:
+                self.unread.count()
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether channels may go on; else they wait until the client reads what it was sent."""
+        return self.writable or self._state is not State.RUNNING or not self.unread.overdue
 
     # for channels
 
@@ -387,8 +403,6 @@ class AmqpConnection(asyncio.Protocol):
         """Count the methods that wait for their turn; a client that is too fast is not read."""
         self._queued += n
         self._queued_bytes += size
-        if size > 0:
-            self.count_received(-min(size, self._receiving))
         self.server.app.in_transit.bytes += size
         full = self._queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
         if self._transport is None or self._transport.is_closing():
@@ -401,7 +415,7 @@ class AmqpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def count_received(self, size: int) -> None:
-        """Count the bytes of incomplete messages, which nothing else limits."""
+        """Count the bytes of incomplete messages and transactions, which nothing else limits."""
         self._receiving += size
         transit = self.server.app.in_transit
         transit.bytes += size
@@ -413,11 +427,14 @@ class AmqpConnection(asyncio.Protocol):
         if self.who is not None and not self.who.may(role, name):
             raise refused(what, name, self.user)
 
-    def allow_removal(self, what: str, name: str) -> None:
-        """Removing messages needs an admin, except from a queue of this connection alone."""
-        if name in self.owned or name.startswith("amq.gen-"):
-            return
-        self.allow("admin", what, name)
+    def unless_owned(self, name: str) -> AmqpError | None:
+        """The error for removing messages from a queue that this connection does not own.
+
+        None: the client may remove them whoever owns it, because it is an admin of the queue.
+        """
+        if self.who is None or self.who.may("admin", name) or name.startswith("amq.gen-"):
+            return None
+        return refused("queue", name, self.user)
 
     async def fail(self, channel: Channel, error: AmqpError) -> None:
         """Close a channel, or the connection, because of an error."""
@@ -429,7 +446,8 @@ class AmqpConnection(asyncio.Protocol):
         self._channels.pop(number, None)
         self._closing_channels.add(number)
         await channel.close()
-        if self._state is State.RUNNING:
+        # The client may have closed the channel meanwhile, and opened it again.
+        if self._state is State.RUNNING and number in self._closing_channels:
             self.send_method(
                 number, ChannelMethods.Close(error.code, error.text, *divmod(error.method, 0x10000))
             )
@@ -497,7 +515,7 @@ class AmqpConnection(asyncio.Protocol):
             self.server.app.in_transit.bytes -= self._receiving
             self._receiving = 0
             if self.owned:
-                # Its name is known to no one any more, also if this fails: see `remove_abandoned`.
+                # No client knows its name now. If this fails, `remove_abandoned` removes it.
                 await self.server.app.do(remove_owned, True, self.id, list(self.owned))
 
     # called once in a while
@@ -518,6 +536,13 @@ class AmqpConnection(asyncio.Protocol):
             if now - self._received_at > 2 * self._heartbeat and not self._peer_answers():
                 log.info("missed heartbeats from client %s", self.name)
                 self._transport.abort()
+                return
+        if self.unread.is_stalled(now):
+            log.warning(
+                "%s does not read its messages, and other clients need the memory: disconnected",
+                self.name,
+            )
+            self._transport.abort()
 
     def _peer_answers(self) -> bool:
         """Whether the machine of the client acknowledged something, though the client is silent."""

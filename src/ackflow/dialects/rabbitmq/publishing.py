@@ -11,9 +11,9 @@ from ...broker.requests import Publication
 from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
 from ...options import MAX_PAYLOAD
 from . import frames
+from .call_batching import Answered
 from .errors import AmqpError, no_exchange, translated
 from .frames import Publish
-from .gathering import Answered
 from .properties import Decoded, decode_properties, is_json
 from .topology import REPLY_TO
 
@@ -88,6 +88,8 @@ class Publisher:
 
     def _complete(self, content: Content) -> Posted:
         self._content = None
+        if content.received:
+            self._channel.connection.count_received(-content.received)
         body = content.parts[0] if len(content.parts) == 1 else b"".join(content.parts)
         return self.accept(content.method, content.properties, body)
 

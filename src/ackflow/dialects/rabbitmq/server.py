@@ -5,20 +5,21 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...broker.core.routing.publish import Published, publish, publish_all
 from ...broker.requests import Publication
 from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
+from .call_batching import Answered, CallBatcher
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
-from .gathering import Answered, Gatherer
 from .settling import ACK, Settled, marks_of, settle_all
 from .topology import REPLY_TO
 from .verbs import (
     OWNER_SECONDS,
+    RUNNING,
     QueueFacts,
     extend_many,
     new_server_id,
@@ -44,6 +45,7 @@ class AmqpServer:
     def __init__(self, app: "Server") -> None:
         self.app = app
         self.id = new_server_id()
+        RUNNING.add(self.id)
         self.connections: set[AmqpConnection] = set()
         self.pumps: dict[str, Pump] = {}
         self._held: dict[int, Held] = {}
@@ -53,11 +55,11 @@ class AmqpServer:
         self._extended = time.monotonic()
         self._background: set[asyncio.Future[Any]] = set()
         self._task = asyncio.create_task(self._tick())
-        self.acks = Gatherer(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
-        self._publications = Gatherer(self._publish)
+        self.acks = CallBatcher(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
+        self._publications = CallBatcher(self._publish)
 
     async def close(self) -> None:
-        """Close every connection, as an operator would; give back what they hold."""
+        """Close every connection, as an operator would, and return the messages that they hold."""
         for connection in list(self.connections):
             connection.close_by_server(AmqpError(320, "CONNECTION_FORCED: the server stops"))
         while self._background:
@@ -69,6 +71,7 @@ class AmqpServer:
         while self._background:
             await asyncio.wait(self._background)
         self._task.cancel()
+        RUNNING.discard(self.id)
         for pump in self.pumps.values():
             pump.stop()
 
@@ -146,6 +149,20 @@ class AmqpServer:
         pump.single_active, pump.auto_delete = facts.single_active, facts.auto_delete
         return pump
 
+    @contextlib.contextmanager
+    def deleting(self, queue: str) -> Iterator[None]:
+        """In the block, consumers are not cancelled: the client that deletes is answered first."""
+        pump = self.pumps.get(queue)
+        if pump is None:
+            yield
+            return
+        pump.deletions += 1
+        try:
+            yield
+        finally:
+            pump.deletions -= 1
+            pump.kick()
+
     def queue_deleted(self, queue: str) -> None:
         """Cancel the consumers of a queue, also if another one gets its name at once."""
         if (pump := self.pumps.get(queue)) is not None:
@@ -168,6 +185,7 @@ class AmqpServer:
             self.used(consumer.queue)
             if pump.auto_delete:
                 owner = consumer.channel.connection.id
+                consumer.channel.connection.owned.discard(consumer.queue)
                 self.background(self.app.do(remove_queue, True, consumer.queue, owner, False))
 
     def consumers_of(self, queue: str) -> list[Consumer]:
@@ -188,7 +206,11 @@ class AmqpServer:
     def reply(self, publication: Publication) -> int:
         """Deliver a reply; returns how many consumers got it."""
         consumer = self._replies.get(publication.keys[0])
-        if consumer is None or consumer.channel.closed:
+        if (
+            consumer is None
+            or consumer.channel.closed
+            or consumer.channel.connection.unread.overdue
+        ):
             return 0
         consumer.channel.deliver_reply(consumer, publication)
         return 1
@@ -221,7 +243,8 @@ class AmqpServer:
 
     async def _tick(self) -> None:
         with contextlib.suppress(AckflowError):
-            for queue, expires in await self.app.do(remove_abandoned, False, self.id):
+            abandoned = self.app.do(remove_abandoned, False, self.id, self.alone)
+            for queue, expires in await abandoned:
                 self.declared(queue, expires)
         swept = time.monotonic()
         while True:
@@ -265,6 +288,10 @@ class AmqpServer:
         if used:
             await self.app.do(use_queues, False, used)
             self._used.update((name, now) for name in used)
+            old = now - OWNER_SECONDS
+            self._used = {name: at for name, at in self._used.items() if at > old}
 
     def _owned(self) -> Iterable[str]:
-        return {name for connection in self.connections for name in connection.owned}
+        """The queues that other servers would delete, if they were not recorded as used."""
+        found = {name for connection in self.connections for name in connection.owned}
+        return found | {queue for queue, pump in self.pumps.items() if pump.auto_delete}

@@ -56,7 +56,8 @@ async def declare_queue(channel: "Channel", method: Queue.Declare) -> None:
             connection.id if method.exclusive else None, server.id, arguments,
         )  # fmt: skip
         if method.exclusive:
-            connection.owned.add(name)  # also if the connection ends meanwhile
+            # To be deleted with the connection, if it is its owner; also if it ends meanwhile.
+            connection.owned.add(name)
         ready = await server.app.do(declare_queue_verb, True, asked, connection.id)
         server.declared(name, arguments.get("x-expires"))
     channel.last_queue = name
@@ -81,8 +82,10 @@ def _allow_dead_letters(channel: "Channel", arguments: dict[str, str]) -> None:
 
 async def purge_queue(channel: "Channel", method: Queue.Purge) -> None:
     name = channel.queue_named(method.queue)
-    channel.connection.allow_removal("queue", name)
-    purged = await channel.server.app.do(purge_queue_verb, True, name, channel.connection.id)
+    connection = channel.connection
+    purged = await channel.server.app.do(
+        purge_queue_verb, True, name, connection.id, connection.unless_owned(name)
+    )
     channel.server.used(name)
     if not method.nowait:
         channel.send(Queue.PurgeOk(purged))
@@ -90,13 +93,14 @@ async def purge_queue(channel: "Channel", method: Queue.Purge) -> None:
 
 async def delete_queue(channel: "Channel", method: Queue.Delete) -> None:
     name = channel.queue_named(method.queue)
-    channel.connection.allow_removal("queue", name)
     if method.if_unused and channel.server.consumers_of(name):
         raise AmqpError(406, f"queue '{name}' in vhost '/' in use")
     connection = channel.connection
-    deleted = await channel.server.app.do(
-        remove_queue, True, name, connection.id, bool(method.if_empty)
-    )
+    with channel.server.deleting(name):
+        deleted = await channel.server.app.do(
+            remove_queue, True, name, connection.id, bool(method.if_empty),
+            connection.unless_owned(name),
+        )  # fmt: skip
     connection.owned.discard(name)
     if not method.nowait:
         channel.send(Queue.DeleteOk(deleted))  # before the channel's own consumers are cancelled
@@ -161,7 +165,7 @@ async def delete_exchange(channel: "Channel", method: Exchange.Delete) -> None:
         raise AmqpError(403, "operation not permitted on the default exchange")
     if name.startswith(RESERVED):
         raise AmqpError(403, f"deletion of system exchange '{name}' in vhost '/' not allowed")
-    channel.connection.allow_removal("exchange", name)
+    channel.connection.allow("admin", "exchange", name)
     await channel.server.app.do(remove_exchange, True, name, bool(method.if_unused))
     if not method.nowait:
         channel.send(Exchange.DeleteOk())

@@ -27,7 +27,8 @@ from .arguments import group_options, queue_options
 from .errors import AmqpError, locked, no_exchange, no_queue
 
 DIALECT: Dialect = "rabbitmq"
-OWNER_SECONDS = 60.0  # an exclusive queue outlives a server that was killed by this time
+OWNER_SECONDS = 60.0  # a queue that ends with its server outlives a kill of it by this time
+RUNNING: set[str] = set()  # the servers of this process
 
 
 class QueueRequest(NamedTuple):
@@ -52,9 +53,10 @@ def declare_queue(tx: Tx, asked: QueueRequest, connection: str) -> int:
     if queue is not None and known is not None:
         _check_owner(known, asked.name, connection)
         _check_equivalent(known, asked)
-    elif queue is not None and (asked.owner or asked.auto_delete):
-        kind = "exclusive" if asked.owner else "auto_delete"
-        raise _inequivalent(kind, asked.name, "true", "false")
+    elif queue is not None and asked.owner:
+        raise locked(asked.name)
+    elif queue is not None and asked.auto_delete:
+        raise _inequivalent("auto_delete", asked.name, "true", "false")
     if known is None:
         configure(tx, asked.name, queue_options(asked.arguments), DIALECT)
         changes = group_options(asked.arguments)
@@ -70,10 +72,11 @@ def declare_queue(tx: Tx, asked: QueueRequest, connection: str) -> int:
 
 
 def _check_equivalent(known: Declaration, asked: QueueRequest) -> None:
+    if (asked.owner is None) != (known.owner is None):
+        raise locked(asked.name)
     flags = (
         ("durable", asked.durable, known.durable),
         ("auto_delete", asked.auto_delete, known.auto_delete),
-        ("exclusive", asked.owner is not None, known.owner is not None),
     )
     for name, received, current in flags:
         if received != current:
@@ -121,6 +124,7 @@ class QueueFacts(NamedTuple):
     auto_delete: bool = False
     single_active: bool = False
     expires: int | None = None
+    quorum: bool = False
 
 
 def look_at_queue(tx: Tx, name: str, connection: str, use: bool = False) -> QueueFacts:
@@ -135,7 +139,19 @@ def look_at_queue(tx: Tx, name: str, connection: str, use: bool = False) -> Queu
     if use:
         tx.run("use_queue", queue.id, tx.now)
     single = bool(known.arguments.get("x-single-active-consumer"))
-    return QueueFacts(ready_count(tx, queue), known.auto_delete, single, known.expires)
+    quorum = known.arguments.get("x-queue-type") == "quorum"
+    return QueueFacts(ready_count(tx, queue), known.auto_delete, single, known.expires, quorum)
+
+
+def consume_queue(tx: Tx, name: str, connection: str, server: str) -> QueueFacts:
+    """Return the facts of a queue that gets a consumer of a server; see `remove_abandoned`."""
+    facts = look_at_queue(tx, name, connection, use=True)
+    queue = tx.queue(name)
+    known = tx.declaration(queue.id) if queue is not None else None
+    if known is not None and known.auto_delete and not known.durable and known.server != server:
+        known.server, known.used_at = server, tx.now
+        tx.put_declaration(known)
+    return facts
 
 
 def _check_owner(known: Declaration, name: str, connection: str) -> None:
@@ -143,14 +159,26 @@ def _check_owner(known: Declaration, name: str, connection: str) -> None:
         raise locked(name)
 
 
-def remove_queue(tx: Tx, name: str, connection: str, if_empty: bool) -> int:
-    """Delete a queue; returns how many ready messages it had. One that is not there is no error."""
+def _check_remover(
+    known: Declaration | None, name: str, connection: str, unless_owned: AmqpError | None
+) -> None:
+    if known is not None:
+        _check_owner(known, name, connection)
+    if unless_owned is not None and (known is None or known.owner is None):
+        raise unless_owned
+
+
+def remove_queue(
+    tx: Tx, name: str, connection: str, if_empty: bool, unless_owned: AmqpError | None = None
+) -> int:
+    """Delete a queue; returns how many ready messages it had. One that is not there is no error.
+
+    `unless_owned` is raised if the queue does not belong to the connection.
+    """
     queue = tx.queue(name)
     if queue is None:
         return 0
-    known = tx.declaration(queue.id)
-    if known is not None:
-        _check_owner(known, name, connection)
+    _check_remover(tx.declaration(queue.id), name, connection, unless_owned)
     ready = ready_count(tx, queue)
     if if_empty and ready:
         raise AmqpError(406, f"queue '{name}' in vhost '/' not empty")
@@ -197,6 +225,8 @@ def _is_killed(server: str) -> bool:
     host, _, rest = server.rpartition(":")[0].rpartition(":")
     if host != socket.gethostname() or not rest.isdecimal():
         return False
+    if int(rest) == os.getpid():  # in a container, every server may have the same
+        return server not in RUNNING
     try:
         os.kill(int(rest), 0)
     except ProcessLookupError:
@@ -206,27 +236,34 @@ def _is_killed(server: str) -> bool:
     return False
 
 
-def remove_abandoned(tx: Tx, server: str) -> list[tuple[str, int]]:
-    """Delete the exclusive queues of servers that were killed; returns the queues that expire."""
+def remove_abandoned(tx: Tx, server: str, starts_alone: bool = False) -> list[tuple[str, int]]:
+    """Delete the queues that ended with servers that were killed; returns those that expire.
+
+    These are exclusive queues, and those with auto_delete that are not durable and had consumers.
+    Consumers of the latter may have moved to other servers, which record them as used, unless this
+    server `starts_alone`.
+    """
     expiring = []
     for known in tx.declarations():
         queue = tx.queue_by_id(known.queue)
         if queue is None:
             tx.drop_declaration(known.queue)
-        elif known.owner is not None and known.server != server:
+        elif known.server is not None and known.server != server:
             over = known.used_at + micros(OWNER_SECONDS) <= tx.now
-            if over or _is_killed(known.server or ""):
+            may_have_moved = known.owner is None and not starts_alone
+            if over or (not may_have_moved and _is_killed(known.server)):
                 delete_queue(tx, queue.name)
         elif known.expires is not None:
             expiring.append((queue.name, known.expires))
     return expiring
 
 
-def purge_queue(tx: Tx, name: str, connection: str) -> int:
+def purge_queue(tx: Tx, name: str, connection: str, unless_owned: AmqpError | None = None) -> int:
     """Remove the ready messages of a queue; those that a consumer holds stay."""
     ready = look_at_queue(tx, name, connection, use=True).ready
     queue = tx.queue(name)
     assert queue is not None
+    _check_remover(tx.declaration(queue.id), name, connection, unless_owned)
     if any(
         claim.state == LEASED for lane in tx.lanes(queue.id) for claim in tx.claims_of_lane(lane.id)
     ):
@@ -293,7 +330,7 @@ def bind(tx: Tx, binding: Binding, connection: str) -> None:
 
 def unbind(tx: Tx, binding: Binding, connection: str) -> None:
     """Remove a binding; one that is not there is no error."""
-    if not binding.to_exchange:
+    if not binding.to_exchange and binding in tx.bindings_from(binding.source):
         queue = tx.queue(binding.destination)
         known = tx.declaration(queue.id) if queue is not None else None
         if known is not None:

@@ -1,4 +1,4 @@
-"""The ends of a bridge by their addresses."""
+"""The endpoints of a bridge, by their addresses."""
 
 from msgspec import Struct
 
@@ -6,14 +6,14 @@ from ...errors import InvalidArgument
 from ...options import QUEUE_MODE
 from ...session.connect import connect
 from ...session.session import Session
-from .ends import Source, Target, is_amqp
+from .endpoints import Source, Target, is_amqp
 from .over_session import SessionSource, SessionTarget
 
 
 class Ends(Struct):
     """Two queues: `amqp://` is RabbitMQ or Ackflow's AMQP, any other address a session's.
 
-    `batch`: messages that are written at once. `token` and `ca_file` are for servers of Ackflow.
+    `batch`: messages per batch. `token` and `ca_file` are for servers of Ackflow.
     """
 
     source: str
@@ -26,7 +26,7 @@ class Ends(Struct):
     ca_file: str | None = None
 
     def open(self) -> tuple[Source, Target]:
-        """Make the ends; those over AMQP connect later, in the event loop."""
+        """Create the endpoints; those that use AMQP connect later, in the event loop."""
         if (self.source, self.queue) == (self.to, self.to_queue):
             raise InvalidArgument("the source and the target are the same queue")
         return self._source(), self._target()

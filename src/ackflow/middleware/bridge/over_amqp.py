@@ -1,4 +1,4 @@
-"""An end of a bridge that speaks AMQP 0-9-1, by pika's asyncio connection."""
+"""An endpoint of a bridge that speaks AMQP 0-9-1, with pika's asyncio connection."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ from ...errors import (
     Unavailable,
 )
 from ...validate import name, redact_url
-from .ends import BATCH_BYTES, Batch, patiently
+from .endpoints import BATCH_BYTES, Batch, retried
 
 CLOSE_SECONDS = 5.0
 DURABLE = 2  # the delivery mode of a message that is kept on disk
@@ -172,8 +172,8 @@ class AmqpSource:
     async def _open_again(self, lost: AckflowError) -> None:
         if not isinstance(lost, Unavailable):
             raise lost
-        log.warning("the source was lost, connecting again: %s", lost)
-        await patiently("connecting to the source", self.open)
+        log.warning("lost the connection to the source, reconnecting: %s", lost)
+        await retried("connecting to the source", self.open)
 
     def _batch(self) -> Batch:
         count = size = 0
@@ -187,7 +187,7 @@ class AmqpSource:
         return Batch([_received(*one) for one in taken], (self._link, last.delivery_tag))
 
     async def ack(self, batch: Batch) -> None:
-        """Acknowledge a batch and those before it; after a lost connection it comes again."""
+        """Acknowledge a batch and those before it. After a lost connection it is delivered again."""
         link, tag = batch.mark
         if link.lost is None:
             link.channel.basic_ack(tag, multiple=True)
@@ -250,7 +250,7 @@ class AmqpTarget:
     async def put(self, messages: list[Publication]) -> int:
         self._left = {index: (_properties(one), one.payload) for index, one in enumerate(messages)}
         try:
-            await patiently("writing", lambda: self._publish(list(self._left)))
+            await retried("writing", lambda: self._publish(list(self._left)))
         except Forbidden:  # of one of them, at which the broker closed the channel
             for index in list(self._left):
                 await self._publish_alone(index, messages[index])
@@ -258,7 +258,7 @@ class AmqpTarget:
 
     async def _publish_alone(self, index: int, message: Publication) -> None:
         try:
-            await patiently("writing", lambda: self._publish([index]))
+            await retried("writing", lambda: self._publish([index]))
         except Forbidden as error:
             raise Forbidden(f"message {message.txid} cannot be published: {error}") from None
 

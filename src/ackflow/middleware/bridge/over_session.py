@@ -1,4 +1,4 @@
-"""An end of a bridge that is a session: a file, PostgreSQL or a server of Ackflow."""
+"""An endpoint of a bridge that uses a session: a file, PostgreSQL or a server of Ackflow."""
 
 import asyncio
 import logging
@@ -15,10 +15,10 @@ from ...dialects.rabbitmq.properties import MAX_EXPIRATION
 from ...errors import AckflowError
 from ...session.messages import Delivery
 from ...session.session import Session
-from .ends import Batch, patiently
+from .endpoints import Batch, retried
 
 T = TypeVar("T")
-LEASE_SECONDS = 6.0  # what a killed bridge held comes again after this time
+LEASE_SECONDS = 6.0  # the messages of a killed bridge are delivered again after this time
 WAIT_SECONDS = 1.0  # of one pop, which ends no earlier when the bridge is stopped
 log = logging.getLogger("ackflow.bridge")
 
@@ -38,7 +38,7 @@ class SessionSource:
 
     async def fetch(self) -> Batch:
         while True:
-            popping = asyncio.ensure_future(patiently("reading", self._pop))
+            popping = asyncio.ensure_future(retried("reading", self._pop))
             try:
                 found = await asyncio.shield(popping)
             except asyncio.CancelledError:
@@ -57,20 +57,23 @@ class SessionSource:
         )  # fmt: skip
 
     async def _give_back(self, popping: "asyncio.Future[Any]") -> None:
-        """Release what a pop brings that nothing waits for any more."""
+        """Release the messages of a pop that was cancelled."""
         done, _ = await asyncio.wait([popping], timeout=2 * LEASE_SECONDS)
         if done and popping.exception() is None and (found := popping.result()):
             await _thread(lambda: self._session.release(found))
         popping.cancel()
 
     async def ack(self, batch: Batch) -> None:
-        """Acknowledge a batch, all of which its target has."""
-        acked = await patiently(
+        """Acknowledge a batch that the target has stored."""
+        acked = await retried(
             "acknowledging", lambda: _thread(lambda: self._session.ack(batch.mark))
         )
         self._held.pop(batch.mark.token, None)
         if acked.refused:
-            log.warning("%d messages were read by others, too, and come twice", len(acked.refused))
+            log.warning(
+                "%d messages were also delivered to other consumers and may be stored twice",
+                len(acked.refused),
+            )
 
     async def _renew(self) -> None:
         while True:
@@ -126,7 +129,7 @@ class SessionTarget:
             new: int = broker.do(import_messages, True, self._queue, messages, key)
             return new
 
-        return await patiently("writing", lambda: _thread(send))
+        return await retried("writing", lambda: _thread(send))
 
     async def close(self) -> None:
         await _thread(self._session.close)

@@ -2,7 +2,7 @@
 
     source ── batch ──► target: on disk ──► source: acknowledged
 
-If the bridge is killed between the last two, the batch comes again, and a target in Ackflow knows
+If the bridge is killed between the last two, the batch is delivered again, and a target in Ackflow knows
 the messages by their ids.
 """
 
@@ -15,14 +15,14 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import AckflowError
-from .ends import Batch, Source, Target
+from .endpoints import Batch, Source, Target
 
 IDLE_SECONDS = 2.0  # without a message, after which a queue counts as empty
 STOP_SECONDS = 5.0  # for a batch that is being written when the bridge is stopped
 
 
 class Counts(Struct):
-    """What a bridge has moved; `known`: messages that the target had already."""
+    """What a bridge has moved. `known`: messages that the target had already stored."""
 
     moved: int = 0
     known: int = 0
@@ -44,7 +44,7 @@ class Bridge:
         self.counts = Counts()
 
     def stop(self) -> None:
-        """Finish the batch that is being written, and give back everything else."""
+        """Finish the batch that is being written, and return all other messages to the source."""
         self._stopping.set()
 
     async def run(self) -> Counts:

@@ -1,4 +1,4 @@
-"""What the dashboard changes. Every change is one verb of the broker, judged when it is written.
+"""The changes that the dashboard makes. Each is one verb of the broker, and applies to the state then.
 
 Each is recorded in the audit, in the transaction of the change. In read-only mode all are refused. Of
 dead letters at most 1,000 are changed by one request; `next` continues.
@@ -31,7 +31,7 @@ from ...session.encoding import Item
 from .. import authz
 from ..http import Call, Response, Role, Route, empty, json
 from .queues import SEEK, seek_target
-from .rows import look
+from .responses import look
 from .ui import TAG, check_page
 
 MAX_DAYS = 100_000
@@ -45,7 +45,7 @@ class Pause(Struct):
 
 
 class Options(Struct):
-    """Options to set; others stay as they are."""
+    """Options to set; others do not change."""
 
     options: dict[str, Any]
 
@@ -89,7 +89,7 @@ class Settle(Struct):
 
 
 class Done(Struct):
-    """Whether, and on how much, something was done."""
+    """Whether something was changed, and on how many messages."""
 
     done: int
 
@@ -103,7 +103,7 @@ class ExtendedLease(Struct):
 
 
 class DeadAction(Struct):
-    """Which dead letters, and how many at most in this step. `dry_run`: nothing is changed."""
+    """The dead letters to change, and at most how many in this step. `dry_run` changes nothing."""
 
     group: str | None = None
     kind: str | None = None
@@ -223,7 +223,7 @@ async def push(call: Call) -> Response:
     server, queue = call.server, call.params["queue"]
     items = call.json_body(NewMessages).items
     if not 1 <= len(items) <= 1_000:
-        raise InvalidArgument(f"push 1 to 1,000 messages at once, got {len(items):,}")
+        raise InvalidArgument(f"a push must have 1 to 1,000 messages, got {len(items):,}")
     request, _ = encoding.push_request_for_items([(queue, _item(one)) for one in items], "native")
     places = await server.loop_broker.push(request)
     details = {"messages": len(items)}
@@ -244,7 +244,7 @@ def _item(one: NewMessage) -> Item:
 
 
 async def settle(call: Call) -> Response:
-    """Settle one message by hand, whoever holds it."""
+    """Settle one message by hand, even if a consumer holds it."""
     body, queue, id = call.json_body(Settle), call.params["queue"], call.params["id"]
     verdict = Verdict(body.verdict, body.reason, body.delay)
     action = "dead-letter" if body.verdict == "dead_letter" else body.verdict
@@ -261,7 +261,7 @@ async def delete_message(call: Call) -> Response:
 
 
 async def release(call: Call) -> Response:
-    """Return what a lease holds to its group."""
+    """Return all messages of a lease to its group."""
     token = ids.parse_token(call.params["token"])
     queue = call.params["queue"]
     n = await act(call, "release lease", by_hand.release_lease, queue, token,
@@ -270,7 +270,7 @@ async def release(call: Call) -> Response:
 
 
 async def extend(call: Call) -> Response:
-    """Extend a lease by its group's time, or by so many seconds."""
+    """Extend a lease by the lease time of its group, or by the given seconds."""
     token, seconds = ids.parse_token(call.params["token"]), call.json_body(Extend).seconds
     until = await act(call, "extend lease", by_hand.extend_lease, call.params["queue"], token,
                       seconds, token=call.params["token"], seconds=seconds)  # fmt: skip
@@ -289,7 +289,7 @@ def _selection(call: Call, body: DeadAction) -> tuple[DeadSelection, dict[str, A
 
 
 async def redrive(call: Call) -> Response:
-    """Send dead letters back to their group, or to another queue; one step."""
+    """Send dead letters back to their group, or to another queue, in one step."""
     body = call.json_body(DeadAction)
     chosen, details = _selection(call, body)
     if body.dry_run:
@@ -300,7 +300,7 @@ async def redrive(call: Call) -> Response:
 
 
 async def purge_dead(call: Call) -> Response:
-    """Delete dead letters for good; one step."""
+    """Delete dead letters permanently, in one step."""
     body = call.json_body(DeadAction)
     chosen, details = _selection(call, body)
     if body.dry_run:
@@ -333,7 +333,7 @@ async def create_token(call: Call) -> Response:
 
 
 async def revoke_token(call: Call) -> Response:
-    """Revoke a token; what it is used for ends within a second."""
+    """Revoke a token; its sessions and connections end within a second."""
     check_change(call)
     name = call.params["name"]
     details = {"name": name}

@@ -4,7 +4,7 @@ from ...broker import access_tokens, audit
 from ...broker.audit import AuditEntry
 from ...model import when
 from ..http import Call, Param, Response, json
-from .rows import (
+from .responses import (
     LIMIT,
     NUMBER,
     TokenRow,
@@ -28,7 +28,7 @@ def _token_row(token: access_tokens.Token) -> TokenRow:
 
 
 async def audits(call: Call) -> Response:
-    """Who changed what, the newest first."""
+    """Changes with their author, time and address, newest first."""
     before = call.integer("before", 0, 0, 1 << 60) if optional(call, "before") else None
     return json(await look(call, audit.entries, before, page_limit(call)))
 

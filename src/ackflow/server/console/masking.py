@@ -31,7 +31,10 @@ class Masking:
         """Mask a JSON payload; what is not an object or array is unchanged."""
         if not self.patterns:
             return raw
-        return msgspec.json.encode(self._masked(msgspec.Raw(raw), "", DEPTH))
+        try:
+            return msgspec.json.encode(self._masked(msgspec.Raw(raw), "", DEPTH))
+        except (msgspec.MsgspecError, RecursionError):  # nested too deeply to look for fields
+            return bytes(_MASKED)
 
     def _masked(self, raw: msgspec.Raw, path: str, depth: int) -> Any:
         start = bytes(raw).lstrip()[:1]

@@ -1,7 +1,6 @@
 """The dashboard's messages and dead letters: search, the fate of a message, export, a live tail."""
 
 import asyncio
-import os
 import time
 from typing import Any
 
@@ -10,24 +9,26 @@ from msgspec import structs
 
 from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
-from ...broker.views import peek, why
-from ...broker.views.browse import get as get_message
+from ...broker.views import peek
 from ...broker.views.dead_groups import DeadGroups, dead_groups
-from ...broker.views.fate import Fate, fate, queue_of_message
+from ...broker.views.fate import Fate, fate, kept_message, queue_of_message
 from ...broker.views.search import Found, Search, search
-from ...errors import InvalidArgument
+from ...broker.views.why import drop_overdue
+from ...errors import InvalidArgument, NotFound
+from ...model import News
+from ...options import MAX_PAGE_BYTES
 from ..http import Call, Param, Response, json
-from .rows import (
+from .responses import (
     AFTER,
     ANY,
     GROUP,
     LIMIT,
     LONG,
     MOST_PAGE,
-    MOST_TAILS,
     NUMBER,
     QUEUE,
     SECONDS,
+    TAIL_MESSAGES,
     TAIL_PAUSE,
     TAIL_SECONDS,
     DeadRows,
@@ -36,6 +37,7 @@ from .rows import (
     MessageRows,
     dead_row,
     look,
+    look_at_payloads,
     message_row,
     optional,
     page_limit,
@@ -44,12 +46,13 @@ from .rows import (
     snapshot_of,
     time_of,
 )
+from .tails import Positions
 
 SNAPSHOT_SECONDS = 1.0  # of a search that takes longer
 
 
 async def messages(call: Call) -> Response:
-    """Search the stored messages of a queue; it stops at its time limit, and can be continued."""
+    """Search the stored messages of a queue. It stops at its time limit, and can be continued."""
     request = Search(
         queue=call.params["queue"], group=optional(call, "group"),
         state=call.query.get("state") or "all",  # type: ignore[arg-type]
@@ -78,10 +81,11 @@ async def _find(call: Call, request: Search) -> Found:
             request, limit=request.limit - len(found.items), after=found.next,
             seconds=min(left, SNAPSHOT_SECONDS),
         )  # fmt: skip
-        some = await look(call, search, page)
+        some = await look_at_payloads(call, search, page)
         found = Found(found.items + some.items, some.next, found.scanned + some.scanned)
-        full = len(found.items) >= request.limit or time.monotonic() > deadline
-        if found.next is None or full:
+        size = sum(len(message.raw) for message in found.items)
+        full = len(found.items) >= request.limit or size >= MAX_PAGE_BYTES
+        if found.next is None or full or time.monotonic() > deadline:
             return found
 
 
@@ -93,28 +97,30 @@ def _time(call: Call, name: str) -> int | None:
 
 async def locate(call: Call) -> Response:
     """The queue of a message, by its id alone."""
-    found = await look(call, queue_of_message, call.query.get("id", ""))
-    call.server.allow(call, found)
+    id = call.query.get("id", "")
+    found = await look(call, queue_of_message, id)
+    if not call.server.may_see(call, found):  # ids can be counted up; the name is not for all
+        raise NotFound(f"there is no message {id}")
     return json(Location(found))
 
 
 async def message(call: Call) -> Response:
-    """A message, why it is where it is in every group, and what happened to it."""
+    """A message, an explanation of its state in every group, and its history."""
     queue, id = call.params["queue"], call.params["id"]
     server, group = call.server, optional(call, "group")
-    while await server.do(why.drop_overdue, False, queue, id, group):
+    while await server.do(drop_overdue, False, queue, id, group):
         pass
     found: Fate = await server.read(fate, queue, id, group)
     row = None if found.message is None else message_row(call, found.message, LONG)
-    return json(MessagePage(row, found.groups, found.more_groups))
+    return json(MessagePage(row, found.stored, found.groups, found.more_groups))
 
 
 async def payload(call: Call) -> Response:
     """The whole payload of a message, as a file."""
-    found = await look(call, get_message, call.params["queue"], call.params["id"], None)
+    found = await look_at_payloads(call, kept_message, call.params["queue"], call.params["id"])
     masking = call.server.dashboard.masking
     if masking and not found.is_json:
-        raise InvalidArgument("the payload is not JSON, so that its fields cannot be masked")
+        raise InvalidArgument("the payload is not JSON, so its fields cannot be masked")
     raw = masking.payload(found.raw) if found.is_json else found.raw
     name = f"{found.id}.{'json' if found.is_json else 'bin'}".encode()
     return Response(
@@ -125,7 +131,7 @@ async def payload(call: Call) -> Response:
 
 
 async def dead_by_error(call: Call) -> Response:
-    """Dead letters of a queue or of all, counted by normalised error, from the newest on."""
+    """Dead letters of one or all queues, counted by normalised error, newest first."""
     name = optional(call, "queue")
     if name is not None:
         call.server.allow(call, name)
@@ -148,7 +154,7 @@ async def dead(call: Call) -> Response:
     limit = page_limit(call, 50)
     after = call.integer("after", 0, 0, 1 << 60)
     chosen = _chosen(call, name)
-    found, more = await look(call, dead_page, chosen, after, limit, seconds_of(call))
+    found, more = await look_at_payloads(call, dead_page, chosen, after, limit, seconds_of(call))
     return json(DeadRows([dead_row(call, letter) for letter in found], more))
 
 
@@ -163,7 +169,7 @@ async def export(call: Call) -> Response:
     """Dead letters as JSON lines, at most 1,000 in one answer; the header `x-next` continues."""
     chosen = _chosen(call, call.params["queue"])
     after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call, MOST_PAGE)
-    found, more = await look(call, oldest, chosen, after, limit, seconds_of(call))
+    found, more = await look_at_payloads(call, oldest, chosen, after, limit, seconds_of(call))
     masking = call.server.dashboard.masking
     lines = []
     for letter in found:
@@ -189,11 +195,19 @@ async def tail(call: Call) -> Response:
     Each answer is complete and ends; the browser asks again with the id of the last event. So it
     works behind proxies that hold back what has not ended.
     """
-    server, queue = call.server, call.params["queue"]
-    tails = server.dashboard.tails
-    key = call.header(b"last-event-id") or call.query.get("from", "")
+    tails = call.server.dashboard.tails
+    after = tails.after(call.header(b"last-event-id") or call.query.get("from", ""))
     partition, last = optional(call, "partition"), call.integer("last", 20, 0, 200)
-    after = tails.get(key)
+    with tails.following():
+        news = await _news(call, partition, after, last)
+    key = tails.keep(news.after)
+    rows = msgspec.json.encode([message_row(call, one) for one in news.items])
+    body = b"retry: 100\nid: %b\nevent: messages\ndata: %b\n\n" % (key.encode(), rows)
+    return Response(200, body, b"text/event-stream", ((b"cache-control", b"no-store"),))
+
+
+async def _news(call: Call, partition: str | None, after: Positions | None, last: int) -> News:
+    """The messages pushed after these positions; without positions, the last messages."""
     until, gone = time.monotonic() + TAIL_SECONDS, False
 
     def disconnected() -> None:
@@ -203,18 +217,14 @@ async def tail(call: Call) -> Response:
     call.long_poll, call.on_disconnect = True, disconnected
     while True:
         started = time.monotonic()
-        news = await look(call, peek.follow, queue, partition, after, last, 200)
+        news: News = await look_at_payloads(
+            call, peek.follow, call.params["queue"], partition, after, last, TAIL_MESSAGES
+        )
         first, after = after is None, news.after
-        if news.items or first or gone or server.closing or time.monotonic() > until:
-            break
+        ended = gone or call.server.closing or time.monotonic() > until
+        if news.items or first or ended:
+            return news
         await asyncio.sleep(max(TAIL_PAUSE, 10 * (time.monotonic() - started)))
-    key = os.urandom(9).hex()
-    tails[key] = after
-    while len(tails) > MOST_TAILS:
-        del tails[next(iter(tails))]
-    rows = msgspec.json.encode([message_row(call, one) for one in news.items])
-    body = b"retry: 100\nid: %b\nevent: messages\ndata: %b\n\n" % (key.encode(), rows)
-    return Response(200, body, b"text/event-stream", ((b"cache-control", b"no-store"),))
 
 
 DEAD = (GROUP, Param("kind", ANY, "Only of this kind"),
@@ -236,7 +246,7 @@ ROUTES = (
     read_route("/v1/queues/{queue}/messages/{id}/payload", payload, "Download a payload", "*/*"),
     read_route("/v1/queues/{queue}/tail", tail, "Follow new messages as server-sent events",
          "text/event-stream", Param("partition", ANY), Param("last", NUMBER, "Earlier messages"),
-         Param("from", ANY, "The id of the last event, to go on from there")),
+         Param("from", ANY, "The id of the last event, after which to continue")),
     read_route("/v1/dead", dead_by_error, "Dead letters by error", DeadGroups, QUEUE,
          Param("before", NUMBER, "The `next` of the page before"),
          Param("limit", NUMBER, "Dead letters to read"), SECONDS, checks_queues=True),

@@ -6,7 +6,7 @@ where to continue. A token sees only the queues that it covers.
 
 import time
 from collections.abc import Callable
-from fnmatch import fnmatchcase
+from functools import partial
 from heapq import nlargest
 from typing import Any
 
@@ -16,17 +16,18 @@ from ... import __version__
 from ...broker.sampling.live_stats import QueueLine
 from ...broker.sampling.series import HOUR, MINUTE, chart, sparks
 from ...broker.views import board, stats
-from ...broker.views.board import PartitionPage, SeekPreview
+from ...broker.views.board import LanePage, PartitionPage, SeekPreview
 from ...broker.views.metrics import GroupMetrics
 from ...errors import InvalidArgument
 from ...model import Value, when
-from ..http import Call, Param, Response, json
-from .rows import (
+from ..http import Call, Param, Response, json, name_matcher
+from .responses import (
     AFTER,
     ANY,
     GROUP,
     LIMIT,
     MAX_SEQUENCE,
+    MOST_GROUPS,
     NUMBER,
     QUEUE,
     SECONDS,
@@ -63,7 +64,7 @@ async def overview(call: Call) -> Response:
     health = kept.known(found, "health")
     if health is None:
         health = kept.keep(found, "health", await look(call, board.health))
-    totals, trouble, busiest = derived(call, found, "overview", lambda: _summary(lines))
+    totals, trouble, busiest = await derived(call, found, "overview", lambda: _summary(lines))
     page = Overview(
         when(found.at), __version__, time.monotonic() - call.server.started, totals,
         [row_of(line) for line in trouble], [row_of(line) for line in busiest], health,
@@ -79,7 +80,7 @@ def _summary(lines: list[QueueLine]) -> tuple[Totals, list[QueueLine], list[Queu
     return (
         totals_of(lines),
         nlargest(20, bad, key=lambda line: line.severity),
-        nlargest(10, lines, key=_traffic),
+        nlargest(10, lines, key=lambda line: (_traffic(line), line.pushed)),
     )
 
 
@@ -93,6 +94,7 @@ SORTS: dict[str, Callable[[QueueLine], Any]] = {
     "leased": lambda line: line.leased,
     "waiting": lambda line: line.waiting,
     "dead": lambda line: line.dead,
+    "lag": lambda line: line.lag,
     "failed": lambda line: line.failed,
     "stored": lambda line: line.stored,
     "oldest": lambda line: line.oldest_seconds,
@@ -100,28 +102,32 @@ SORTS: dict[str, Callable[[QueueLine], Any]] = {
     "out": lambda line: line.rates.acked if line.rates else 0.0,
     "trouble": lambda line: line.severity,
 }
+SHOWN: dict[str, Callable[[QueueLine], Any]] = {
+    "all": lambda line: True,
+    "trouble": lambda line: line.trouble,
+    "busy": lambda line: line.ready or line.leased or line.waiting or line.dead,
+}
 
 
 async def queues(call: Call) -> Response:
     """A page of queues, sorted by any column."""
     found, lines = await live(call)
     wanted = (optional(call, "filter") or "").lower()
-    pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
-    sort = call.query.get("sort", "name")
+    fits = name_matcher(wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*")
+    sort, show = call.query.get("sort", "name"), call.query.get("show", "all")
     if sort not in SORTS:
         raise InvalidArgument(f"sort must be one of {', '.join(SORTS)}, got {sort!r}")
-    lines = [line for line in lines if fnmatchcase(line.name.lower(), pattern)]
-    match call.query.get("show", "all"):
-        case "trouble":
-            lines = [line for line in lines if line.trouble]
-        case "busy":
-            lines = [
-                line for line in lines if line.ready or line.leased or line.waiting or line.dead
-            ]
-    lines.sort(key=lambda line: line.name)
-    if sort != "name" or call.flag("descending"):
-        lines.sort(key=SORTS[sort], reverse=call.flag("descending"))
+    shown, descending = SHOWN.get(show, SHOWN["all"]), call.flag("descending")
     start, limit = call.integer("after", 0, 0, 1 << 40), page_limit(call)
+
+    def chosen() -> list[QueueLine]:
+        some = [line for line in lines if fits(line.name.lower()) and shown(line)]
+        some.sort(key=lambda line: line.name)
+        if sort != "name" or descending:
+            some.sort(key=SORTS[sort], reverse=descending)
+        return some
+
+    lines = await call.server.compute(len(lines), chosen)
     page = [row_of(line) for line in lines[start : start + limit]]
     if call.flag("sparks"):
         await _add_sparks(call, page)
@@ -139,8 +145,8 @@ async def _add_sparks(call: Call, rows: list[QueueRow]) -> None:
 
 
 async def queue(call: Call) -> Response:
-    """One queue: counters, groups, options and their defaults."""
-    name = call.params["queue"]
+    """One queue: counters, its first groups or the given one, options and their defaults."""
+    name, only = call.params["queue"], optional(call, "group")
     details = await look(call, board.queue_details, name)
     found = await snapshot_of(call)
     line = found.queues.get(name)
@@ -152,18 +158,27 @@ async def queue(call: Call) -> Response:
     row = row_of(line)
     if line.id:
         await _add_sparks(call, [row])
-    return json(QueuePage(row, [group_row(group) for group in line.groups], details))
+    lines = [group for group in line.groups if only in (None, group.name)]
+    known = [group for group in details.groups if only in (None, group.name)]
+    details = msgspec.structs.replace(details, groups=known[:MOST_GROUPS])
+    rows = [group_row(group) for group in lines[:MOST_GROUPS]]
+    return json(QueuePage(row, rows, details, len(known) > MOST_GROUPS))
 
 
 async def groups(call: Call) -> Response:
-    """A page of groups of one queue or of all, those that are most behind first."""
+    """A page of groups of one or all queues, largest lag first."""
     found, lines = await live(call)
     wanted, queue_name = (optional(call, "filter") or "").lower(), optional(call, "queue")
-    rows = derived(call, found, "groups", lambda: _by_lag(lines))
-    if queue_name is not None:
-        rows = [group for group in rows if group.queue == queue_name]
-    if wanted:
-        rows = [one for one in rows if wanted in one.name.lower() or wanted in one.queue.lower()]
+    rows = await derived(call, found, "groups", lambda: _by_lag(lines))
+
+    def fit(all: list[GroupMetrics]) -> list[GroupMetrics]:
+        if queue_name is not None:
+            all = [group for group in all if group.queue == queue_name]
+        if wanted:
+            all = [one for one in all if wanted in one.name.lower() or wanted in one.queue.lower()]
+        return all
+
+    rows = await call.server.compute(len(rows), partial(fit, rows))
     start, limit = call.integer("after", 0, 0, 1 << 40), page_limit(call)
     next = start + limit if start + limit < len(rows) else None
     page = [group_row(group) for group in rows[start : start + limit]]
@@ -171,9 +186,15 @@ async def groups(call: Call) -> Response:
 
 
 def _by_lag(lines: list[QueueLine]) -> list[GroupMetrics]:
-    """All groups, those that are most behind first."""
+    """All groups, largest lag first."""
     found = [group for line in lines for group in line.groups]
     return sorted(found, key=lambda group: (-group.lag, group.queue, group.name))
+
+
+async def lanes(call: Call) -> Response:
+    """The partitions and priorities of a queue, in the order of their first push."""
+    after, limit = call.integer("after", 0, 0, 1 << 60), page_limit(call)
+    return json(await look(call, board.queue_lanes, call.params["queue"], after, limit))
 
 
 async def partitions(call: Call) -> Response:
@@ -206,7 +227,7 @@ async def leases(call: Call) -> Response:
         wanted: list[tuple[str, str | None]] = [(name, group_name)]
     else:
         found, lines = await live(call)
-        held = derived(call, found, "held", lambda: _most_held(lines))
+        held = await derived(call, found, "held", lambda: _most_held(lines))
         wanted = [(one.queue, one.name) for one in held if group_name in (None, one.name)]
     limit, seconds = page_limit(call), seconds_of(call)
     rows, more = await look(call, board.leases, wanted, optional(call, "consumer"), limit, seconds)
@@ -214,13 +235,13 @@ async def leases(call: Call) -> Response:
 
 
 def _most_held(lines: list[QueueLine]) -> list[GroupMetrics]:
-    """The groups with leases, those that hold most first."""
+    """The groups with leases, those with most leased messages first."""
     held = [group for line in lines for group in line.groups if group.leased]
     return sorted(held, key=lambda group: -group.leased)
 
 
 async def preview(call: Call) -> Response:
-    """What a seek would do now."""
+    """Preview of a seek: what it would do now."""
     queue, group, to, is_time, partition = seek_target(call)
     found = await look(call, board.seek_preview, queue, group, to, is_time, partition)
     return json(found)
@@ -257,9 +278,11 @@ ROUTES = (
     read_route("/v1/queues", queues, "List queues", QueueRows,
          Param("filter", ANY, "A part of the name, or a pattern"),
          Param("sort", {"enum": list(SORTS)}, "Column"), Param("descending", {"type": "boolean"}),
-         Param("show", {"enum": ["all", "busy", "trouble"]}), Param("sparks", {"type": "boolean"}),
+         Param("show", {"enum": list(SHOWN)}), Param("sparks", {"type": "boolean"}),
          LIMIT, AFTER, checks_queues=True),
-    read_route("/v1/queues/{queue}", queue, "Show a queue", QueuePage),
+    read_route("/v1/queues/{queue}", queue, "Show a queue", QueuePage, GROUP),
+    read_route("/v1/queues/{queue}/partitions", lanes, "Partitions and priorities of a queue", LanePage,
+         LIMIT, AFTER),
     read_route("/v1/groups", groups, "List groups", GroupRows, QUEUE,
          Param("filter", ANY, "A part of the name"), LIMIT, AFTER, checks_queues=True),
     read_route("/v1/queues/{queue}/groups/{group}/partitions", partitions,

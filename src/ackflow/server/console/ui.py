@@ -21,12 +21,13 @@ from ...broker.views.dead_groups import DeadGroups
 from ...errors import Forbidden, NotFound, Unauthenticated
 from ..http import Call, Response, Route, json
 from .masking import Masking
+from .tails import Tails
 
 TAG = "dashboard"
 COOKIE = "ackflow_session"
 HEADER = b"x-ackflow-ui"
 IDLE_SECONDS = 8 * 3600.0
-MOST_SESSIONS = 10_000
+MOST_SESSIONS, MOST_OF_TOKEN = 10_000, 100
 SPARKS_SECONDS = 15.0
 DEAD_SECONDS, DEAD_REST = 60.0, 30.0
 MOST_KEPT = 100
@@ -60,12 +61,12 @@ class Dashboard:
         self.settings = settings or UiSettings()
         self.masking = Masking(self.settings.mask)
         self.sessions = Sessions()
-        self.tails: dict[str, dict[int, int] | None] = {}  # positions of live tails
+        self.tails = Tails()
         self.kept = Kept()
 
 
 class Kept:
-    """What was found for a page and is shown again to others, as long as it can be true."""
+    """Results that were computed for one viewer and are reused for others while they are valid."""
 
     def __init__(self) -> None:
         self._of: object = None
@@ -119,7 +120,7 @@ def _dead_number(snapshot: LiveStats) -> int:
 
 
 class Sessions:
-    """Who is logged in, by the digest of a cookie; they end with the process."""
+    """The sessions of logged-in users, by the digest of their cookies; they end with the process."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -128,6 +129,9 @@ class Sessions:
 
     def begin(self, token: bytes) -> str:
         """Return the value of a new cookie for the token with this digest."""
+        mine = [key for key, (digest, _) in self._known.items() if digest == token]
+        if len(mine) >= MOST_OF_TOKEN:  # else one token could end the sessions of all others
+            del self._known[mine[0]]
         if len(self._known) >= MOST_SESSIONS:
             now = time.monotonic()
             self._known = {key: one for key, one in self._known.items() if one[1] > now}
@@ -169,7 +173,9 @@ def check_page(call: Call) -> None:
     site = call.headers.get(b"sec-fetch-site")
     page = site is not None or b"origin" in call.headers or b"cookie" in call.headers
     if page and (HEADER not in call.headers or site not in (None, b"same-origin")):
-        raise Forbidden("a page must send the header x-ackflow-ui, and be a page of this server")
+        raise Forbidden(
+            "a change must come from a page of this server, with the header x-ackflow-ui"
+        )
 
 
 # the session
@@ -199,7 +205,7 @@ class SessionInfo(Struct):
 
 
 async def session(call: Call) -> Response:
-    """Who uses the dashboard; it needs no token, to ask for one."""
+    """The user of the dashboard. It needs no token, because the login page uses it."""
     server = call.server
     if not server.auth.fresh():
         await server.auth.refresh()

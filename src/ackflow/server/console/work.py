@@ -19,7 +19,7 @@ from ...worker.coordination.jobs import Jobs
 from ...worker.coordination.schedules import Schedules, ScheduleState
 from ..http import Call, Param, Response, Route, json
 from .actions import actor_of, check_change
-from .rows import (
+from .responses import (
     ANY,
     LIMIT,
     QueueRow,
@@ -142,7 +142,7 @@ async def job(call: Call) -> Response:
 
 
 async def interrupt(call: Call) -> Response:
-    """Cancel a root job: children that have not begun are cancelled, running ones go on."""
+    """Cancel a root job: children that have not started are cancelled, running ones continue."""
     check_change(call)
     found, id = Jobs(call.server.session), call.params["id"]
     row = _job_row(call, await _ask(call, lambda: found.interrupt(id)))
@@ -172,7 +172,7 @@ async def _record(call: Call, action: str, details: dict[str, Any]) -> None:
 
 
 async def pipelines(call: Call) -> Response:
-    """Pipelines with their queues, the ends of file they hold, alarms and recoveries."""
+    """Pipelines with their queues, held end-of-file messages, alarms and recoveries."""
     alarm_after = call.seconds("alarm_after", ALARM_SECONDS, 1e9) or ALARM_SECONDS
     snapshot = await snapshot_of(call)
     session = call.server.session
@@ -216,7 +216,7 @@ ROUTES = (
     read_route("/v1/jobs/{id}", job, "Show a job", JobPage, LIMIT, NEXT),
     read_route("/v1/schedules", schedules, "List schedules", ScheduleRows, LIMIT, NEXT),
     read_route("/v1/pipelines", pipelines, "List pipelines", list[PipelineRow],
-               Param("alarm_after", {"type": "number"}, "Seconds after which a held end is an alarm")),
+               Param("alarm_after", {"type": "number"}, "Seconds after which a held end-of-file message is an alarm")),
     _change("/v1/jobs/{id}/interrupt", interrupt, "Cancel a root job", None, JobRow),
     _change("/v1/schedules/{name}/pause", pause_schedule, "Pause or resume a schedule",
             PauseSchedule, ScheduleState),

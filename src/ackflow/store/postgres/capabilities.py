@@ -1,4 +1,4 @@
-"""What a server must offer, and what is done where it does not.
+"""The features that a server should have, and the fallback for each.
 
 The table is for engines that speak PostgreSQL's protocol and lack parts of it. None of them was tried;
 the conformance tests run on PostgreSQL with each capability switched off.

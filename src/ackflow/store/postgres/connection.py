@@ -158,6 +158,7 @@ class DatabaseUrl:
         except BaseException:
             db.close()
             raise
+        db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # whatever is set for the role
         db.prepare_threshold, db.prepared_max = None if db.pooled else 2, 1_000
         # Each statement is planned once: all integers are sent as bigint, as in the tables.
         db.adapters.register_dumper(int, Int8BinaryDumper)

@@ -1,4 +1,4 @@
-"""Fences: what a transaction locks, and what has a version of its own.
+"""Fences: the units that a transaction locks, each with its own version.
 
 A fence is a queue, by its id; a negative number is something that belongs to no queue. Every
 transaction shares the fence of the schema (0) or has it alone:
@@ -123,8 +123,8 @@ class RowLocks:
     def share_schema(self, channel: PipelinedConnection, fences: Collection[int]) -> None:
         channel.write("select from fences where id = 0 for share")
         for fence in sorted(fences):
-            if fence not in self._made:
-                channel.write("insert into fences values ($1) on conflict do nothing", (fence,))
+            # Always: the row may have been lost in a crash, with a commit that was not synced.
+            channel.write("insert into fences values ($1) on conflict do nothing", (fence,))
             channel.write("select from fences where id = $1 for update", (fence,))
 
     def take_schema(self, channel: PipelinedConnection) -> None:

@@ -1,7 +1,7 @@
-"""The queues to which leases, groups and lanes belong, and the ids of queues by name.
+"""The queue of each lease, group and lane, and the ids of queues by name.
 
-To what they belong never changes; only a transaction that is alone in the schema gives a name to another
-queue.
+The queue of an id never changes. Only a transaction that holds the schema exclusively can give the name of
+a queue to another queue.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ union all select 1, '', l.token, g.queue from unnest($2::bigint[]) as t (token)
 union all select 2, '', id, queue from groups where id = any($3::bigint[])
 union all select 3, '', id, queue from lane_rows where id = any($4::bigint[])"""
 QUEUE, LEASE, GROUP, LANE = range(4)  # the first column of RESOLVE
+KNOWN = 100_000  # leases of which the queue is remembered
 UNKNOWN = 1 << 62  # in place of the queue of what does not exist
 
 
@@ -59,6 +60,8 @@ class Homes:
             GROUP: {group for reach in asked for group in reach.groups},
             LANE: {lane for reach in asked for lane in reach.lanes},
         }
+        if len(self.leases) > KNOWN:
+            self.leases.clear()
         new = {kind: ids - self._of[kind].keys() for kind, ids in wanted.items()}
         for kind, name, id, queue in channel.execute(
             self._resolving, (list(names), *(bigints(ids) for ids in new.values()))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 POLL_SECONDS = 0.5
+POLL_RESTS = 10.0  # a poll reads each queue's version: it pauses for this many times its duration
 LISTEN_SECONDS = 0.05  # the longest time that `close` may have to wait
 RETRY_SECONDS = 1.0
 # The newest row of each fence, one lookup for each: dead rows before it are not visited.
@@ -96,7 +97,12 @@ class Notifier:
                 self._requested.clear()
                 if self._unsent:
                     self._unsent = False
-                    db.execute(f"notify {self._channel}")
+                    try:
+                        db.execute(f"notify {self._channel}")
+                    except psycopg.Error:
+                        self._unsent = True  # on the next connection
+                        self._requested.set()
+                        raise
 
     def _listen(self) -> None:
         with self._open() as db:
@@ -105,13 +111,18 @@ class Notifier:
                 db.execute(f"listen {self._channel}")
             seen, poll_at = -1, 0.0
             while not self._closing.is_set():
-                if deaf or time.monotonic() >= poll_at:
+                if (now := time.monotonic()) >= poll_at:
                     # A broker that was killed between commit and NOTIFY has sent no notification.
-                    poll_at = time.monotonic() + POLL_SECONDS
                     row = db.execute(self._poll).fetchone()
+                    poll_at = now + pause_between(now, time.monotonic(), deaf)
                     if row and row[0] != seen:
                         seen = row[0]
                         self.received += 1
                 for notice in db.notifies(timeout=LISTEN_SECONDS, stop_after=1):
                     if notice.pid != self._own_pid:
                         self.received += 1
+
+
+def pause_between(began: float, ended: float, deaf: bool) -> float:
+    """Return the seconds from one poll to the next, by how long the first one took."""
+    return max(0.0 if deaf else POLL_SECONDS, POLL_RESTS * (ended - began))

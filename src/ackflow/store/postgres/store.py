@@ -60,6 +60,8 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
     "recent": ("off", "off"),
     "everything": ("off", "off"),
 }
+# An older snapshot would not show what was committed while a transaction waited for its locks.
+BEGIN = "begin isolation level read committed"
 SET_LEVEL = "select set_config('synchronous_commit', $1, true)"
 # A standby that commits wait for may be behind the disk of this server.
 ON_DISK = """pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()
@@ -77,7 +79,8 @@ WROTE = f"""with before as (delete from writes where fence = $1 and n = any(arra
         and broker in ($3, {OUTSIDE}))
     insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
 FORGET = """delete from writes as w where at < now() - interval '1 day'
-    and n < (select max(n) from writes where fence = w.fence)"""
+    and (n < (select max(n) from writes where fence = w.fence)
+        or fence > 0 and not exists (select from queues where id = w.fence))"""
 OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
 join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
 # A commit that is synced puts everything on disk that was committed before it.
@@ -164,11 +167,7 @@ class PostgresStore:
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body in a read-only transaction, concurrently with the writer."""
         with self._translated():
-            tx, answer = self._patiently(lambda: self._read(body))
-        if tx.sync_number:  # it shows messages, of which some may not be on disk
-            with self._syncing, self._translated():
-                self._patiently(self._write_sync)
-        return answer
+            return self._patiently(lambda: self._read(body))
 
     def changed(self) -> int:
         """Return a number that changes when another broker may have committed."""
@@ -313,7 +312,7 @@ class PostgresStore:
         reaches: Sequence[Reach | None],
     ) -> None:
         """Begin a transaction under the fences of the first verb, and those of others that are free."""
-        channel.begin("begin")
+        channel.begin(BEGIN)
         if level == "on" or channel.db.pooled:
             channel.write(SET_LEVEL, (level,))
         first = reaches[0]
@@ -359,6 +358,9 @@ class PostgresStore:
         channel.wrote = False
         clock = self.clock
         tx.grant(granted)
+        if granted is None:
+            self._record.may_show_others(on_disk)
+            tx.compared = None if on_disk else self._versions
         tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
         if granted is None:
             tx.enter(EVERYTHING)
@@ -499,7 +501,7 @@ class PostgresStore:
     def _is_written(self, rows: dict[int, int]) -> bool:
         channel = PipelinedConnection(self._place.open())
         with contextlib.closing(channel):
-            channel.begin("begin")
+            channel.begin(BEGIN)
             # The server may still be committing it; the locks are free once that has ended.
             if SCHEMA in rows:
                 self._locks.take_schema(channel)
@@ -509,7 +511,7 @@ class PostgresStore:
             channel.commit()
         return bool(ours)
 
-    def _read(self, body: Callable[[Tx], T]) -> tuple[Tx, T]:
+    def _read(self, body: Callable[[Tx], T]) -> T:
         channel = self._readers.pop() if self._readers else PipelinedConnection(self._place.open())
         record = Unchecked() if self.sync is not None else None
         tx = Tx(
@@ -527,15 +529,16 @@ class PostgresStore:
         try:
             channel.begin("begin isolation level repeatable read read only")
             answer = body(tx)
-            if tx.sync_number and channel.execute(f"select {ON_DISK}")[0][0]:
-                tx.sync_number = 0
-            channel.commit()
+            # It shows messages, of which some may not be on disk. They are synced on the same
+            # connection: if a crash loses them, it is lost too, and the body runs again.
+            behind = tx.sync_number and not channel.execute(f"select {ON_DISK}")[0][0]
+            channel.commit(SYNC if behind else None)
         except BaseException as error:
             if channel.rollback(error):
                 self._readers.append(channel)
             raise
         self._readers.append(channel)
-        return tx, answer
+        return answer
 
     @contextlib.contextmanager
     def _savepoint(self, channel: PipelinedConnection) -> Iterator[None]:

@@ -54,14 +54,23 @@ class SyncRecord:
     def note(self, lane: int = 0, first: int = 0) -> None:
         """Note a segment that the running transaction appends to a lane."""
         key = LaneId(lane)
-        number, lowest = self._appended.get(key, (0, first))
-        keep = number > self.synced
-        self._appended[key] = self.begun + 1, min(lowest, first) if keep else first
+        with self._mutex:
+            number, lowest = self._appended.get(key, (0, first))
+            keep = number > self.synced
+            self._appended[key] = self.begun + 1, min(lowest, first) if keep else first
 
     def saw_others(self, on_disk: bool) -> None:
         """Note that other brokers have written, and whether all that is on disk."""
         if not on_disk:
             self._foreign = self.committed = self.begin()
+
+    def may_show_others(self, on_disk: bool) -> None:
+        """Begin a transaction that may be the first to read a queue, which others may have written.
+
+        What it shows of such a queue waits for a commit of its own number.
+        """
+        if not on_disk:
+            self.committed = self.begin()
 
     def all_on_disk(self) -> None:
         """Note that everything is on disk that was committed up to now."""
@@ -91,7 +100,9 @@ class SyncRecord:
             while self._markers and self._markers[0].number <= self.synced:
                 self._markers.popleft()
             if self._appended and self.synced >= self.begun:
-                self._appended = {}
+                # A transaction that runs meanwhile has the next number, and keeps what it noted.
+                kept = [item for item in self._appended.items() if item[1][0] > self.synced]
+                self._appended = dict(kept)
 
     def pending(self) -> list[Marker]:
         """Return the rows of commits that may not be on disk, oldest first."""

@@ -1,7 +1,7 @@
-"""A transaction that is confined to its fences, so that others can run beside it.
+"""A transaction that is confined to its fences, so that others can run concurrently.
 
-Nothing here has to be believed of a verb: one that reads or changes more than it declared meets a
-queue, a lane or a statement that is not among its own, and `WiderReach` makes it run again alone.
+The declaration of a verb is not trusted. If the verb reads or changes more than it declared, it uses a
+queue, a lane or a statement that is not permitted; `WiderReach` then makes it run again alone.
 """
 
 from collections.abc import Callable, Collection
@@ -14,26 +14,28 @@ from ..records import Group, Lane, Lease, Queue
 from ..tx import Tx
 from .connection import PipelinedConnection
 from .fences import SCHEMA
-
-KNOWN = 100_000  # leases of which the queue is remembered
+from .homes import KNOWN
 
 # Statements that touch rows of one queue only, or rows that no two queues share. A statement that is
 # not listed runs alone in the schema.
 OF_QUEUE = frozenset(
     """
-    add_body add_claim add_cursor add_dead add_expiring add_gone add_key add_lane add_lease add_partition
-    add_segment add_tally any_expiring body body_rest claims_in claims_of_lane
-    claims_of_lease created_at cursor cursors_of_group cursors_of_lane dead_by_id
+    add_body add_claim add_cursor add_dead add_expiring add_gone add_key add_lane add_lease
+    add_partition add_segment add_tally any_expiring body body_rest claims_in claims_of_lane
+    claims_of_lease claims_of_queue created_at cursor cursors_of_group cursors_of_lane dead_by_id
     declaration delayed_due drop_body drop_claim drop_expiring drop_gone drop_gone_below drop_lease
     drop_segment drop_segments_below drop_txid due_claims end_lease expired_leases expiring_in
-    first_returned first_segment get_key get_meta get_txids gone_after gone_near group_by_id group_named groups_of
-    headers_from hold_claim is_swept keeper lane_by_id lane_ids_in lane_of lanes_of_partition leased_count
-    lease_by_id lease_by_token lease_of_token leases_of let_keep lock_end making_of_queue move_claims move_kept
-    next_time next_work next_work_in note_odd odd_run odd_segments old_keys old_txids over_or_due partition_by_id
-    partition_leased partition_named put_off_expiring put_tally put_txids queue_by_id queue_named
-    quiet_time quiet_work save_claim save_counts save_cursor save_kept save_lane save_lease
-    segment_since segments_before segments_below segments_from shrink_claim small_body sweep sweeps
-    tally uneven_lanes unheld_claims queue_totals queue_left odd_lanes wake_due
+    first_returned first_segment get_key get_meta get_txids gone_after gone_near group_by_id
+    group_named groups_of headers_from hold_claim is_swept keeper lane_by_id lane_ids_in lane_of
+    lanes_of_partition lease_by_id lease_by_token lease_of_token leased_count leased_with_gaps
+    leased_without_gaps leases_of let_keep
+    lock_end lowest_cursor lowest_unheld making_of_queue move_claims move_kept next_time next_work
+    next_work_in note_odd odd_lanes odd_run odd_segments old_keys old_txids over_or_due
+    partition_by_id partition_leased partition_named put_off_expiring put_tally put_txids
+    queue_by_id queue_left queue_named queue_totals quiet_time quiet_work save_claim save_counts
+    save_cursor save_kept save_lane save_lease segment_since segments_before segments_below
+    segments_from shrink_claim small_body sweep sweeps tally uneven_lanes unheld_claims
+    unleased_claims unread_of_queue used_in wake_due
     """.split()  # noqa: SIM905
 )
 # Statements on what belongs to no queue, for a verb that has its fence.
@@ -43,9 +45,6 @@ OF_NO_QUEUE = frozenset(
     values_with_from_end
     """.split()  # noqa: SIM905
 )
-
-# Statements on the claims of a lane, where messages grow too old.
-OF_QUEUE |= {"leased_with_gaps", "leased_without_gaps", "lowest_unheld", "unleased_claims"}
 
 
 class Confined(dict[str, str]):
@@ -73,6 +72,9 @@ class FencedTx(Tx):
         self._entered = False
         self.written: set[int] = set()
         self.homes: dict[int, int] = {}  # by token, the queue of a lease, which never changes
+        # Alone in the schema, while something may not be on disk: the queues whose versions were
+        # compared. What it shows of others may be of another broker and lost in a crash.
+        self.compared: Collection[int] | None = None
         self.next_block: Callable[[], tuple[int, int]] = _no_block
         self._block = (0, 0)  # ids for leases: the next one, and the end
         super().__init__(channel.execute, channel.write, statements, *args, **kwargs)
@@ -82,6 +84,7 @@ class FencedTx(Tx):
     def grant(self, fences: frozenset[int] | None) -> None:
         """Begin with these fences; None: alone in the schema."""
         self.granted, self._fences, self._entered = fences, fences, False
+        self.compared = None
         self.written = set()
         self._sql = self._whole
 
@@ -139,6 +142,13 @@ class FencedTx(Tx):
         if found is not None:
             self._check(found.queue)
         return found
+
+    def show(self, lane: LaneId, stop: int) -> None:
+        super().show(lane, stop)
+        if self.compared is not None and not self.sync_number and self._record is not None:
+            home = self.lane(lane)
+            if home is None or home.queue not in self.compared:
+                self.sync_number = self._record.begun
 
     # leases, whose ids brokers take in blocks
 

@@ -43,7 +43,8 @@ CURRENT = """select name, current_setting(name) from unnest($1::text[]) as s (na
 LOOK = """select (select n from writes where fence = 0 order by fence desc, n desc limit 1),
     (extract(epoch from clock_timestamp()) * 1000000)::bigint,
     (select value from meta where key = 'schema'), (select value from meta where key = 'store')"""
-LOCKS = "select value from meta where key = 'locks'"
+# How the brokers lock, and whether they count the ids of leases in `meta`.
+AGREED = "select key, value from meta where key in ('locks', 'lease_ids')"
 # Such a row is deleted by the next transaction that writes one for the schema, whoever it is.
 WROTE = """with before as (delete from writes where fence = 0 and n = $3 and broker = $2)
     insert into writes (fence, n, broker) values (0, $1, $2)"""
@@ -63,6 +64,7 @@ class OuterTransaction:
         self._db = connection
         self._schema = schema
         self._clock = clock
+        self._sequences = True
         # The results of a statement that is not waited for must not replace those of another.
         self._asking, self._telling = _cursor(connection), _cursor(connection)
 
@@ -123,7 +125,9 @@ class OuterTransaction:
         if current.pop("synchronous_commit") == "off":
             ours["synchronous_commit"] = "on"  # up to the commit: an id must not be given twice
         self._write(SET_LOCAL, (list(ours), list(ours.values())))
-        if self._execute(LOCKS) == [(ROWS,)]:
+        agreed: dict[str, str] = dict(self._execute(AGREED))
+        self._sequences = "lease_ids" not in agreed
+        if agreed.get("locks") == ROWS:
             self._write("select from fences where id = 0 for update")
         else:
             self._write("select pg_advisory_xact_lock($1)", (lock_key(self._schema),))
@@ -140,7 +144,7 @@ class OuterTransaction:
         tx = Tx(
             self._execute,
             self._write,
-            statements(),
+            statements(self._sequences),
             Cache(),
             self._savepoint,
             lambda sql, args: int(self._execute(f"{sql} returning id", args)[0][0]),

@@ -297,6 +297,8 @@ where queue = ?1 and name = ?2
 -- name: group_by_id
 select id, queue, name, created_at, dialect, paused, options, made_priority, made_lane from groups
 where id = ?1
+-- name: group_homes
+select id, queue from groups
 -- name: groups_of
 select id, queue, name, created_at, dialect, paused, options, made_priority, made_lane from groups
 where queue = ?1 order by name

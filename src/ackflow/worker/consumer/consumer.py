@@ -1,11 +1,11 @@
 """The consumer of a worker: one thread receives, several process, one settles.
 
-    receive ─► not begun ─► process (concurrency threads) ─► settle, many in one transaction
+    receive ─► waiting ─► process (concurrency threads) ─► settle, many in one transaction
                    │
                    └─ at a stop: released, uncounted
 
-Messages are popped ahead only as far as they are begun soon, by the speed measured so far: a worker
-with slow handlers holds back nothing that another worker could begin.
+Messages are popped ahead only if they will be started soon, at the speed measured so far, so a worker
+with slow handlers does not hold messages that another worker could start.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ from ..context import Context, RunState
 from ..hooks import Hooks
 from ..processor import Binding
 from ..sending import ProcessorSession
-from ..status import ACK, REJECT, REQUEUE
 from .leases import HeldLease, Leases
 from .processing import Outcome, Processing
 from .receiver import Receiver
@@ -60,7 +59,7 @@ class Counts(Struct):
 
 
 class Item(Struct, eq=False, gc=False):
-    """A message that was received and is not begun."""
+    """A message that was received and is waiting to be processed."""
 
     message: Message
     lease: HeldLease
@@ -98,7 +97,7 @@ class Consumer:
         self._changed = threading.Condition()
         self._not_begun: deque[Item] = deque()
         self._idle = 0  # threads that wait for a message
-        self._low = -1  # the receiver waits until this many are not begun
+        self._low = -1  # the receiver waits until at most this many are waiting
         self._threads = 0
         self._held: dict[Attempt, Item] = {}
         self._mean: float | None = None  # seconds that a message takes
@@ -146,7 +145,7 @@ class Consumer:
                 self._hooks.call("idle", state)
 
     def _room(self) -> int:
-        """Wait until messages can be begun soon; return how many to receive, 0 to look again."""
+        """Wait until messages can be started soon; return how many to receive, 0 to check again."""
         with self._changed:
             ahead = self._ahead()
             room = self._free() + ahead - len(self._not_begun)
@@ -161,7 +160,7 @@ class Consumer:
         return self._idle + self._concurrency - self._threads
 
     def _ahead(self) -> int:
-        """How many messages to hold that are not begun."""
+        """How many waiting messages to hold."""
         if self._prefetch is not None:
             return self._prefetch
         if self._mean is None:
@@ -263,19 +262,20 @@ class Consumer:
     def _settled(self, outcome: Outcome, error: BaseException | None) -> None:
         context = outcome.context
         counts = self.counts
+        verb = None if outcome.verdict is None else outcome.verdict.verb
         if error is not None:
             counts.lost += 1
         elif context.put_off is not None:
             counts.put_off += 1
-        elif outcome.verdict is not None and outcome.verdict.verb in ("nack", "dead_letter"):
-            counts.failed += 1
-        elif context.status is ACK:
+        elif verb == "ack":
             counts.acked += 1
-        elif context.status is REJECT:
+        elif verb == "reject":
             counts.rejected += 1
-        elif context.status is REQUEUE:
+        elif verb == "requeue":
             counts.requeued += 1
             counts.failed += outcome.fatal is not None
+        else:
+            counts.failed += 1
         self._leases.done(context.notes[HeldLease])
         if outcome.fatal is not None and not self._keep_going:
             self._fail(outcome.fatal)

@@ -8,6 +8,7 @@ message ─► pre_received ─decided─► status or put off ──┐
 
 import logging
 import time
+from copy import copy
 
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ from ..hooks import Hooks
 from ..processor import TASK_HEADER
 from ..schema import InvalidBody
 from ..sending import _current
-from ..status import ACK, REJECT, REQUEUE, Reject, Requeue, Status
+from ..status import ACK, REJECT, REQUEUE, Reject, Requeue
 from .time_limits import Attempt, Caller, GivenUp, LeaseGone
 
 log = logging.getLogger("ackflow.worker")
@@ -62,8 +63,12 @@ class Processing:
             _current.reset(token)
 
     def given_up(self, attempt: Attempt) -> Outcome:
-        """The outcome of a message whose handler did not return by its hard time limit."""
-        context = attempt.context
+        """The outcome of a message whose handler did not return by its hard time limit.
+
+        Its thread may go on, and send more: the outcome has a context of its own.
+        """
+        context = copy(attempt.context)
+        context.session = context.session.empty_copy()
         handler = context.handler
         assert handler is not None
         error = TimeLimitExceeded(
@@ -82,7 +87,7 @@ class Processing:
         if context.put_off is not None:
             return Outcome(context, _put_off(context.put_off))
         if context.status is not None:
-            return Outcome(context, _verdict(context.status, context.reason))
+            return Outcome(context, _verdict(context))
         context.handler = context.binding.handler_of(context.message)
         if context.handler is None:
             return self._no_task(context)
@@ -94,7 +99,7 @@ class Processing:
         reason = f"no task {name!r} in this worker (tasks of {context.binding.label}: {known})"
         if name is None:
             reason = f"the message names no task (tasks of {context.binding.label}: {known})"
-        log.error("%s: %s; it comes again in %g s", context.message, reason, NO_TASK_SECONDS)
+        log.error("%s: %s; it is delivered again in %g s", context.message, reason, NO_TASK_SECONDS)
         context.status = REQUEUE
         return Outcome(context, Verdict("requeue", reason, NO_TASK_SECONDS))
 
@@ -124,7 +129,7 @@ class Processing:
             outcome = self._failed(context, error)
         else:
             assert context.status is not None
-            outcome = Outcome(context, _verdict(context.status, context.reason, handler.name))
+            outcome = Outcome(context, _verdict(context))
         self._hooks.call("after_process", context)
         return outcome
 
@@ -135,10 +140,10 @@ class Processing:
         if isinstance(error, Reject):
             log.warning("%s is rejected: %s", context.message, error)
             context.status = REJECT
-            return Outcome(context, _verdict(REJECT, context.reason))
+            return Outcome(context, _verdict(context))
         context.status = REQUEUE
         if error.delay is None:
-            return Outcome(context, Verdict("requeue", context.reason))
+            return Outcome(context, _verdict(context))
         count = ((REDELIVER_COUNT, str(context.message.deliveries)),)
         return Outcome(context, Verdict("requeue", context.reason, error.delay, headers=count))
 
@@ -146,8 +151,8 @@ class Processing:
         context.session.discard()
         context.exception = error
         log.critical("Got invalid message, %s: %s", error, abbreviate(context.message.raw))
-        context.status = REJECT
-        return Outcome(context, _verdict(REJECT, f"invalid body: {error}"))
+        context.status, context.reason = REJECT, f"invalid body: {error}"
+        return Outcome(context, _verdict(context))
 
     def _failed(self, context: Context, error: BaseException) -> Outcome:
         """The handler raised: nothing that it sent goes out."""
@@ -191,11 +196,17 @@ def _put_off(given: PutOff) -> Verdict:
 _ACK = Verdict("ack")
 
 
-def _verdict(status: Status, reason: str | None, name: str | None = None) -> Verdict:
-    if status is ACK:
+def _verdict(context: Context) -> Verdict:
+    """Return the verdict for the status of a message."""
+    handler, reason = context.handler, context.reason
+    if context.status is ACK:
         return _ACK
-    if status is REJECT:
-        return Verdict("reject", reason or ("rejected" if name is None else f"rejected by {name}"))
+    if context.status is REJECT:
+        rejected = "rejected" if handler is None else f"rejected by {handler.name}"
+        return Verdict("reject", reason or rejected)
+    if handler is not None and handler.counts_failures:
+        # The turn of a redelivered task is not put off, because its back-off has done that.
+        return Verdict("requeue", reason, context.worker.redelivery_delay or None)
     return Verdict("requeue", reason)
 
 

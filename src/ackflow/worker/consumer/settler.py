@@ -83,8 +83,8 @@ class Settler:
                 return
             try:
                 self.settle(some)
-            except BaseException as error:  # a defect; the messages come again
-                log.exception("messages could not be settled; they come again")
+            except BaseException as error:  # a defect; the messages are delivered again
+                log.exception("messages could not be settled; they will be delivered again")
                 self.error = error
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
@@ -105,18 +105,16 @@ class Settler:
         if self._failures:
             (first, error), n = self._failures[0], len(self._failures)
             which = str(first) if n == 1 else f"{n:,} messages, {first} first,"
-            log.warning("%s could not be settled and will come again: %s", which, error)
+            log.warning("%s could not be settled and will be delivered again: %s", which, error)
             self._failures.clear()
 
     def release(self, messages: Sequence[Message]) -> None:
-        """Return messages that were not begun; their deliveries are not counted."""
+        """Return messages that were not started; their deliveries are not counted."""
         if messages:
             try:
                 self._patiently(lambda: self._session.settle([(m, _RELEASE) for m in messages]))
             except AckflowError as error:
-                said = (
-                    "%d messages could not be returned; they come again when their lease ends: %s"
-                )
+                said = "%d messages could not be returned; they are delivered again when their lease ends: %s"
                 log.warning(said, len(messages), error)
 
     def _settle_plain(self, outcomes: list[Outcome]) -> None:

@@ -112,7 +112,7 @@ def end_fork(context: Context, pid: int) -> None:
         name = context.handler.name if context.handler is not None else "?"
         sys.stderr.write(
             f"ackflow: {name} forked, and the child returned from it. A child must end with "
-            "os._exit, or be started with subprocess. This child is ended; the worker goes on\n"
+            "os._exit, or be started with subprocess. This child is terminated; the worker continues\n"
         )
         sys.stderr.flush()
         os._exit(FORKED)

@@ -27,6 +27,7 @@ from ...model import Value
 from ...session.session import Session
 from ...session.transaction import Operations
 from ...validate import Duration
+from ..status import Reject
 
 T = TypeVar("T")
 JobStatus = Literal[
@@ -39,6 +40,7 @@ STARTABLE = ("new", "failed_redelivered")
 ACTIVE = ("new", "running", "failed_redelivered")
 ROOT, CHILD, STATUS = "jobs/root/", "jobs/child/", "jobs/status/"
 OWNER, NAME, RUN = "jobs/owner/", "jobs/name/", "jobs/run/"
+CHILD_HEADER = "ackflow-child-job"  # of a message that runs a child: its id
 MOST_NAME = 200  # bytes: a key has room for a prefix and a name
 RETRY_SECONDS = 30.0
 DEFAULT = "default"  # the entry of `stale_after` for all other names
@@ -57,8 +59,11 @@ class JobCannotBeStarted(AckflowError):
     status = 409
 
 
-class JobStale(AckflowError):
-    """The job was replaced, because it was not active for too long; its result is not recorded."""
+class JobStale(AckflowError, Reject):
+    """The job was replaced, because it was not active for too long; its result is not recorded.
+
+    In a handler of a worker, the message is rejected, and the consumer continues.
+    """
 
     code = "job_stale"
     status = 409

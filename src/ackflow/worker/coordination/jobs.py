@@ -15,6 +15,10 @@ A root job is as far as its children are. A child succeeds if its function retur
 if it returns a false one, and is to be run again if it raises. With `message`, the end of the job and
 the ack (or reject) of the message are one transaction, and a child whose worker died can be started
 again as soon as the lease of its message is over.
+
+In a handler of a worker, the status that the handler returns settles its message. What the function of
+the job sends through the worker is committed with the end of the job, so that it is sent once: a
+redelivered message finds its job ended, and does not run it again.
 """
 
 import hashlib
@@ -23,20 +27,23 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from ... import validate
-from ...errors import AckflowError, InvalidArgument
+from ...errors import AckflowError, InvalidArgument, LeaseLost
 from ...session.messages import Delivery
 from ...session.session import Session
 from ...session.transaction import Operations
 from ...validate import Duration
 from ..hooks import Hooks
+from ..sending import Apart, ProcessorSession, current
 from .job_records import (
     ACTIVE,
+    CHILD_HEADER,
     MOST_NAME,
     NAME,
     OWNER,
@@ -80,7 +87,7 @@ class Cleaned(Struct):
 class Jobs:
     """Jobs on the database of a session; every worker may have its own.
 
-    `stale_after`: a root that was not active for so long is replaced by the next one of its name,
+    `stale_after`: a root that was inactive for this time is replaced by the next one of its name,
     instead of blocking it: seconds for all jobs, or by name or by a prefix that ends before a `.` or
     `:`; `default` is for the others. `max_redelivery_seconds` does the same for a root whose
     children are run again and again.
@@ -139,7 +146,8 @@ class Jobs:
         Returns what the function returned; None if the job was cancelled; True or False if it has
         ended already. Raises JobCannotBeStarted while it runs elsewhere, JobStale if it was replaced.
         With `message`, a result that is true acks it and one that is false rejects it, in the
-        transaction that ends the job.
+        transaction that ends the job. The message of the handler that is running in a worker is
+        left to the status that the handler returns.
         """
         if inspect.iscoroutinefunction(run):
             raise InvalidArgument(ASYNC)
@@ -170,7 +178,8 @@ class Jobs:
                 return child
             self._records.move(t, root, Loaded(child, 0), "new")
             if send is not None:
-                send(t, child)
+                with t.headers({CHILD_HEADER: child.id}):
+                    send(t, child)
             return child
 
         return self._records.change(attempt)
@@ -209,7 +218,7 @@ class Jobs:
     # ending from outside
 
     def interrupt(self, id: str) -> Job:
-        """Cancel a root: children that have not begun are cancelled, running ones go on."""
+        """Cancel a root: children that have not started are cancelled, running ones continue."""
         root_id = _root(id)
 
         def mark(t: Operations) -> Job:
@@ -223,14 +232,18 @@ class Jobs:
         self._move_children(root_id, STARTABLE, "cancelled")
         return self.get(root_id)
 
-    def fail(self, id: str) -> Job:
-        """Mark a child as failed that will not be run: its message was rejected."""
+    def fail(self, id: str, *, running: bool = True) -> Job:
+        """Mark a child as failed that will not be run: its message was rejected.
+
+        Without `running`, a child that is being run stays as it is.
+        """
+        which = ACTIVE if running else STARTABLE
 
         def attempt(t: Operations) -> Job:
             child, root = self._records.get(id), self._records.get(_root(id))
             if child.job.is_root:
                 raise InvalidArgument(f"job {id} is a root; interrupt it instead")
-            if child.job.status in ACTIVE:
+            if child.job.status in which:
                 self._records.move(t, root, child, "failed")
             return child.job
 
@@ -375,17 +388,19 @@ class Jobs:
     ) -> T:
         """Run the function of a child that was started, and record how it ended."""
         began = time.perf_counter()
+        session, own = self._in_handler(message)
         try:
             self._hooks.call("before_job", one)
             began = time.perf_counter()
-            result = run(one.job)
+            with nullcontext(Apart()) if session is None else session.apart() as sent:
+                result = run(one.job)
             if inspect.iscoroutine(result):
                 result.close()
                 raise InvalidArgument(ASYNC)
         except BaseException as error:
             one.elapsed, one.exception = time.perf_counter() - began, error
             try:
-                self._end(child, "failed_redelivered", None)
+                self._end(child, "failed_redelivered")
                 one.status = "failed_redelivered"
             except AckflowError as reason:  # what the function raised is more important
                 one.error = reason
@@ -396,16 +411,33 @@ class Jobs:
         one.elapsed = time.perf_counter() - began
         status: JobStatus = "success" if result else "failed"
         try:
-            self._end(child, status, message)
+            self._end(child, status, None if own else message, sent.operations)
         except BaseException as error:
             one.error = error
             raise
         one.status = status
         return result
 
+    def _in_handler(self, message: Delivery | None) -> tuple[ProcessorSession | None, bool]:
+        """The session of the handler of a worker that runs the job, if it is on this database; and
+        whether the message is the handler's own, which the handler settles."""
+        context = current()
+        if context is None:
+            return None, False
+        own = context.message is message  # its lease was found on this database
+        here = own or context.session.outside is self._records.session
+        return (context.session if here else None), own
+
     def _abandoned(self, job: Job) -> bool:
         """Whether the lease under which a child was started is over."""
         return job.leased and self._records.session.value(RUN + job.id) is None
+
+    def _lease_of(self, job: Job) -> int:
+        """The version of the value that ends with the lease of a run; LeaseLost if it has ended."""
+        found = self._records.session.value(RUN + job.id)
+        if found is None:
+            raise LeaseLost(f"the lease of the message that runs job {job.id} is over")
+        return found.version
 
     def _running(self, job: Job) -> Loaded:
         """A child that is still in the same run, or JobStale."""
@@ -414,11 +446,21 @@ class Jobs:
             raise JobStale(f"job {job.id} is {child.job.status}, and this run of it is over")
         return child
 
-    def _end(self, job: Job, status: JobStatus, message: Delivery | None) -> None:
+    def _end(
+        self,
+        job: Job,
+        status: JobStatus,
+        message: Delivery | None = None,
+        sent: Operations | None = None,
+    ) -> None:
+        """Record how a run ended, with what it sent, and settle its message if one is given."""
+
         def attempt(t: Operations) -> None:
             child, root = self._running(job), self._records.get(job.root_id)
             if job.leased:
-                t.delete(RUN + job.id)
+                t.delete(RUN + job.id, expect=self._lease_of(job))
+            if sent is not None:
+                t.include(sent)
             if message is not None and status == "success":
                 t.ack(message)
             elif message is not None:

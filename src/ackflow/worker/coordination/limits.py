@@ -59,7 +59,7 @@ class Rate(Struct, frozen=True):
 
 
 class Deferred(Struct, frozen=True):
-    """The message is over a limit: release it, and it comes again after `delay` seconds."""
+    """The message is over a limit: release it with this `delay`, in seconds."""
 
     delay: float
 
@@ -75,7 +75,7 @@ class Permit:
 
     @property
     def bound(self) -> bool:
-        """Whether it has a slot to give back."""
+        """Whether it has a slot to release."""
         return self._slot is not None
 
     def release(self, t: Operations, now: int) -> None:

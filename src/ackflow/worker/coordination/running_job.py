@@ -1,4 +1,4 @@
-"""A job while it runs: what its function is given, and what the hooks of jobs are given."""
+"""A running job: the argument of its function, and the argument of job hooks."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ class RunningJob:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the root was interrupted; a long function may ask now and then, and return."""
+        """Whether the root was interrupted. A long function can check this from time to time."""
         return self._jobs.get(self.root_id).interrupted
 
     def create_delayed(self, name: str, send: Send | None = None) -> Job:
@@ -50,7 +50,7 @@ class RunningJob:
         return self._jobs.create_child(self.root_id, name, send)
 
     def progress(self, part: float, data: Mapping[str, Any] | None = None) -> None:
-        """Record how far the job is, from 0 to 1, and what a later attempt needs to go on."""
+        """Record the progress, from 0 to 1, and the data that a later attempt needs to continue."""
         self._jobs.record_progress(self._job, part, data)
 
     @property

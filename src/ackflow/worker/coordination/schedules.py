@@ -156,7 +156,7 @@ def schedule_of(
 
 
 class ScheduleState(Struct, frozen=True):
-    """A schedule as the database knows it. `next` is None while it is paused, or if cron expressions
+    """The stored state of a schedule. `next` is None while it is paused, or if cron expressions
     cannot be read here."""
 
     name: str
@@ -209,17 +209,17 @@ class Schedules:
         ]
 
     def known(self, *, limit: int = 100, after: str | None = None) -> list[ScheduleState]:
-        """The schedules that any worker has run on this database, by name; `after` is a name."""
+        """The schedules that any worker has run on this database, by name, from `after` on."""
         start = None if after is None else PREFIX + after
         found = self._session.values(PREFIX, limit=limit, after=start)
         return [self._state(value.key.removeprefix(PREFIX), value.data) for value in found]
 
     def pause(self, name: str) -> ScheduleState:
-        """Push no ticks of a schedule until it is resumed, whichever worker has it."""
+        """Stop the ticks of a schedule in all workers until it is resumed."""
         return self._set_paused(name, True)
 
     def resume(self, name: str) -> ScheduleState:
-        """Go on with the next tick; those that were due meanwhile are left out."""
+        """Continue with the next tick; those that were due in the meantime are skipped."""
         return self._set_paused(name, False)
 
     def _set_paused(self, name: str, paused: bool) -> ScheduleState:

@@ -1,12 +1,15 @@
-"""Limits, unique keys and results as hooks: a worker adds them by itself.
+"""Limits, unique keys, results and child jobs as hooks: a worker adds them by itself.
 
 Limits come first: a message that they put off keeps its unique key as it is.
 """
 
+import contextlib
 import logging
 
 from ...errors import AckflowError
 from ..context import Context
+from ..coordination.job_records import CHILD_HEADER, JobNotFound
+from ..coordination.jobs import Jobs
 from ..coordination.limits import FAILED_SECONDS, Deferred, Limits, Permit
 from ..coordination.unique import HEADER, TAKEN_SECONDS, Unique
 from ..hooks import Extension, Middleware
@@ -92,21 +95,37 @@ class ResultHooks(Middleware):
             record_failure(context.session.operations, message, reason)
 
 
+class ChildHooks(Middleware):
+    """The messages of child jobs, which `create_delayed` has sent."""
+
+    def before_settle(self, context: Context) -> None:
+        """Fail the child of a message that will not come again, so that its root can stop.
+
+        This is a transaction before that of the message: if the worker is killed in between, the
+        message comes again and finds that its child has failed.
+        """
+        id = context.message.headers.get(CHILD_HEADER)
+        if id is None or context.status is ACK or comes_again(context):
+            return
+        with contextlib.suppress(JobNotFound):
+            Jobs(context.session.outside).fail(id, running=False)
+
+
 def comes_again(context: Context) -> bool:
     """Whether the message is delivered again, after what was decided about it."""
     if context.put_off is not None:
         return True
     if context.status in (ACK, REJECT):
         return False
-    # A task that returns REQUEUE has not failed, so no attempt is counted.
-    requeued = context.exception is None and context.handler is not None
-    if requeued and context.handler is not None and context.handler.counts_failures:
-        return True
+    # A task that says REQUEUE has not failed, so no attempt is counted.
+    if context.handler is not None and context.handler.counts_failures and not context.failed:
+        return not context.last_delivery
     return not context.last_attempt
 
 
-KEYED: tuple[type[LimitHooks], type[UniqueHooks], type[ResultHooks]] = (
+KEYED: tuple[type[LimitHooks], type[UniqueHooks], type[ResultHooks], type[ChildHooks]] = (
     LimitHooks,
     UniqueHooks,
     ResultHooks,
+    ChildHooks,
 )

@@ -8,11 +8,11 @@ import threading
 from ... import validate
 from ...validate import Duration
 from ..context import Context, RunState
-from ..hooks import Extension
+from ..hooks import Extension, Middleware
 
 
-class MessageLimit(Extension):
-    """Stop after so many messages: exactly so many are processed, the others are returned."""
+class MessageLimit(Extension, Middleware):
+    """Stop after a number of messages: exactly this many are processed, the others are returned."""
 
     def __init__(self, limit: int) -> None:
         self._limit = validate.integer(limit, "message_limit", 1, 1 << 60)
@@ -25,14 +25,25 @@ class MessageLimit(Extension):
 
     def pre_received(self, context: Context) -> None:
         """Count a message; return it if the limit is reached."""
-        with self._lock:
-            full = self._begun >= self._limit
-            self._begun += not full
-            last = self._begun == self._limit
-        if full:
+        if self._count(context):
+            context.notes[MessageLimit] = True
+        else:
             context.release()
+
+    def before_settle(self, context: Context) -> None:
+        """Count a message whose status was decided by another extension."""
+        if context.status is not None and MessageLimit not in context.notes:
+            self._count(context)
+
+    def _count(self, context: Context) -> bool:
+        """Count a message, unless the limit is reached; returns whether it was counted."""
+        with self._lock:
+            room = self._begun < self._limit
+            self._begun += room
+            last = self._begun == self._limit
         if last:
             context.interrupt(f"the limit of {self._limit:,} messages is reached")
+        return room
 
 
 class TimeLimit(Extension):

@@ -12,12 +12,12 @@ class ProcessedLog(Extension):
     """Log status and execution time of each message, once it is settled."""
 
     def post_received(self, context: Context) -> None:
-        """Log a message that was processed; an exception has been logged by itself."""
-        if context.status is None or context.handler is None or context.failed:
+        """Log a message that has a status; an exception has been logged by itself."""
+        if context.status is None or context.failed:
             return
         if log.isEnabledFor(logging.INFO):
             log.info(
                 "Message processed: %s. Execution time: %d ms", context.status,
                 round(context.elapsed * 1000), extra={"message_id": context.message.id,
-                "queue": context.message.queue, "processor": context.handler.name},
+                "queue": context.message.queue, "processor": None if context.handler is None else context.handler.name},
             )  # fmt: skip

@@ -28,7 +28,8 @@ class RedeliveryDelay(Extension):
         handler = context.binding.handler_of(message)
         if handler is not None and handler.counts_failures:
             return  # a task has a back-off of its own
-        if redelivered > count_of(message.headers):
+        # Counts that differ: those of a redriven dead letter began anew, and its header did not.
+        if redelivered and redelivered != count_of(message.headers):
             context.requeue_later(self._seconds, {REDELIVER_COUNT: str(redelivered)})
 
 

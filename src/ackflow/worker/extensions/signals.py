@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT)
 
 
 class Signals(Extension):
-    """On TERM, QUIT or INT finish what is being processed and stop; a second INT stops at once."""
+    """On TERM, QUIT or INT, finish running handlers and stop; a second INT stops immediately."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Dead letters chosen by a person: by what they died of, in steps that are bounded and continued."""
+"""Dead letters that a user selects, for example by error; processed in bounded steps."""
 
 import re
 import time
@@ -9,11 +9,12 @@ from msgspec import Struct
 from .... import validate
 from ....model import DeadLetter
 from ....store.mapping import open_texts
+from ....store.records import Queue
 from ....store.tx import Tx
 from ...reach.merging import Several
 from ...requests import DeadFilter
 from ...verb import QueueRequest, verb
-from ..dead_letters import letters, purge_dead, redrive, rows
+from ..dead_letters import letters, matching_ids, purge_dead, redrive, rows
 from ..topology import find_group, find_queue, queue_for
 
 MOST_STEP = 1_000  # dead letters that one step may name; it changes a slice of them
@@ -56,7 +57,7 @@ class DeadSelection(QueueRequest, kw_only=True):
 
 
 class DeadStep(Struct):
-    """What a step did. `next` is where to continue; None: the whole selection was seen.
+    """The result of a step. `next` is where to continue, None at the end of the selection.
 
     `items` are the numbers of the dead letters that were changed, or would be.
     """
@@ -70,34 +71,27 @@ class DeadStep(Struct):
 ONE = Several(one=True)
 
 
-def _done(step: DeadStep, done: int) -> DeadStep:
-    """Continue behind the last one that was changed: of large ones fewer are changed at once."""
-    items = step.items[:done]
-    return DeadStep(done, step.next if done == len(step.items) else items[-1], items)
-
-
 @verb("read-only", name="dead_selected", read_only=True, wire=False, several=ONE)
 def select(
     tx: Tx, which: DeadSelection, after: int, limit: int, seconds: float = STEP_SECONDS
 ) -> DeadStep:
     """Find the next dead letters of a selection, the oldest first."""
     queue = find_queue(tx, which.queue)
+    if which.ids is not None:
+        return _numbered(tx, queue, which, after, limit)
     group = None if which.group is None else find_group(tx, queue, which.group).id
-    wanted = None if which.ids is None else set(which.ids)
     deadline = time.monotonic() + seconds
     found: list[int] = []
     while True:
         rows = tx.all("dead_after", queue.id, after, SLICE)
-        for id, grp, lane, seq, kind, reason, error in rows:
+        for id, group_id, lane, seq, kind, reason, error in rows:
             if len(found) >= limit:
                 return DeadStep(len(found), after, found)
             after = id
-            if group not in (None, grp) or which.kind not in (None, kind):
-                continue
-            if wanted is not None and id not in wanted:
+            if group not in (None, group_id) or which.kind not in (None, kind):
                 continue
             if which.error is not None:
-                reason, error = open_texts(grp, lane, seq, reason, error)
+                reason, error = open_texts(group_id, lane, seq, reason, error)
                 if normalized(reason or error or "") != which.error:
                     continue
             found.append(id)
@@ -105,6 +99,21 @@ def select(
             return DeadStep(len(found), None, found)
         if time.monotonic() > deadline:
             return DeadStep(len(found), after, found)
+
+
+def _numbered(tx: Tx, queue: Queue, which: DeadSelection, after: int, limit: int) -> DeadStep:
+    """Look up letters by their numbers, however far apart they are."""
+    ids = [id for id in which.ids or () if id > after]
+    found = matching_ids(
+        tx, queue, DeadFilter(queue.name, group=which.group, kind=which.kind, ids=ids)
+    )
+    if which.error is not None:
+        found = [
+            row.id for id in found for row in tx.dead("dead_by_id", id)
+            if normalized(row.reason or row.error or "") == which.error
+        ]  # fmt: skip
+    some = found[:limit]
+    return DeadStep(len(some), some[-1] if len(found) > limit else None, some)
 
 
 @verb("read-only", name="dead_page", read_only=True, wire=False, several=ONE)
@@ -139,7 +148,7 @@ def redrive_step(tx: Tx, which: DeadSelection, after: int, limit: int, to: str |
     """Send the next dead letters of a selection back, or to another queue."""
     if to is not None:
         queue_for(tx, to)
-    step = _step(tx, which, after, limit)
+    step = select(tx, which, after, limit)
     if step.items:
         return _done(step, redrive(tx, DeadFilter(which.queue, ids=step.items), to))
     return step
@@ -148,13 +157,13 @@ def redrive_step(tx: Tx, which: DeadSelection, after: int, limit: int, to: str |
 @verb("admin", name="purge_dead_step", synced=True, wire=False, several=ONE)
 def purge_step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
     """Delete the next dead letters of a selection."""
-    step = _step(tx, which, after, limit)
+    step = select(tx, which, after, limit)
     if step.items:
         return _done(step, purge_dead(tx, DeadFilter(which.queue, ids=step.items)))
     return step
 
 
-def _step(tx: Tx, which: DeadSelection, after: int, limit: int) -> DeadStep:
-    if which.ids is None:
-        return select(tx, which, after, limit)
-    return select(tx, which, min(which.ids, default=1) - 1, MOST_STEP)
+def _done(step: DeadStep, done: int) -> DeadStep:
+    """Continue behind the last one that was changed: of large ones fewer are changed at once."""
+    items = step.items[:done]
+    return DeadStep(done, step.next if done == len(step.items) else items[-1], items)

@@ -19,7 +19,7 @@ from ..upkeep.expiry import refresh_range
 def settle_message(
     tx: Tx, queue_name: str, group_name: str, id: str, verdict: Verdict, deliveries: int | None
 ) -> bool:
-    """Settle one message that was delivered, whoever holds it; False: it had that end before.
+    """Settle one message that was delivered, even if a consumer holds it. Returns False for a repeat.
 
     `deliveries`: how many the caller has seen. If it was delivered again since, nothing is done.
     """
@@ -32,7 +32,9 @@ def settle_message(
     refresh_range(tx, group, lane.id, place.sequence, place.sequence + 1)
     claim = claim_over(tx, group, lane, place.sequence)
     if claim is not None and deliveries is not None and claim.deliveries != deliveries:
-        raise AlreadySettled("the message was delivered again; look at it once more")
+        raise AlreadySettled(
+            "the message was delivered again in the meantime; look at its new state first"
+        )
     outcome = settle_in_group(tx, group, lane, place.sequence, verdict)
     if outcome.refused:
         error = outcome.refused[0].error
@@ -59,7 +61,7 @@ def release_lease(tx: Tx, queue_name: str, token: int) -> int:
 
 @verb("read-write", queue="queue_name", lease="token", synced=True)
 def extend_lease(tx: Tx, queue_name: str, token: int, seconds: float | None) -> int:
-    """Extend a lease by the time of its group, or by so many seconds; returns the new end."""
+    """Extend a lease by the lease time of its group, or by `seconds`; returns the new end."""
     return extend(tx, token, seconds)
 
 

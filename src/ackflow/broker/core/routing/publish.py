@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from msgspec import json
+from msgspec import MsgspecError, json
 
 from .... import ranges
 from ....clock import SECOND, micros
@@ -107,7 +107,7 @@ class Appender:
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
         self._lanes: dict[tuple[str, int], list[Routed]] = {}
-        self._declared: dict[str, Declaration | None] = {}
+        self._declared: dict[str, tuple[Queue, Declaration | None] | None] = {}
         self._routes: dict[tuple[str, str], Sequence[str]] = {}
         self._limited: dict[QueueId, tuple[Queue, Declaration]] = {}
 
@@ -135,22 +135,29 @@ class Appender:
         """Add a message for a queue; a queue that a stale binding names is left out."""
         if name not in self._declared:
             queue = self._tx.queue(name)
-            if queue is None:
-                return
-            self._declared[name] = declared = self._tx.declaration(queue.id)
-            if declared is not None and declared.max_length is not None:
-                self._limited[queue.id] = queue, declared
-        declared = self._declared[name]
+            known = None if queue is None else (queue, self._tx.declaration(queue.id))
+            self._declared[name] = known
+        found = self._declared[name]
+        if found is None:
+            return
+        queue, declared = found
+        if declared is not None and declared.max_length is not None:
+            self._limited[queue.id] = queue, declared
         priority = 0 if declared is None else declared.lane_priority(one.priority)
         expires = None if one.ttl is None else self._tx.now + micros(one.ttl)
         routed = Routed(one.payload, one.binary, stored_headers(name, one), expires)
         self._lanes.setdefault((name, priority), []).append(routed)
 
     def finish(self) -> None:
-        """Append all messages, and drop the oldest of queues that are longer than allowed."""
-        self._flush()
-        for queue, declared in self._limited.values():
-            _drop_head(self._tx, queue, declared)
+        """Append all messages, and drop the oldest of queues that are longer than allowed.
+
+        What is dropped may go to other queues, which may then be longer than allowed, and so on.
+        """
+        while self._lanes or self._limited:
+            self._flush()
+            limited, self._limited = self._limited, {}
+            for queue, declared in limited.values():
+                _drop_head(self._tx, queue, declared, self)
 
     def _flush(self) -> None:
         lanes, self._lanes = self._lanes, {}
@@ -209,14 +216,19 @@ def add_expiring(tx: Tx, lane: LaneId, sequence: int, at: int) -> None:
 # giving up messages
 
 
-def to_dead_letter_exchange(tx: Tx, queue: Queue, lane: Lane, which: Ranges, reason: str) -> None:
-    """Publish messages to the dead-letter exchange of their queue, if it has one."""
+def to_dead_letter_exchange(
+    tx: Tx, queue: Queue, lane: Lane, which: Ranges, reason: str, appender: Appender | None = None
+) -> None:
+    """Publish messages to the dead-letter exchange of their queue, if it has one.
+
+    With an `appender`, they are published when that one finishes.
+    """
     declared = tx.declaration(queue.id)
     if declared is None or declared.dead_letter_exchange is None:
         return
     if find_exchange(tx, declared.dead_letter_exchange) is None:
         return
-    appender = Appender(tx)
+    own = appender or Appender(tx)
     for segment, first, stop in tx.segments_over(lane.id, which):
         body = tx.body(segment)
         for index in range(first - segment.first, stop - segment.first):
@@ -226,8 +238,9 @@ def to_dead_letter_exchange(tx: Tx, queue: Queue, lane: Lane, which: Ranges, rea
             deaths = json.decode(one.headers[DEATHS])
             for name in route(tx, one.exchange, one.keys, one.headers):
                 if reason == "rejected" or not _is_cycle(deaths, name):
-                    appender.add(name, one)
-    appender.finish()
+                    own.add(name, one)
+    if appender is None:
+        own.finish()
 
 
 def _dead(
@@ -239,7 +252,7 @@ def _dead(
     death: dict[str, Any] = {"queue": queue.name, "reason": reason, "count": 1}
     for known in deaths:
         if (known.get("queue"), known.get("reason")) == (queue.name, reason):
-            death["count"] = known.get("count", 0) + 1
+            death["count"] = 1 + (before if type(before := known.get("count")) is int else 0)
     deaths = [
         one for one in deaths if (one.get("queue"), one.get("reason")) != (queue.name, reason)
     ]
@@ -255,7 +268,7 @@ def _dead(
         exchange=declared.dead_letter_exchange or "",
         keys=[key if declared.dead_letter_key is None else declared.dead_letter_key],
         headers=kept,
-        priority=int(priority) if priority.isdecimal() else None,
+        priority=int(priority) if priority.isdecimal() and len(priority) <= 3 else None,
     )
 
 
@@ -263,7 +276,7 @@ def _deaths_in(headers: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the deaths in a header that a client may have written itself."""
     try:
         return json.decode(headers.get(DEATHS, "[]"), type=list[dict[str, Any]])
-    except ValueError:
+    except (MsgspecError, RecursionError):
         return []
 
 
@@ -282,8 +295,10 @@ def drop_too_old(tx: Tx, queue: Queue, lane: Lane, limit: int) -> int:
     return drop_unread(tx, queue, lane, limit, _on_drop(tx, queue, lane, "expired"))
 
 
-def _on_drop(tx: Tx, queue: Queue, lane: Lane, reason: str) -> Any:
-    return partial(to_dead_letter_exchange, tx, queue, lane, reason=reason)
+def _on_drop(
+    tx: Tx, queue: Queue, lane: Lane, reason: str, appender: Appender | None = None
+) -> Any:
+    return partial(to_dead_letter_exchange, tx, queue, lane, reason=reason, appender=appender)
 
 
 def drop_expired(tx: Tx, queue: Queue, lane: Lane) -> int:
@@ -341,7 +356,14 @@ def ready_in(tx: Tx, queue: Queue, lane: Lane) -> Ranges:
     return ranges.union(due, new)
 
 
-def _drop_head(tx: Tx, queue: Queue, declared: Declaration) -> None:
+def drop_excess(tx: Tx, queue: Queue, declared: Declaration) -> None:
+    """Drop the oldest messages of a queue that is longer than its declaration allows."""
+    appender = Appender(tx)
+    _drop_head(tx, queue, declared, appender)
+    appender.finish()
+
+
+def _drop_head(tx: Tx, queue: Queue, declared: Declaration, appender: Appender) -> None:
     """Drop the oldest ready messages above the limit, of low priority first."""
     most = declared.max_length
     assert most is not None
@@ -352,5 +374,5 @@ def _drop_head(tx: Tx, queue: Queue, declared: Declaration) -> None:
         n = min(excess, ranges.count(which))
         if n > 0:
             stop = ranges.lowest(which, n)[-1]
-            drop_before(tx, queue, lane, stop, _on_drop(tx, queue, lane, "maxlen"))
+            drop_before(tx, queue, lane, stop, _on_drop(tx, queue, lane, "maxlen", appender))
             excess -= n

@@ -1,9 +1,11 @@
 import { h } from "../dom.js";
 import { get, queuePath, raw } from "../api.js";
 import { n, Time, groupName, initials } from "../format.js";
-import { Badge, Button, Card, Empty, Field, Head, Table, link, may, toast } from "../ui.js";
+import { Badge, Button, Card, Empty, Field, Foot, Head, Table, link, may, toast } from "../ui.js";
 import { crumbs, tabs } from "./queue.js";
 import { act } from "./dead.js";
+
+const MOST = 100000;
 
 async function exportAll(name, query) {
   const parts = [];
@@ -15,7 +17,7 @@ async function exportAll(name, query) {
       parts.push(text);
       count += text.split("\n").length - 1;
       after = response.headers.get("x-next");
-      if (count >= 100000) break;
+      if (count >= MOST) break;
     }
   } catch (error) {
     return toast(error.message, "bad");
@@ -25,7 +27,7 @@ async function exportAll(name, query) {
   file.download = `${name}-dead-letters.jsonl`;
   file.click();
   setTimeout(() => URL.revokeObjectURL(file.href), 10000);
-  toast(`${n(count)} dead letters exported`);
+  toast(after ? `The first ${n(count)} dead letters are exported; there are more` : `${n(count)} dead letters exported`);
 }
 
 export default {
@@ -57,7 +59,7 @@ export default {
       h(Table, { caption: `Dead letters of ${name}`, rowKey: (row) => row.id, rows: data?.items, selected: write ? state.chosen : null, onSelect: ctx.update,
         columns: [
           { label: "Message", css: "nowrap", cell: (row) => h("a", { class: "mono", href: link.message(name, row.message_id), title: row.message_id }, initials(row.message_id)) },
-          { label: "Reason", css: "main-cell text", cell: (row) => row.reason || row.error || h("span", { class: "num zero" }, "no reason given") },
+          { label: "Reason", css: "main-cell text", cell: (row) => row.reason || row.error || "no reason given" },
           { label: "Kind", cell: (row) => h(Badge, { kind: "quiet" }, row.kind) },
           { label: "Group", hide: "hide-m", cell: (row) => groupName(row.group) },
           { label: "Died", css: "nowrap", cell: (row) => h(Time, { at: row.died_at, ago: true }) },
@@ -65,9 +67,7 @@ export default {
           { label: "Failures", num: true, hide: "hide-m", cell: (row) => n(row.failures) },
           { label: "Payload", hide: "hide-l", css: "wide", cell: (row) => h("div", { class: "payload" }, row.json ? row.payload : "(bytes)") },
         ],
-        empty: h(Empty, { title: narrowed ? "No dead letter fits" : "No dead letters", icon: "dead" }, narrowed ? h("a", { href: link.dead(name) }, "Show all") : "Nothing of this queue has died.") }),
-      h("div", { class: "foot" }, h("span", null, data ? `${n(data.items.length)} shown` : "Reading"), h("div", { class: "actions" },
-        query.after ? h(Button, { kind: "small", onClick: () => ctx.setQuery({ after: "" }) }, "From the start") : null,
-        h(Button, { kind: "small", disabled: !data?.next, onClick: () => ctx.setQuery({ after: data.next }, false) }, "Next")))));
+        empty: h(Empty, { title: narrowed ? "No dead letter matches" : "No dead letters", icon: "dead" }, narrowed ? h("a", { href: link.dead(name) }, "Show all") : "This queue has no dead letters.") }),
+      h(Foot, { ctx, text: data ? `${n(data.items.length)} shown` : "Reading", next: data?.next })));
   },
 };

@@ -4,6 +4,7 @@ import { n, bytes, Time, groupName, local } from "../format.js";
 import { Button, Card, Empty, Head, State, app, confirm, copy, form, link, may, run } from "../ui.js";
 import { Json, pretty } from "../json.js";
 import { crumbs } from "./queue.js";
+import { act } from "./dead.js";
 
 const CSS = { ready: "ready", leased: "leased", waiting: "waiting", delayed: "waiting", held_back: "waiting", window_full: "waiting", paused: "info", dead: "dead", acked: "ok", done: "ok", requeued: "ok", skipped: "info" };
 const EVENT = { pushed: "ready", due: "waiting", delivered: "leased", ack: "ok", requeue: "ok", nack: "dead", expired: "dead", reject: "dead", dead_letter: "dead", dead: "dead", release: "waiting" };
@@ -16,13 +17,13 @@ async function settle(ctx, group, verdict, label, why) {
   const values = await form(`${label} for ${groupName(group)}`, fields, { text: TEXT[verdict], button: label, danger: verdict !== "release" });
   if (!values) return;
   await run(() => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict, group, reason: values.reason || null, delay: values.delay ? Number(values.delay) : null, deliveries: why.deliveries ?? null }),
-    (result) => (result.done ? `${label}: done` : "It had that end before"));
+    (result) => (result.done ? `${label}: done` : "It has this outcome already"));
 }
 
 const TEXT = {
-  ack: "The message is done for this group. Whoever holds it loses its lease.",
+  ack: "The message is done for this group. A consumer that holds it loses its lease.",
   nack: "Counts as a failure; at its retry limit the message becomes a dead letter.",
-  release: "The message can be delivered again at once. The delivery is not counted.",
+  release: "The message can be delivered again immediately. The delivery is not counted.",
   reject: "The message is never delivered to this group again; it is kept as a dead letter.",
   dead_letter: "The message becomes a dead letter of this group now.",
 };
@@ -34,19 +35,22 @@ function actions(ctx, one) {
   const held = state === "leased", returned = ["waiting", "ready", "held_back", "paused", "window_full"].includes(state) && deliveries;
   const button = (verdict, label) => h(Button, { kind: "small", onClick: () => settle(ctx, one.group, verdict, label, one.why) }, label);
   return [held ? button("nack", "Fail") : null, held || (returned && state === "waiting") ? button("release", "Release") : null, held || returned ? [button("reject", "Reject"), button("dead_letter", "Dead-letter"), button("ack", "Acknowledge")] : null,
-    state === "dead" ? h("a", { class: "button small", href: link.dead(name) }, "Dead letters") : null];
+    state === "dead" ? [h(Button, { kind: "small", onClick: () => act(ctx, "redrive", name, { ids: [one.why.dead_letter] }, "of this message") }, "Redrive"), h("a", { class: "button small", href: link.dead(name) }, "Dead letters")] : null];
 }
 
 async function remove(ctx) {
   const [name, id] = ctx.params;
-  if (!await confirm("Delete message", { text: "It is deleted for every group that has not settled it. Dead letters of it stay.", button: "Delete message" })) return;
-  await run(() => del(queuePath(name, `/messages/${seg(id)}`)), (result) => (result.done ? "Deleted" : "It is not there any more"));
+  if (!await confirm("Delete message", { text: "It is deleted for every group that has not settled it. Its dead letters stay.", button: "Delete message" })) return;
+  await run(() => del(queuePath(name, `/messages/${seg(id)}`)), (result) => (result.done ? "Deleted" : "It no longer exists"));
 }
 
 function again(message, edit) {
   sessionStorage.setItem("draft", JSON.stringify({ data: pretty(message.payload), partition: message.partition, priority: message.priority, headers: message.headers }));
   app.go(link.queue(message.queue, `/push?from=${edit ? "edit" : "copy"}`));
 }
+
+// A payload that was cut or masked cannot be pushed again.
+const copies = (message) => message.json && !message.truncated && !(app.session.masked && JSON.stringify([message.payload, message.headers]).includes("••••"));
 
 const sentence = (text) => text.replace(isTime, (found) => { const at = new Date(found.replace(" UTC", "").replace(" ", "T").replace(/Z?$/, "Z")); return isNaN(at) ? found : local(at); });
 
@@ -61,7 +65,7 @@ export default {
     const fact = (label, value) => [h("dt", null, label), h("dd", null, value)];
     return h("div", null, h(Head, { title: h("span", { class: "mono" }, id), crumbs: [...crumbs(name), ["Messages", link.queue(name, "/messages")]] },
       h(Button, { onClick: () => copy(id) }, "Copy id"),
-      message && write ? [message.json && !message.truncated ? [h(Button, { onClick: () => again(message, false) }, "Duplicate"), h(Button, { onClick: () => again(message, true) }, "Edit and push again")] : null, h(Button, { kind: "danger", onClick: () => remove(ctx) }, "Delete")] : null),
+      message && write ? [copies(message) ? [h(Button, { onClick: () => again(message, false) }, "Duplicate"), h(Button, { onClick: () => again(message, true) }, "Edit and push again")] : null, data.stored ? h(Button, { kind: "danger", onClick: () => remove(ctx) }, "Delete") : null] : null),
     data?.groups.map((one) => h("section", { key: one.group, class: "stack-why" },
       h("p", { class: `why ${CSS[one.why.state] || ""}` }, data.groups.length > 1 || one.group !== "__QUEUE_MODE__" ? h("small", null, groupName(one.group), h("br")) : null, sentence(one.why.sentence)))),
     data && !data.groups.length ? h("p", { class: "why ready" }, "No group has read this queue; the message is kept until one does.") : null,
@@ -70,6 +74,7 @@ export default {
         h(Card, { title: "Payload", actions: message ? [h("div", { class: "segments", role: "group", "aria-label": "View" }, [["tree", "Tree"], ["raw", "Raw"]].map(([key, label]) =>
           h("button", { type: "button", "aria-pressed": String((ctx.query.view || "tree") === key), onClick: () => ctx.setQuery({ view: key === "tree" ? "" : key }) }, label))),
         h(Button, { kind: "small", onClick: () => copy(message.payload) }, "Copy"), h("a", { class: "button small", href: url(queuePath(name, `/messages/${seg(id)}/payload`)).href, download: "" }, "Download")] : null },
+        message && !data.stored ? h("p", { class: "banner" }, "The queue no longer stores this message; its dead letter keeps this copy.") : null,
         h("div", { class: "pad" }, !message ? h(Empty, { title: data ? "The message is no longer stored" : "Reading" }, data ? "Its history below is kept for some time." : null)
           : !message.json ? h("pre", { class: "raw" }, message.payload || "(bytes)") : ctx.query.view === "raw" || message.truncated ? h("pre", { class: "raw" }, message.payload, message.truncated ? `\n… the first part of ${bytes(message.size)}` : "") : h(Json, { text: message.payload })))),
       h("div", null,

@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { del, get, post, queuePath, seg } from "../api.js";
 import { n, Time, groupName, initials, bytes } from "../format.js";
-import { Button, Card, Empty, Field, Head, State, Table, bulk, confirm, link, may } from "../ui.js";
+import { Button, Card, Empty, Field, Foot, Head, State, Table, bulk, confirm, link, may } from "../ui.js";
 import { crumbs, tabs } from "./queue.js";
 
 const STATES = [["all", "All"], ["ready", "Ready"], ["leased", "Leased"], ["waiting", "Waiting"], ["settled", "Settled"]];
@@ -37,7 +37,7 @@ async function each(ctx, title, name, action) {
 export default {
   title: ([name]) => `Messages of ${name}`,
   enter: (ctx) => { ctx.state.chosen = new Set(); ctx.state.draft = null; },
-  live: false,
+  live: ({ query }) => !["id", "transaction_id", "header", "text", "after"].some((one) => query[one]), // a search is made once
   async load(ctx, signal) {
     const [name] = ctx.params;
     const page = await get(queuePath(name), {}, signal);
@@ -60,15 +60,14 @@ export default {
     return h("div", null, h(Head, { title: "Messages", crumbs: crumbs(name) },
       write ? h("a", { class: "button primary", href: link.queue(name, "/push") }, "Push a message") : null), tabs(name, "Messages"),
     h(Card, null,
-      h("form", { class: "filters", role: "search", onSubmit: (event) => { event.preventDefault(); ctx.setQuery({ ...draft, after: "" }, false); } },
+      h("form", { class: "filters grid", role: "search", onSubmit: (event) => { event.preventDefault(); ctx.setQuery({ ...draft, after: "" }, false); } },
         data?.groups.length ? h(Field, { label: "Group", value: group, options: data.groups.map((one) => [one, groupName(one)]), onChange: (event) => ctx.setQuery({ group: event.target.value, after: "" }) }) : null,
         field("id", "Id or part of it"), field("transaction_id", "Transaction id"), field("header", "Header", { placeholder: "name=value" }), field("text", "Text in the payload"),
         field("partition", "Partition"), field("priority", "Priority", { inputmode: "numeric" }), field("since", "Pushed since", { type: "datetime-local" }), field("until", "Pushed before", { type: "datetime-local" }),
-        h(Button, { type: "submit", kind: "primary" }, "Search"),
-        filtered ? h(Button, { onClick: () => { state.draft = null; ctx.setQuery(Object.fromEntries([...FILTERS, "after"].map((one) => [one, ""]))); } }, "Clear") : null),
+        h("div", { class: "actions" }, h(Button, { type: "submit", kind: "primary" }, "Search"), filtered ? h(Button, { onClick: () => { state.draft = null; ctx.setQuery(Object.fromEntries([...FILTERS, "after"].map((one) => [one, ""]))); } }, "Clear") : null)),
       h("div", { class: "filters", style: { "padding-top": "0" } }, h("div", { class: "segments", role: "group", "aria-label": `State in ${group || "any group"}` }, STATES.map(([key, label]) =>
         h("button", { type: "button", "aria-pressed": String((query.state || "all") === key), disabled: key !== "all" && !group, onClick: () => ctx.setQuery({ state: key === "all" ? "" : key, after: "", group }) }, label)),
-      h("a", { class: "sr", href: link.dead(name) }, "Dead letters")),
+      h("a", { href: link.dead(name) }, "Dead letters")),
       all && write ? h("div", { class: "actions" }, h("span", null, `${n(all)} selected`),
         group ? h(Button, { kind: "small", onClick: () => each(ctx, `Release ${n(all)} messages to ${groupName(group)}`, name, (id) => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict: "release", group })) }, `Release ${n(all)} selected`) : null,
         h(Button, { kind: "small danger", onClick: async () => { if (await confirm(`Delete ${n(all)} messages`, { text: "They are deleted for every group that has not settled them.", button: `Delete ${n(all)} selected` })) await each(ctx, `Delete ${n(all)} messages`, name, (id) => del(queuePath(name, `/messages/${seg(id)}`))); } }, `Delete ${n(all)} selected`)) : null),
@@ -83,8 +82,6 @@ export default {
         ],
         empty: found?.next ? h(Empty, { title: `Nothing among the first ${n(found.scanned)} messages` }, "The search stopped at its time limit. It can be continued below.")
           : h(Empty, { title: filtered || query.state ? "No message fits" : "No messages" }, filtered || query.state ? "Change the filters, or look at another state." : h("pre", null, `ackflow push ${name} '{"id": 1}'`)) }),
-      h("div", { class: "foot" }, h("span", null, found ? `${n(found.items.length)} shown, ${n(found.scanned)} looked at${found.next ? "; there may be more" : ""}` : "Reading"),
-        h("div", { class: "actions" }, query.after ? h(Button, { kind: "small", onClick: () => ctx.setQuery({ after: "" }) }, "From the start") : null,
-          h(Button, { kind: "small", disabled: !found?.next, onClick: () => ctx.setQuery({ after: found.next }, false) }, found?.items.length ? "Next" : "Search on")))));
+      h(Foot, { ctx, text: found ? `${n(found.items.length)} shown, ${n(found.scanned)} looked at${found.next ? "; there may be more" : ""}` : "Reading", first: "From the start", more: found?.next && !found.items.length ? "Search on" : "Next", next: found?.next })));
   },
 };

@@ -7,6 +7,7 @@ import { Chart, Spark } from "../charts.js";
 export const IN_OUT = [
   { name: "pushed", css: "c-in", read: (one) => one.rates.pushed },
   { name: "acknowledged", css: "c-out", read: (one) => one.rates.acked },
+  { name: "failed", css: "c-dead", read: (one) => one.rates.failed },
 ];
 export const STATES = [
   { name: "ready", css: "c-ready", read: (one) => one.ready },
@@ -16,8 +17,8 @@ export const STATES = [
 ];
 
 export const queueColumns = [
-  { label: "Queue", sort: "name", css: "main-cell", cell: (row) => h("a", { href: link.queue(row.name) }, row.name) },
-  { label: "In the last hour", hide: "hide-m", cell: (row) => h(Spark, { values: row.spark, label: `Pushed to ${row.name} in the last hour` }) },
+  { label: "Queue", sort: "name", css: "main-cell", cell: (row) => h("a", { href: link.queue(row.name), title: row.name }, row.name) },
+  { label: "Last hour", hide: "hide-m", cell: (row) => h(Spark, { values: row.spark, label: `Pushed to ${row.name} in the last hour` }) },
   { label: "In /s", num: true, sort: "in", hide: "hide-s", cell: (row) => rate(row.rates?.pushed) },
   { label: "Out /s", num: true, sort: "out", hide: "hide-s", cell: (row) => rate(row.rates?.acked) },
   { label: "Ready", num: true, sort: "ready", cell: (row) => h(Count, { value: row.ready }) },
@@ -33,14 +34,14 @@ function health(data) {
   const low = data.storage.free_bytes != null && data.storage.free_bytes < 1 << 30;
   const fact = (name, value, css) => [h("dt", null, name), h("dd", { class: css }, value)];
   return h(Card, { title: "Health" }, h("div", { class: "pad" }, h("dl", { class: "facts" },
-    fact("Database", data.storage.bytes == null ? data.storage.kind : `${data.storage.kind}, ${bytes(data.storage.bytes)}`),
+    fact("Database", [data.storage.places?.length ? data.storage.kind : data.health.version || data.storage.kind, data.storage.bytes == null ? "" : `, ${bytes(data.storage.bytes)}`]),
     data.storage.places?.some((one) => !one.up) ? fact("Away", data.storage.places.filter((one) => !one.up).map((one) => h(Badge, { kind: "bad" }, one.place))) : null,
     data.storage.free_bytes == null ? null : fact("Disk", low ? h(Badge, { kind: "bad" }, `only ${bytes(data.storage.free_bytes)} free`) : `${bytes(data.storage.free_bytes)} free`),
     fact("Upkeep", late ? h(Badge, { kind: "bad" }, `late by ${span(data.health.overdue_seconds)}`) : "on time"),
     fact("Delivery", data.health.paused ? h(Badge, { kind: "info" }, "paused everywhere") : "running"),
     data.health.sweeps ? fact("Running", `${n(data.health.sweeps)} seek, purge or delete`) : null,
     fact("Waiting consumers", n(data.waiting_pops)),
-    fact("Server", `Ackflow ${data.version}, up ${span(data.uptime_seconds)}`),
+    fact("Server", `Ackflow ${data.version}`), fact("Up for", span(data.uptime_seconds)),
     fact("Figures of", h(Time, { at: data.at })))));
 }
 
@@ -64,11 +65,11 @@ export default {
         h(Stat, { label: "Leased", value: short(totals.leased), css: "leased", href: "#/leases" }),
         h(Stat, { label: "Waiting", value: short(totals.waiting), css: "waiting", href: "#/queues?sort=waiting&descending=true" }),
         h(Stat, { label: "Dead letters", value: short(totals.dead), css: totals.dead ? "dead" : "", href: "#/dead" }),
-        h(Stat, { label: "Oldest ready", value: totals.oldest_seconds ? span(totals.oldest_seconds) : "–", href: "#/queues?sort=oldest&descending=true" })),
+        h(Stat, { label: "Oldest ready", css: "time", value: totals.oldest_seconds ? span(totals.oldest_seconds) : "–", href: "#/queues?sort=oldest&descending=true" })),
       none ? h(Card, null, h(Empty, { title: "No queues yet", icon: "queues" }, h("p", null, "A queue is created by the first push to it:"),
         h("pre", null, "ackflow push orders '{\"id\": 1}'"))) : [
         app.session.everywhere ? h("div", { class: "grid2", key: "charts" },
-          h(Card, null, h(Chart, { title: "Messages per second, last hour", items: data?.series?.items, step: 60, lines: IN_OUT, unit: "/s" })),
+          h(Card, null, h(Chart, { title: "Per second, last hour", items: data?.series?.items, step: 60, lines: IN_OUT, unit: "/s" })),
           h(Card, null, h(Chart, { title: "By state, last hour", items: data?.series?.items, step: 60, lines: STATES, stacked: true }))) : null,
         h("div", { class: "split", key: "tables" },
           h(Card, { title: "Queues in trouble", actions: h("a", { href: "#/queues" }, data ? `All ${n(totals.queues)} queues` : "All queues") },

@@ -45,7 +45,7 @@ function Pipeline(ctx, one) {
       { label: "Held for", num: true, hide: "hide-s", cell: (row) => (row.held ? span(row.oldest_seconds) : "–") },
       { label: "State", cell: (row) => h(Badge, { kind: alarm(row) || row.state.startsWith("failed") ? "bad" : row.held ? "info" : "quiet" }, alarm(row) ? "alarm" : row.state) }],
     empty: h(Empty, { title: "No table has been received yet" }, "Blocks are counted as soon as Spark has folded the first batch.") }),
-    one.recoveries.length ? h(Table, { caption: `Recoveries of ${one.name}, the newest first`, rowKey: (row) => `${row.stage}${row.at}`, rows: [...one.recoveries].reverse(), columns: [
+    one.recoveries.length ? h(Table, { caption: `Recoveries of ${one.name}, newest first`, rowKey: (row) => `${row.stage}${row.at}`, rows: [...one.recoveries].reverse(), columns: [
       { label: "Recovered", css: "main-cell", cell: (row) => row.stage }, { label: "When", css: "nowrap", cell: (row) => h(Time, { at: new Date(row.at * 1000).toISOString(), ago: true }) },
       { label: "After", num: true, cell: (row) => span(row.seconds) }, { label: "Messages held", num: true, hide: "hide-s", cell: (row) => n(row.held) }] }) : null);
 }

@@ -52,7 +52,7 @@ export default {
           h("p", { class: "problem", role: "alert" }, ctx.state.problem),
           h("div", { class: "actions" }, h(Button, { type: "submit", kind: "primary" }, `Push to ${name}`), h(Button, { onClick: () => { draft.data = pretty(draft.data.trim()); ctx.update(); } }, "Format"))))),
         h("div", null, h(Card, { title: "Delivery" }, h("div", { class: "pad form-grid" }, field("partition", "Partition", { placeholder: "Default" }), field("priority", "Priority", { inputmode: "numeric", hint: "0 is served first" }),
-          field("delay", "Delay in seconds", { inputmode: "decimal" }), field("transaction_id", "Transaction id", { hint: "One that the partition knows adds nothing" }))),
+          field("delay", "Delay in seconds", { inputmode: "decimal" }), field("transaction_id", "Transaction id", { hint: "An id that the partition already has adds nothing" }))),
         ctx.state.pushed.length ? h(Card, { title: "Pushed" }, h("ul", { class: "pad" }, ctx.state.pushed.map((id) => h("li", { key: id }, h("a", { class: "mono", href: link.message(name, id) }, id))))) : null)));
   },
 };

@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { del, get, patchTo, post, queuePath } from "../api.js";
-import { n, short, rate, span, bytes, Time } from "../format.js";
-import { Badge, Button, Card, Count, Empty, GroupLink, Head, Stat, Table, Tabs, app, confirm, form, link, may, options, run } from "../ui.js";
+import { n, short, rate, span, bytes, plural, Time } from "../format.js";
+import { Badge, Button, Card, Count, Empty, Foot, GroupLink, Head, Stat, Table, Tabs, app, confirm, form, link, may, options, run } from "../ui.js";
 import { Chart, StateBar } from "../charts.js";
 import { IN_OUT, STATES } from "./overview.js";
 import { pauseQueue } from "./queues.js";
@@ -32,18 +32,27 @@ export const groupColumns = [
   { label: "State", cell: (row) => (row.paused ? h(Badge, null, "paused") : null) },
 ];
 
+const laneColumns = (name) => [
+  { label: "Partition", css: "main-cell", cell: (row) => h("a", { href: link.queue(name, `/messages?partition=${encodeURIComponent(row.partition)}&priority=${row.priority}`) }, row.partition) },
+  { label: "Priority", num: true, cell: (row) => n(row.priority) },
+  { label: "Stored", num: true, cell: (row) => h(Count, { value: row.stored }) },
+  { label: "Sequences", num: true, hide: "hide-s", cell: (row) => (row.next > row.first ? `${n(row.first)} to ${n(row.next - 1)}` : `next ${n(row.next)}`) },
+  { label: "Oldest", num: true, hide: "hide-s", cell: (row) => h(Time, { at: row.oldest_at, ago: true }) },
+  { label: "Last push", num: true, cell: (row) => h(Time, { at: row.newest_at, ago: true }) },
+];
+
 const shown = (value) => (value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : value === "" ? "–" : String(value));
 
 export function optionFacts(set, defaults) {
   return h("dl", { class: `facts ${defaults ? "two" : ""}` }, Object.keys(set).map((name) => {
     const same = defaults && JSON.stringify(set[name]) === JSON.stringify(defaults[name]);
-    return [h("dt", { title: MEANING[name] }, name), h("dd", { class: same ? "default" : "" }, shown(set[name]), defaults && !same ? h("small", null, name in defaults ? `  default ${shown(defaults[name])}` : "  for groups that set nothing else") : null)];
+    return [h("dt", { title: MEANING[name] }, name), h("dd", { class: same ? "default" : "" }, shown(set[name]), name.endsWith("_seconds") && set[name] >= 60 ? h("small", null, ` (${span(set[name])})`) : null, defaults && !same ? h("small", null, name in defaults ? `  default ${shown(defaults[name])}` : "  for groups that set nothing else") : null)];
   }));
 }
 
 export async function editOptions(title, names, set, save) {
   const fields = Object.fromEntries(names.map((name) => [name, { label: name, hint: MEANING[name], value: set[name] === undefined ? "" : typeof set[name] === "string" ? set[name] : JSON.stringify(set[name]) }]));
-  const values = await form(title, fields, { text: "What is left empty stays as it is; null removes a limit." });
+  const values = await form(title, fields, { text: "Empty fields do not change; null removes a limit." });
   if (!values) return;
   const given = options(values);
   const changed = Object.fromEntries(Object.entries(given).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(set[name])));
@@ -69,8 +78,9 @@ export default {
     const [name] = ctx.params;
     const step = ctx.query.range === "month" ? 3600 : 60;
     const count = ctx.query.range === "day" ? 1440 : step === 60 ? 60 : 744;
-    const [page, series] = await Promise.all([get(queuePath(name), {}, signal), get("/v1/series", { queue: name, step, count }, signal)]);
-    return { ...page, series, step };
+    const [page, series, lanes] = await Promise.all([get(queuePath(name), {}, signal), get("/v1/series", { queue: name, step, count }, signal),
+      get(queuePath(name, "/partitions"), { after: ctx.query.after, limit: 20 }, signal)]);
+    return { ...page, series, step, lanes };
   },
   view(ctx, data) {
     const [name] = ctx.params;
@@ -93,9 +103,13 @@ export default {
         h(Card, null, h(Chart, { title: "Messages by state", items: data?.series.items, step: data?.step, lines: STATES, stacked: true }))),
       h(Card, { title: "Groups", actions: h("a", { href: `#/leases?queue=${encodeURIComponent(name)}` }, "Leases") },
         h(Table, { caption: `Groups of ${name}`, columns: groupColumns, rows: data?.groups, rowKey: (row) => row.group,
-          empty: h(Empty, { title: "No group reads this queue" }, "Its messages are kept. A group begins with its first pop:", h("pre", null, `ackflow pop ${name}`)) })),
+          empty: h(Empty, { title: "No group reads this queue" }, "Its messages are kept. A group begins with its first pop:", h("pre", null, `ackflow pop ${name}`)) }),
+        data?.more_groups ? h("div", { class: "foot" }, `The first ${n(data.groups.length)} groups. `, h("a", { href: `#/groups?filter=${encodeURIComponent(name)}` }, "All groups")) : null),
+      h(Card, { title: "Partitions and priorities" }, h(Table, { caption: `Partitions and priorities of ${name}`, columns: laneColumns(name), rows: data?.lanes.items, rowKey: (row) => `${row.partition}\n${row.priority}`,
+        empty: h(Empty, { title: "No partitions yet" }, "A partition is created by the first push to it.") }),
+        ctx.query.after || data?.lanes.next ? h(Foot, { ctx, text: plural(details?.partitions, "partition"), next: data?.lanes.next }) : null),
       details ? h(Card, { title: "Options", actions: may("read-write", name) ? h(Button, { kind: "small", onClick: () => editOptions(`Options of ${name}`, Object.keys(details.defaults).concat(["lease_seconds", "retry_limit", "max_deliver", "backoff"]).filter((one, at, all) => all.indexOf(one) === at && one !== "encrypted"), details.options, (changes) => patchTo(queuePath(name), { options: changes })) }, "Edit") : null },
         h("div", { class: "pad" }, optionFacts(details.options, details.defaults),
-          h("p", null, h("small", null, `Created `, h(Time, { at: details.created_at }), `, ${n(details.partitions)} ${details.partitions === 1 ? "partition" : "partitions"}. Lease, retries and back-off follow each group where they are not set.`)))) : null);
+          h("p", null, h("small", null, "Created ", h(Time, { at: details.created_at }), `, ${plural(details.partitions, "partition")}. Lease, retries and back-off follow each group where they are not set.`)))) : null);
   },
 };

@@ -48,7 +48,7 @@ export default {
       h(Button, { onClick: () => { state.rows = []; ctx.update(); } }, "Clear")), tabs(name, "Tail"),
     h(Card, null, h("div", { class: "filters" }, h(Field, { label: "Only with", type: "search", value: state.filter || "", onInput: (event) => { state.filter = event.target.value; ctx.update(); } }),
       h(Field, { label: "Partition", value: ctx.query.partition || "", placeholder: "all", onChange: (event) => { ctx.setQuery({ partition: event.target.value }); state.rows = []; state.from = ""; listen(ctx); } })),
-    rows.length ? h("ul", { class: "tail", tabindex: "0", "aria-label": "New messages, the newest first" }, rows.map((row) => h("li", { key: row.id },
+    rows.length ? h("ul", { class: "tail", tabindex: "0", "aria-label": "New messages, newest first" }, rows.map((row) => h("li", { key: row.id },
       h("time", { datetime: row.created_at, title: row.created_at }, local(row.created_at)), h("a", { href: link.message(name, row.id) }, initials(row.id)), h("span", { class: "payload" }, row.json ? row.payload : "(bytes)"))))
       : h(Empty, { title: state.paused ? "Paused" : "Waiting for messages" }, "Messages appear here as they are pushed. Nothing is leased."),
     h("div", { class: "foot" }, h("span", null, state.away ? "Disconnected" : `${n(state.count)} seen, the last ${n(Math.min(MOST, state.rows.length))} shown`))));

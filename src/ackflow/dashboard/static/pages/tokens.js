@@ -7,7 +7,7 @@ async function create(first) {
   const values = await form("New token", {
     name: { label: "Name", required: true, autofocus: true }, grants: { label: "Grants, separated by spaces", value: first ? "admin" : "read-only", hint: "read-only, read-write or admin, each with a pattern if not for all queues: read-write:orders.*" },
     days: { label: "Valid for days", placeholder: "for ever", inputmode: "decimal" },
-  }, { button: "Create", text: first ? "With the first token, every request needs one. Begin with an admin token, and log in with it." : null, check: (given) => (given.days && !(Number(given.days) > 0) ? "The days must be a number above 0." : "") });
+  }, { button: "Create", text: first ? "Once a token exists, every request needs one. Create an admin token first, and log in with it." : null, check: (given) => (given.days && !(Number(given.days) > 0) ? "The days must be a number above 0." : "") });
   if (!values) return;
   const made = await run(() => post("/v1/tokens", { name: values.name, grants: values.grants.split(/[\s,]+/).filter(Boolean), days: values.days ? Number(values.days) : null }), "The token is created");
   if (!made) return;

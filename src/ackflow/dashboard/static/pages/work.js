@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { get, post, seg } from "../api.js";
 import { n, plural, span, Time } from "../format.js";
-import { Badge, Button, Card, Empty, Field, Head, Table, confirm, may, run } from "../ui.js";
+import { Badge, Button, Card, Empty, Field, Foot, Head, Table, confirm, may, run } from "../ui.js";
 
 const CSS = { running: "leased", success: "ok", failed: "dead", stale: "dead", cancelled: "waiting", new: "ready", failed_redelivered: "waiting" };
 const State = ({ status }) => h("span", { class: `state ${CSS[status] || ""}` }, status.replaceAll("_", " "));
@@ -9,7 +9,7 @@ const Bar = (row) => h("span", { class: "badges" }, h("progress", { max: 1, valu
 const took = (row) => (row.started_at ? span((new Date(row.stopped_at || Date.now()) - new Date(row.started_at)) / 1000) : "–");
 
 async function interrupt(job) {
-  if (await confirm(`Interrupt ${job.name}`, { text: `Children of ${job.name} that have not begun are cancelled; running ones go on to their end.`, button: `Interrupt ${job.name}` })) {
+  if (await confirm(`Interrupt ${job.name}`, { text: `Children of ${job.name} that have not started are cancelled; running ones continue to their end.`, button: `Interrupt ${job.name}` })) {
     await run(() => post(`/v1/jobs/${seg(job.id)}/interrupt`), `${job.name} is interrupted`);
   }
 }
@@ -60,16 +60,14 @@ export default {
           { label: "Children", num: true, hide: "hide-s", cell: (row) => n(Object.values(row.children).reduce((sum, one) => sum + one, 0)) }, { label: "Failed", num: true, hide: "hide-s", cell: (row) => n(row.children.failed || 0) },
           { label: "Created", css: "nowrap", hide: "hide-m", cell: (row) => h(Time, { at: row.created_at, ago: true }) }, { label: "Took", num: true, hide: "hide-m", cell: took },
           { label: "", cell: (row) => (write && !row.stopped_at && !row.interrupted ? h("div", { class: "actions" }, h(Button, { kind: "small", label: `Interrupt ${row.name}`, onClick: () => interrupt(row) }, "Interrupt")) : null) }],
-        empty: h(Empty, { title: status ? "No job has this status" : "No jobs" }, "Jobs group the messages of a larger task, with progress and an end.") }),
-        ctx.query.after || data?.jobs.next ? h("div", { class: "foot" }, h("span", null, ""), h("div", { class: "actions" },
-          ctx.query.after ? h(Button, { kind: "small", onClick: () => ctx.setQuery({ after: "" }) }, "Newest") : null,
-          h(Button, { kind: "small", disabled: !data?.jobs.next, onClick: () => ctx.setQuery({ after: data.jobs.next }, false) }, "Older"))) : null),
+        empty: h(Empty, { title: status ? "No job has this status" : "No jobs" }, "A job groups the messages of a larger task, with progress and an end:", h("pre", null, "Jobs(session).run_unique(owner, \"import\", work)")) }),
+        ctx.query.after || data?.jobs.next ? h(Foot, { ctx, text: "", first: "Newest", more: "Older", next: data?.jobs.next }) : null),
       h(Card, { title: "Schedules" }, h(Table, { caption: "Schedules", rowKey: (row) => row.name, rows: data?.schedules.items, columns: [
         { label: "Schedule", css: "main-cell", cell: (row) => row.name }, { label: "When", hide: "hide-s", cell: (row) => h("code", null, row.spec) },
         { label: "Last tick", css: "nowrap", hide: "hide-s", cell: (row) => h(Time, { at: row.last, ago: true }) },
         { label: "Next tick", css: "nowrap", cell: (row) => (row.paused ? h(Badge, { kind: "info" }, "paused") : row.next ? h(Time, { at: row.next }) : "–") },
         { label: "", cell: (row) => (write ? h("div", { class: "actions" }, h(Button, { kind: "small", label: `${row.paused ? "Resume" : "Pause"} ${row.name}`, onClick: () => pause(row) }, row.paused ? "Resume" : "Pause")) : null) }],
-      empty: h(Empty, { title: "No schedules" }, "A worker with schedules records each tick here.") }),
+      empty: h(Empty, { title: "No schedules" }, "A schedule pushes a message at each of its ticks:", h("pre", null, "Schedules(session).add(\"report\", cron(\"0 2 * * *\"), queue=\"reports\")")) }),
       data?.schedules.next ? h("div", { class: "foot" }, plural(data.schedules.items.length, "schedule"), " shown; there are more.") : null));
   },
 };

@@ -1,5 +1,7 @@
 -- The statements of SQLite only.
 
+-- name: database_version
+select 'SQLite ' || sqlite_version()
 -- name: get_txids
 select t.txid, t.lane, t.seq, t.at from json_each(?2) j
 cross join txids t on t.partition = ?1 and t.txid = j.value

@@ -1,4 +1,4 @@
-"""What a callback gets, and what a transport gives."""
+"""The interfaces between a callback, the client and the transports."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +11,35 @@ NAMES = ("channel", "delivery_tag", "redelivered")
 
 
 class Channel(Protocol):
-    """Where deliveries came from; every method may be called from any thread.
+    """The channel of a delivery, on which it is settled; any thread may call any method.
 
-    After the connection was lost, the messages come again through another channel; what is settled
+    After a lost connection, unsettled messages are delivered again on another channel. Settling them
     on the old one has no effect.
     """
 
     @property
-    def is_open(self) -> bool: ...
-    def basic_ack(self, delivery_tag: int) -> None: ...
-    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None: ...
+    def is_open(self) -> bool:
+        """Whether the connection of this channel still exists."""
+        ...
+
+    def basic_ack(self, delivery_tag: int) -> None:
+        """Acknowledge a message."""
+
+    def basic_nack(self, delivery_tag: int, requeue: bool = True) -> None:
+        """Report a failure: deliver the message again, or dead-letter it without `requeue`."""
+
+
+def ack_together(held: Sequence[tuple[Channel, int]]) -> None:
+    """Acknowledge several deliveries together: on a database in one transaction."""
+    by_channel: dict[Any, list[int]] = {}
+    for channel, tag in held:
+        behind = getattr(channel, "behind", channel)
+        if not hasattr(behind, "ack_all"):
+            channel.basic_ack(tag)
+        elif behind is channel or channel.begin_to_settle(tag):  # type: ignore[attr-defined]
+            by_channel.setdefault(behind, []).append(tag)
+    for behind, tags in by_channel.items():
+        behind.ack_all(tags)
 
 
 class Delivery(Struct, frozen=True):
@@ -36,11 +55,11 @@ class Transport(Protocol):
     def declare_queue(self, name: str, arguments: Mapping[str, Any]) -> None: ...
     def declare_exchange(self, name: str, kind: str) -> None: ...
     def bind(self, queue: str, exchange: str, key: str) -> None: ...
-    def publish(self, exchange: str, key: str, body: bytes) -> None: ...
+    def publish(self, exchange: str, key: str, body: bytes, *, mandatory: bool) -> None: ...
     def start(self, queue: str, prefetch: int) -> None: ...
     def next(self, seconds: float) -> Delivery | None: ...
     def hold(self, held: int) -> None:
-        """Make room beside so many messages that the callback holds."""
+        """Deliver the full prefetch in addition to the messages that the callback holds."""
 
     def stop(self) -> None: ...
     def delete(self, queue: str) -> None: ...
@@ -48,7 +67,7 @@ class Transport(Protocol):
 
 
 def adapted(callback: Callback) -> Callback:
-    """The callback with the keywords that its signature takes; the decision is made once."""
+    """Return a callable that passes only the keywords that the callback's signature accepts."""
     try:
         parameters: Sequence[inspect.Parameter] = list(
             inspect.signature(callback).parameters.values()

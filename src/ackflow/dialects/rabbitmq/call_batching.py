@@ -1,4 +1,4 @@
-"""Gather calls: those that come while earlier ones are under way run together, in one verb."""
+"""Call batching: calls that arrive while earlier ones are running are combined into one verb."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,11 +11,11 @@ MOST_RUNNING = 2  # one is executed while the one before it is written to disk
 Answered = Callable[[R | BaseException], None]
 
 
-class Gatherer(Generic[T, R]):
-    """Runs a verb over several items; `run` answers for each of them.
+class CallBatcher(Generic[T, R]):
+    """Runs a verb over several items at once; `run` returns a result for each of them.
 
-    Without a `delay` the items of one turn of the loop run together. With one, they run after so
-    many seconds, or when there are `most`, unless `flush` is called before.
+    Without a `delay`, the items of one turn of the event loop run together. With a delay, they run
+    after that many seconds, when there are `most` of them, or when `flush` is called.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Gatherer(Generic[T, R]):
             self._scheduled = self._loop.call_soon(self._begin)
 
     def flush(self) -> None:
-        """Run what waits now, before anything that is submitted after this."""
+        """Run the waiting items now, before any item that is added later."""
         self._unschedule()
         if not self._waiting:
             return

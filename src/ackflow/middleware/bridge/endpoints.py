@@ -1,4 +1,4 @@
-"""What a bridge asks of its two ends."""
+"""The interfaces of a bridge's two endpoints: a source and a target of messages."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("ackflow.bridge")
 
 
 class Batch(Struct):
-    """Messages of a source that are not acknowledged yet; `mark` is the source's own."""
+    """Messages that are not acknowledged yet. `mark` identifies them for their source."""
 
     messages: list[Publication]
     mark: Any
@@ -30,12 +30,12 @@ class Source(Protocol):
         """Connect; raises if the source cannot be reached or has no such queue."""
 
     async def fetch(self) -> Batch:
-        """Wait for messages. Cancelled, it leaves them to the source."""
+        """Wait for messages. If it is cancelled, they stay at the source."""
         ...
 
     async def ack(self, batch: Batch) -> None: ...
     async def close(self) -> None:
-        """Give back what is not acknowledged."""
+        """Return unacknowledged messages to the queue."""
 
 
 class Target(Protocol):
@@ -51,8 +51,8 @@ def is_amqp(address: str) -> bool:
     return address.startswith(AMQP)
 
 
-async def patiently(what: str, act: Callable[[], Awaitable[T]]) -> T:
-    """Run something again until it succeeds, as long as what fails is expected to pass."""
+async def retried(what: str, act: Callable[[], Awaitable[T]]) -> T:
+    """Run something, and run it again after each error that is expected to be temporary."""
     attempt = 0
     while True:
         try:

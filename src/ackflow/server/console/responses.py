@@ -1,4 +1,4 @@
-"""What the dashboard's routes return, and how it is made from what the broker knows."""
+"""The responses of the dashboard's endpoints, and how they are made from the broker's views."""
 
 import asyncio
 import base64
@@ -25,12 +25,12 @@ from .ui import TAG
 T = TypeVar("T")
 PAGE = 100
 MOST_PAGE = 1_000
+MOST_GROUPS = 200  # on the page of a queue
 SHORT, LONG = 400, 256 * 1024  # bytes of payloads in lists and on the page of a message
 MOST_SECONDS = 5.0
 MAX_TIME = 4e12  # seconds since 1970
 MAX_SEQUENCE = (1 << 48) - 1
-TAIL_SECONDS, TAIL_PAUSE = 15.0, 0.25
-MOST_TAILS = 50
+TAIL_SECONDS, TAIL_PAUSE, TAIL_MESSAGES = 15.0, 0.25, 200
 SPARKS = 60
 
 
@@ -48,7 +48,8 @@ class Totals(Struct):
 
 
 class QueueRow(Struct):
-    """A queue in a list. `spark` are the messages pushed in each of the last 60 minutes."""
+    """A queue in a list. `lag`: what the group furthest behind has not settled. `spark`: messages
+    pushed per second, in each of the last 60 minutes."""
 
     name: str
     paused: bool
@@ -59,6 +60,7 @@ class QueueRow(Struct):
     leased: int
     waiting: int
     dead: int
+    lag: int
     failed: int
     oldest_seconds: float
     rates: Rates | None
@@ -133,11 +135,12 @@ class GroupRows(Struct):
 
 
 class QueuePage(Struct):
-    """A queue with its live counters, its groups and its options."""
+    """A queue with its live counters, its first groups and its options."""
 
     line: QueueRow
     groups: list[GroupRow]
     details: QueueDetails
+    more_groups: bool
 
 
 class MessageRow(Struct):
@@ -174,9 +177,10 @@ class MessageRows(Struct):
 
 
 class MessagePage(Struct):
-    """A message, if it is still stored, and its fate in every group."""
+    """A message, and its fate in every group. If it is not `stored`, it is what its dead letter kept."""
 
     message: MessageRow | None
+    stored: bool
     groups: list[GroupFate]
     more_groups: bool
 
@@ -264,37 +268,49 @@ def look(call: Call, verb: Callable[..., T], *args: Any, **kwargs: Any) -> "asyn
     return call.server.in_read_lane(lambda: broker.look(verb, *args, **kwargs))
 
 
+def look_at_payloads(call: Call, verb: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+    """The same for a read that returns payloads: refused while slow clients hold much memory."""
+    broker = call.server.broker
+    return call.server.in_read_lane_if_room(lambda: broker.look(verb, *args))
+
+
 async def snapshot_of(call: Call) -> LiveStats:
-    """The last snapshot of all queues; it is shared by all who ask."""
+    """The last snapshot of all queues, which all viewers share."""
     return await call.server.in_read_lane(call.server.broker.stats.get)
 
 
 async def live(call: Call) -> tuple[LiveStats, list[QueueLine]]:
     """The last snapshot, and the queues in it that the caller may see."""
     found = await snapshot_of(call)
-    if sees_all(call):
-        return found, list(found.queues.values())
-    may_see = call.server.may_see
-    return found, [line for name, line in found.queues.items() if may_see(call, name)]
+
+    def visible() -> list[QueueLine]:
+        if sees_all(call):
+            return list(found.queues.values())
+        may_see = call.server.may_see
+        return [line for name, line in found.queues.items() if may_see(call, name)]
+
+    return found, await call.server.compute(len(found.queues), visible)
 
 
 def sees_all(call: Call) -> bool:
     return call.who is None or call.who.may_everywhere(call.role)
 
 
-def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]) -> T:
-    """What follows from a snapshot, made once for all who may see every queue."""
+async def derived(call: Call, found: LiveStats, name: str, make: Callable[[], T]) -> T:
+    """What follows from a snapshot, computed once for all callers who may see every queue."""
+    queues, kept = len(found.queues), call.server.dashboard.kept
     if not sees_all(call):
-        return make()
-    kept = call.server.dashboard.kept
+        return await call.server.compute(queues, make)
     known: T | None = kept.known(found, name)
-    return kept.keep(found, name, make()) if known is None else known
+    if known is None:
+        known = kept.keep(found, name, await call.server.compute(queues, make))
+    return known
 
 
 def row_of(line: QueueLine) -> QueueRow:
     return QueueRow(
         line.name, line.paused, len(line.groups), sum(group.paused for group in line.groups),
-        line.stored, line.ready, line.leased, line.waiting, line.dead, line.failed,
+        line.stored, line.ready, line.leased, line.waiting, line.dead, line.lag, line.failed,
         line.oldest_seconds, line.rates, line.trouble,
     )  # fmt: skip
 
@@ -343,7 +359,7 @@ def storage_of(call: Call) -> Storage:
 
 
 def message_row(call: Call, message: StoredMessage, most: int = SHORT) -> MessageRow:
-    """A message as it is shown: masked, and cut to a size."""
+    """A message for display: masked, and truncated to a size."""
     masking = call.server.dashboard.masking
     is_json, size, text, cut = body_for_page(call, message.raw, message.is_json, most)
     return MessageRow(
@@ -367,7 +383,7 @@ def body_for_page(call: Call, raw: bytes, is_json: bool, most: int) -> tuple[boo
 
 
 def masked(call: Call, data: Any) -> Any:
-    """A value as it is shown."""
+    """A keyed value for display."""
     masking = call.server.dashboard.masking
     if not masking:
         return data

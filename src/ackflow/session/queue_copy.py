@@ -1,4 +1,4 @@
-"""Copy queues from one database or server to another, in slices; a copy that was killed goes on."""
+"""Copy queues from one database or server to another, in slices. A killed copy can be continued."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +19,17 @@ POLL_SECONDS = 0.2
 
 
 class Copied(Struct, frozen=True):
-    """The result of copying a queue. `leased`: messages that were leased and are due in the copy."""
+    """The result of copying a queue. `leased`: messages that were leased and are due in the copy.
+
+    `pushed`: how many were ever pushed to the source when the copy was complete.
+    """
 
     queue: str
     messages: int
     dead_letters: int
     leased: int
     resumed: bool
+    pushed: int
 
 
 def look_at(source: Session, queue: str) -> QueueCopy:
@@ -48,20 +52,24 @@ def copy_queue(
     The queue is paused at the source and stays paused. Leases are waited for up to `wait` seconds;
     what is leased then is due in the copy. `progress` is called with the number of messages copied.
     A queue that exists at the target is refused, unless an earlier copy from the same source was
-    interrupted: then it goes on.
+    interrupted: then it continues.
     """
     given = look_at(source, queue)
     begun = target.broker.do(transfer.import_queue, True, queue, msgspec.msgpack.encode(given))
     resumed = begun.resumed
+    leased, pushed = 0, begun.pushed
     if not begun.states:
         source.pause(queue)
         _wait_for_leases(source, queue, wait)
-        leased = _copy_messages(source, target, queue, progress)
-    else:
-        leased = 0
+        leased, pushed = _copy_messages(source, target, queue, progress)
     _copy_dead_letters(source, target, queue)
     target.broker.do(transfer.import_done, True, queue)
-    return Copied(queue, given.messages, given.dead_letters, leased, resumed)
+    return Copied(queue, given.messages, given.dead_letters, leased, resumed, pushed)
+
+
+def delete_source(source: Session, copied: Copied) -> None:
+    """Delete a copied queue; raises if messages were pushed to it after the copy."""
+    source.broker.do(transfer.delete_copied, True, copied.queue, copied.pushed)
 
 
 def _wait_for_leases(source: Session, queue: str, seconds: float) -> None:
@@ -72,8 +80,11 @@ def _wait_for_leases(source: Session, queue: str, seconds: float) -> None:
 
 def _copy_messages(
     source: Session, target: Session, queue: str, progress: Callable[[int], object]
-) -> int:
-    """Copy lanes and messages, and then all positions at once; again for what was pushed meanwhile."""
+) -> tuple[int, int]:
+    """Copy lanes and messages, then all positions together. Repeat for messages pushed meanwhile.
+
+    Returns how many messages were leased, and how many were ever pushed.
+    """
     partitions: set[str] = set()
     while True:
         for lanes, heads in _lanes(source, target, queue):
@@ -87,7 +98,7 @@ def _copy_messages(
         states = source.broker.look(transfer.export_states, queue)
         packed = msgspec.msgpack.encode(now)
         if target.broker.do(transfer.import_states, True, queue, packed, states):
-            return now.leased
+            return now.leased, transfer.pushed_of(states)
 
 
 def _lanes(
