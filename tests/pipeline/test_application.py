@@ -128,7 +128,8 @@ def test_rows_are_filtered_folded_and_answered_and_nothing_is_left(lab: Lab) -> 
 
 
 def test_what_cannot_be_read_is_a_dead_letter_and_the_rest_goes_on(lab: Lab) -> None:
-    lab.sales(f"{DAY},a,1", "yesterday,a,2", f"{DAY},a,much", f"{DAY},a,", "x", f"{DAY},a,1,2")
+    lab.sales(f"{DAY},a,1", "yesterday,a,2", f"{DAY},a,much", f"{DAY},a,", "x", f"{DAY},a,1,2",
+              f'"{DAY}",a', f'{DAY},"a",2,"3"')  # fmt: skip
     lab.sales("")
     push_block(lab.q, "nothing", "x\n")
     push_block(lab.q, "sales", "x\n", columns=["day", "item"])
@@ -150,13 +151,13 @@ def test_what_cannot_be_read_is_a_dead_letter_and_the_rest_goes_on(lab: Lab) -> 
     ]
     dead_letter_bad_rows(lab.q, SHOP)
     assert lab.reasons(SHOP.bad) == [
-        "truncated row: wrong number of cells: 2 rows of sales from ann",
+        "truncated row: wrong number of cells: 4 rows of sales from ann",
         "unreadable amount: 1 rows of sales from ann",
         "unreadable day: 1 rows of sales from ann",
     ]
     letters = [letter.data for letter in lab.q.dead_letters(SHOP.bad).items]
     assert sorted(row for letter in letters for row in letter["rows"]) == [
-        f"{DAY},a,1,2", f"{DAY},a,much", "x", "yesterday,a,2",
+        f'"{DAY}",a', f'{DAY},"a",2,"3"', f"{DAY},a,1,2", f"{DAY},a,much", "x", "yesterday,a,2",
     ]  # fmt: skip
     assert lab.counts().lag == 0
 

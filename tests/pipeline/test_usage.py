@@ -1,5 +1,6 @@
 """Wrong options of `ackflow pipeline`: a sentence, an exit code, and nothing is made."""
 
+import os
 import shlex
 import socket
 import subprocess
@@ -132,6 +133,25 @@ def test_settings_of_spark_are_handed_to_its_session(monkeypatch: pytest.MonkeyP
     application.spark_session(settings, SHOP)
     assert conf.items() <= given.items()
     assert given["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_python_workers_of_a_local_spark_import_the_pyspark_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the zip of its sources, which each of them compiles."""
+    found = pytest.importorskip("ackflow.spark.spark_session")
+    monkeypatch.setenv("SPARK_HOME", "theirs")
+    found.use_installed_pyspark(tmp_path / "mine")
+    assert os.environ["SPARK_HOME"] == "theirs"
+    assert not (tmp_path / "mine").exists()
+    monkeypatch.delenv("SPARK_HOME")
+    for _ in range(2):
+        found.use_installed_pyspark(tmp_path / "mine")
+        home = Path(os.environ.pop("SPARK_HOME"))
+        assert home == tmp_path / "mine"
+        assert (home / "bin" / "spark-submit").is_file()
+        assert list((home / "jars").glob("spark-core*.jar"))
+        assert not (home / "python").exists()
 
 
 @pytest.mark.parametrize(

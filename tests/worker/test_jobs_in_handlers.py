@@ -7,6 +7,7 @@ import pytest
 
 import ackflow
 from ackflow import Message
+from ackflow.errors import TransactionFailed
 from ackflow.testing import Harness
 from ackflow.worker import (
     ACK,
@@ -100,6 +101,28 @@ def test_jobs_of_another_database_leave_what_was_sent_to_the_acknowledgement(
     assert popped(h, "sent") == ["job"]
 
 
+def test_a_conflict_of_what_a_job_sends_is_raised_at_once_and_the_job_is_run_again(
+    worker: Worker, h: Harness, jobs: Jobs
+) -> None:
+    @worker.processor("work")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        def work(job: RunningJob) -> bool:
+            session.put("key", message.deliveries, expect=0 if message.redelivered else 7)
+            return True
+
+        return ACK if jobs.run_unique(message, "import", work) else REJECT
+
+    worker.push("work", 1)
+    with pytest.raises(TransactionFailed, match="version"):
+        h.drain()
+    h.drain(advance=True)
+    h.assert_processed_status(ACK)
+    h.assert_job_status("import", "success")
+    value = h.session.value("key")
+    assert value is not None
+    assert value.data == 2
+
+
 def test_a_job_that_lost_its_lease_sends_nothing(worker: Worker, h: Harness, jobs: Jobs) -> None:
     @worker.processor("work")
     def process(message: Message, session: ProcessorSession) -> Status:
@@ -112,7 +135,7 @@ def test_a_job_that_lost_its_lease_sends_nothing(worker: Worker, h: Harness, job
         return ACK if jobs.run_unique(message, "import", slow) else REJECT
 
     worker.push("work", 1)
-    h.drain(advance=True, keep_going=True)
+    h.drain(advance=True)  # and the consumer goes on
     h.assert_job_status("import", "success")
     assert popped(h, "sent") == [2]
 

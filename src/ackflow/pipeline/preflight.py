@@ -21,7 +21,7 @@ CONNECT_TIMEOUT = 3.0
 # Pipelines name queues, tables name files, routes name views, queries name files.
 _NAME = re.compile(r"[^\W\d_][\w-]{0,49}")
 # Columns that are added to the rows of every table.
-_RESERVED = re.compile(r"_(client|line|whole|problem|readable|place|r|c\d+)")
+_RESERVED = re.compile(r"_(client|line|whole|problem|readable|place|a|r|c\d+)")
 _KIND = re.compile(r"[a-z_]+(\(\s*\d+\s*(,\s*\d+\s*)?\))?")
 
 _MASTER = re.compile(

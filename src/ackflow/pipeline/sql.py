@@ -148,25 +148,37 @@ def records(format: str) -> str:
 
 def cells(blocks: DataFrame, table: Table, format: str, columns: Sequence[str]) -> DataFrame:
     """Return the rows of blocks of one table as (_client, _line, _whole, _c0…), all text."""
-    kept = [f"_c{i}" for i in range(len(table.kept))]
     lines = blocks.selectExpr(
         "headers['client'] as _client", f"explode({records(format)}) as _line"
     )
     lines = lines.where("_line <> ''")
-    if format == "csv":
-        indexes = [list(columns).index(name) for name in table.kept]
-        schema = ", ".join([*(f"c{i} string" for i in range(len(columns))), "bad string"])
-        options = "map('columnNameOfCorruptRecord', 'bad', 'escape', '\"')"
-        parsed = f"from_csv(_line, '{schema}', {options})"
-        values = [f"_r.c{index} as {name}" for index, name in zip(indexes, kept, strict=True)]
-    else:
-        schema = ", ".join([*(f"{quoted(name)} string" for name in table.kept), "`_bad` string"])
-        options = "map('columnNameOfCorruptRecord', '_bad')"
-        parsed = f"from_json(_line, {literal(schema)}, {options})"
-        values = [f"_r.{quoted(c)} as {name}" for c, name in zip(table.kept, kept, strict=True)]
-    bad = "bad" if format == "csv" else "`_bad`"
-    rows = lines.selectExpr("_client", "_line", f"{parsed} as _r")
-    return rows.selectExpr("_client", "_line", f"_r.{bad} is null as _whole", *values)
+    split = _csv_cells if format == "csv" else _json_cells
+    return split(lines, table.kept, columns)
+
+
+def _csv_cells(lines: DataFrame, kept: Sequence[str], columns: Sequence[str]) -> DataFrame:
+    """A line without quotes is split at its commas, which takes a third of the time of from_csv."""
+    quotes = "contains(_line, '\"')"
+    schema = ", ".join([*(f"c{i} string" for i in range(len(columns))), "bad string"])
+    options = "map('columnNameOfCorruptRecord', 'bad', 'escape', '\"')"
+    rows = lines.selectExpr(
+        "_client", "_line", f"if({quotes}, null, split(_line, ',')) as _a",
+        f"if({quotes}, from_csv(_line, '{schema}', {options}), null) as _r",
+    )  # fmt: skip
+    indexes = [list(columns).index(name) for name in kept]
+    values = [f"coalesce(get(_a, {i}), _r.c{i}) as _c{n}" for n, i in enumerate(indexes)]
+    whole = f"if(_a is null, _r.bad is null, size(_a) = {len(columns)}) as _whole"
+    return rows.selectExpr("_client", "_line", whole, *values)
+
+
+def _json_cells(lines: DataFrame, kept: Sequence[str], _: Sequence[str]) -> DataFrame:
+    schema = ", ".join([*(f"{quoted(name)} string" for name in kept), "`_bad` string"])
+    options = "map('columnNameOfCorruptRecord', '_bad')"
+    rows = lines.selectExpr(
+        "_client", "_line", f"from_json(_line, {literal(schema)}, {options}) as _r"
+    )
+    values = [f"_r.{quoted(name)} as _c{n}" for n, name in enumerate(kept)]
+    return rows.selectExpr("_client", "_line", "_r.`_bad` is null as _whole", *values)
 
 
 def typed(rows: DataFrame, table: Table) -> DataFrame:

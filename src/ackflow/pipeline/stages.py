@@ -157,9 +157,12 @@ def standby(settings: Settings) -> None:
 
 
 def _start_spark(settings: Settings, pipeline: Pipeline) -> tuple["SparkSession", "Layout"]:
+    from ..spark.spark_session import use_installed_pyspark
     from .application import spark_session
     from .check import check_on_spark
 
+    if preflight.is_local(settings.master):
+        use_installed_pyspark(Path(settings.out, "work", "spark-home"))
     session = spark_session(settings, pipeline)
     return session, check_on_spark(session, pipeline)
 

@@ -163,6 +163,11 @@ class Operations:
         operation.check()
         return self._add(operation)
 
+    @property
+    def count(self) -> int:
+        """The number of operations."""
+        return len(self._operations)
+
     def include(self, other: "Operations") -> Self:
         """Add the operations of another transaction, which are then committed with this one."""
         self.check_open()

@@ -1,5 +1,6 @@
 """Creates a Spark session for a notebook or a script, and finds Java."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from ..errors import AckflowError
@@ -46,6 +48,25 @@ def register(spark: SparkSession) -> SparkSession:
     """Register the format `ackflow` in an existing session."""
     spark.dataSource.register(AckflowDataSource)
     return spark
+
+
+def use_installed_pyspark(folder: Path) -> None:
+    """Let the Python workers of a local Spark import the PySpark that is installed.
+
+    Spark puts the zip of its Python sources first on their path, and each of them would compile
+    what it imports from it. Makes `folder` a SPARK_HOME without the zip, unless one is set.
+    """
+    if "SPARK_HOME" in os.environ:
+        return
+    home = Path(pyspark.__file__).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "conf", "jars", "sbin"):
+        link, target = folder / name, home / name
+        if link.is_symlink() and link.readlink() != target:  # of another installation
+            link.unlink()
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(target)
+    os.environ["SPARK_HOME"] = str(folder.absolute())
 
 
 def find_java() -> Path:

@@ -160,7 +160,7 @@ class Processing:
         assert handler is not None
         context.session.discard()
         context.exception = error
-        if context.message.lost:
+        if context.message.lost or _is_of(error, context):
             log.warning("%s failed after its lease was lost: %s", handler.name, text_of(error))
             return Outcome(context, None)
         last = context.last_attempt
@@ -185,6 +185,11 @@ class Processing:
         else:
             then = f"attempt {context.attempt} failed; the next comes in {verdict.delay:g} s"
         log.error("%s failed on %s: %s", handler.name, message, then, exc_info=error)
+
+
+def _is_of(error: BaseException, context: Context) -> bool:
+    """Whether an error says that the lease of this message is lost."""
+    return isinstance(error, LeaseLost) and error.details.get("message_id") == context.message.id
 
 
 def _put_off(given: PutOff) -> Verdict:

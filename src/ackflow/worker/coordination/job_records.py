@@ -186,8 +186,11 @@ class JobRecords:
     def page(self, prefix: str, limit: int, after: str | None, reverse: bool) -> list[Value]:
         return self.session.values(prefix, limit=limit, after=after, reverse=reverse)
 
-    def change(self, attempt: Callable[[Operations], T]) -> T:
-        """Read, decide and commit; again from the start if another process was faster."""
+    def change(self, attempt: Callable[[Operations], T], given: int = 0) -> T:
+        """Read, decide and commit; again from the start if another process was faster.
+
+        The first `given` operations are those of a handler; it is told of their conflicts.
+        """
         until = time.monotonic() + RETRY_SECONDS
         pause = 0.001
         while True:
@@ -197,7 +200,10 @@ class JobRecords:
                 t.commit()
                 return result
             except TransactionFailed as error:
-                if error.details.get("code") != "version_conflict":
+                if (
+                    error.details.get("code") != "version_conflict"
+                    or error.details.get("index", given) < given
+                ):
                     raise
                 if time.monotonic() > until:
                     raise StorageBusy("the job is changed by too many processes at once") from error

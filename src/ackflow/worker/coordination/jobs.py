@@ -414,6 +414,8 @@ class Jobs:
             self._end(child, status, None if own else message, sent.operations)
         except BaseException as error:
             one.error = error
+            if own and message is not None and isinstance(error, LeaseLost):
+                error.details["message_id"] = message.id
             raise
         one.status = status
         return result
@@ -457,17 +459,17 @@ class Jobs:
 
         def attempt(t: Operations) -> None:
             child, root = self._running(job), self._records.get(job.root_id)
-            if job.leased:
-                t.delete(RUN + job.id, expect=self._lease_of(job))
             if sent is not None:
                 t.include(sent)
+            if job.leased:
+                t.delete(RUN + job.id, expect=self._lease_of(job))
             if message is not None and status == "success":
                 t.ack(message)
             elif message is not None:
                 t.reject(message, f"job {job.id} ({job.name}) returned a false value")
             self._records.move(t, root, child, status)
 
-        self._records.change(attempt)
+        self._records.change(attempt, given=0 if sent is None else sent.count)
 
     def _move_children(self, root_id: str, which: tuple[str, ...], status: JobStatus) -> None:
         """Move all children of some statuses to another one, in slices."""
