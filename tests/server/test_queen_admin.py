@@ -309,6 +309,7 @@ def test_lagging_partitions_are_listed_worst_first(
     both = get(http, "consumer-groups/lagging", minLagSeconds=60)
     assert [one["partition_name"] for one in both] == ["old", "young"]
     assert get(http, "consumer-groups/lagging", minLagSeconds=4000) == []
+    assert get(http, "consumer-groups/lagging", minLagSeconds=1 << 53) == []
 
 
 def test_a_deleted_group_starts_over(queen: Queen, http: httpx.Client) -> None:

@@ -225,7 +225,8 @@ async def lagging(call: Call) -> Response:
     least = call.integer("minLagSeconds", 3600, 0, 1 << 53)
     limit = call.integer("limit", MOST_LAGGING, 1, MOST_LAGGING)
     store, now = call.server.broker.store.id, call.server.broker.clock.now()
-    found = await read_current(call, late_partitions, now - least * SECOND - 1, limit)
+    before = max(0, now - least * SECOND - 1)  # the store holds no time of that long ago
+    found = await read_current(call, late_partitions, before, limit)
     late = [part for part in found if call.server.may_see(call, part.queue)]
     late.sort(key=lambda part: part.lag.oldest_at or 0)
     del late[limit:]
