@@ -54,7 +54,7 @@ class Bench:
 
     def tables(self) -> list[Table]:
         self._copy()
-        source = Row("stream of all columns into noop", "rows/s", [], [], Target(0.6))
+        source = Row("stream of all columns into noop", "rows/s", [], [], Target(0.9))
         sink = Row("write of payloads", "rows/s", [], [], Target(0.4))
         trigger = Row("trigger of a few rows, median", "ms", [], [])
         self._warm_up()
