@@ -13,15 +13,25 @@ MICROSECONDS = "SLOW_SYNC_US"
 
 def apply(milliseconds: float) -> None:
     """Start this program again with slower syncs; returns if it runs with them already."""
-    wanted = str(round(milliseconds * 1000))
-    if os.environ.get(MICROSECONDS) == wanted:
+    if os.environ.get(MICROSECONDS) == _micros(milliseconds):
         return
+    added = environment(milliseconds)
+    if added is None:
+        sys.exit("--sync-ms needs a C compiler (apt-get install gcc)")
+    arguments = [sys.executable, "-m", "bench", *sys.argv[1:]]
+    os.execve(sys.executable, arguments, {**os.environ, **added})
+
+
+def environment(milliseconds: float) -> dict[str, str] | None:
+    """Return what makes the syncs of a program slower; None if there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        sys.exit("--sync-ms needs a C compiler (apt-get install gcc)")
+        return None
     library = Path(tempfile.mkdtemp(prefix="bench-sync-")) / "slow_sync.so"
     library.parent.chmod(0o755)  # a server of another user loads it too
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, SOURCE], check=True)
-    environment = {**os.environ, MICROSECONDS: wanted, "LD_PRELOAD": str(library)}
-    arguments = [sys.executable, "-m", "bench", *sys.argv[1:]]
-    os.execve(sys.executable, arguments, environment)
+    return {MICROSECONDS: _micros(milliseconds), "LD_PRELOAD": str(library)}
+
+
+def _micros(milliseconds: float) -> str:
+    return str(round(milliseconds * 1000))
