@@ -60,11 +60,9 @@ class JobCannotBeStarted(AckflowError):
 
 
 class JobStale(AckflowError, Reject):
-    """The job was replaced, because it was not active for too long; its result is not recorded.
+    """The job was replaced, because it was not active for too long; its result is not recorded."""
 
-    In a handler of a worker, the message is rejected, and the consumer continues.
-    """
-
+    # A Reject: in a handler of a worker, the message is rejected, and the consumer continues.
     code = "job_stale"
     status = 409
 
