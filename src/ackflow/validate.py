@@ -303,8 +303,8 @@ def databases(value: object) -> list[str]:
     for one in given:
         if is_url(one) and not is_postgres(one):
             raise InvalidArgument(
-                f"{redact_url(one)} cannot be one of several databases: they are files or "
-                "PostgreSQL; a server has databases of its own"
+                f"{redact_url(one)} cannot be in a list of databases, which may contain "
+                "files and PostgreSQL: a server has its own databases"
             )
     return given
 

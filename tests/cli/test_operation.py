@@ -71,7 +71,7 @@ def test_doctor_tells_when_nobody_does_the_upkeep(
     time.sleep(0.05)
     monkeypatch.setattr(doctor, "LATE_UPKEEP", 0.01)
     output = on_file("doctor")
-    assert "upkeep did not run for" in output
+    assert "upkeep has not run for" in output
     assert "ackflow serve" in output
     assert levels(on_file)["upkeep"] == "ok", "the look before took back what was over"
 

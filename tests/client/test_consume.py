@@ -554,7 +554,7 @@ async def awaited(*_: Any) -> None:
 def test_a_function_to_be_awaited_is_refused(q: Session, what: str) -> None:
     q.push("orders", 1)
     given: dict[str, Any] = {"handler": lambda message: None, what: awaited}
-    with pytest.raises(InvalidArgument, match="is awaited"):
+    with pytest.raises(InvalidArgument, match="is asynchronous"):
         q.consume("orders", **given)
     assert q.pop("orders")[0].data == 1
 

@@ -362,7 +362,7 @@ def test_an_alert_waits_for_a_server_that_is_away(
 
     monkeypatch.setattr(q, "dead_letters", look_or_not)
     with caplog.at_level(logging.WARNING), q.alert_dead("orders", alarms, above=0, every=0.001):
-        until(lambda: "the dead letters of orders cannot be seen now: gone fishing" in caplog.text)
+        until(lambda: "the dead letters of orders cannot be read now: gone fishing" in caplog.text)
         away.clear()
         until(lambda: alarms.heard)
 

@@ -434,7 +434,7 @@ def test_a_dead_letter_thrown_away_tells_when(q: Session, clock: VirtualClock) -
     assert q.purge_dead("orders") == 1
     answer = why(q, id)
     assert (answer.state, answer.at) == ("purged", at(5))
-    assert "thrown away as a dead letter" in answer.sentence
+    assert "purged from the dead letters" in answer.sentence
 
 
 def test_a_message_acked_after_it_died_and_was_sought_back_is_acked(q: Session) -> None:
@@ -560,7 +560,7 @@ def test_what_was_handed_out_without_a_lease_is_done_and_no_time_is_made_up(q: S
     q.pop("orders", group="g", auto_ack=True)
     answer = why(q, id)
     assert (answer.state, answer.until) == ("done", None)
-    assert answer.sentence == "Done: handed out without a lease."
+    assert answer.sentence == "Done: delivered without a lease."
 
 
 def test_a_lease_that_ran_out_after_a_failure_is_what_it_waits_after(

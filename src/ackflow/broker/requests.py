@@ -101,7 +101,7 @@ class Chunk(Struct):
                 "the offsets of a chunk must ascend, and the last must be the size of its data"
             )
         if len(ends) > MAX_SEGMENT_COUNT or len(self.data) > MAX_PAYLOAD:
-            raise InvalidArgument("a chunk is too large; send several")
+            raise InvalidArgument("a chunk is too large; send several smaller ones")
         if self.rest is not None:
             _check_rest(self.rest, len(ends))
         self._check_json(ends)
@@ -429,7 +429,7 @@ class BrowseRequest(Struct):
         validate.integer(self.limit, "limit", 1, 10_000)
         validate.seconds(self.seconds, "seconds")
         if self.after is not None and len(self.after) != 2:
-            raise InvalidArgument("after must be the `next` of the page before")
+            raise InvalidArgument("after must be the `next` of the previous page")
         return self
 
 
@@ -556,7 +556,8 @@ def check_all(value: Any) -> None:
 
 def _too_many(count: int) -> InvalidArgument:
     return InvalidArgument(
-        f"a request must have at most {MAX_OPERATIONS:,} of each, got {count:,}; send several"
+        f"a request must have at most {MAX_OPERATIONS:,} items of each kind, got {count:,}; "
+        "send several requests"
     )
 
 

@@ -527,7 +527,7 @@ def check_future_protocol() -> None:
     waiting.close()
     future.cancel()
     if not known:
-        raise RuntimeError("this version of Python awaits futures in a way that is not known here")
+        raise RuntimeError("this version of Python awaits futures in an unsupported way")
 
 
 def _framing_of(call: Call) -> bytes:

@@ -289,7 +289,7 @@ def _reload_certificate(contexts: Sequence[ssl.SSLContext], config: Config) -> N
             _load_certificate(context, config)
         log.info("the TLS certificate is reloaded")
     except CannotServe as error:
-        log.error("the TLS certificate stays as it was: %s", error)
+        log.error("the TLS certificate was not reloaded: %s", error)
 
 
 def _tls_error(config: Config, error: Exception) -> str:

@@ -104,7 +104,7 @@ class Plan(Struct, Generic[M]):
         for what in ("handler", "on_success", "on_error"):
             given = getattr(self, what)
             if not callable(given) and (given is not None or what == "handler"):
-                raise InvalidArgument(f"{what} is a function, not {given!r}")
+                raise InvalidArgument(f"{what} must be a function, got {given!r}")
         validate.integer(self.concurrency, "concurrency", 1, 1_000)
         if self.called_back and (self.request.auto_ack or self.acks):
             raise InvalidArgument("with auto_ack there is nothing left for callbacks to settle")
@@ -273,7 +273,7 @@ class RepeatablePop:
         if error.code not in PASSING:
             raise error
         if not self._failed:
-            log.warning("nothing can be popped now, and is tried again: %s", error)
+            log.warning("a pop failed and is tried again: %s", error)
         pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
         self._failed += 1
         return pause
@@ -311,9 +311,9 @@ class Consumer:
         self._plan = plan.check()
         for what in ("handler", "on_success", "on_error"):
             if inspect.iscoroutinefunction(getattr(plan, what)):
-                raise InvalidArgument(f"{what} is awaited; use ackflow.aio.connect for that")
+                raise InvalidArgument(f"{what} is asynchronous; use it with ackflow.aio.connect")
         if stop is not None and not isinstance(stop, threading.Event):
-            raise InvalidArgument(f"stop is a threading.Event, not {stop!r}")
+            raise InvalidArgument(f"stop must be a threading.Event, got {stop!r}")
         self._stop = threading.Event() if stop is None else stop
         self._wait = min(plan.wait, LOCAL_WAIT) if session.broker.local else plan.wait
         self._lease_keeper = LeaseKeeper(plan, lambda: session.broker, session.group_stats)
@@ -592,4 +592,4 @@ def _ended(answer: Any) -> None:
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()
-        raise InvalidArgument("the function is awaited; use ackflow.aio.connect for that")
+        raise InvalidArgument("the function is asynchronous; use it with ackflow.aio.connect")

@@ -71,7 +71,7 @@ class Consumer:
         self._session = session
         self._plan = plan.check()
         if stop is not None and not isinstance(stop, asyncio.Event):
-            raise InvalidArgument(f"stop is an asyncio.Event, not {stop!r}")
+            raise InvalidArgument(f"stop must be an asyncio.Event, got {stop!r}")
         self._stop = asyncio.Event() if stop is None else stop
         self._loop = asyncio.get_running_loop()
         self._lease_keeper = LeaseKeeper(

@@ -140,7 +140,7 @@ class Alert:
         self._session = session
         self._queue = validate.name(queue, "queue")
         if not callable(call):
-            raise InvalidArgument(f"call is a function of queue and depth, not {call!r}")
+            raise InvalidArgument(f"call must be a function of queue and depth, got {call!r}")
         self._call = call
         self._above = validate.integer(above, "above", 0, 1 << 60)
         self._every = validate.positive(every, "every")
@@ -183,7 +183,7 @@ class Alert:
             try:
                 self.check()
             except AckflowError as error:
-                log.warning("the dead letters of %s cannot be seen now: %s", self._queue, error)
+                log.warning("the dead letters of %s cannot be read now: %s", self._queue, error)
             except Exception:
                 log.exception("the alert for %s failed", self._queue)
             self._closed.wait(self._every)

@@ -114,7 +114,9 @@ class Queries(ABC):
             isinstance(after, dict)
             and all(isinstance(n, int) for pair in after.items() for n in pair)
         ):
-            raise InvalidArgument(f"after is the `after` of the news before, not {after!r}")
+            raise InvalidArgument(
+                f"after must be the `after` of the previous result, got {after!r}"
+            )
         return self._query(peek.follow, queue, partition, after, last, limit)
 
     def browse(

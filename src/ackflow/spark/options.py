@@ -296,7 +296,9 @@ def _read(
         field, read = known[name]
         value = read(text, name)
         if field in set_by:
-            raise InvalidArgument(f"{set_by[field]} and {name} set the same; give one of them")
+            raise InvalidArgument(
+                f"{set_by[field]} and {name} set the same option; give one of them"
+            )
         if field:
             values[field], set_by[field] = value, name
     for name in needed:

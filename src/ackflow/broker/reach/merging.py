@@ -226,7 +226,7 @@ def one_after_another(
         if len(items) >= arguments[limit] and place + 1 < len(ordered):
             return structs.replace(page, items=items, next=placed(place + 1, 0))
     if page is None:
-        raise InvalidArgument("after must be the `next` of the page before")
+        raise InvalidArgument("after must be the `next` of the previous page")
     return structs.replace(page, items=items)
 
 

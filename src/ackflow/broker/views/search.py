@@ -33,7 +33,7 @@ WINDOW = 10_000  # sequences looked at between checks of the time
 WORK_SECONDS, REST_SECONDS = 0.002, 0.004
 MOST_SECONDS = 10.0
 LARGEST = 1 << 62
-BAD_AFTER = "after must be the `next` of the page before"
+BAD_AFTER = "after must be the `next` of the previous page"
 
 
 class Search(QueueRequest, kw_only=True):

@@ -29,7 +29,7 @@ _ENDS = {
     "skipped": ("skipped", "skipped, the group was moved past it"),
     "purged": ("purged", "purged with its queue or partition"),
     "redriven": ("redriven", "sent back from the dead letters as a copy"),
-    "thrown away": ("purged", "thrown away as a dead letter"),
+    "thrown away": ("purged", "purged from the dead letters"),
     "retention": ("expired", "removed by retention, older than its queue keeps messages"),
 }
 
@@ -187,7 +187,7 @@ class _Case:
             what = "queue" if self.queue.paused else "group"
             return self.say("paused", f"Held back: the {what} is paused.", **fields)
         if is_paused(self.tx):
-            return self.say("paused", "Held back: handing out is paused everywhere.", **fields)
+            return self.say("paused", "Held back: delivery is paused for all queues.", **fields)
         held = self.held_back()
         if held is not None:
             return self.say("held_back", held[0], behind=held[1], until=held[2], **fields)
@@ -203,9 +203,7 @@ class _Case:
             quiet = max(lane.last_at for lane in self.tx.lanes_in(self.lane.partition))
             quiet += micros(window)
             if quiet > self.tx.now:
-                sentence = (
-                    f"Held back until its partition was quiet for {window:g} s, at the earliest"
-                )
+                sentence = f"Held back until its partition has been quiet for {window:g} s, at the earliest"
                 return f"{sentence} at {_time(quiet)}.", None, when(quiet)
         if ordering == "shared":
             return None
@@ -257,7 +255,9 @@ class _Case:
 
     def deleted(self) -> Why:
         if self.queue.options.ttl_seconds is not None:
-            return self.say("deleted", "Gone: it was removed by hand, or grew too old.")
+            return self.say(
+                "deleted", "Gone: it was removed by hand, or exceeded its time to live."
+            )
         return self.say("deleted", "Deleted: the message was removed by hand.")
 
     def settled(self) -> Why:
@@ -302,11 +302,12 @@ class _Case:
         if created is not None and self.before_the_group(created):
             return self.say("skipped", "Skipped: the group begins after it.")
         if created is not None and created > history:
-            return self.say("done", "Done: handed out without a lease.")
-        others = "or handed out without a lease"
+            return self.say("done", "Done: delivered without a lease.")
+        others = "or delivered without a lease"
         if created is None:
             others = (
-                "handed out without a lease, deleted, gone before the group began, or never for it"
+                "delivered without a lease, deleted, removed before the group began, or meant "
+                "for another group"
             )
         return self.say("done", f"Done before {_time(history)}, {others}.", until=when(history))
 

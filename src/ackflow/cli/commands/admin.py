@@ -224,7 +224,7 @@ def backup(
     target: Target,
     file: Annotated[str, typer.Argument(metavar="FILE", help="File to create; it must not exist.")],
 ) -> None:
-    """Copy a consistent snapshot of the database to a new file, also while it is in use."""
+    """Copy a consistent snapshot of the database to a new file, even while it is in use."""
     target.session.backup(file)
     bytes = os.path.getsize(file)
     target.out.record({"file": file, "bytes": bytes}, f"copied to {file} ({output.size(bytes)})")

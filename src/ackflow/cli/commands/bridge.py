@@ -31,7 +31,9 @@ def bridge(
         typer.Argument(help="Address of the source: amqp://, a file, postgresql:// or http://."),
     ],
     queue: Queue,
-    to: Annotated[str, typer.Option("--to", help="Address of the target, of the same kinds.")],
+    to: Annotated[
+        str, typer.Option("--to", help="Address of the target, in one of the same forms.")
+    ],
     to_queue: Annotated[
         str | None, typer.Option(help="Queue at the target (default: the same name).")
     ] = None,

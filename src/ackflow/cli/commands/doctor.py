@@ -210,7 +210,7 @@ def _upkeep(session: Session) -> Finding:
         "`ackflow serve` and programs with a session run upkeep; without it, expired messages are "
         "redelivered only by the next pop or query"
     )
-    return Finding("warning", "upkeep", f"upkeep did not run for {span(late)}", advice)
+    return Finding("warning", "upkeep", f"upkeep has not run for {span(late)}", advice)
 
 
 # a server

@@ -18,7 +18,9 @@ from ..output import Columns, ago, plural, span
 app = typer.Typer(no_args_is_help=True, help="Show, interrupt and clean up the jobs of workers.")
 
 Id = Annotated[str, typer.Argument(help="Id of a root job, as `jobs list` shows it.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many at most.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of jobs.")
+]
 STYLES = {"failed": "red", "stale": "red", "running": "green", "cancelled": "yellow"}
 CHILDREN = Columns(("id", "name", "status", ">progress", "started", "took"), ("took", "started"))
 
@@ -100,9 +102,7 @@ def cleanup(
     failed: Annotated[
         float, params.duration("Keep all other jobs for this time.", "--failed")
     ] = KEEP_FAILED,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-d", help="Count them, and remove nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-d", help="Only count the jobs.")] = False,
 ) -> None:
     """Remove jobs that stopped long ago."""
     done = Jobs(target.session).cleanup(success=success, failed=failed, dry_run=dry_run)

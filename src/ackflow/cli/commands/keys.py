@@ -21,7 +21,7 @@ UNBOUND = "none"  # of data that an older version encrypted without binding it t
 def _broker(target: Target) -> Broker:
     if target.location.remote:
         raise InvalidArgument(
-            "keys are used where the database is: give its file or PostgreSQL URL with --db"
+            "keys are managed in the database itself: give its file or PostgreSQL URL with --db"
         )
     broker = target.session.broker
     if not isinstance(broker, Broker):

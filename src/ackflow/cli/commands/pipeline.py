@@ -48,7 +48,7 @@ Secret = Annotated[
     str | None, typer.Option("--token", envvar="ACKFLOW_TOKEN", help="Access token of the server.")
 ]
 AlarmAfter = Annotated[
-    float, duration("Time after which a held end-of-file message is an alarm.", least=1.0)
+    float, duration("Time after which a held end-of-file message raises an alarm.", least=1.0)
 ]
 Work = Annotated[
     str | None,
@@ -111,7 +111,8 @@ def run(
     accept: Annotated[
         list[str] | None,
         typer.Option(
-            help="Client to answer although more blocks arrived than its end-of-file messages announce."
+            help="Client whose queries are answered although more blocks arrived than its "
+            "end-of-file messages announce."
         ),
     ] = None,
     conf: Conf = None,

@@ -130,6 +130,6 @@ def disable(target: Target, yes: Yes = False) -> None:
     """Remove all tokens, so that a local server requires none. Asks for confirmation."""
     broker = _broker(target)
     there = len(broker.look(access_tokens.tokens))
-    confirm(f"Remove {plural(there, 'token')}, so that a server requires none?", yes)
+    confirm(f"Remove {plural(there, 'token')}, so that a server no longer requires one?", yes)
     removed = broker.do(access_tokens.forget_all, True)
     target.out.record({"removed": removed}, f"{plural(removed, 'token')} removed")

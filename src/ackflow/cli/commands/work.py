@@ -51,7 +51,10 @@ def work(
         ),
     ] = "round-robin",
     concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, max=1000, help="Messages at a time.")
+        int,
+        typer.Option(
+            "--concurrency", "-c", min=1, max=1000, help="Number of messages processed at a time."
+        ),
     ] = 1,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
     prefetch: Annotated[
@@ -123,7 +126,7 @@ def work(
         raise
     except BaseException as error:
         raise ProcessorFailed(
-            f"consuming was ended by an exception: {text_of(error)}. The message is at the end of "
+            f"an exception ended the consumer: {text_of(error)}. The message is at the end of "
             "its queue; start the consumer again, or use --supervise or --keep-going"
         ) from error
     finally:

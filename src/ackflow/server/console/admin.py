@@ -36,5 +36,5 @@ async def audits(call: Call) -> Response:
 ROUTES = (
     read_route("/v1/tokens", tokens, "List tokens", list[TokenRow], role="admin"),
     read_route("/v1/audit", audits, "List changes", list[AuditEntry], LIMIT,
-         Param("before", NUMBER, "The id of the last row of the page before"), role="admin"),
+         Param("before", NUMBER, "The id of the last row of the previous page"), role="admin"),
 )  # fmt: skip

@@ -292,6 +292,6 @@ ROUTES = (
     read_route("/v1/leases", leases, "List live leases", LeaseRows, QUEUE, GROUP,
          Param("consumer", ANY, "A part of the name"), LIMIT, SECONDS, checks_queues=True),
     read_route("/v1/values", values, "List keyed values", list[Value], Param("prefix", ANY), LIMIT,
-         Param("after", ANY, "The last key of the page before"),
+         Param("after", ANY, "The last key of the previous page"),
          Param("descending", {"type": "boolean"})),
 )  # fmt: skip

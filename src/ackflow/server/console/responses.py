@@ -403,7 +403,7 @@ def dead_row(call: Call, letter: DeadLetter) -> DeadRow:
 ANY = {"type": "string"}
 NUMBER = {"type": "integer", "minimum": 0}
 LIMIT = Param("limit", {"type": "integer", "minimum": 1, "maximum": MOST_PAGE}, "Rows at most")
-AFTER = Param("after", NUMBER, "The `next` of the page before")
+AFTER = Param("after", NUMBER, "The `next` of the previous page")
 SECONDS = Param("seconds", {"type": "number", "minimum": 0, "maximum": MOST_SECONDS},
                 "Time limit of the search")  # fmt: skip
 QUEUE = Param("queue", ANY, "Only this queue")

@@ -209,14 +209,14 @@ def _change(path: str, handler: Any, summary: str, body: Any, answer: Any) -> Ro
                  responses={200: answer}, cookies=True)  # fmt: skip
 
 
-NEXT = Param("after", ANY, "The `next` of the page before")
+NEXT = Param("after", ANY, "The `next` of the previous page")
 ROUTES = (
     read_route("/v1/jobs", jobs, "List root jobs", JobRows, LIMIT, NEXT,
                Param("status", {"enum": list(STATUSES)}, "Only with this status")),
     read_route("/v1/jobs/{id}", job, "Show a job", JobPage, LIMIT, NEXT),
     read_route("/v1/schedules", schedules, "List schedules", ScheduleRows, LIMIT, NEXT),
     read_route("/v1/pipelines", pipelines, "List pipelines", list[PipelineRow],
-               Param("alarm_after", {"type": "number"}, "Seconds after which a held end-of-file message is an alarm")),
+               Param("alarm_after", {"type": "number"}, "Seconds after which a held end-of-file message raises an alarm")),
     _change("/v1/jobs/{id}/interrupt", interrupt, "Cancel a root job", None, JobRow),
     _change("/v1/schedules/{name}/pause", pause_schedule, "Pause or resume a schedule",
             PauseSchedule, ScheduleState),

@@ -188,7 +188,7 @@ class Settler:
             except AckflowError as error:
                 if error.code not in PASSING or self._give_up():
                     raise
-                log.warning("messages cannot be settled now, and are tried again: %s", error)
+                log.warning("messages could not be settled; settling is tried again: %s", error)
                 waited.wait(AGAIN_SECONDS)
 
 

@@ -113,7 +113,7 @@ def cron(expression: str, tz: str = "UTC") -> Cron:
     try:
         ZoneInfo(spec.tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidArgument(f"there is no time zone {tz!r}; Europe/Berlin is one") from None
+        raise InvalidArgument(f"unknown time zone {tz!r}; an example is Europe/Berlin") from None
     now = datetime(2026, 1, 1, tzinfo=UTC)
     try:
         found = next(spec.after(now), None)
@@ -286,7 +286,7 @@ class Schedules:
             try:
                 self.run_due()
             except AckflowError as error:
-                log.warning("a tick could not be pushed now, and is tried again: %s", error)
+                log.warning("a tick could not be pushed and is tried again: %s", error)
             except Exception:
                 log.exception("a schedule failed; its tick is tried again")
             due = self.next_due()

@@ -41,13 +41,13 @@ export default {
     const chosen = [...state.chosen];
     const body = { group: query.group || null, kind: query.kind || null, error: query.error || null };
     const narrowed = query.error || query.kind || query.group;
-    const scope = narrowed ? `of ${name} that fit the filter` : `of ${name}`;
+    const scope = narrowed ? `of ${name} that match the filter` : `of ${name}`;
     const write = may("read-write", name), admin = may("admin", name);
     const done = () => { state.chosen.clear(); };
     return h("div", null, h(Head, { title: "Dead letters", crumbs: [...crumbs(name), ["Dead letters", "#/dead"]] },
-      h(Button, { onClick: () => exportAll(name, body) }, narrowed ? "Export those that fit" : "Export all"),
-      write ? h(Button, { kind: "primary", onClick: () => act(ctx, "redrive", name, body, scope) }, narrowed ? "Redrive those that fit" : `Redrive all of ${name}`) : null,
-      admin ? h(Button, { kind: "danger", onClick: () => act(ctx, "purge", name, body, scope) }, narrowed ? "Purge those that fit" : `Purge all of ${name}`) : null),
+      h(Button, { onClick: () => exportAll(name, body) }, narrowed ? "Export matches" : "Export all"),
+      write ? h(Button, { kind: "primary", onClick: () => act(ctx, "redrive", name, body, scope) }, narrowed ? "Redrive matches" : `Redrive all of ${name}`) : null,
+      admin ? h(Button, { kind: "danger", onClick: () => act(ctx, "purge", name, body, scope) }, narrowed ? "Purge matches" : `Purge all of ${name}`) : null),
     tabs(name, "Dead letters"),
     query.error != null && query.error !== "" ? h("p", { class: "banner info" }, "Only with the error ", h("code", null, query.error), ". ", h("a", { href: link.dead(name) }, "Show all")) : null,
     h(Card, null,

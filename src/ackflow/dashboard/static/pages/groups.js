@@ -12,9 +12,9 @@ export default {
     const start = Number(ctx.query.after || 0);
     return h("div", null, h(Head, { title: "Groups" }), h(Card, null,
       h("div", { class: "filters" }, h(Filter, { ctx, name: "filter", label: "Group or queue" })),
-      h(Table, { caption: "Groups, those most behind first", rowKey: (row) => `${row.queue}\n${row.group}`, rows: data?.items,
+      h(Table, { caption: "Groups, most behind first", rowKey: (row) => `${row.queue}\n${row.group}`, rows: data?.items,
         columns: [groupColumns[0], { label: "Queue", cell: (row) => h("a", { href: link.queue(row.queue) }, row.queue) }, ...groupColumns.slice(1)],
-        empty: h(Empty, { title: ctx.query.filter ? "No group fits" : "No groups yet", icon: "groups" }, "A group is an independent reader of a queue. It begins with its first pop:", h("pre", null, "ackflow pop orders --group billing")) }),
+        empty: h(Empty, { title: ctx.query.filter ? "No group matches" : "No groups yet", icon: "groups" }, "A group is an independent reader of a queue. It begins with its first pop:", h("pre", null, "ackflow pop orders --group billing")) }),
       h(Foot, { ctx, text: data ? `${plural(data.total, "group")}, most behind first` : "Reading", back: start ? Math.max(0, start - 100) : null, next: data?.next })));
   },
 };

@@ -4,7 +4,7 @@ import { n, plural, Time } from "../format.js";
 import { Button, Card, Count, Empty, Filter, GroupLink, Head, Table, confirm, form, link, may, run } from "../ui.js";
 
 async function release(row) {
-  if (!await confirm("Release lease", { text: `${row.consumer} loses ${plural(row.held, "message")} of ${row.queue}; they can be delivered to others at once, and the delivery is not counted. What ${row.consumer} does with them until then is lost.`, button: `Release ${plural(row.held, "message")}` })) return;
+  if (!await confirm("Release lease", { text: `${row.consumer} loses ${plural(row.held, "message")} of ${row.queue}; they can be delivered to others at once, and the delivery is not counted. The work of ${row.consumer} on them is lost.`, button: `Release ${plural(row.held, "message")}` })) return;
   await run(() => post(queuePath(row.queue, `/leases/${row.token}/release`)), (result) => `${plural(result.done, "message")} released`);
 }
 
@@ -27,7 +27,7 @@ export default {
         { label: "Partitions", hide: "hide-m", cell: (row) => (row.partitions.length > 2 ? plural(row.partitions.length, "partition") : row.partitions.join(", ")) },
         { label: "Since", css: "nowrap", hide: "hide-s", cell: (row) => h(Time, { at: row.acquired_at, ago: true }) }, { label: "Until", css: "nowrap", cell: (row) => h(Time, { at: row.expires_at, ago: true }) },
         { label: "", cell: (row) => (may("read-write", row.queue) ? h("div", { class: "actions" }, h(Button, { kind: "small", label: `Extend the lease of ${row.consumer}`, onClick: () => extend(row) }, "Extend"), h(Button, { kind: "small danger", label: `Release the lease of ${row.consumer}`, onClick: () => release(row) }, "Release")) : null) }],
-      empty: h(Empty, { title: ctx.query.queue || ctx.query.group || ctx.query.consumer ? "No lease fits" : "Nothing is leased", icon: "leases" }, "A lease shows which consumer works on which messages, and until when.") }),
+      empty: h(Empty, { title: ctx.query.queue || ctx.query.group || ctx.query.consumer ? "No lease matches" : "Nothing is leased", icon: "leases" }, "A lease shows which consumer works on which messages, and until when.") }),
       h("div", { class: "foot" }, h("span", null, data ? `${data.more ? "More than " : ""}${plural(data.items.length, "lease")}` : "Reading"))));
   },
 };

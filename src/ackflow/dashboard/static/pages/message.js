@@ -17,7 +17,7 @@ async function settle(ctx, group, verdict, label, why) {
   const values = await form(`${label} for ${groupName(group)}`, fields, { text: TEXT[verdict], button: label, danger: verdict !== "release" });
   if (!values) return;
   await run(() => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict, group, reason: values.reason || null, delay: values.delay ? Number(values.delay) : null, deliveries: why.deliveries ?? null }),
-    (result) => (result.done ? `${label}: done` : "It has this outcome already"));
+    (result) => (result.done ? `${label}: done` : "It already has this outcome"));
 }
 
 const TEXT = {

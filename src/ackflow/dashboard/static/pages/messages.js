@@ -81,7 +81,7 @@ export default {
           { label: "Payload", css: "wide", cell: (row) => h("div", { class: "payload" }, row.json ? row.payload : "(bytes)") },
         ],
         empty: found?.next ? h(Empty, { title: `Nothing among the first ${n(found.scanned)} messages` }, "The search stopped at its time limit. It can be continued below.")
-          : h(Empty, { title: filtered || query.state ? "No message fits" : "No messages" }, filtered || query.state ? "Change the filters, or look at another state." : h("pre", null, `ackflow push ${name} '{"id": 1}'`)) }),
-      h(Foot, { ctx, text: found ? `${n(found.items.length)} shown, ${n(found.scanned)} looked at${found.next ? "; there may be more" : ""}` : "Reading", first: "From the start", more: found?.next && !found.items.length ? "Search on" : "Next", next: found?.next })));
+          : h(Empty, { title: filtered || query.state ? "No message matches" : "No messages" }, filtered || query.state ? "Change the filters or the state." : h("pre", null, `ackflow push ${name} '{"id": 1}'`)) }),
+      h(Foot, { ctx, text: found ? `${n(found.items.length)} shown, ${n(found.scanned)} searched${found.next ? "; there may be more" : ""}` : "Reading", first: "From the start", more: found?.next && !found.items.length ? "Search on" : "Next", next: found?.next })));
   },
 };

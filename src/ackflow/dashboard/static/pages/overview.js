@@ -73,7 +73,7 @@ export default {
           h(Card, null, h(Chart, { title: "By state, last hour", items: data?.series?.items, step: 60, lines: STATES, stacked: true }))) : null,
         h("div", { class: "split", key: "tables" },
           h(Card, { title: "Queues in trouble", actions: h("a", { href: "#/queues" }, data ? `All ${n(totals.queues)} queues` : "All queues") },
-            h(Table, { caption: "Queues in trouble, the worst first", rowKey: (row) => row.name, rows: data?.trouble,
+            h(Table, { caption: "Queues in trouble, worst first", rowKey: (row) => row.name, rows: data?.trouble,
               columns: [queueColumns[0], troubleColumn, ...queueColumns.slice(2, 5), ...queueColumns.slice(7)],
               empty: h(Empty, { title: "No queue is in trouble" }, "Nothing is dead, stalled, failing or paused.") })),
           h("div", { class: "stack" }, health(data || { storage: {}, health: {} }))),

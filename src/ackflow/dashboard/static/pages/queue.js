@@ -14,7 +14,7 @@ const MEANING = {
   backoff: "Pauses after failures, in seconds: [1, 10, 60]", history_seconds: "How long the history of a delivery is kept", delay_seconds: "Delay of every push",
   max_wait_seconds: "Dies if not delivered within", retention_seconds: "Removed after, read or not", keep_seconds: "Kept after all groups have settled",
   dedup_seconds: "A transaction id is known for", namespace: "Namespace", task: "Task", max_size: "Messages at most", ttl_seconds: "Removed if unread after",
-  window_seconds: "Delivered once quiet for", priority: "Priority in lists", encrypted: "Payloads are encrypted",
+  window_seconds: "Delivered once quiet for", priority: "Priority among queues", encrypted: "Payloads are encrypted",
   ordering: "shared, ordered or exclusive", policy: "explicit, all or none", max_ack_pending: "Leased at most", start: "all or new",
 };
 
@@ -110,6 +110,6 @@ export default {
         ctx.query.after || data?.lanes.next ? h(Foot, { ctx, text: plural(details?.partitions, "partition"), next: data?.lanes.next }) : null),
       details ? h(Card, { title: "Options", actions: may("read-write", name) ? h(Button, { kind: "small", onClick: () => editOptions(`Options of ${name}`, Object.keys(details.defaults).concat(["lease_seconds", "retry_limit", "max_deliver", "backoff"]).filter((one, at, all) => all.indexOf(one) === at && one !== "encrypted"), details.options, (changes) => patchTo(queuePath(name), { options: changes })) }, "Edit") : null },
         h("div", { class: "pad" }, optionFacts(details.options, details.defaults),
-          h("p", null, h("small", null, "Created ", h(Time, { at: details.created_at }), `, ${plural(details.partitions, "partition")}. Lease, retries and back-off follow each group where they are not set.`)))) : null);
+          h("p", null, h("small", null, "Created ", h(Time, { at: details.created_at }), `, ${plural(details.partitions, "partition")}. Unset lease, retry and back-off options take the defaults of each group.`)))) : null);
   },
 };

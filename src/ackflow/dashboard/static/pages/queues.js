@@ -7,7 +7,7 @@ import { queueColumns, troubleColumn } from "./overview.js";
 const LIMIT = 100;
 
 export function pauseQueue(name, paused) {
-  return run(() => post(queuePath(name, "/pause"), { paused }), paused ? `${name} is paused: nothing is delivered, pushing goes on` : `${name} delivers again`);
+  return run(() => post(queuePath(name, "/pause"), { paused }), paused ? `${name} is paused: nothing is delivered, pushes continue` : `${name} delivers again`);
 }
 
 async function newQueue() {
@@ -36,7 +36,7 @@ export default {
           h(Field, { label: "Show", value: query.show || "all", options: [["all", "All queues"], ["busy", "With messages"], ["trouble", "In trouble"]], onChange: (event) => ctx.setQuery({ show: event.target.value === "all" ? "" : event.target.value, after: "" }) })),
         h(Table, { caption: "Queues", columns, rows: data?.items, rowKey: (row) => row.name, sort: query.sort || "name", descending: query.descending === "true",
           onSort: (sort, descending) => ctx.setQuery({ sort, descending: descending ? "true" : "", after: "" }),
-          empty: filtered ? h(Empty, { title: "No queue fits" }, h("a", { href: "#/queues" }, "Show all queues"))
+          empty: filtered ? h(Empty, { title: "No queue matches" }, h("a", { href: "#/queues" }, "Show all queues"))
             : h(Empty, { title: "No queues yet", icon: "queues" }, h("pre", null, "ackflow push orders '{\"id\": 1}'")) }),
         h(Foot, { ctx, text: data ? (data.total ? `${n(start + 1)} to ${n(start + data.items.length)} of ${n(data.total)}` : "None") : "Reading", back: start ? Math.max(0, start - LIMIT) : null, next: data?.next })));
   },

@@ -16,7 +16,7 @@ async function create(first) {
 }
 
 async function revoke(name) {
-  if (await confirm(`Revoke ${name}`, { text: `Whoever uses the token ${name} is refused within a second.`, button: `Revoke ${name}` })) await run(() => del(`/v1/tokens/${seg(name)}`), "Revoked");
+  if (await confirm(`Revoke ${name}`, { text: `The token ${name} is refused within a second.`, button: `Revoke ${name}` })) await run(() => del(`/v1/tokens/${seg(name)}`), "Revoked");
 }
 
 const state = (row) => (row.revoked_at ? h(Badge, { kind: "quiet" }, "revoked") : row.expires_at && new Date(row.expires_at) < new Date() ? h(Badge, { kind: "quiet" }, "expired") : h(Badge, { kind: "ok" }, "valid"));

@@ -9,7 +9,7 @@ const Bar = (row) => h("span", { class: "badges" }, h("progress", { max: 1, valu
 const took = (row) => (row.started_at ? span((new Date(row.stopped_at || Date.now()) - new Date(row.started_at)) / 1000) : "–");
 
 async function interrupt(job) {
-  if (await confirm(`Interrupt ${job.name}`, { text: `Children of ${job.name} that have not started are cancelled; running ones continue to their end.`, button: `Interrupt ${job.name}` })) {
+  if (await confirm(`Interrupt ${job.name}`, { text: `Children of ${job.name} that have not started are cancelled; running ones continue.`, button: `Interrupt ${job.name}` })) {
     await run(() => post(`/v1/jobs/${seg(job.id)}/interrupt`), `${job.name} is interrupted`);
   }
 }
@@ -54,7 +54,7 @@ export default {
       h(Table, { caption: `Children of ${shown.job.name}`, rowKey: (row) => row.id, rows: shown.children, columns: childColumns }),
       shown.next ? h("div", { class: "foot" }, `The first ${n(shown.children.length)} children.`) : null) : null,
       h(Card, { title: "Jobs", actions: h(Field, { label: "Status", value: status || "", options: [["", "Any"], "new", "running", "success", "failed", "failed_redelivered", "cancelled", "stale"], onChange: (event) => ctx.setQuery({ status: event.target.value, after: "" }) }) },
-        h(Table, { caption: "Root jobs, the newest first", rowKey: (row) => row.id, rows: data?.jobs.items, columns: [
+        h(Table, { caption: "Root jobs, newest first", rowKey: (row) => row.id, rows: data?.jobs.items, columns: [
           { label: "Job", css: "main-cell", cell: (row) => h("a", { href: `#/work?job=${seg(row.id)}` }, row.name) },
           { label: "Status", cell: (row) => h("span", { class: "badges" }, h(State, row), row.interrupted && !row.stopped_at ? h(Badge, { kind: "info" }, "interrupted") : null) }, { label: "Progress", cell: Bar },
           { label: "Children", num: true, hide: "hide-s", cell: (row) => n(Object.values(row.children).reduce((sum, one) => sum + one, 0)) }, { label: "Failed", num: true, hide: "hide-s", cell: (row) => n(row.children.failed || 0) },
