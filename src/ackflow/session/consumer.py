@@ -91,7 +91,7 @@ class Plan(Struct, Generic[M]):
         auto_ack: AutoAck,
     ) -> Self:  # fmt: skip
         """Build a plan from the arguments of `consume`; durations become seconds."""
-        if auto_ack not in (False, True, "handled"):
+        if not isinstance(auto_ack, bool) and auto_ack != "handled":
             raise InvalidArgument(f"auto_ack must be True, False or 'handled', got {auto_ack!r}")
         every = renew if isinstance(renew, bool) else validate.positive(renew, "renew")
         return cls(
