@@ -263,6 +263,10 @@ class RepeatablePop:
     def request(self) -> PopRequest:
         return self._request.repeatable(self._token)
 
+    @property
+    def failed(self) -> bool:
+        return self._failed > 0
+
     def answered(self, batch: Batch[Any]) -> None:
         self._failed = 0
         self.handled = []
@@ -445,6 +449,10 @@ class Consumer:
 
     def _take(self, repeatable: RepeatablePop) -> Batch[Message]:
         if not repeatable.handled:
+            return self._session.take(repeatable.request(), self._wait)
+        if repeatable.failed:  # pops may be refused for longer than the leases last
+            self._count(lost=len(self._session.ack(repeatable.handled).refused))
+            repeatable.handled = []
             return self._session.take(repeatable.request(), self._wait)
         settled, handout = self._session.exchange(repeatable.handled, repeatable.request())
         self._count(lost=len(settled.refused))

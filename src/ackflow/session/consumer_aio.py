@@ -219,6 +219,10 @@ class Consumer:
     async def _take(self, repeatable: RepeatablePop) -> Batch[Any]:
         if not repeatable.handled:
             return await self._session.take(repeatable.request(), self._plan.wait)
+        if repeatable.failed:  # pops may be refused for longer than the leases last
+            self.counts.lost += len((await self._session.ack(repeatable.handled)).refused)
+            repeatable.handled = []
+            return await self._session.take(repeatable.request(), self._plan.wait)
         settled, handout = await self._session.exchange(repeatable.handled, repeatable.request())
         self.counts.lost += len(settled.refused)
         return self._session.batch_of(handout)
