@@ -199,6 +199,8 @@ async def _read(call: Call, function: Callable[..., Any], arguments: tuple[Any, 
 
     def read() -> bytes:
         found = authz.visible(call, server.read_now(function, *arguments))
+        if isinstance(found, Handout):
+            found = wire.pack(found)
         return wire.write_in_parts(found, encoding)
 
     return Response(200, await server.in_read_lane_if_room(read), encoding.encode())
