@@ -291,6 +291,7 @@ PASSING = frozenset(
         "storage_away",
         "storage_busy",
         "too_many_waiting",
+        "server_busy",
         "internal_error",
     }
 )

@@ -533,6 +533,7 @@ def test_a_repeated_pop_gets_nothing_once_its_lease_is_over(q: Session) -> None:
         (print, {"auto_ack": True, "on_success": print}, "nothing left for callbacks"),
         (print, {"auto_ack": "handled", "on_error": print}, "nothing left for callbacks"),
         (print, {"auto_ack": "later"}, "must be True, False or 'handled'"),
+        (print, {"auto_ack": 1}, "must be True, False or 'handled'"),
         (print, {"group": ""}, "group"),
     ],
 )

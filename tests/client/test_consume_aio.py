@@ -433,6 +433,25 @@ def test_a_loop_that_an_exit_ends_says_so_and_nacks_its_message(
     assert record.getMessage() == "the consume loop of orders has ended: SystemExit: 3"
 
 
+def test_what_was_handled_before_an_exit_ended_the_loop_is_acked(run: Run) -> None:
+    async def test(q: aio.Session) -> None:
+        await q.push("orders", [1, 2, 3])
+
+        async def handle(message: Message) -> None:
+            if message.data == 3:
+                raise SystemExit(3)
+
+        consumer = q.consume(
+            "orders", handle, group="g", batch=3, each=True, auto_ack="handled", **NOW
+        )
+        with pytest.raises(SystemExit):
+            await consumer
+        now = await counts(q)
+        assert (now.done, now.leased) == (2, 0)
+
+    run(test)
+
+
 def test_a_handler_may_close_its_own_loop(run: Run) -> None:
     async def test(q: aio.Session) -> None:
         await q.push("orders", [1, 2])

@@ -285,6 +285,10 @@ def test_a_server_serves_several_databases(places: list[str]) -> None:
                 got += [m.data for m in batch]
                 q.ack(batch)
             assert sorted(got) == list(range(8))
+            _, batch = q.ack_and_pop([], "wide", group="g", batch=3)
+            while batch:
+                _, batch = q.ack_and_pop(batch, "wide", group="g", batch=3)
+            assert q.group_stats("wide", "g").counts.done == 8
     finally:
         running.stop()
         running.session.close()

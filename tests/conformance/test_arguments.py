@@ -83,6 +83,16 @@ def test_headers_of_a_push_are_those_of_every_message_without_its_own(q: Session
         q.push("q", 1, headers={"a": 1})  # type: ignore[dict-item]
 
 
+def test_headers_that_are_no_mapping_are_refused(q: Session) -> None:
+    t = q.transaction()
+    for wrong in ([("a", "b")], "ab", 5):
+        for push in (q.push, t.push):
+            with pytest.raises(InvalidArgument, match="headers must be a mapping"):
+                push("q", 1, headers=wrong)  # type: ignore[operator]
+        with t.headers({"c": "d"}), pytest.raises(InvalidArgument, match="must be a mapping"):
+            t.push("q", 1, headers=wrong)  # type: ignore[arg-type]
+
+
 def test_a_push_may_say_from_when_on_it_is_handed_out(q: Session, clock: VirtualClock) -> None:
     now = clock.now() / 1_000_000
     q.configure("q", delay_seconds=1000)

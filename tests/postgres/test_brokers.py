@@ -274,6 +274,7 @@ def test_polls_for_commits_of_others_take_a_tenth_of_the_time_however_many_queue
     """One of 10,000 queues takes 40 ms; without NOTIFY there would be one every 50 ms."""
     assert notify.pause_between(5.0, 5.001, deaf) == pytest.approx(0.01 if deaf else POLL_SECONDS)
     assert notify.pause_between(5.0, 5.2, deaf) == pytest.approx(2.0)
+    assert notify.pause_between(5.0, 35.0, deaf) == notify.MOST_POLL_SECONDS
 
 
 def test_versions_of_deleted_queues_are_removed_after_a_day(postgres_url: str) -> None:

@@ -6,19 +6,22 @@ They are counted, as times are not reliable on a loaded machine.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
+from ackflow.broker.core.pop import pop
 from ackflow.broker.core.settle import settle
 from ackflow.broker.reach.reach import reach_of
 from ackflow.broker.requests import PopRequest
 from ackflow.server.app import _pop_if
+from ackflow.store.job import Job
 from ackflow.store.postgres.connection import PipelinedConnection, statements
 from ackflow.store.postgres.tx import OF_NO_QUEUE, OF_QUEUE
 from ackflow.store.protocol import WiderReach
+from ackflow.store.tx import Tx
 
 T = TypeVar("T")
 
@@ -151,3 +154,30 @@ def test_no_common_verb_or_duty_of_upkeep_on_one_queue_needs_the_whole_schema(
             q.upkeep()
         q.transaction().push("jobs", 1).put("key", 1).commit()
     assert wider == []
+
+
+def test_a_verb_alone_in_the_schema_sees_what_others_of_its_group_collected(
+    postgres_url: str,
+) -> None:
+    """Also if the first rows were collected by verbs that may use fewer statements."""
+
+    def run(*verbs: Callable[[Tx], object]) -> list[Any]:
+        jobs = [Job(verb, (), False) for verb in verbs]
+        q.broker.writer._runner.run(jobs)  # type: ignore[attr-defined]
+        assert [job.error for job in jobs] == [None] * len(jobs)
+        return [job.answer for job in jobs]
+
+    def live(tx: Tx) -> int:
+        group = tx.group_by_id(q_group)
+        return len(tx.all("live_leases", group and group.id, tx.now, 10))
+
+    def one(number: int) -> PopRequest:
+        return PopRequest("jobs", "g", f"consumer {number}")
+
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        q.push("jobs", [1, 2, 3, 4])
+        q.ack(q.pop("jobs", group="g"))
+        q_group = q.broker.look(lambda tx: tx.group(tx.queue("jobs").id, "g").id)
+        fenced = [Job(pop, (one(number),), False) for number in range(2)]
+        q.broker.writer._runner.run(fenced)  # type: ignore[attr-defined]
+        assert run(lambda tx: pop(tx, one(2)), live)[1] == 3

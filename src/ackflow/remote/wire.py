@@ -172,6 +172,7 @@ class PackedHandout(Struct):
     why: str | None = None
     retry_at: int | None = None
     outcomes: list[Outcome] = []  # of what was settled before
+    again: bool = False  # a pop that follows may find messages
 
 
 def pack(handout: Handout) -> PackedHandout:
@@ -179,7 +180,7 @@ def pack(handout: Handout) -> PackedHandout:
     runs = [_pack_run(run) for run in h.runs]
     outcomes = h.outcomes if isinstance(h, NextHandout) else []
     return PackedHandout(
-        h.queue, h.group, h.store, h.token, h.expires_at, runs, h.why, h.retry_at, outcomes
+        h.queue, h.group, h.store, h.token, h.expires_at, runs, h.why, h.retry_at, outcomes, h.again
     )
 
 
@@ -193,7 +194,7 @@ def unpack(packed: PackedHandout) -> Handout:
     ]  # fmt: skip
     return NextHandout(
         p.queue, p.group, p.store, p.token, p.expires_at, runs, p.why, p.retry_at,
-        outcomes=p.outcomes,
+        again=p.again, outcomes=p.outcomes,
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class Plan(Struct, Generic[M]):
         auto_ack: AutoAck,
     ) -> Self:  # fmt: skip
         """Build a plan from the arguments of `consume`; durations become seconds."""
-        if auto_ack not in (False, True, "handled"):
+        if not isinstance(auto_ack, bool) and auto_ack != "handled":
             raise InvalidArgument(f"auto_ack must be True, False or 'handled', got {auto_ack!r}")
         every = renew if isinstance(renew, bool) else validate.positive(renew, "renew")
         return cls(
@@ -262,6 +262,10 @@ class RepeatablePop:
 
     def request(self) -> PopRequest:
         return self._request.repeatable(self._token)
+
+    @property
+    def failed(self) -> bool:
+        return self._failed > 0
 
     def answered(self, batch: Batch[Any]) -> None:
         self._failed = 0
@@ -445,6 +449,10 @@ class Consumer:
 
     def _take(self, repeatable: RepeatablePop) -> Batch[Message]:
         if not repeatable.handled:
+            return self._session.take(repeatable.request(), self._wait)
+        if repeatable.failed:  # pops may be refused for longer than the leases last
+            self._count(lost=len(self._session.ack(repeatable.handled).refused))
+            repeatable.handled = []
             return self._session.take(repeatable.request(), self._wait)
         settled, handout = self._session.exchange(repeatable.handled, repeatable.request())
         self._count(lost=len(settled.refused))

@@ -197,17 +197,31 @@ class Consumer:
                     await self._handle(batch, repeatable)
                 elif self._plan.wait <= 0:
                     await self._pause(IDLE_SECONDS)
-            if repeatable.handled:  # there is no next pop
-                await self._settle(lambda: self._session.ack(repeatable.handled))
+            await self._ack_last(repeatable.handled)
         except SessionClosed:
             self.stop()
         except (Exception, SystemExit) as error:
             self._error = error
             log_end(self._plan, error)
             self.stop()
+            await self._ack_last(repeatable.handled)
+
+    async def _ack_last(self, handled: Sequence[Any]) -> None:
+        """Ack the messages that were handled before the loop ended, as there is no next pop."""
+        try:
+            if handled:
+                await self._settle(lambda: self._session.ack(handled))
+        except AckflowError as error:
+            log.warning(
+                "%s; the messages handled last are delivered again when their lease ends", error
+            )
 
     async def _take(self, repeatable: RepeatablePop) -> Batch[Any]:
         if not repeatable.handled:
+            return await self._session.take(repeatable.request(), self._plan.wait)
+        if repeatable.failed:  # pops may be refused for longer than the leases last
+            self.counts.lost += len((await self._session.ack(repeatable.handled)).refused)
+            repeatable.handled = []
             return await self._session.take(repeatable.request(), self._plan.wait)
         settled, handout = await self._session.exchange(repeatable.handled, repeatable.request())
         self.counts.lost += len(settled.refused)

@@ -101,11 +101,16 @@ class Operations:
         """
         request, places = encoding.request(
             queue, data, partition=partition, priority=priority, delay=delay, key=key, at=at,
-            headers={**(headers or {}), **self._headers} or None,
+            headers=self._with_headers(headers),
         )  # fmt: skip
         self._add(PushOperation(request))
         self.places[len(self._operations) - 1] = places
         return self
+
+    def _with_headers(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        if not self._headers:
+            return headers
+        return {**(validate.headers(headers) if headers else {}), **self._headers}
 
     @contextmanager
     def headers(self, headers: Mapping[str, str]) -> Iterator[None]:

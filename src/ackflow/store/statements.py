@@ -38,6 +38,7 @@ class Statements:
         self._execute = execute
         self._write = write
         self._sql = statements
+        self._whole = statements  # of which `_sql` may be a part
         self._insert = insert
         self._write_many = write_many or self._write_each
         self.cache = cache
@@ -111,7 +112,7 @@ class Statements:
 
         A cursor is read only if it is not cached, and one that was changed is.
         """
-        found = {name for name, sql in self._sql.items() if _uses_collected(sql)} - {"cursor"}
+        found = {name for name, sql in self._whole.items() if _uses_collected(sql)} - {"cursor"}
         self._users = frozenset(found)
         return self._users
 

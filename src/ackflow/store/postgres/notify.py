@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 POLL_RESTS = 10.0  # a poll reads each queue's version: it pauses for this many times its duration
+MOST_POLL_SECONDS = 5.0  # also after one that took long only because the machine was busy
 LISTEN_SECONDS = 0.05  # the longest time that `close` may have to wait
 RETRY_SECONDS = 1.0
 # The newest row of each fence, one lookup for each: dead rows before it are not visited.
@@ -125,4 +126,5 @@ class Notifier:
 
 def pause_between(began: float, ended: float, deaf: bool) -> float:
     """Return the seconds from one poll to the next, by how long the first one took."""
-    return max(0.0 if deaf else POLL_SECONDS, POLL_RESTS * (ended - began))
+    pause = min(POLL_RESTS * (ended - began), MOST_POLL_SECONDS)
+    return max(0.0 if deaf else POLL_SECONDS, pause)

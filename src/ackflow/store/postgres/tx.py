@@ -64,7 +64,6 @@ class FencedTx(Tx):
         self, channel: PipelinedConnection, statements: dict[str, str], *args: Any, **kwargs: Any
     ) -> None:
         self._channel = channel
-        self._whole = statements
         self._of_queue = Confined(statements, OF_QUEUE)
         self._of_more = Confined(statements, OF_QUEUE | OF_NO_QUEUE)
         self.granted: frozenset[int] | None = None  # None: the whole schema
