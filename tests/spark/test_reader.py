@@ -153,6 +153,7 @@ def test_a_part_of_a_lane_can_be_read_alone(q: Session) -> None:
     assert [m.data for m in planner.read([lot])] == [3, 4, 8]
 
 
+@pytest.mark.every_store
 def test_what_is_read_brings_everything_a_message_has(q: Session) -> None:
     q.push("orders", [Item(data=b"\x00", headers={"h": "v"}, transaction_id="t")], priority=3)
     planner = Planner(q)

@@ -199,7 +199,9 @@ async def _read(call: Call, function: Callable[..., Any], arguments: tuple[Any, 
 
     def read() -> bytes:
         found = authz.visible(call, server.read_now(function, *arguments))
-        return wire.write_in_parts(found, encoding)
+        return wire.write_in_parts(
+            wire.pack(found) if isinstance(found, Handout) else found, encoding
+        )
 
     return Response(200, await server.in_read_lane_if_room(read), encoding.encode())
 
