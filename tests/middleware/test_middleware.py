@@ -22,6 +22,7 @@ from ackflow.middleware import (
     MessageMiddlewareExchange,
     MessageMiddlewareQueue,
     Repeats,
+    ack_together,
 )
 
 from ..docs.blocks import blocks, run_python
@@ -360,6 +361,33 @@ def test_a_wrong_password_is_refused_at_once(tmp_path: Path) -> None:
         running.stop()
 
 
+def test_one_of_two_threads_settles_and_what_it_settles_is_not_held(tmp_path: Path) -> None:
+    """Also if one acknowledges while the consumer counts the message as held."""
+    settled: list[int] = []
+    with MessageMiddlewareQueue(str(tmp_path / "q.db"), "q") as queue:
+
+        class Late(set[Any]):
+            """The held messages; another thread is faster than the one that adds."""
+
+            def add(self, one: Any) -> None:
+                (channel, tag) = acks.pop()
+                channel.basic_ack(tag)
+                channel.basic_ack(tag)
+                settled.append(tag)
+                super().add(one)
+
+        acks: list[tuple[Channel, int]] = []
+
+        def hold(body: bytes, channel: Channel, delivery_tag: int) -> bool:
+            acks.append((channel, delivery_tag))
+            return False
+
+        queue._held = Late()
+        queue.send(b"x")
+        with Consumer(queue, hold):
+            until(lambda: settled and not queue.held, 5)
+
+
 # the rule of delayed acknowledgements
 
 
@@ -408,6 +436,54 @@ def test_ends_of_a_lost_connection_do_not_count() -> None:
     assert not ends.hold("t", "w2", new, 1)
     assert ends.hold("t", "w1", new, 2)
     assert (old.acked, new.acked) == ([], [1, 2])
+
+
+def test_ends_of_a_lost_connection_raise_no_alarm() -> None:
+    alarms: list[str] = []
+    ends = gate([], stuck_seconds=300, on_stuck=lambda key, _: alarms.append(key))
+    channel = Acks()
+    ends.hold("t", "w1", channel, 1)
+    channel.is_open = False
+    assert "ackflow_eof_held 0" in ends.metrics()
+    ends.hold("t", "w1", channel, 1)
+    assert ends.held == {}
+    ends.hold("kept", "w1", Acks(), 1)
+    ends._stuck_seconds = 0.0
+    assert ends.stuck() == ["kept"]
+    ends._report()
+    assert alarms == ["kept"]
+
+
+def test_an_alarm_that_fails_does_not_keep_the_others_silent() -> None:
+    alarms: list[str] = []
+
+    def on_stuck(key: str, _: int) -> None:
+        alarms.append(key)
+        raise OSError(key)
+
+    ends = gate([], stuck_seconds=300, on_stuck=on_stuck)
+    for key in ("a", "b"):
+        ends.hold(key, "w1", Acks(), 1)
+    ends._stuck_seconds = 0.0
+    ends._report()
+    assert alarms == ["a", "b"]
+
+
+def test_an_ack_that_fails_on_one_channel_is_made_on_the_others() -> None:
+    class Together(Acks):
+        def __init__(self, fails: bool = False) -> None:
+            super().__init__()
+            self.fails = fails
+
+        def ack_all(self, delivery_tags: list[int]) -> None:
+            if self.fails:
+                raise OSError("away")
+            self.acked += delivery_tags
+
+    channels = Together(), Together(fails=True), Together()
+    with pytest.raises(OSError, match="away"):
+        ack_together([(channel, 1) for channel in channels])
+    assert [channel.acked for channel in channels] == [[1], [], [1]]
 
 
 def test_nothing_is_acknowledged_if_forwarding_fails() -> None:

@@ -23,6 +23,7 @@ from ackflow.pipeline.application import Application, answer_so_far
 from ackflow.pipeline.check import check_on_spark, explained
 from ackflow.pipeline.loader import send_tables
 from ackflow.pipeline.router import dead_letter_bad_rows
+from ackflow.pipeline.sql import cells, typed
 from ackflow.pipeline.stages import Settings
 from ackflow.pipeline.state import accept, cancel, read_state, table_statuses
 
@@ -456,6 +457,33 @@ def test_row_groups_of_parquet_are_read_like_csv(lab: Lab, tmp_path: Path) -> No
     assert lab.answer("totals") == [{"name": "Tea", "amount": 85.0}]
     (reason,) = lab.reasons(SHOP.bad)
     assert reason.startswith("unreadable file items.parquet: Parquet magic bytes not found")
+
+
+def test_a_line_with_quotes_is_read_like_one_without(lab: Lab) -> None:
+    """They are split in two ways."""
+    kinds = {"b": "string", "c": "bigint", "d": "boolean"}
+    table = Table("t", columns=["a", "b", "c", "d"], kinds=kinds)
+    plain = [
+        "x,y,1,true",
+        "x,,,",
+        " x , , 1 ,",
+        "\t,\x00,,é\u2028",
+        ",,,",
+        "#,\\,-,'",
+        "x,y,1",
+        "x,y,1,,",
+    ]
+    both = [one for line in plain for one in (line, '"' + line.replace(",", '",', 1))]
+    blocks = lab.spark.createDataFrame(
+        [({"client": "ann"}, bytearray("\n".join(both).encode()))],
+        "headers map<string, string>, payload binary",
+    )
+    read = typed(cells(blocks, table, "csv", ["a", "b", "c", "d"]), table)
+    rows = [tuple(row) for row in read.select("a", "b", "c", "d", "_problem").collect()]
+    whole = len(plain) - 2
+    assert rows[: 2 * whole : 2] == rows[1 : 2 * whole : 2]
+    assert rows[2] == ("x", None, None, None, None)
+    assert {row[-1] for row in rows[2 * whole :]} == {"truncated row: wrong number of cells"}
 
 
 def test_another_pipeline_needs_a_declaration_only_and_answers_so_far(

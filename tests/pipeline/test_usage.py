@@ -152,6 +152,32 @@ def test_python_workers_of_a_local_spark_import_the_pyspark_that_is_installed(
         assert (home / "bin" / "spark-submit").is_file()
         assert list((home / "jars").glob("spark-core*.jar"))
         assert not (home / "python").exists()
+    (home / "conf").unlink()
+    (home / "conf").symlink_to(tmp_path / "of another installation")
+    found.use_installed_pyspark(tmp_path / "mine")
+    assert (home / "conf").readlink() == (home / "bin").readlink().with_name("conf")
+    os.environ.pop("SPARK_HOME")
+
+
+def test_a_file_system_without_links_does_not_stop_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = pytest.importorskip("ackflow.spark.spark_session")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "symlink_to", refuse)
+        found.use_installed_pyspark(tmp_path / "mine")
+    assert "SPARK_HOME" not in os.environ
+    (tmp_path / "a file").touch()
+    found.use_installed_pyspark(tmp_path / "a file" / "mine")
+    assert "SPARK_HOME" not in os.environ
+    monkeypatch.setattr(found.pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
+    found.use_installed_pyspark(tmp_path / "other")
+    assert "SPARK_HOME" not in os.environ
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,13 @@ def unread(amqp: Amqp) -> int:
 
 
 def settled(measure: Callable[[], int]) -> int:
-    """A number, once it stays the same; the largest one that was seen."""
-    most, seen = 0, []
+    """A number above 0, once it stays the same; the largest one that was seen."""
+    most, seen = 0, list[int]()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and len(seen) < 20:
-        seen = [*seen, measure()] if not seen or measure() == seen[-1] else []
-        most = max(most, measure())
+        now = measure()
+        seen = [*seen, now] if now and set(seen) <= {now} else []
+        most = max(most, now)
         time.sleep(0.02)
     return most
 
@@ -148,9 +149,11 @@ def blocked(amqp: Amqp) -> Iterator[None]:
     holder = threading.Thread(target=amqp.session.broker.do, args=(block, False))
     holder.start()
     began.wait(30)
-    yield
-    goes_on.set()
-    holder.join()
+    try:
+        yield
+    finally:
+        goes_on.set()
+        holder.join()
 
 
 def test_publications_count_until_they_are_on_disk(amqp: Amqp) -> None:

@@ -1,6 +1,8 @@
 """Jobs that the handlers of a worker run, and the messages of child jobs in a worker."""
 
+import contextlib
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -255,6 +257,38 @@ def test_a_child_that_ran_keeps_its_status_whatever_becomes_of_its_message(
     root = split(jobs)
     h.drain()
     assert jobs.get(root).status == "success"
+
+
+def test_a_child_whose_handler_never_returns_fails_with_its_message() -> None:
+    release, returned = threading.Event(), threading.Event()
+    errors: list[str] = []
+    with ackflow.connect(":memory:") as q:
+        worker, jobs = Worker(q), Jobs(q)
+
+        @worker.processor("parts", time_limit=0.2, max_deliver=1)
+        def process(message: Message, session: ProcessorSession) -> Status:
+            def stuck(job: RunningJob) -> bool:
+                session.push("sent", 1)
+                with contextlib.suppress(BaseException):
+                    release.wait(30)
+                return True
+
+            try:
+                jobs.run_delayed(message.data["job"], stuck, message=message)
+            except BaseException as error:
+                errors.append(type(error).__name__)
+            returned.set()
+            return ACK
+
+        root = split(jobs)
+        worker.run(message_limit=1, keep_going=True)
+        assert len(list(q.dead_letters("parts"))) == 1
+        assert jobs.get(root).status == "failed"
+        release.set()
+        assert returned.wait(30)
+        assert errors in (["JobStale"], ["GivenUp"])
+        assert jobs.get(root).status == "failed"
+        assert not q.pop("sent")
 
 
 def test_a_message_of_a_child_that_was_cleaned_up_is_settled(

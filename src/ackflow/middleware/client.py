@@ -93,10 +93,12 @@ class MessageMiddlewareQueue:
                     self._handle(call, found)
         finally:
             self._consumer = None
-            self._transport.stop()
-            self._idle.set()
-            if self._closes:
-                self._transport.close()
+            try:
+                self._transport.stop()
+            finally:
+                self._idle.set()
+                if self._closes:
+                    self._transport.close()
 
     def _handle(self, call: Callback, found: Delivery) -> None:
         tag, channel = found.delivery_tag, _Counting(self, found)
@@ -109,8 +111,10 @@ class MessageMiddlewareQueue:
             channel.basic_nack(tag, requeue=True)
             return
         if answer is False:
-            if not channel.settled:
-                self._held.add((found.channel, tag))
+            self._held.add((found.channel, tag))
+            if channel.settled:  # another thread may do that at any time
+                self._release(found)
+            else:
                 self._transport.hold(self.held)
             log.info("ack of delivery_tag=%d is delayed", tag)
         else:
@@ -200,7 +204,11 @@ class _Counting:
     def __init__(self, owner: MessageMiddlewareQueue, found: Delivery) -> None:
         self._owner = owner
         self._found = found
-        self.settled = False
+        self._once = threading.Lock()  # held from the first settlement on, by whichever thread
+
+    @property
+    def settled(self) -> bool:
+        return self._once.locked()
 
     @property
     def is_open(self) -> bool:
@@ -223,9 +231,8 @@ class _Counting:
         """Record that a delivery is settled; False if it was settled before."""
         if delivery_tag != self._found.delivery_tag:
             return True  # of another callback
-        if self.settled:
+        if not self._once.acquire(blocking=False):
             log.warning("delivery_tag=%d was settled before", delivery_tag)
             return False
-        self.settled = True
         self._owner._release(self._found)
         return True

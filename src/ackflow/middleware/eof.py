@@ -99,7 +99,7 @@ class EofGate(Generic[K]):
                 return False
             self._forward(key)
             self._forwarded += 1
-            self._held.pop(key)
+            self._held.pop(key, None)
             self._reported.discard(key)
         self._acknowledge(key, [(one.channel, one.delivery_tag) for one in held])
         return True
@@ -113,7 +113,16 @@ class EofGate(Generic[K]):
     def held(self) -> dict[K, int]:
         """The number of messages held for each key."""
         with self._lock:
-            return {key: len(some) for key, some in self._held.items() if some}
+            return {key: len(some) for key, some in self._open().items()}
+
+    def _open(self) -> dict[K, list[_Held]]:
+        """The held messages, without those of lost connections: others may get these now."""
+        found = {}
+        for key, some in self._held.items():
+            if left := [one for one in some if one.channel.is_open]:
+                found[key] = left
+        self._held = found
+        return found
 
     def stuck(self) -> list[K]:
         """Return, and log, the keys with a message that has been held for `stuck_seconds`."""
@@ -127,19 +136,20 @@ class EofGate(Generic[K]):
         limit = time.monotonic() - self._stuck_seconds
         return {
             key: len(some)
-            for key, some in self._held.items()
+            for key, some in self._open().items()
             if any(one.since <= limit for one in some)
         }
 
     def metrics(self) -> str:
         """Return metrics of the held messages as lines for Prometheus."""
         with self._lock:
-            since = [one.since for some in self._held.values() for one in some]
+            held = self._open()
+            since = [one.since for some in held.values() for one in some]
             values = {
                 "held": len(since),
-                "keys": sum(map(bool, self._held.values())),
+                "keys": len(held),
                 "oldest_seconds": round(time.monotonic() - min(since), 3) if since else 0,
-                "stuck": len(self._reported & self._held.keys()),
+                "stuck": len(self._reported & held.keys()),
             }
             lines = [
                 f"# TYPE ackflow_eof_{name} gauge\nackflow_eof_{name} {value}\n"
@@ -169,7 +179,10 @@ class EofGate(Generic[K]):
         for key, held in new.items():
             log.warning("%s stuck: key=%s held=%d", self._label, key, held)
             if self._on_stuck is not None:
-                self._on_stuck(key, held)
+                try:
+                    self._on_stuck(key, held)
+                except Exception:
+                    log.exception("on_stuck failed for key=%s", key)
 
 
 class Repeats:

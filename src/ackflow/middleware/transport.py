@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -38,8 +39,9 @@ def ack_together(held: Sequence[tuple[Channel, int]]) -> None:
             channel.basic_ack(tag)
         elif behind is channel or channel.begin_to_settle(tag):  # type: ignore[attr-defined]
             by_channel.setdefault(behind, []).append(tag)
-    for behind, tags in by_channel.items():
-        behind.ack_all(tags)
+    with ExitStack() as stack:  # an error on one channel leaves none of the others unsettled
+        for behind, tags in by_channel.items():
+            stack.callback(behind.ack_all, tags)
 
 
 class Delivery(Struct, frozen=True):

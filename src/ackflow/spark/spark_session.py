@@ -1,6 +1,7 @@
 """Creates a Spark session for a notebook or a script, and finds Java."""
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from ..errors import AckflowError
 from .datasource import AckflowDataSource
 
 MIN_JAVA = 17
+log = logging.getLogger("ackflow.spark")
 
 
 class JavaMissing(AckflowError):
@@ -54,19 +56,29 @@ def use_installed_pyspark(folder: Path) -> None:
     """Let the Python workers of a local Spark import the PySpark that is installed.
 
     Spark puts the zip of its Python sources first on their path, and each of them would compile
-    what it imports from it. Makes `folder` a SPARK_HOME without the zip, unless one is set.
+    what it imports from it. Makes `folder` a SPARK_HOME without the zip, unless one is set or
+    PySpark was installed without the rest of Spark.
     """
-    if "SPARK_HOME" in os.environ:
-        return
     home = Path(pyspark.__file__).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "conf", "jars", "sbin"):
-        link, target = folder / name, home / name
+    if "SPARK_HOME" in os.environ or not (home / "bin" / "spark-submit").is_file():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("bin", "conf", "jars", "sbin"):
+            _link(folder / name, home / name)
+    except OSError as error:  # such as a file system without links
+        log.info("Spark's Python workers start more slowly, because of %s: %s", folder, error)
+        return
+    os.environ["SPARK_HOME"] = str(folder.absolute())
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make a link, also if another process makes the same one."""
+    with contextlib.suppress(FileNotFoundError):
         if link.is_symlink() and link.readlink() != target:  # of another installation
             link.unlink()
-        with contextlib.suppress(FileExistsError):
-            link.symlink_to(target)
-    os.environ["SPARK_HOME"] = str(folder.absolute())
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(target)
 
 
 def find_java() -> Path:

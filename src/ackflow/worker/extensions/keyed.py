@@ -12,6 +12,7 @@ from ..coordination.job_records import CHILD_HEADER, JobNotFound
 from ..coordination.jobs import Jobs
 from ..coordination.limits import FAILED_SECONDS, Deferred, Limits, Permit
 from ..coordination.unique import HEADER, TAKEN_SECONDS, Unique
+from ..errors import TimeLimitExceeded
 from ..hooks import Extension, Middleware
 from ..results import asked_by, record, record_failure
 from ..schema import InvalidBody
@@ -107,8 +108,10 @@ class ChildHooks(Middleware):
         id = context.message.headers.get(CHILD_HEADER)
         if id is None or context.status is ACK or comes_again(context):
             return
+        # After its time limit, a thread may still run the child, whose end is not recorded then.
+        left = isinstance(context.exception, TimeLimitExceeded)
         with contextlib.suppress(JobNotFound):
-            Jobs(context.session.outside).fail(id, running=False)
+            Jobs(context.session.outside).fail(id, running=left)
 
 
 def comes_again(context: Context) -> bool:
