@@ -257,18 +257,14 @@ class RepeatablePop:
     def __init__(self, request: PopRequest) -> None:
         self._request = request
         self._token = new_token()
-        self._failed = 0
+        self.failed = 0
         self.handled: list[Any] = []
 
     def request(self) -> PopRequest:
         return self._request.repeatable(self._token)
 
-    @property
-    def failed(self) -> bool:
-        return self._failed > 0
-
     def answered(self, batch: Batch[Any]) -> None:
-        self._failed = 0
+        self.failed = 0
         self.handled = []
         self._token = new_token()
 
@@ -276,10 +272,10 @@ class RepeatablePop:
         """Return the seconds to wait after a transient error; raise any other error again."""
         if error.code not in PASSING:
             raise error
-        if not self._failed:
+        if not self.failed:
             log.warning("a pop failed and is tried again: %s", error)
-        pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
-        self._failed += 1
+        pause = PAUSES[min(self.failed, len(PAUSES) - 1)]
+        self.failed += 1
         return pause
 
 
