@@ -522,9 +522,9 @@ def test_a_repeated_pop_gets_nothing_once_its_lease_is_over(q: Session) -> None:
 @pytest.mark.parametrize(
     ("handler", "options", "says"),
     [
-        (None, {}, "handler is a function"),
-        (print, {"on_success": 3}, "on_success is a function"),
-        (print, {"on_error": "x"}, "on_error is a function"),
+        (None, {}, "handler must be a function"),
+        (print, {"on_success": 3}, "on_success must be a function"),
+        (print, {"on_error": "x"}, "on_error must be a function"),
         (print, {"concurrency": 0}, "concurrency"),
         (print, {"batch": 0}, "batch"),
         (print, {"wait": -1}, "wait"),
