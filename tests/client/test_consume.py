@@ -179,6 +179,7 @@ def test_with_auto_ack_handled_a_message_is_acked_with_the_next_pop(q: Session) 
     """What the handler settled itself, or failed on, is not acked; a stop acks what is left."""
     q.push("orders", [1, 2, 3, 4])
     before: list[int] = []
+    stop = threading.Event()
 
     def handle(message: Message) -> None:
         before.append(counts(q).done)
@@ -187,11 +188,11 @@ def test_with_auto_ack_handled_a_message_is_acked_with_the_next_pop(q: Session) 
         if message.data == 3:
             message.reject("three")
         if message.data == 4:
-            consumer.stop()
+            stop.set()
 
     q.group("orders", "g", retry_limit=1)
-    with q.consume("orders", handle, group="g", auto_ack="handled", **NOW) as consumer:
-        assert consumer.join(30).succeeded == 3
+    consumer = q.consume("orders", handle, group="g", auto_ack="handled", stop=stop, **NOW)
+    assert consumer.join(30).succeeded == 3
     assert before == [0, 1, 1, 1]
     now = counts(q)
     assert (now.done, now.dead, now.leased) == (2, 2, 0)

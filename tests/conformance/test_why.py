@@ -507,7 +507,7 @@ def test_maintenance_holds_back_as_a_pause_does(q: Session) -> None:
     (id,) = q.push("orders", 1)
     q.broker.do(global_pause.switch, True, pops=True)
     assert why(q, id).state == "paused"
-    assert "everywhere" in why(q, id).sentence
+    assert "paused for all queues" in why(q, id).sentence
 
 
 @pytest.mark.parametrize(

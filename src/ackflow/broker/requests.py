@@ -556,7 +556,7 @@ def check_all(value: Any) -> None:
 
 def _too_many(count: int) -> InvalidArgument:
     return InvalidArgument(
-        f"a request must have at most {MAX_OPERATIONS:,} items of a kind, got {count:,}; split it"
+        f"a request must have at most {MAX_OPERATIONS:,} items of each kind, got {count:,}"
     )
 
 

@@ -196,7 +196,9 @@ def wrap(
     elif not inspect.isroutine(target) and hasattr(target, "process"):
         function = target.process
     if not callable(function):
-        raise InvalidArgument(f"{target!r} is not a function and has no method `process`")
+        raise InvalidArgument(
+            f"{target!r} is neither a function nor an object with a method `process`"
+        )
     label = name or _name_of(target)
     declared = None if schema is None else Schema.of(schema, label)
     named = validate.name(label, "name")
