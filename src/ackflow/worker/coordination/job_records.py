@@ -187,7 +187,7 @@ class JobRecords:
     def change(self, attempt: Callable[[Operations], T], given: int = 0) -> T:
         """Read, decide and commit; again from the start if another process was faster.
 
-        The first `given` operations are those of a handler; it is told of their conflicts.
+        The first `given` operations are those of a handler; a conflict of theirs is raised to it.
         """
         until = time.monotonic() + RETRY_SECONDS
         pause = 0.001
