@@ -3,7 +3,10 @@
 import pytest
 
 from ackflow import Session
+from ackflow.broker.broker import Broker
 from ackflow.broker.core import pop
+from ackflow.broker.core.handout import payload
+from ackflow.broker.core.pop import BoundedPop
 
 LIMIT = 100_000
 SIZE = 10_000
@@ -73,3 +76,32 @@ def test_a_message_above_the_limit_is_delivered_alone(q: Session) -> None:
 def test_a_pop_without_a_lease_is_limited_too(q: Session) -> None:
     fill(q, 25)
     assert len(q.pop("q", group="g", batch=1_000, auto_ack=True)) <= LIMIT // SIZE
+
+
+def bounded(q: Session, batch: int, most_bytes: int) -> list[int]:
+    """The sizes of the payloads of a pop with a limit of its own."""
+    broker = q.broker
+    if not isinstance(broker, Broker):
+        pytest.skip("a request of the AMQP server, on one database")
+    answer = broker.pop(BoundedPop("q", "g", "me", batch, most_bytes=most_bytes))
+    return [len(payload(run.body, at - run.first))
+            for run in answer.runs for at in range(run.lo, run.hi)]  # fmt: skip
+
+
+def test_a_limit_of_the_request_holds_within_a_segment_that_is_cached(q: Session) -> None:
+    q.push("q", [[number, "x" * SIZE] for number in range(30)])
+    q.ack(q.pop("q", group="g", batch=2))
+    assert len(bounded(q, 10, 3 * (SIZE + 100))) == 3
+    assert len(bounded(q, 10, LIMIT // 2)) == 4
+    assert len(bounded(q, 2, LIMIT // 2)) == 2
+    assert len(bounded(q, 10, 100)) == 1
+
+
+def test_the_limit_counts_each_message_not_their_average(q: Session) -> None:
+    q.push("q", [[number, "x" * (50 if number % 10 else 2 * SIZE)] for number in range(100)])
+    q.ack(q.pop("q", group="g", batch=5))
+    for _ in range(4):
+        sizes = bounded(q, 50, SIZE)
+        assert sum(sizes) <= SIZE or len(sizes) == 1
+    q.release(q.pop("q", group="g", batch=5))  # the claims of what comes again count the same
+    assert sum(bounded(q, 50, SIZE)) <= SIZE

@@ -217,6 +217,13 @@ class Body(Struct):
             self.items = None
         return self
 
+    def size(self, first: int, stop: int) -> int:
+        """Return the bytes of the payloads of [first, stop), by index."""
+        items = self.items  # another thread may set it to None
+        if items is not None:
+            return sum(map(len, items[first:stop]))
+        return int(self.ends[stop - 1] - (self.ends[first - 1] if first else 0))
+
 
 def joined(items: list[Raw]) -> tuple[bytes, bytes]:
     """Return the end offsets of items, and their concatenation."""

@@ -125,15 +125,6 @@ class Tx(Claims, GoneRows, ExchangeRows):
         if tally.acked or tally.died or tally.counts:
             tally.clear()
 
-    def take_bytes(self, segment: Segment, messages: int) -> int:
-        """Return how many messages of a segment have room in `bytes_left`, and reduce it."""
-        if self.bytes_left >= UNLIMITED:
-            return messages
-        each = max(1, segment.bytes // segment.count)
-        fits = min(messages, self.bytes_left // each)
-        self.bytes_left = self.bytes_left - fits * each if fits == messages else 0
-        return fits
-
     def admits(self, reach: Reach | None) -> bool:
         """Return whether a verb with this reach may run in the transaction."""
         return True

@@ -1,5 +1,6 @@
 """Take messages from one lane: due ones before new ones, then by sequence."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import islice
 
@@ -10,7 +11,7 @@ from ...ids import GroupId, LaneId, LeaseId, PartitionId
 from ...options import MAX_PAYLOAD
 from ...ranges import Ranges
 from ...store.records import COPIED, LEASED, Claim, Cursor, Group, Lane, Queue, Segment
-from ...store.tx import Tx
+from ...store.tx import UNLIMITED, Tx
 from ..requests import Mark, Verdict
 from .dead_letters import add_dead_letters
 from .handout import TakenMessages, carried_counters
@@ -79,6 +80,21 @@ def take(
     return taken
 
 
+def take_bytes(tx: Tx, segment: Segment, first: int, stop: int) -> int:
+    """Return how many messages of [first, stop) have room in `tx.bytes_left`, and reduce it."""
+    left, lo, hi = tx.bytes_left, first - segment.first, stop - segment.first
+    if left >= UNLIMITED:
+        return hi - lo
+    whole = hi - lo == segment.count
+    size = segment.bytes if whole else tx.body(segment).size(lo, hi)
+    if size <= left:
+        tx.bytes_left = left - size
+        return hi - lo
+    tx.bytes_left = 0
+    ends = tx.body(segment).joined().ends
+    return bisect_right(ends, left + (ends[lo - 1] if lo else 0), lo, hi) - lo
+
+
 def _due(tx: Tx, queue: Queue, group: Group, lane: Lane, cursor: Cursor, want: int) -> list[Claim]:
     """Return the due claims, after dead-lettering those that waited too long."""
     while True:
@@ -127,7 +143,7 @@ def _stop_within_bytes(tx: Tx, lane: Lane, claims: list[Claim], stop: int) -> in
     """Return the sequence before which the messages of these claims have room, but at least one."""
     wanted = ranges.clip(ranges.union_all(claim.ranges for claim in claims), 0, stop)
     for segment, first, last in tx.segments_over(lane.id, wanted):
-        fits = tx.take_bytes(segment, last - first)
+        fits = take_bytes(tx, segment, first, last)
         if fits < last - first:
             return first + max(fits, int(first == wanted[0]))
     return stop
@@ -272,7 +288,7 @@ def _take_segment(
     """Take from the next segment of a cursor, and move the cursor."""
     first = max(cursor.next, segment.first)
     stop = min(segment.stop, first + want)
-    stop = first + max(1, tx.take_bytes(segment, stop - first))
+    stop = first + max(1, take_bytes(tx, segment, first, stop))
     there = _present(tx, lane, cursor, first, stop)
     cursor.next = stop
     if there:
