@@ -76,8 +76,14 @@ def reprocess(session: DeadLetterSession, queue: str, group: str | None = None) 
     while left > 0:
         # Dead letters that are added meanwhile are newer: they do not shift the offset.
         upto, size = str(newest.items[0].id + 1), min(PAGE, left)
+        while True:
+            page = session.dead_letters(
+                queue, group=group, limit=size, offset=left - size, after=upto
+            )
+            if page.next is None or len(page) == size:
+                break
+            size = max(1, min(size // 2, len(page)))  # of large ones, a page has the newest
         left -= size
-        page = session.dead_letters(queue, group=group, limit=size, offset=left, after=upto)
         for letters in in_parts(page.items[::-1], lambda letter: len(letter.raw)):
             _push_again(session, queue, letters)
             done += session.purge_dead(queue, ids=[letter.id for letter in letters])

@@ -6,7 +6,7 @@ from itertools import groupby, islice
 from ... import ids, ranges
 from ...errors import StorageFailed
 from ...model import DeadLetter, DeadSummary, Page, when
-from ...options import DeadLetterKind
+from ...options import MAX_PAGE_BYTES, DeadLetterKind
 from ...ranges import Ranges
 from ...store.counters import Died
 from ...store.encryption import MARK
@@ -25,6 +25,7 @@ from .topology import find_group, find_partition, find_queue, lane_for, queue_fo
 
 SLICE = 500
 SLICE_BYTES = 8 * 1024 * 1024
+FIRST = 1 << 62  # above every id
 NOT_LOGGED = "(not logged: the queue is encrypted)"
 
 
@@ -88,9 +89,9 @@ def entries(
 ) -> Page[DeadLetter]:
     """Return a page of dead letters, newest first, and the total number."""
     queue = find_queue(tx, which.queue)
-    found = rows(tx, which, limit + 1, offset, before)
-    more = str(found[limit - 1].id) if len(found) > limit else None
-    return Page([_letter(tx, queue, row) for row in found[:limit]], more, count(tx, which))
+    found, more = rows(tx, which, limit, offset, before)
+    next = str(found[-1].id) if more and found else None
+    return Page([_letter(tx, queue, row) for row in found], next, count(tx, which))
 
 
 @verb("read-only", name="dead_count", read_only=True, several=Several(run=merging.dead_count))
@@ -121,17 +122,56 @@ def numbers(tx: Tx, which: DeadFilter, after: int, limit: int) -> list[int]:
 
 def rows(
     tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
-) -> list[DeadRow]:
+) -> tuple[list[DeadRow], bool]:
+    """Return matches, newest first, and whether there are more: of large ones it returns fewer."""
+    found = newest(tx, which, limit + 1, offset, before)
+    if which.ids is not None or which.error is not None:
+        some = read(tx, found[:limit])
+    else:
+        queue, top = find_queue(tx, which.queue), before or FIRST
+        fits = _fitting(size for _, size in found[:limit])
+        some = tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), fits, offset)
+    return some, len(found) > len(some)
+
+
+def newest(
+    tx: Tx, which: DeadFilter, limit: int, offset: int = 0, before: int | None = None
+) -> list[tuple[int, int]]:
+    """Return the ids of matches, newest first, with the sizes of their payloads where known."""
     queue = find_queue(tx, which.queue)
-    top = before if before is not None else 1 << 62
+    top = before or FIRST
     if which.ids is None and which.error is None:
-        return tx.dead("dead_page", queue.id, top, *_columns(tx, queue, which), limit, offset)
+        columns = _columns(tx, queue, which)
+        return tx.all("dead_sizes", queue.id, top, *columns, limit, offset)
+    found: Iterable[int]
     if which.ids is None:
         found = _with_error(tx, queue, which, before=top)
     else:
         found = (id for id in reversed(matching_ids(tx, queue, which)) if id < top)
-    named = islice(found, offset, offset + limit)
-    return [row for id in named for row in tx.dead("dead_by_id", id)]
+    return [(id, 0) for id in islice(found, offset, offset + limit)]
+
+
+def read(tx: Tx, found: Iterable[tuple[int, int]]) -> list[DeadRow]:
+    """Return the rows of these ids; fewer of large ones, but at least one."""
+    some: list[DeadRow] = []
+    room = MAX_PAGE_BYTES
+    for id, _ in found:
+        if room <= 0:
+            break
+        for row in tx.dead("dead_by_id", id):
+            some.append(row)
+            room -= len(row.payload)
+    return some
+
+
+def _fitting(sizes: Iterable[int]) -> int:
+    """Return how many payloads of these sizes a page has room for."""
+    fits, room = 0, MAX_PAGE_BYTES
+    for size in sizes:
+        if room <= 0:
+            break
+        fits, room = fits + 1, room - size
+    return fits
 
 
 def letters(tx: Tx, queue_name: str, found: Iterable[DeadRow]) -> list[DeadLetter]:
@@ -146,8 +186,8 @@ def matching_ids(tx: Tx, queue: Queue, which: DeadFilter) -> list[int]:
     fits = (tx.value("dead_fits", queue.id, *columns, id) for id in sorted(which.ids or []))
     found = [id for id in fits if id is not None]
     if which.error is not None:
-        named = {id: row for id in found for row in tx.dead("dead_by_id", id)}
-        found = [id for id, row in named.items() if _contains((row.reason, row.error), which.error)]
+        named = (row for id in found for row in tx.dead("dead_by_id", id))
+        found = [row.id for row in named if _contains((row.reason, row.error), which.error)]
     return found
 
 

@@ -288,7 +288,7 @@ def dead_page(ask: Ask, tags: Sequence[int], arguments: Arguments) -> Page[DeadL
                 continue
             top = before & _ROW if tag == before >> ROW_BITS else None
         room = limit - len(found)
-        if room <= 0:  # the page is full, and this database may have more
+        if room <= 0 or next is not None:  # the page is full, and this database may have more
             if next is None:
                 next = str(tagged(tag, _ROW))
             total += ask(tag, (_of(which, tag), 1, 0, None)).total

@@ -307,7 +307,11 @@ def dead_letter_numbers(
 
 
 def _letters(target: Target, queue: str, ids: list[int]) -> list[DeadLetter]:
-    letters = target.session.dead_letters(queue, ids=ids, limit=MAX_LETTERS).items
+    page = target.session.dead_letters(queue, ids=ids, limit=MAX_LETTERS)
+    letters = page.items
+    while page.next is not None:
+        page = target.session.dead_letters(queue, ids=ids, limit=MAX_LETTERS, after=page.next)
+        letters += page.items
     missing = set(ids) - {letter.id for letter in letters}
     if missing:
         some = ", ".join(map(str, sorted(missing)))

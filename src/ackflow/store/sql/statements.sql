@@ -620,6 +620,12 @@ select * from dead where queue = ?1 and id < ?2
   and (lane in (select id from lanes where partition = ?5) or ?5 is null)
   and (died_at >= ?6 or ?6 is null) and (died_at < ?7 or ?7 is null)
 order by id desc limit ?8 offset ?9
+-- name: dead_sizes
+select id, length(payload) from dead where queue = ?1 and id < ?2
+  and (grp = ?3 or ?3 is null) and (kind = ?4 or ?4 is null)
+  and (lane in (select id from lanes where partition = ?5) or ?5 is null)
+  and (died_at >= ?6 or ?6 is null) and (died_at < ?7 or ?7 is null)
+order by id desc limit ?8 offset ?9
 -- name: dead_oldest
 select id from dead where queue = ?1
   and (grp = ?2 or ?2 is null) and (kind = ?3 or ?3 is null)

@@ -15,6 +15,7 @@ from ...reach.merging import Several
 from ...requests import DeadFilter
 from ...verb import QueueRequest, verb
 from ..dead_letters import letters, matching_ids, purge_dead, redrive, rows
+from ..dead_letters import oldest as oldest_rows
 from ..topology import find_group, find_queue, queue_for
 
 MOST_STEP = 1_000  # dead letters that one step may name; it changes a slice of them
@@ -126,9 +127,9 @@ def page(
     """
     if which.error is None and which.ids is None:
         some = DeadFilter(which.queue, group=which.group, kind=which.kind)
-        found = rows(tx, some, limit + 1, 0, after or None)
-        next = found[limit - 1].id if len(found) > limit else None
-        return letters(tx, which.queue, found[:limit]), next
+        found, more = rows(tx, some, limit, 0, after or None)
+        next = found[-1].id if more and found else None
+        return letters(tx, which.queue, found), next
     return oldest(tx, which, after, limit, seconds)
 
 
@@ -139,8 +140,9 @@ def oldest(
     """Return dead letters of a selection, the oldest first, and where to continue."""
     step = select(tx, which, after, limit, seconds)
     ids = DeadFilter(which.queue, ids=step.items)
-    found = rows(tx, ids, limit)[::-1] if step.items else []
-    return letters(tx, which.queue, found), step.next
+    found = oldest_rows(tx, ids, limit) if step.items else []
+    next = found[-1].id if 0 < len(found) < len(step.items) else step.next
+    return letters(tx, which.queue, found), next
 
 
 @verb("read-write", name="redrive_step", queue="to", synced=True, wire=False, several=ONE)

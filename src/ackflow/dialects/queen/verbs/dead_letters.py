@@ -24,17 +24,19 @@ def letters(
 ) -> tuple[list[Labelled], int]:
     """Return a page of the dead letters of these queues, newest first, and how many there are.
 
-    A queue, group or partition that does not exist has none.
+    A queue, group or partition that does not exist has none. Of large letters it returns fewer.
     """
     there = {name: n for name in queues if (n := _count(tx, which, name))}
     total = sum(there.values())
-    found: list[Labelled] = []
+    found: list[tuple[int, int]] = []
     for name in there if offset < total else ():
         which.queue = name
-        page = dead_letters.entries(tx, which, limit + offset)
-        found += [_labelled(tx, letter) for letter in page.items]
-    found.sort(key=lambda one: one.letter.id, reverse=True)
-    return found[offset : offset + limit], total
+        found += dead_letters.newest(tx, which, limit + offset)
+    found.sort(reverse=True)
+    rows = dead_letters.read(tx, found[offset : offset + limit])
+    names = {queue.id: queue.name for name in there if (queue := tx.queue(name))}
+    letters = [dead_letters.letters(tx, names[row.queue], [row])[0] for row in rows]
+    return [_labelled(tx, letter) for letter in letters], total
 
 
 def _count(tx: Tx, which: DeadFilter, queue: str) -> int:
