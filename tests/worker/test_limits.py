@@ -14,7 +14,7 @@ import ackflow
 from ackflow import Message, Session, VirtualClock
 from ackflow.errors import InvalidArgument
 from ackflow.worker import Deferred, Limits, Permit, Rate
-from ackflow.worker.coordination.limits import parse_rate
+from ackflow.worker.coordination.limits import _short, parse_rate
 
 
 @pytest.fixture
@@ -111,6 +111,24 @@ def test_a_long_transaction_id_has_a_start_of_its_own(q: Session, limits: Limits
     q.push("work", [ackflow.Item(data=n, transaction_id=f"{'x' * 250}{n}") for n in range(3)])
     got = [limits.acquire(m, "k" * 160, rate="1/10s") for m in q.pop("work", batch=3)]
     assert [round(one.delay) for one in got if isinstance(one, Deferred)] == [10, 20]
+
+
+@pytest.mark.parametrize("known", [1, 2])
+def test_starts_that_an_earlier_version_stored_still_count(
+    q: Session, limits: Limits, clock: VirtualClock, known: int
+) -> None:
+    """They had no time of writing: a list of times, and for a message that waits one time."""
+    one, two = popped(q, 2)
+    now = limits.now()
+    with q.transaction() as t:
+        t.put("limits/starts/k", [now + n * 1_000_000 for n in range(known)])
+        t.put(f"limits/wait/k/{_short(two.transaction_id)}", now + 5_000_000)
+    for message, delay in ((one, 10 if known == 1 else 11), (two, 5)):
+        got = limits.acquire(message, "k", rate="1/10s")
+        assert isinstance(got, Deferred)
+        assert got.delay == pytest.approx(delay)
+    clock.advance(5)
+    assert isinstance(limits.acquire(two, "k", rate="1/10s"), Permit)
 
 
 def test_the_pace_follows_how_long_messages_run(

@@ -7,7 +7,7 @@
     limits/wait/KEY/ID     the start that is reserved for a message
 
 The last two have the time at which they were written: under a clock that was ahead, the times in them
-were too.
+were too. Values of an earlier version have none.
 
 A slot ends with the lease, so a worker that is killed gives it back. A message over a limit is not
 worth a loop: it is released, uncounted, until the time at which its turn comes. The messages that wait
@@ -26,7 +26,6 @@ from msgspec import Struct
 from ... import validate
 from ...clock import AHEAD, SECOND, micros
 from ...errors import InvalidArgument, TransactionFailed
-from ...model import Value
 from ...session.messages import Delivery
 from ...session.session import Session
 from ...session.transaction import Operations
@@ -235,7 +234,11 @@ class Limits:
         period, name = micros(rate.seconds), f"{PREFIX}starts/{key}"
         wait = f"{PREFIX}wait/{key}/{_short(message.transaction_id)}"
         mine = self._session.value(wait)
-        reserved = None if mine is None or _ahead(mine, now) else int(mine.data[1])
+        reserved: int | None = None
+        if mine is not None:
+            written, reserved = _dated(mine.data, list_of=False)
+            if _ahead(written, now):
+                reserved = None
         if reserved is not None and reserved > now:
             return reserved
         if mine and reserved is not None and now - reserved <= micros(rate.late_seconds):
@@ -244,8 +247,8 @@ class Limits:
         found = self._session.value(name)
         starts: list[int] = []
         if found is not None:
-            back = _ahead(found, now)
-            starts = [time - back for time in found.data[1]]
+            written, times = _dated(found.data, list_of=True)
+            starts = [time - _ahead(written, now) for time in times]
         if reserved is not None and reserved in starts:
             starts.remove(reserved)  # it came too late for that one
         start = now
@@ -261,9 +264,14 @@ class Limits:
         return start
 
 
-def _ahead(value: Value, now: int) -> int:
+def _dated(data: Any, list_of: bool) -> tuple[int, Any]:
+    """When a start, or a list of starts, was written, and what it is; 0: by an earlier version."""
+    old = not isinstance(data[-1], list) if list_of else isinstance(data, int)
+    return (0, data) if old else (int(data[0]), data[1])
+
+
+def _ahead(written: int, now: int) -> int:
     """How far the clock was ahead when a value was written; 0 if it was right."""
-    written = int(value.data[0])
     return written - now if written > now + AHEAD else 0
 
 
