@@ -99,7 +99,7 @@ test-all: setup
 
 # Lines of src that the inner ring runs in the test processes; processes they start are not counted.
 coverage: setup
-	$(PYTEST) -m "not outer and not soak" --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
+	$(PYTEST) -m "not outer and not soak and not untraced" --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
 
 demo: $(DEMO)
 	$(BIN)/python -m ackflow.demo

@@ -277,6 +277,7 @@ def test_awaited_handlers_run_at_the_same_time_in_one_loop(q: Session, worker: W
     assert (len(loops), running[1]) == (1, 4)
 
 
+@pytest.mark.untraced
 def test_a_handler_over_its_soft_limit_gets_an_exception_and_may_clean_up(
     q: Session, worker: Worker
 ) -> None:
@@ -317,6 +318,7 @@ def test_an_awaited_handler_over_its_limit_is_cancelled(q: Session, worker: Work
     assert cancelled == [True]
 
 
+@pytest.mark.untraced
 def test_a_handler_that_never_returns_is_given_up_and_replaced(
     q: Session, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -339,6 +341,7 @@ def test_a_handler_that_never_returns_is_given_up_and_replaced(
     release.set()
 
 
+@pytest.mark.untraced
 def test_what_a_handler_sends_after_it_was_given_up_does_not_go_out(
     q: Session, worker: Worker
 ) -> None:
@@ -366,6 +369,7 @@ def test_what_a_handler_sends_after_it_was_given_up_does_not_go_out(
     assert not q.pop("late")
 
 
+@pytest.mark.untraced
 def test_a_handler_that_loops_for_ever_in_python_is_ended_by_its_hard_limit(
     q: Session, worker: Worker
 ) -> None:

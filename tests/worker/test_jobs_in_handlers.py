@@ -259,6 +259,7 @@ def test_a_child_that_ran_keeps_its_status_whatever_becomes_of_its_message(
     assert jobs.get(root).status == "success"
 
 
+@pytest.mark.untraced
 def test_a_child_whose_handler_never_returns_fails_with_its_message() -> None:
     release, returned = threading.Event(), threading.Event()
     errors: list[str] = []
