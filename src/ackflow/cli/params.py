@@ -1,8 +1,10 @@
 """Parameters that several commands share: queues, groups, durations, times."""
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from inspect import Parameter, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -117,6 +119,27 @@ def duration(help: str, *names: str, least: float = 0.0) -> Any:
         return found
 
     return typer.Option(*names, parser=parse, metavar="DURATION", help=help)
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose last parameter is a dataclass, with the fields of it as parameters instead."""
+    hints = get_type_hints(function, include_extras=True)
+    *others, last = signature(function).parameters.values()
+    kind: Any = hints.pop(last.name)
+    fields = get_type_hints(kind, include_extras=True)
+
+    def run(*args: Any, **given: Any) -> None:
+        options = kind(**{name: given.pop(name) for name in fields})
+        function(*args, **given, **{last.name: options})
+
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=option, default=getattr(kind, name))
+        for name, option in fields.items()
+    ]
+    run.__doc__, run.__name__ = function.__doc__, function.__name__
+    run.__signature__ = signature(function).replace(parameters=[*others, *parameters])  # type: ignore[attr-defined]
+    run.__annotations__ = hints | fields
+    return run
 
 
 def days(text: str | float) -> float:

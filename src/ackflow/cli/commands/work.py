@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from msgspec import structs
 from ... import validate
 from ...errors import AckflowError, InvalidArgument, text_of
 from ..command import Target, command
-from ..params import duration
+from ..params import duration, with_options
 
 if TYPE_CHECKING:
     from ...worker.worker import Worker
@@ -28,7 +29,65 @@ class ProcessorFailed(AckflowError):
 
 
 def register(app: typer.Typer) -> None:
-    command(app, panel=PANEL, creates=True, long_running=True)(work)
+    command(app, panel=PANEL, creates=True, long_running=True)(with_options(work))
+
+
+@dataclass
+class WorkOptions:
+    """The options of `ackflow work`."""
+
+    queues: Annotated[
+        str | None,
+        typer.Option(help="Queues to serve, with weights, such as mail=3,orders (default: all)."),
+    ] = None
+    queue_set: Annotated[str | None, typer.Option(help="A queue set that the worker defines.")] = (
+        None
+    )
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="Order of the queues: round-robin, sequential-exhaustive, "
+            "strict-priority-interleaving, hierarchical or weighted."
+        ),
+    ] = "round-robin"
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            "--concurrency", "-c", min=1, max=1000, help="Number of messages processed at a time."
+        ),
+    ] = 1
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1
+    prefetch: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Messages popped ahead (default: as many as are started within 0.2 s)."
+        ),
+    ] = None
+    message_limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages.")
+    ] = None
+    time_limit: Annotated[
+        float | None, duration("Stop after this time, such as 1h.", least=0.001)
+    ] = None
+    memory_limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop when the process uses this many MB of memory.")
+    ] = None
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Continue after an exception of a processor.")
+    ] = False
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Restart a consumer when it ends.")
+    ] = False
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload", help="Restart when a Python file below the current folder changes."
+        ),
+    ] = False
+    log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text"
+    log_level: Annotated[str, typer.Option(help="Log level: debug, info, warning or error.")] = (
+        "info"
+    )
 
 
 def work(
@@ -36,58 +95,7 @@ def work(
     worker: Annotated[
         str, typer.Argument(metavar="MODULE:WORKER", help="The worker, such as shop.tasks:worker.")
     ],
-    queues: Annotated[
-        str | None,
-        typer.Option(help="Queues to serve, with weights, such as mail=3,orders (default: all)."),
-    ] = None,
-    queue_set: Annotated[
-        str | None, typer.Option(help="A queue set that the worker defines.")
-    ] = None,
-    mode: Annotated[
-        str,
-        typer.Option(
-            help="Order of the queues: round-robin, sequential-exhaustive, "
-            "strict-priority-interleaving, hierarchical or weighted."
-        ),
-    ] = "round-robin",
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            "--concurrency", "-c", min=1, max=1000, help="Number of messages processed at a time."
-        ),
-    ] = 1,
-    processes: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
-    prefetch: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Messages popped ahead (default: as many as are started within 0.2 s)."
-        ),
-    ] = None,
-    message_limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this number of messages.")
-    ] = None,
-    time_limit: Annotated[
-        float | None, duration("Stop after this time, such as 1h.", least=0.001)
-    ] = None,
-    memory_limit: Annotated[
-        int | None, typer.Option(min=1, help="Stop when the process uses this many MB of memory.")
-    ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Continue after an exception of a processor.")
-    ] = False,
-    supervise: Annotated[
-        bool, typer.Option("--supervise", help="Restart a consumer when it ends.")
-    ] = False,
-    reload: Annotated[
-        bool,
-        typer.Option(
-            "--reload", help="Restart when a Python file below the current folder changes."
-        ),
-    ] = False,
-    log_format: Annotated[str, typer.Option(help="Log format: text or json.")] = "text",
-    log_level: Annotated[
-        str, typer.Option(help="Log level: debug, info, warning or error.")
-    ] = "info",
+    options: WorkOptions,
 ) -> None:
     """Run the processors and tasks of a worker until stopped.
 
@@ -100,14 +108,16 @@ def work(
     from ...worker.loading import load_worker
     from ...worker.supervise import PARENT_PIPE, Supervisor, stop_with_parent
 
-    _start_logs(log_format, log_level)
-    validate.one_of(mode, "--mode", MODES)
-    if PARENT_PIPE not in os.environ and (supervise or reload or processes > 1):
-        if not reload:
-            load_worker(worker).select(queues, queue_set)  # an error here is no reason to try again
+    _start_logs(options.log_format, options.log_level)
+    validate.one_of(options.mode, "--mode", MODES)
+    restart = options.supervise or options.reload
+    if PARENT_PIPE not in os.environ and (restart or options.processes > 1):
+        if not options.reload:  # an error here is no reason to try again
+            load_worker(worker).select(options.queues, options.queue_set)
         Supervisor(
             [sys.executable, "-m", "ackflow", *_child_arguments(sys.argv[1:])],
-            processes=processes, restart=supervise or reload, reload=Path.cwd() if reload else None,
+            processes=options.processes, restart=restart,
+            reload=Path.cwd() if options.reload else None,
         ).run()  # fmt: skip
         return
     found = load_worker(worker)
@@ -115,12 +125,14 @@ def work(
     stop_with_parent(found)
     log = logging.getLogger("ackflow.worker")
     try:
-        found.prepare(found.select(queues, queue_set))  # a database that is not there is said first
-        log.info("%r is started, %d at a time; Ctrl-C stops it", found, concurrency)
+        # A database that is not there is said first.
+        found.prepare(found.select(options.queues, options.queue_set))
+        log.info("%r is started, %d at a time; Ctrl-C stops it", found, options.concurrency)
         counts = found.run(
-            queues=queues, queue_set=queue_set, mode=mode, concurrency=concurrency,
-            prefetch=prefetch, message_limit=message_limit, time_limit=time_limit,
-            memory_limit=memory_limit, keep_going=keep_going,
+            queues=options.queues, queue_set=options.queue_set, mode=options.mode,
+            concurrency=options.concurrency, prefetch=options.prefetch,
+            message_limit=options.message_limit, time_limit=options.time_limit,
+            memory_limit=options.memory_limit, keep_going=options.keep_going,
         )  # fmt: skip
     except (AckflowError, KeyboardInterrupt):
         raise
