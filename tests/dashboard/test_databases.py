@@ -88,8 +88,7 @@ def test_figures_are_those_of_all_databases(board: Board) -> None:
     parts = [client.get("/v1/series", queue=name, step=60, count=12)["items"] for name in queues]
     for at, step in enumerate(chart[3:-1], 3):
         rates = sum(one[at]["rates"]["pushed"] for one in parts)
-        one_message_each = len(parts) / 60  # a step may begin between two of them
-        assert step["rates"]["pushed"] == pytest.approx(rates, abs=one_message_each)
+        assert step["rates"]["pushed"] == pytest.approx(rates, abs=0.01)  # each is rounded
     assert sum(step["rates"]["pushed"] for step in chart) > 0
     assert [one["count"] for one in client.get("/v1/dead")["items"]] == [3, 3, 3, 3]
     assert {one["consumer"] for one in client.get("/v1/leases")["items"]} >= {"billing-7f2c"}

@@ -65,6 +65,19 @@ def test_points_survive_packing() -> None:
     assert list(decode(encode(points))) == points
 
 
+def test_a_queue_that_is_new_counts_from_its_first_message_on_as_in_the_total(
+    q: Session, clock: VirtualClock
+) -> None:
+    q.push("a", 0)
+    minute(q, clock, 2)
+    q.push("new", list(range(60)))
+    minute(q, clock, 2)
+    broker = broker_of(q)
+    total = broker.look(intervals, series.ALL_QUEUES, MINUTE, 3, broker.clock.now())
+    assert [one.rates.pushed for one in total] == [0, 1.0, 0]
+    assert [one.rates.pushed for one in chart(q, "new", count=3)] == [0, 1.0, 0]
+
+
 def test_a_chart_shows_the_rate_of_each_minute(q: Session, clock: VirtualClock) -> None:
     q.push("a", 0)
     minute(q, clock, 2)

@@ -96,8 +96,9 @@ class Sampler:
         """Note what has changed since the sample before, and write what is due."""
         points = {line.id: _point(line, minute * MINUTE) for line in stats.queues.values()}
         points[ALL_QUEUES] = _total(stats, minute * MINUTE)
+        new = Point(self._last[ALL_QUEUES].at, (0,) * 5, 0, 0, 0, 0, 0) if self._last else None
         for id, point in points.items():
-            last = self._last.get(id)
+            last = self._last.get(id, new)  # what a queue has now came since the sample before
             if last is not None and _state(last) != _state(point):
                 found = self._pending.setdefault((MINUTE, id), [])
                 if self._noted.get(id) != last.at:
