@@ -393,13 +393,7 @@ class Session:
     ) -> tuple[Settled, Handout]:
         """Ack messages and pop with a validated request, once; cancelled, it leaves nothing leased."""
         request = request.repeatable()
-        try:
-            return await self._run(partial(self.sync.exchange, messages, request))
-        except asyncio.CancelledError:
-            # A second cancellation ends this wait, not the release.
-            if request.token is not None:
-                await asyncio.wait([self._give_back(request)], timeout=RELEASE_SECONDS)
-            raise
+        return await self._or_give_back(request, partial(self.sync.exchange, messages, request))
 
     async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop with a validated request."""
@@ -414,8 +408,12 @@ class Session:
         if not self._remote:
             return await self._broker_on_loop().pop(request, wait)
         request = request.repeatable()
+        return await self._or_give_back(request, partial(self.sync.broker.pop, request, wait))
+
+    async def _or_give_back(self, request: PopRequest, call: Callable[[], R]) -> R:
+        """Run a call that leases messages; if it is cancelled, release them."""
         try:
-            return await self._run(partial(self.sync.broker.pop, request, wait))
+            return await self._run(call)
         except asyncio.CancelledError:
             # A second cancellation ends this wait, not the release.
             if request.token is not None:
