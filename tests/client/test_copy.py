@@ -10,6 +10,7 @@ import pytest
 import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.broker.broker import Broker
+from ackflow.broker.sharded import transfer
 from ackflow.errors import InvalidArgument
 from ackflow.session import queue_copy
 from ackflow.session.queue_copy import copy_queue, delete_source
@@ -73,6 +74,10 @@ def seen(q: Session) -> dict[str, Any]:
     ]
     return {"options": stats.options, "messages": sorted(messages), "dead": sorted(dead),
             "groups": groups, "partitions": stats.partitions}  # fmt: skip
+
+
+def seen_lanes(q: Session) -> set[tuple[str, int]]:
+    return {(m.partition, m.priority) for m in q.browse("orders", limit=1000)}
 
 
 def delivered(q: Session, group: str) -> list[tuple[Any, ...]]:
@@ -166,6 +171,38 @@ def test_a_copy_that_is_interrupted_after_any_step_goes_on(
         monkeypatch.undo()
         assert runs > 10
         assert copied.resumed
+        check_same(source, target, clock)
+
+
+def test_positions_are_set_in_slices_and_later_ones_replace_them(
+    source: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_copy, "LANES", 1)
+    held = source.pop("orders", group="g", batch=10)
+    with ackflow.connect(":memory:", clock=clock, upkeep=False) as target:
+        broker = target.broker
+        assert isinstance(broker, Broker)
+        do, written = broker.do, list[int]()
+
+        def counted(verb: Any, synced: bool, *args: Any, **kwargs: Any) -> Any:
+            answer = do(verb, synced, *args, **kwargs)
+            if verb is transfer.import_states:
+                written.append(len(msgspec.msgpack.decode(args[-1])))
+                if len(written) == 3:
+                    raise Killed()
+            return answer
+
+        monkeypatch.setattr(broker, "do", counted)
+        with pytest.raises(Killed):
+            copy_queue(source, target, "orders")
+        while target.upkeep().total:  # it trims nothing that a later position may need
+            pass
+        source.ack(held)
+        source.seek("orders", "g", to="start", partition="p2")
+        assert copy_queue(source, target, "orders").resumed
+        monkeypatch.undo()
+        assert set(written) == {1}
+        assert len(written) == 3 + len(seen_lanes(source))
         check_same(source, target, clock)
 
 

@@ -65,7 +65,7 @@ VERB_TABLE = {
         transact""",
     "admin mine": """delete_copied delete_group delete_queue export_dead export_lanes export_queue export_segments
         export_states export_txids import_dead import_done import_lanes import_queue import_segments
-        import_states import_txids purge purge_dead""",
+        import_settings import_states import_txids purge purge_dead""",
     "admin any": "databases",
 }
 GROUP = "/api/v1/consumer-groups/{group}"
@@ -186,7 +186,8 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "export_states": ("mine",), "export_dead": ("mine", 0, 1000),
         "import_queue": ("mine", b""), "import_lanes": ("mine", b""),
         "import_segments": ("mine", "p", 0, b""), "import_txids": ("mine", "p", b""),
-        "import_states": ("mine", b"", b""), "import_dead": ("mine", b""), "import_done": ("mine",),
+        "import_states": ("mine", b""),
+        "import_settings": ("mine", b"", 0), "import_dead": ("mine", b""), "import_done": ("mine",),
     }  # fmt: skip
     return every[verb]
 

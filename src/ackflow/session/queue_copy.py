@@ -13,7 +13,7 @@ from ..errors import InvalidArgument
 from .session import Session
 
 SLICE_BYTES = 4 * 1024 * 1024
-LANES = 1_000
+LANES = 500
 TXIDS = 5_000
 POLL_SECONDS = 0.2
 
@@ -81,7 +81,7 @@ def _wait_for_leases(source: Session, queue: str, seconds: float) -> None:
 def _copy_messages(
     source: Session, target: Session, queue: str, progress: Callable[[int], object]
 ) -> tuple[int, int]:
-    """Copy lanes and messages, then all positions together. Repeat for messages pushed meanwhile.
+    """Copy lanes and messages, then all positions of a snapshot. Repeat for messages pushed meanwhile.
 
     Returns how many messages were leased, and how many were ever pushed.
     """
@@ -96,9 +96,12 @@ def _copy_messages(
         source.broker.catch_up()
         now = look_at(source, queue)
         states = source.broker.look(transfer.export_states, queue)
-        packed = msgspec.msgpack.encode(now)
-        if target.broker.do(transfer.import_states, True, queue, packed, states):
-            return now.leased, transfer.pushed_of(states)
+        slices = transfer.in_slices(states, LANES)
+        if all(target.broker.do(transfer.import_states, True, queue, some) for some in slices):
+            pushed = transfer.pushed_of(states)
+            packed = msgspec.msgpack.encode(now)
+            target.broker.do(transfer.import_settings, True, queue, packed, pushed)
+            return now.leased, pushed
 
 
 def _lanes(

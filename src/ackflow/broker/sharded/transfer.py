@@ -1,15 +1,18 @@
 """Transfer: read a queue in slices, and write it into another database unchanged.
 
-    import_queue ─► import_lanes ─► import_segments ─► import_txids ─► import_states ─► import_dead ─► done
-    paused, with    each lane from   as they were,      in slices       positions and     in slices
-    a mark          its base on      in slices                          counters, at once
+    import_queue ─► import_lanes ─► import_segments ─► import_txids ─► import_states ─► import_settings
+    paused, with    each lane from   as they were,      in slices       positions, in     options and
+    a mark          its base on      in slices                          slices of lanes   counters, at once
+                                                                    ─► import_dead ─► import_done
 
 Every step may be repeated: what is there already is passed over, so that a copy that was killed goes
 on where it was. Sequences are kept, and with them every position; ids of rows are given anew, so that
-message ids differ. Until the end the groups are at the start of each lane, and the queue is paused.
+message ids differ. Until the end the queue is paused and keeps everything. All positions come from one
+snapshot; those of a later one replace them.
 Slices are msgpack inside bytes: their size is bounded by bytes, not by the number of rows.
 """
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from msgspec import MsgspecError, Struct, json, msgpack
@@ -294,7 +297,9 @@ def import_queue(tx: Tx, name: str, packed: bytes) -> Begun:
         return Begun(True, mark.states, mark.pushed)
     if given.options.encrypted:
         check_key()
-    queue = tx.add_queue(name, QueueOptions(encrypted=given.options.encrypted))
+    # Nothing is trimmed before every position is the last one.
+    options = QueueOptions(encrypted=given.options.encrypted, keep_seconds=None)
+    queue = tx.add_queue(name, options)
     queue.paused = True
     tx.save_queue(queue)
     for group in given.groups:
@@ -376,15 +381,14 @@ def import_txids(tx: Tx, name: str, partition: str, packed: bytes) -> None:
 
 
 @verb("admin", queue="name", synced=True, several=ONE)
-def import_states(tx: Tx, name: str, queue_copy: bytes, packed: bytes) -> bool:
-    """Set every position, claim and counter at once, and the options of the queue.
+def import_states(tx: Tx, name: str, packed: bytes) -> bool:
+    """Set the positions and claims of some lanes, in place of what an earlier call has set.
 
     Returns False, and changes nothing, if messages before the heads are missing.
     """
     queue, mark = _copied(tx, name)
     if mark.states:
         return True
-    given = _decode(QueueCopy, queue_copy)
     states = _decode(list[LaneState], packed)
     groups = {group.name: group for group in tx.groups(queue.id)}
     lanes = [_find_lane(tx, queue, state.partition, state.priority) for state in states]
@@ -401,6 +405,18 @@ def import_states(tx: Tx, name: str, queue_copy: bytes, packed: bytes) -> bool:
         for one in state.cursors:
             _set_cursor(tx, lane, groups[one.group], one)
     tx.flush()
+    tx.cache.clear()
+    return True
+
+
+@verb("admin", queue="name", synced=True, several=ONE)
+def import_settings(tx: Tx, name: str, queue_copy: bytes, pushed: int) -> None:
+    """Set the options of the queue and its groups, and their counters, after all positions."""
+    queue, mark = _copied(tx, name)
+    if mark.states:
+        return
+    given = _decode(QueueCopy, queue_copy)
+    groups = {group.name: group for group in tx.groups(queue.id)}
     queue.options = given.options
     tx.save_queue(queue)
     for group_copy in given.groups:
@@ -412,11 +428,17 @@ def import_states(tx: Tx, name: str, queue_copy: bytes, packed: bytes) -> bool:
         group.set_rules(queue.options)
         tx.reblock(group)
     tx.tally.add(GroupId(-queue.id), "copies", given.copies)
-    mark.states, mark.pushed = True, pushed_of(states)
+    mark.states, mark.pushed = True, pushed
     _put_mark(tx, name, mark)
     tx.flush()
     tx.cache.clear()
-    return True
+
+
+def in_slices(states: bytes, lanes: int) -> Iterator[bytes]:
+    """Divide the state of a queue into slices of so many lanes."""
+    found = _decode(list[LaneState], states)
+    for at in range(0, len(found), lanes):
+        yield _encode(found[at : at + lanes])
 
 
 def pushed_of(states: list[LaneState] | bytes) -> int:
@@ -448,6 +470,8 @@ def _set_lane(tx: Tx, lane: Lane, state: LaneState, groups: dict[str, GroupId]) 
 
 
 def _set_cursor(tx: Tx, lane: Lane, group: Group, one: CursorCopy) -> None:
+    for claim in tx.claims_in(lane.id, group.id, 0, lane.head):
+        tx.drop_claim(claim)
     cursor, given = tx.cursor(lane.id, group.id), one.cursor
     assert cursor is not None
     for field in _COPIED:
