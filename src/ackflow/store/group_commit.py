@@ -53,6 +53,7 @@ from ..errors import (
 from .commit_pause import CommitPause
 from .group_runner import GroupRunner, ReachOf, RunMerged
 from .job import Job, Verb
+from .loop_budget import LoopBudget
 from .protocol import CommitLost, CommitObserver, TransactionalStore
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
@@ -77,6 +78,7 @@ class Writer:
         self._commit_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._pause = CommitPause()
+        self._loop_budget = LoopBudget()
         self._syncing: list[Job] | None = None  # the batch of the running sync
         self._deferred: list[Job] = []  # they join the queue, and the next sync, when it ends
         self._unsynced: list[Job] = []  # done, without a thread, and show messages not on disk yet
@@ -144,6 +146,61 @@ class Writer:
             for job in jobs:
                 self._abandon(job)
             raise
+
+    def run_at_once(self, jobs: list[Job]) -> bool:
+        """Run jobs in the calling thread, which must not wait; False, and nothing is done, if it
+        would wait for another thread or process, a checkpoint, or an fsync that may take long.
+
+        For an event loop. A signal handler that raises must not run in its thread.
+        """
+        if self._store.sync is None or self._store.transact_at_once is None:
+            return False
+        if not self._loop_budget.allows() or not self._commit_lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._sync_lock.acquire(blocking=False):
+                return False
+            try:
+                if not self._run_at_once(jobs):
+                    return False
+            finally:
+                self._sync_lock.release()
+        finally:
+            self._commit_lock.release()
+        for job in jobs:
+            self._deliver(job)
+        if self._runner.observer is not None and self._runner.observer.pending:
+            self._runner.observer.log_pending()
+        return True
+
+    def _run_at_once(self, jobs: list[Job]) -> bool:
+        """Lead a group of these jobs, and sync it. Called under `_commit_lock` and `_sync_lock`."""
+        with self._mutex:
+            waiting = self._queue or self._deferred or self._syncing or self._unsynced_served
+            if self._has_leader or waiting or self._closing:
+                return False
+            self._has_leader = True
+        started = time.monotonic()
+        try:
+            if not self._runner.run_at_once(jobs):
+                return False
+            batch = [job for job in jobs if job.awaits_sync]
+            if batch:
+                try:
+                    self._sync_store()
+                except AckflowError as error:
+                    for job in batch:
+                        job.error = error
+                else:  # all that was committed before is on disk now
+                    for job in jobs:
+                        job.sync_number = 0
+            for job in jobs:
+                job.done = True
+            return True
+        finally:
+            self._loop_budget.spent(time.monotonic() - started)
+            with self._mutex:
+                self._promote_next(None)
 
     def close(self) -> None:
         """Refuse new verbs, and stop the helper threads once every queued verb is answered."""
@@ -393,9 +450,11 @@ class Writer:
 
     def _sync_store(self, number: int = 0) -> None:
         assert self._store.sync is not None
+        started = time.monotonic()
         while True:
             try:
-                return self._store.sync(number)
+                self._store.sync(number)
+                return self._loop_budget.synced(time.monotonic() - started)
             except (AckflowError, CommitLost):
                 raise
             except BaseException as signal:  # the commit is done: sync it before raising this

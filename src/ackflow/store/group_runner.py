@@ -61,6 +61,27 @@ class GroupRunner:
             if not isinstance(error, Exception):
                 raise
 
+    def run_at_once(self, group: list[Job]) -> bool:
+        """Run a group in one transaction; False, and nothing is done, if that would wait or failed.
+
+        Another run of the group then finds the job that failed it.
+        """
+        assert self._store.transact_at_once is not None
+        synced = any(job.synced for job in group)
+        try:
+            tx = self._store.transact_at_once(partial(self._run_group, group), synced)
+        except OutcomeUnknown as error:
+            for job in group:
+                job.error = error
+            return True
+        except Exception:
+            tx = None
+        if tx is None:
+            self._reset(group)
+            return False
+        self._notify_committed(tx, len(group))
+        return True
+
     def _split(self, group: list[Job]) -> None:
         """Run a group again after one of its jobs failed it: that job alone, the others together.
 
