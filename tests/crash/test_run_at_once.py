@@ -37,7 +37,7 @@ class Always:
     def synced(self, _: float) -> None:
         pass
 
-    def spent(self, _: float) -> None:
+    def ran(self, _: float) -> None:
         self.turns += 1
 
 
@@ -51,7 +51,7 @@ def q(path: Path) -> Iterator[Session]:
     with ackflow.connect(path, upkeep=False) as session:
         session.configure("jobs")
         session.push("jobs", "first")  # also looks for space on the disk
-        writer_of(session)._loop_budget = Always()  # type: ignore[assignment]
+        writer_of(session)._budget = Always()  # type: ignore[assignment]
         yield session
 
 
@@ -156,7 +156,7 @@ def handed_over(q: Session) -> bool:
 
 def test_slow_fsyncs_are_left_to_another_thread(q: Session) -> None:
     assert not handed_over(q)
-    writer_of(q)._loop_budget.allowed = False  # type: ignore[attr-defined]
+    writer_of(q)._budget.allowed = False  # type: ignore[attr-defined]
     assert handed_over(q)
 
 
@@ -239,13 +239,13 @@ def test_a_transaction_of_the_same_process_is_waited_for_by_another_thread(q: Se
 def test_what_is_not_brief_is_left_to_another_thread(
     q: Session, verb: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    budget = writer_of(q)._loop_budget
+    budget = writer_of(q)._budget
     on_loop(q, lambda broker: broker.do(verb, False, *arguments))
     assert budget.turns == 0  # type: ignore[attr-defined]
 
 
 def test_many_bytes_are_left_to_another_thread(q: Session) -> None:
-    budget = writer_of(q)._loop_budget
+    budget = writer_of(q)._budget
     on_loop(q, lambda broker: broker.push(request("x" * 300_000)))
     assert budget.turns == 0  # type: ignore[attr-defined]
 

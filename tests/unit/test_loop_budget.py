@@ -1,6 +1,6 @@
 """When an event loop runs transactions itself."""
 
-from ackflow.store.loop_budget import MAX_PAUSE_SECONDS, LoopBudget
+from ackflow.store.commit_pause import MAX_PAUSE_SECONDS, LoopBudget
 
 
 class Time:
@@ -44,7 +44,7 @@ def test_after_a_long_turn_there_is_a_pause_that_doubles_up_to_a_limit() -> None
     budget = known(time)
     pauses = []
     for _ in range(9):
-        budget.spent(0.1)
+        budget.ran(0.1)
         began = time.now
         while not budget.allows():
             time.now += 0.5
@@ -56,10 +56,10 @@ def test_after_a_quiet_while_the_pause_is_short_again() -> None:
     time = Time()
     budget = known(time)
     for _ in range(3):
-        budget.spent(0.1)
+        budget.ran(0.1)
         time.now += 10
     time.now += 600
-    budget.spent(0.1)
+    budget.ran(0.1)
     time.now += 1
     assert budget.allows()
 

@@ -50,10 +50,9 @@ from ..errors import (
     AckflowError,
     SessionClosed,
 )
-from .commit_pause import CommitPause
+from .commit_pause import CommitPause, LoopBudget
 from .group_runner import GroupRunner, ReachOf, RunMerged
 from .job import Job, Verb
-from .loop_budget import LoopBudget
 from .protocol import CommitLost, CommitObserver, TransactionalStore
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
@@ -78,7 +77,7 @@ class Writer:
         self._commit_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._pause = CommitPause()
-        self._loop_budget = LoopBudget()
+        self._budget = LoopBudget()
         self._syncing: list[Job] | None = None  # the batch of the running sync
         self._deferred: list[Job] = []  # they join the queue, and the next sync, when it ends
         self._unsynced: list[Job] = []  # done, without a thread, and show messages not on disk yet
@@ -155,7 +154,7 @@ class Writer:
         """
         if self._store.sync is None or self._store.transact_at_once is None:
             return False
-        if not self._loop_budget.allows() or not self._commit_lock.acquire(blocking=False):
+        if not self._budget.allows() or not self._commit_lock.acquire(blocking=False):
             return False
         try:
             if not self._sync_lock.acquire(blocking=False):
@@ -198,7 +197,7 @@ class Writer:
                 job.done = True
             return True
         finally:
-            self._loop_budget.spent(time.monotonic() - started)
+            self._budget.ran(time.monotonic() - started)
             with self._mutex:
                 self._promote_next(None)
 
@@ -454,7 +453,7 @@ class Writer:
         while True:
             try:
                 self._store.sync(number)
-                return self._loop_budget.synced(time.monotonic() - started)
+                return self._budget.synced(time.monotonic() - started)
             except (AckflowError, CommitLost):
                 raise
             except BaseException as signal:  # the commit is done: sync it before raising this
