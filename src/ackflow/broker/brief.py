@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from ..store.job import Job
-from .requests import PopRequest, PushRequest
+from .requests import PopRequest, Publication, PushRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_ITEMS = 256  # messages and chunks of a turn of the loop
@@ -26,30 +28,30 @@ def all_brief(jobs: Sequence[Job]) -> bool:
     items, size = len(jobs), 0
     for job in jobs:
         if isinstance(job.merge, PushRequest):
-            chunks = job.merge.chunks
-            items += len(chunks) - 1
-            for chunk in chunks:
-                size += len(chunk.data)
-        elif (count := _items(job)) is None:
-            return False
+            for chunk in job.merge.chunks:
+                items, size = items + 1, size + len(chunk.data)
         else:
-            items += count
+            verb: object = job.verb
+            arguments = job.args
+            if isinstance(verb, partial):
+                verb, arguments = verb.func, (*verb.args, *arguments)
+            if verb not in _BRIEF:
+                return False
+            for argument in arguments:
+                more, bytes_more = _weigh(argument)
+                items, size = items + more, size + bytes_more
         if items > MAX_ITEMS or size > MAX_BYTES:
             return False
     return True
 
 
-def _items(job: Job) -> int | None:
-    """Return how many messages a job is about; None if it is not brief."""
-    verb = job.verb
-    if (verb.func if isinstance(verb, partial) else verb) not in _BRIEF:
-        return None
-    items = 0
-    for argument in job.args:
-        if isinstance(argument, PopRequest):
-            if argument.batch > MAX_POP:
-                return None
-            items += argument.batch
-        elif isinstance(argument, list):
-            items += len(argument)
-    return items
+def _weigh(argument: object) -> tuple[int, int]:
+    """Return how many messages an argument is about, and how many bytes it brings."""
+    if isinstance(argument, PopRequest):
+        return (argument.batch, 0) if argument.batch <= MAX_POP else (MAX_ITEMS + 1, 0)
+    if isinstance(argument, Publication):
+        return 1, len(argument.payload)
+    if isinstance(argument, list):
+        weights = [_weigh(one) for one in argument]
+        return sum(items for items, _ in weights), sum(size for _, size in weights)
+    return (1, 0) if isinstance(argument, Struct) else (0, 0)
