@@ -31,7 +31,7 @@ def all_brief(jobs: Sequence[Job]) -> bool:
             for chunk in job.merge.chunks:
                 items, size = items + 1, size + len(chunk.data)
         else:
-            verb: object = job.verb
+            verb: Any = job.verb
             arguments = job.args
             if isinstance(verb, partial):
                 verb, arguments = verb.func, (*verb.args, *arguments)
