@@ -5,6 +5,9 @@ leader: it runs its own verb and every verb queued by then, commits, and promote
 queued meanwhile. A thread that finds a leader queues its verb and waits. Why this and not a thread
 of its own: docs/decisions/group-commit.md. The transactions themselves: group_runner.
 
+An event loop that gives its verbs to `submit` gets the answers from another thread. While fsyncs are
+short it runs them itself, by `run_at_once`, if the writer is idle and nothing would make it wait.
+
 Where a commit is fsynced separately (SQLite in mode `acks`), verbs that must be on disk share the
 next fsync; pops and acks neither wait for one nor for the verbs that do.
 
