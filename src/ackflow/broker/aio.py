@@ -153,10 +153,9 @@ class LoopBroker:
 
     def _submit_all(self) -> None:
         jobs, self._submitted = self._submitted, []
-        if self.leads and self._run_at_once(jobs):
-            return
         try:
-            self.broker.writer.submit(jobs)
+            if not (self.leads and self._run_at_once(jobs)):
+                self.broker.writer.submit(jobs)
         except BaseException as error:  # closed, or no thread can be started
             for job in jobs:
                 job.error = error

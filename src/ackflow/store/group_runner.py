@@ -171,14 +171,18 @@ class GroupRunner:
                 self._run_verb(job, tx)
                 continue
             run = [job]
-            while index < len(group) and group[index].merge is not None:
-                if fences_of(group[index]) != fences_of(job):
-                    break
+            while index < len(group) and self._merges(job, group[index]):
                 run.append(group[index])
                 index += 1
             self._running = run
             self._run_merged(run, tx)
         self._running = []  # what fails from here on is the commit
+
+    def _merges(self, job: Job, other: Job) -> bool:
+        """Return whether a job may run as one with a mergeable one before it."""
+        return other.merge is not None and (
+            self._reach_of is None or fences_of(other) == fences_of(job)
+        )
 
     def _run_only(self, job: Job, tx: Tx) -> None:
         tx.collects = False  # one verb has nothing to collect
