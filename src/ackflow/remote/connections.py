@@ -127,7 +127,8 @@ def _send(sock: socket.socket, head: bytes, body: bytes) -> None:
             sock.sendall(head + body)
         else:
             sock.sendall(head)
-            sock.sendall(body)
+            for at in range(0, len(body), COPIED_BYTES):  # the time-out is that of each part
+                sock.sendall(memoryview(body)[at : at + COPIED_BYTES])
     except (BrokenPipeError, ConnectionResetError):
         return  # the server may have refused the request before it read all of it
 
