@@ -17,6 +17,7 @@ Serve = Callable[[socket.socket], None]
 def served(*each: Serve) -> Iterator[Connections]:
     """A server that treats its first connection by the first function, and so on."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
 
         def run() -> None:
             for serve in each:
@@ -123,8 +124,16 @@ def test_answers_without_a_body_and_announcements_are_known() -> None:
     ],
 )
 def test_a_connection_that_is_closed_or_out_of_step_is_not_used_again(first: bytes) -> None:
-    with served(answering(first), answering(OK)) as connections:
+    closed = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        answering(first)(sock)
+        sock.close()
+        closed.set()
+
+    with served(serve, answering(OK)) as connections:
         assert connections.request("GET", "/", b"", 5.0).body == b"ok"
+        assert closed.wait(5)
         assert connections.request("GET", "/", b"", 5.0).body == b"ok"
 
 
