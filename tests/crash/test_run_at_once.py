@@ -51,6 +51,7 @@ def q(path: Path) -> Iterator[Session]:
     with ackflow.connect(path, upkeep=False) as session:
         session.configure("jobs")
         session.push("jobs", "first")  # also looks for space on the disk
+        on_loop(session, lambda broker: broker.do(lambda _: None, False))  # starts the helpers
         writer_of(session)._budget = Always()  # type: ignore[assignment]
         yield session
 
@@ -152,6 +153,27 @@ def test_a_defect_fails_its_verb_alone_and_nothing_is_done_twice(q: Session) -> 
 def handed_over(q: Session) -> bool:
     """Whether another thread runs what the loop is given now."""
     return bool(on_loop(q, lambda broker: broker.do(where, False)) != threading.get_ident())
+
+
+def test_a_pop_that_shows_a_push_of_another_process_waits_until_that_is_on_disk(
+    q: Session, path: Path
+) -> None:
+    with ackflow.connect(path, upkeep=False) as other:
+        other.broker.store.sync = None  # type: ignore[attr-defined]  # it dies before its sync
+        other.push("jobs", "second")
+    store = q.broker.store  # type: ignore[attr-defined]
+    assert store._record.synced < store._record.begun
+    popped = on_loop(q, lambda broker: broker.try_pop(PopRequest("jobs", "g", "c", batch=9)))
+    assert sum(run.hi - run.lo for run in popped.runs) == 2
+    assert store._record.synced == store._record.begun
+
+
+def test_the_first_call_starts_the_threads_that_others_may_need(path: Path) -> None:
+    with ackflow.connect(path, upkeep=False) as session:
+        session.push("jobs", "first")
+        writer_of(session)._budget = Always()  # type: ignore[assignment]
+        assert handed_over(session)
+        assert not handed_over(session)
 
 
 def test_slow_fsyncs_are_left_to_another_thread(q: Session) -> None:

@@ -157,6 +157,8 @@ class Writer:
         """
         if self._store.sync is None or self._store.transact_at_once is None:
             return False
+        if not self._helpers:  # they answer what shows messages of others that are not on disk yet
+            return False
         if not self._budget.allows() or not self._commit_lock.acquire(blocking=False):
             return False
         try:
@@ -177,12 +179,12 @@ class Writer:
 
     def _run_at_once(self, jobs: list[Job]) -> bool:
         """Lead a group of these jobs, and sync it. Called under `_commit_lock` and `_sync_lock`."""
+        started = time.monotonic()
         with self._mutex:
             waiting = self._queue or self._deferred or self._syncing or self._unsynced_served
             if self._has_leader or waiting or self._closing:
                 return False
             self._has_leader = True
-        started = time.monotonic()
         try:
             if not self._runner.run_at_once(jobs):
                 return False
