@@ -61,7 +61,11 @@ class Running:
         self.session = session
         self.url = self._host.url
         self.app = self.call(lambda: Server(session, all_routes(), **options))
+        self.call(self._let_the_loop_commit)
         self._host.app = self.app
+
+    def _let_the_loop_commit(self) -> None:
+        self.app.loop_broker.leads = True  # as `serve` does
 
     @property
     def connections(self) -> Connections:

@@ -84,6 +84,7 @@ def partition_uuid(store: int, partition: PartitionId) -> str:
     return row_uuid("partition", store, partition)
 
 
+@lru_cache(4096)
 def parse_partition_uuid(store: int, text: str) -> PartitionId:
     return PartitionId(parse_row_uuid("partition", store, text))
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from urllib3.exceptions import NewConnectionError
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
 from ackflow.errors import CircuitOpen, InvalidArgument, LeaseLost, TransactionFailed, Unavailable
 from ackflow.options import DEFAULTS, QUEUE_MODE
 from ackflow.remote import retry, transport_threads
+from ackflow.remote.connections import NotSent
 
 from . import queen
 from .queen import ASYNC, EXAMPLES, FILES, HEADINGS, LOADED, Example, Proof, Work, data, shown
@@ -340,7 +340,7 @@ class Fails:
     def _try(self, request: Any) -> Any:
         if self.left > 0:
             self.left -= 1
-            raise NewConnectionError(None, "refused")  # type: ignore[arg-type]
+            raise NotSent("refused")
         return self._once(request)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from urllib3.exceptions import NewConnectionError, ReadTimeoutError
 
 import ackflow
 from ackflow import Session
@@ -14,6 +13,7 @@ from ackflow.broker.core.admin import admin
 from ackflow.broker.requests import PopRequest, PushRequest
 from ackflow.errors import CircuitOpen, InvalidArgument, Unavailable
 from ackflow.remote import protocol, retry, transport_asyncio, transport_threads
+from ackflow.remote.connections import NotAnswered, NotSent
 from ackflow.remote.retry import Breaker, RetryPolicy
 
 pytestmark = pytest.mark.every_store
@@ -23,11 +23,11 @@ UNSAFE = protocol.push(PushRequest([]))
 
 
 def refused() -> Exception:
-    return NewConnectionError(None, "refused")  # type: ignore[arg-type]
+    return NotSent("refused")
 
 
 def unanswered() -> Exception:
-    return ReadTimeoutError(None, "/", "read timed out")  # type: ignore[arg-type]
+    return NotAnswered("read timed out")
 
 
 class Time:
@@ -159,9 +159,9 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
         async def once(what: protocol.Request) -> Any:
             try:
                 return tries(what)
-            except NewConnectionError:
+            except NotSent:
                 raise connector_error() from None
-            except ReadTimeoutError:
+            except NotAnswered:
                 raise TimeoutError from None
 
         async def sleep(pause: float) -> None:

@@ -298,6 +298,28 @@ def test_a_known_head_is_understood_in_every_division_of_the_bytes(served: Runni
     assert items(served) == [5] * 10
 
 
+@pytest.mark.parametrize(
+    "pop", [b"GET /api/v1/pop/queue/q?batch=2 ", b"POST /queue/q/pop?count=2&require_ack=1 "]
+)
+def test_pops_with_a_known_head_have_the_consumers_of_their_connections(
+    served: Running, pop: bytes
+) -> None:
+    head = pop + b"HTTP/1.1\r\n" + HOST + b"content-length: 0\r\n\r\n"
+    consumers = []
+    for _ in range(3):
+        served.session.push("q", [1, 2])
+        with connected(served) as sock:
+            sock.sendall(head)
+            answer = response(sock)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            (lease,) = served.session.leases("q")
+            host, port = sock.getsockname()
+            consumers.append((lease.consumer, f"{host}:{port}"))
+            assert served.session.purge("q") == 2
+    assert all(consumer == client for consumer, client in consumers), consumers
+    assert len(served.app.known_heads) == 1
+
+
 def test_a_known_head_does_not_outlive_the_token_in_it(served: Running) -> None:
     secret = make(served, "read-write")
     with connected(served) as sock:

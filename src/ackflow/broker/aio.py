@@ -15,6 +15,7 @@ from ..clock import Signal, micros
 from ..errors import SessionClosed
 from ..store.job import Job
 from ..store.tx import Tx
+from .brief import all_brief
 from .broker import Broker, wait_seconds
 from .core.handout import Handout
 from .core.pop import pop as pop_now
@@ -33,6 +34,7 @@ class LoopBroker:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self.leads = False  # whether the loop may commit itself: no signal handler raises in it
         self._loop = asyncio.get_running_loop()
         self._answered: deque[tuple[asyncio.Future[Any], Job]] = deque()
         self._woken = False
@@ -152,7 +154,8 @@ class LoopBroker:
     def _submit_all(self) -> None:
         jobs, self._submitted = self._submitted, []
         try:
-            self.broker.writer.submit(jobs)
+            if not (self.leads and self._run_at_once(jobs)):
+                self.broker.writer.submit(jobs)
         except BaseException as error:  # closed, or no thread can be started
             for job in jobs:
                 job.error = error
@@ -160,6 +163,16 @@ class LoopBroker:
                 job.on_answer(job)
             if not isinstance(error, Exception):
                 raise
+
+    def _run_at_once(self, jobs: list[Job]) -> bool:
+        """Run the jobs of a turn in this thread if they are brief and nothing holds it up."""
+        if not all_brief(jobs):
+            return False
+        self._woken = True  # what is answered meanwhile is delivered below
+        try:
+            return self.broker.writer.run_at_once(jobs)
+        finally:
+            self._deliver()
 
     def future(self) -> "asyncio.Future[Any]":
         """Create a future of this loop, for `take`."""

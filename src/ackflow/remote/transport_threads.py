@@ -1,17 +1,13 @@
-"""Requests over urllib3, from any thread."""
+"""Requests over HTTP, from any thread."""
 
-import contextlib
 import random
-import socket
 import threading
 from typing import Any
-from weakref import WeakSet
 
-import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.exceptions import HTTPError
 
 from ..errors import AckflowError, SessionClosed, Unavailable
+from .connections import Connections, NotSent
 from .protocol import HEADERS, Request, result
 from .retry import Breaker, RetryPolicy
 
@@ -24,13 +20,11 @@ class ThreadTransport:
     ) -> None:
         self._bases = bases
         self._at = 0
-        self._headers = {**HEADERS, **headers}
         self._policy = policy
         self._breaker = Breaker(policy)
-        self._open: WeakSet[HTTPConnection] = WeakSet()
         self._closed = threading.Event()
-        self._pool = urllib3.PoolManager(maxsize=64, retries=False, **tls)
-        self._pool.pool_classes_by_scheme = _watched(self._open)
+        sent = {**HEADERS, **headers}
+        self._servers = [Connections(base, sent, policy.connect_seconds, **tls) for base in bases]
 
     def send(self, request: Request) -> Any:
         self._breaker.check()
@@ -42,7 +36,7 @@ class ThreadTransport:
                 if self._closed.is_set():
                     raise SessionClosed() from None
                 self._at += 1
-                sent = not isinstance(error, NewConnectionError)
+                sent = not isinstance(error, NotSent)
                 pause = self._policy.pause(request, attempt, sent)
                 if pause is None:
                     self._breaker.failed()
@@ -58,51 +52,19 @@ class ThreadTransport:
                 return answer
 
     def _once(self, request: Request) -> Any:
-        base = self._bases[self._at % len(self._bases)]
-        timeout = urllib3.Timeout(
-            connect=self._policy.connect_seconds, read=self._policy.read_seconds + request.wait
-        )
-        answer = self._pool.request(
-            request.method, base + request.path, body=request.body, headers=self._headers,
-            timeout=timeout,
-        )  # fmt: skip
-        return result(request, answer.status, answer.headers, answer.data)
+        server = self._servers[self._at % len(self._servers)]
+        seconds = self._policy.read_seconds + request.wait
+        answer = server.request(request.method, request.path, request.body, seconds)
+        return result(request, *answer)
 
     def close(self) -> None:
         """Close every connection, also those on which another thread waits for an answer."""
         self._closed.set()
-        for connection in list(self._open):
-            if connection.sock is not None:
-                with contextlib.suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-        self._pool.clear()
-
-
-def _watched(open: "WeakSet[HTTPConnection]") -> dict[str, Any]:
-    """Connection pools that record their connections, so that `close` can shut them down."""
-
-    class Plain(HTTPConnection):
-        def connect(self) -> None:
-            super().connect()
-            open.add(self)
-
-    class Secure(HTTPSConnection):
-        def connect(self) -> None:
-            super().connect()
-            open.add(self)
-
-    class Pool(urllib3.HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class SecurePool(urllib3.HTTPSConnectionPool):
-        ConnectionCls = Secure
-
-    return {"http": Pool, "https": SecurePool}
+        for server in self._servers:
+            server.close()
 
 
 def _unavailable(bases: list[str], error: Exception) -> Unavailable:
     if isinstance(error, Unavailable):
         return error
-    cause = error.__cause__ or error.__context__
-    why = cause.strerror if isinstance(cause, OSError) and cause.strerror else error
-    return Unavailable(f"{' and '.join(bases)} cannot be reached: {why}")
+    return Unavailable(f"{' and '.join(bases)} cannot be reached: {error}")

@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ..broker.access_tokens import TokensChanged, check_revision
 from ..broker.aio import LoopBroker, LoopSignal, PopVerb
+from ..broker.brief import brief
 from ..broker.broker import Broker
 from ..broker.core.handout import Handout
 from ..broker.core.leases import queue_of_lease
@@ -432,6 +433,7 @@ class Server:
         return f"{self._request_ids}-{self._requests}"
 
 
+@brief
 def _pop_if(tx: Tx, request: PopRequest, revision: int) -> Handout:
     """Pop unless a token was changed since this revision of them."""
     check_revision(tx, revision)

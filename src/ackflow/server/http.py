@@ -119,7 +119,8 @@ def empty(status: int = 204) -> Response:
 class Call(Struct, eq=False):
     """One HTTP request, with the server that handles it and the token that authenticated it.
 
-    A copy shares headers, params and query, which nothing changes once the head is complete.
+    A copy shares headers, params and query, which nothing changes once the head is complete, and
+    `from_head`, where a handler keeps what it found in these alone.
     """
 
     server: "Server"
@@ -146,6 +147,7 @@ class Call(Struct, eq=False):
     long_poll: bool = False  # its duration includes waiting for messages
     on_disconnect: Callable[[], None] | None = None
     on_written: Callable[[], None] | None = None
+    from_head: dict[str, Any] = field(default_factory=dict)
     _query: dict[str, str] | None = None
 
     def add_header(self, name: bytes, value: bytes) -> None:

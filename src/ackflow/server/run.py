@@ -204,6 +204,7 @@ async def _until_stopped(
         handlers[signal.SIGHUP] = lambda: _reload_certificate(contexts, config)
     for sign, handler in handlers.items():
         loop.add_signal_handler(sign, handler)
+    app.loop_broker.leads = True  # from here on signals raise nothing
     try:
         await stopping.wait()
         for listener in listeners:
@@ -214,6 +215,7 @@ async def _until_stopped(
             await amqp.finished()
         await app.finished()
     finally:
+        app.loop_broker.leads = False
         sweeping.cancel()
         for sign in handlers:
             loop.remove_signal_handler(sign)

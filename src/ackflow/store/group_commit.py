@@ -5,6 +5,9 @@ leader: it runs its own verb and every verb queued by then, commits, and promote
 queued meanwhile. A thread that finds a leader queues its verb and waits. Why this and not a thread
 of its own: docs/decisions/group-commit.md. The transactions themselves: group_runner.
 
+An event loop that gives its verbs to `submit` gets the answers from another thread. While fsyncs are
+short it runs them itself, by `run_at_once`, if the writer is idle and nothing would make it wait.
+
 Where a commit is fsynced separately (SQLite in mode `acks`), verbs that must be on disk share the
 next fsync; pops and acks neither wait for one nor for the verbs that do.
 
@@ -50,7 +53,7 @@ from ..errors import (
     AckflowError,
     SessionClosed,
 )
-from .commit_pause import CommitPause
+from .commit_pause import CommitPause, LoopBudget
 from .group_runner import GroupRunner, ReachOf, RunMerged
 from .job import Job, Verb
 from .protocol import CommitLost, CommitObserver, TransactionalStore
@@ -77,6 +80,7 @@ class Writer:
         self._commit_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._pause = CommitPause()
+        self._budget = LoopBudget()
         self._syncing: list[Job] | None = None  # the batch of the running sync
         self._deferred: list[Job] = []  # they join the queue, and the next sync, when it ends
         self._unsynced: list[Job] = []  # done, without a thread, and show messages not on disk yet
@@ -144,6 +148,63 @@ class Writer:
             for job in jobs:
                 self._abandon(job)
             raise
+
+    def run_at_once(self, jobs: list[Job]) -> bool:
+        """Run jobs in the calling thread, which must not wait; False, and nothing is done, if it
+        would wait for another thread or process, a checkpoint, or an fsync that may take long.
+
+        For an event loop. A signal handler that raises must not run in its thread.
+        """
+        if self._store.sync is None or self._store.transact_at_once is None:
+            return False
+        if not self._helpers:  # they answer what shows messages of others that are not on disk yet
+            return False
+        if not self._budget.allows() or not self._commit_lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._sync_lock.acquire(blocking=False):
+                return False
+            try:
+                if not self._run_at_once(jobs):
+                    return False
+            finally:
+                self._sync_lock.release()
+        finally:
+            self._commit_lock.release()
+        for job in jobs:
+            self._deliver(job)
+        if self._runner.observer is not None and self._runner.observer.pending:
+            self._runner.observer.log_pending()
+        return True
+
+    def _run_at_once(self, jobs: list[Job]) -> bool:
+        """Lead a group of these jobs, and sync it. Called under `_commit_lock` and `_sync_lock`."""
+        started = time.monotonic()
+        with self._mutex:
+            waiting = self._queue or self._deferred or self._syncing or self._unsynced_served
+            if self._has_leader or waiting or self._closing:
+                return False
+            self._has_leader = True
+        try:
+            if not self._runner.run_at_once(jobs):
+                return False
+            batch = [job for job in jobs if job.awaits_sync]
+            if batch:
+                try:
+                    self._sync_store()
+                except AckflowError as error:
+                    for job in batch:
+                        job.error = error
+                else:  # all that was committed before is on disk now
+                    for job in jobs:
+                        job.sync_number = 0
+            for job in jobs:
+                job.done = True
+            return True
+        finally:
+            self._budget.ran(time.monotonic() - started)
+            with self._mutex:
+                self._promote_next(None)
 
     def close(self) -> None:
         """Refuse new verbs, and stop the helper threads once every queued verb is answered."""
@@ -393,9 +454,11 @@ class Writer:
 
     def _sync_store(self, number: int = 0) -> None:
         assert self._store.sync is not None
+        started = time.monotonic()
         while True:
             try:
-                return self._store.sync(number)
+                self._store.sync(number)
+                return self._budget.synced(time.monotonic() - started)
             except (AckflowError, CommitLost):
                 raise
             except BaseException as signal:  # the commit is done: sync it before raising this

@@ -61,6 +61,27 @@ class GroupRunner:
             if not isinstance(error, Exception):
                 raise
 
+    def run_at_once(self, group: list[Job]) -> bool:
+        """Run a group in one transaction; False, and nothing is done, if that would wait or failed.
+
+        Another run of the group then finds the job that failed it.
+        """
+        assert self._store.transact_at_once is not None
+        synced = any(job.synced for job in group)
+        try:
+            tx = self._store.transact_at_once(partial(self._run_group, group), synced)
+        except OutcomeUnknown as error:
+            for job in group:
+                job.error = error
+            return True
+        except Exception:
+            tx = None
+        if tx is None:
+            self._reset(group)
+            return False
+        self._notify_committed(tx, len(group))
+        return True
+
     def _split(self, group: list[Job]) -> None:
         """Run a group again after one of its jobs failed it: that job alone, the others together.
 
@@ -150,14 +171,18 @@ class GroupRunner:
                 self._run_verb(job, tx)
                 continue
             run = [job]
-            while index < len(group) and group[index].merge is not None:
-                if fences_of(group[index]) != fences_of(job):
-                    break
+            while index < len(group) and self._merges(job, group[index]):
                 run.append(group[index])
                 index += 1
             self._running = run
             self._run_merged(run, tx)
         self._running = []  # what fails from here on is the commit
+
+    def _merges(self, job: Job, other: Job) -> bool:
+        """Return whether a job may run as one with a mergeable one before it."""
+        return other.merge is not None and (
+            self._reach_of is None or fences_of(other) == fences_of(job)
+        )
 
     def _run_only(self, job: Job, tx: Tx) -> None:
         tx.collects = False  # one verb has nothing to collect

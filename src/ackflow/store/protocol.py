@@ -50,7 +50,8 @@ class TransactionalStore(Protocol):
 
     `interrupted` is the exception that a signal handler raised after the commit. `sync` fsyncs all
     commits at least up to a number of the sync record. If it is None, `transact` returns only after
-    a commit with `synced` is on disk.
+    a commit with `synced` is on disk. `transact_at_once` is `transact` for an event loop: it returns
+    None, and changes nothing, where it would have to wait; a store without it has None.
 
     A store that is `by_queue` locks only what is asked for: the first of `reaches` in any case, and
     of the others what is free. The body runs the verbs that `Tx.admits`.
@@ -61,6 +62,8 @@ class TransactionalStore(Protocol):
 
     @property
     def sync(self) -> Callable[[int], None] | None: ...
+    @property
+    def transact_at_once(self) -> "Callable[[Callable[[Tx], None], bool], Tx | None] | None": ...
     def transact(
         self,
         body: "Callable[[Tx], None]",

@@ -13,6 +13,7 @@ from ...options import MAX_CLAIM, MAX_POP_BYTES, PENDING_OF_GROUP, QUEUE_MODE, G
 from ...ranges import Ranges
 from ...store.records import Claim, Cursor, Group, Lease, LeasedRanges, Queue, Segment
 from ...store.tx import UNLIMITED, Tx
+from ..brief import brief
 from ..requests import PopRequest
 from ..waiters import ANY_QUEUE, WaitKey
 from .admin.global_pause import is_paused
@@ -68,6 +69,7 @@ class BoundedPop(PopRequest, kw_only=True):
     most_bytes: int
 
 
+@brief
 def pop(tx: Tx, request: PopRequest) -> Handout:
     """Lease up to `batch` messages to a consumer; the answer has no runs if there are none.
 

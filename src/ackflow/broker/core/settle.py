@@ -28,6 +28,7 @@ from ...ranges import Ranges
 from ...retry import Exhausted, after_nack, deliveries_exhausted
 from ...store.records import LEASED, RETURNED, Carry, Claim, Cursor, Group, Lane, Lease, record_acks
 from ...store.tx import Tx
+from ..brief import brief
 from ..reach.merging import BY_TOKEN, Several
 from ..requests import SETTLE_VERBS, Mark, SettleVerb, Verdict
 from ..verb import verb
@@ -62,6 +63,7 @@ class Outcome(Struct):
     store: int | None = None
 
 
+@brief
 @verb("read-write", lease="token")
 def settle(tx: Tx, token: int, marks: list[Mark]) -> list[Outcome]:
     """Apply marks to one lease, in order; returns an outcome for each."""

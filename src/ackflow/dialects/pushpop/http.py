@@ -4,6 +4,7 @@ A body is read as JSON whatever its content type; items pass through byte for by
 """
 
 from array import array
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -71,17 +72,12 @@ async def push(call: Call) -> Response:
 
 async def pop(call: Call) -> Response:
     """Pop the first items of the highest priority; with `require_ack`, under a lock."""
-    ack = _flag(call, "require_ack")
-    ttl = call.integer("ttl_seconds", 0, -_HUGE, _HUGE) if call.query.get("ttl_seconds") else None
-    handout = await call.server.pop(
-        call,
-        PopRequest(
-            _queue(call), QUEUE_MODE, _consumer(call), call.integer("count", 1, 1, MAX_COUNT),
-            None if ttl is None else clamp_lock_seconds(ttl),
-            auto_ack=not ack, dialect="pushpop",
-        ),
-        0,
-    )  # fmt: skip
+    known: PopRequest | None = call.from_head.get("pop")
+    if known is None:
+        known = call.from_head["pop"] = _pop_request(call)
+    request = copy(known)
+    request.consumer, ack = _consumer(call), not request.auto_ack
+    handout = await call.server.pop(call, request, 0)
     if handout.why == "locked":
         return _locked(call, handout)
     items = [msgspec.Raw(item) for item in items_of(handout)]
@@ -92,6 +88,17 @@ async def pop(call: Call) -> Response:
         result.lock_id = ids.token_text(handout.token)
         result.lock_expires_at = handout.expires_at / SECOND
     return json(result)._replace(undelivered=call.server.release_if_undelivered(handout))
+
+
+def _pop_request(call: Call) -> PopRequest:
+    """The request of a pop but for its consumer."""
+    ack = _flag(call, "require_ack")
+    ttl = call.integer("ttl_seconds", 0, -_HUGE, _HUGE) if call.query.get("ttl_seconds") else None
+    return PopRequest(
+        _queue(call), QUEUE_MODE, "", call.integer("count", 1, 1, MAX_COUNT),
+        None if ttl is None else clamp_lock_seconds(ttl),
+        auto_ack=not ack, dialect="pushpop",
+    )  # fmt: skip
 
 
 def _locked(call: Call, handout: Handout) -> Response:

@@ -3,6 +3,7 @@
 from msgspec import Struct, field
 
 from ... import ranges, validate
+from ...broker.brief import brief
 from ...broker.core.settle import extend, settle
 from ...broker.core.topology import find_queue
 from ...broker.core.upkeep.expiry import refresh
@@ -41,6 +42,7 @@ def _check_lock(queue: str, group: str, *_: object) -> None:
     validate.name(group, "group")
 
 
+@brief
 @verb("read-write", queue="queue", lease="token", check=_check_lock)
 def settle_lock(tx: Tx, queue: str, group: str, token: int | None, verdict: Verdict) -> int:
     """Settle everything a lock holds with one verdict; returns how many messages.

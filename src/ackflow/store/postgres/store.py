@@ -107,6 +107,7 @@ class _Moved(WiderReach):
 class PostgresStore:
     """A schema in a PostgreSQL database, created if it is missing and the role may create it."""
 
+    transact_at_once = None  # each statement waits for the server
     by_queue = True
 
     def __init__(self, url: str, clock: Clock | None, may_lose: MayLose | None = None) -> None:

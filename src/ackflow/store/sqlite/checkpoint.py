@@ -43,6 +43,10 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._closing = False
 
+    def due(self, db: apsw.Connection) -> bool:
+        """Return whether one of the next commits may checkpoint, or the thread does now."""
+        return db.status(_WRITTEN)[0] - self._checkpointed >= SOON_PAGES
+
     def after_commit(self, db: apsw.Connection) -> None:
         """Checkpoint if the WAL is long; SQLite itself handles the writes of other processes.
 

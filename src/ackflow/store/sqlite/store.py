@@ -247,6 +247,24 @@ class SqliteStore:
                 with translated(self.path):
                     raise error
 
+    def transact_at_once(self, body: Callable[[Tx], None], synced: bool) -> Tx | None:
+        """Like `transact`; None, and nothing is changed, if it would wait for anything."""
+        unsure = self._record.in_doubt or self._full or self._bare
+        if synced and (unsure or time.monotonic() > self._next_space_check):
+            return None
+        if self._checkpointer.due(self._db) or not self._alone.acquire(blocking=False):
+            return None
+        try:
+            self._db.set_busy_handler(None)
+            self._db.wal_autocheckpoint(0)
+            return self._transact(body, synced)
+        except (apsw.BusyError, apsw.FullError):
+            return None
+        finally:
+            self._db.wal_autocheckpoint(NOW_PAGES)
+            self._db.set_busy_handler(_busy_handler(self._hurried))
+            self._alone.release()
+
     def read(self, body: Callable[[Tx], T]) -> T:
         """Run a body in a read-only transaction, concurrently with the writer."""
         if self._single:

@@ -196,18 +196,15 @@ class Cursors(Statements):
         return self.cache.alone.get(group_id)
 
     def block_partition(self, group_id: GroupId, partition: PartitionId, blocked: bool) -> None:
-        for cursor in self._cursors_in(partition, group_id):
-            if cursor.blocked != blocked:
-                cursor.blocked = blocked
-                self.changed(cursor)
-
-    def _cursors_in(self, partition: PartitionId, group_id: GroupId) -> list[Cursor]:
         lanes = self.cache.lanes_in.get(partition)
         if lanes is None:
             lanes = [row[0] for row in self.all("lane_ids_in", partition)]
             self.cache.lanes_in[partition] = lanes
-        found = [self.cursor(lane, group_id) for lane in list(lanes)]
-        return [cursor for cursor in found if cursor is not None]
+        for lane in lanes.copy():
+            cursor = self.cursor(lane, group_id)
+            if cursor is not None and cursor.blocked != blocked:
+                cursor.blocked = blocked
+                self.changed(cursor)
 
     def reblock(self, group: Group) -> None:
         """Recompute `blocked` and `ready` of all cursors of a group."""

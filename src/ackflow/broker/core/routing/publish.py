@@ -28,6 +28,7 @@ from ....options import (
 from ....ranges import Ranges
 from ....store.records import DUE, Cursor, Declaration, Lane, Queue, Rest
 from ....store.tx import Tx
+from ...brief import brief
 from ...requests import Publication
 from ..capacity import make_room
 from ..cursors import count_unread, hidden_copies_in
@@ -61,6 +62,7 @@ class Routed(NamedTuple):
     expires_at: int | None
 
 
+@brief
 def publish(tx: Tx, publications: Sequence[Publication]) -> list[Published]:
     """Publish messages in order; returns for each how many queues it reached, or its error.
 
@@ -70,6 +72,7 @@ def publish(tx: Tx, publications: Sequence[Publication]) -> list[Published]:
     return publish_all(tx, [publications])[0]
 
 
+@brief
 def publish_all(tx: Tx, lists: Sequence[Sequence[Publication]]) -> list[list[Published]]:
     """Publish several lists, each as `publish` does."""
     appender = Appender(tx)

@@ -1,6 +1,8 @@
 """Pop in the Queen dialect: by queue, by partition, or by namespace and task."""
 
 from base64 import b64encode
+from collections.abc import Callable
+from copy import copy
 from typing import Any, Literal
 
 import msgspec
@@ -70,15 +72,19 @@ class PopResult(Struct, rename="camel"):
 
 async def pop_queue(call: Call) -> Response:
     """Lease messages of a queue from the partition that was served longest ago."""
-    return await _pop(call, PopRequest(queue=_queue(call), **_pop_options(call)))
+    return await _pop(
+        call, _for_client(call, lambda: PopRequest(queue=_queue(call), **_pop_options(call)))
+    )
 
 
 async def pop_partition(call: Call) -> Response:
     """Lease messages of one partition."""
-    partition = validate.name(call.params["partition"], "partition")
-    return await _pop(
-        call, PopRequest(queue=_queue(call), partition=partition, **_pop_options(call))
-    )
+
+    def made() -> PopRequest:
+        partition = validate.name(call.params["partition"], "partition")
+        return PopRequest(queue=_queue(call), partition=partition, **_pop_options(call))
+
+    return await _pop(call, _for_client(call, made))
 
 
 async def pop_wide(call: Call) -> Response:
@@ -90,9 +96,24 @@ async def pop_wide(call: Call) -> Response:
     def among(queue: str) -> bool:
         return call.server.may_see(call, queue)
 
-    return await _pop(
-        call, WidePop(queue="", namespace=namespace, task=task, among=among, **_pop_options(call))
-    )
+    request = WidePop(queue="", namespace=namespace, task=task, among=among, **_pop_options(call))
+    request.consumer = _consumer(call)
+    return await _pop(call, request)
+
+
+def _for_client(call: Call, made: Callable[[], PopRequest]) -> PopRequest:
+    """The request of a pop, which is made once for all calls with this head."""
+    known: PopRequest | None = call.from_head.get("pop")
+    if known is None:
+        known = call.from_head["pop"] = made()
+    request = copy(known)
+    request.consumer = _consumer(call)
+    return request
+
+
+def _consumer(call: Call) -> str:
+    host, port = call.client
+    return f"{host}:{port}"
 
 
 def _queue(call: Call) -> str:
@@ -100,16 +121,15 @@ def _queue(call: Call) -> str:
 
 
 def _pop_options(call: Call) -> dict[str, Any]:
-    """The query parameters as fields of a PopRequest."""
+    """The query parameters as fields of a PopRequest; the consumer is set later."""
     if call.flag("conflation"):
         # Ignoring it would deliver every message to a client that expects only the last one.
         raise InvalidArgument("conflation is not supported")
     chosen = min(AUTOPILOT_BATCH, call.server.limits.batch) if call.flag("autopilot") else 1
     lease = call.seconds("leaseSeconds", 0.0, 1e9)
-    host, port = call.client
     return {
         "group": validate.name(call.query.get("consumerGroup") or QUEUE_MODE, "consumerGroup"),
-        "consumer": f"{host}:{port}",
+        "consumer": "",
         "batch": call.integer("batch", chosen, 1, MAX_BATCH),
         "lease_seconds": lease or None,
         "auto_ack": call.flag("autoAck"),
@@ -131,14 +151,17 @@ def _start(call: Call) -> Literal["all", "new"] | int:
 
 
 async def _pop(call: Call, request: PopRequest) -> Response:
-    timeout = call.integer("timeout", 30_000, 0, 1 << 53)
-    wait = min(timeout, MAX_WAIT_MILLISECONDS) / 1000 if call.flag("wait") else 0.0
+    wait: float | None = call.from_head.get("wait")
+    if wait is None:
+        timeout = call.integer("timeout", 30_000, 0, 1 << 53)
+        wait = min(timeout, MAX_WAIT_MILLISECONDS) / 1000 if call.flag("wait") else 0.0
+        call.from_head["wait"] = wait
     handout = await call.server.pop(call, request, wait)
     if not handout.runs:
         return empty()
     homes = partition_ids_of(call, handout.runs)
     chosen: AutopilotChoice | UnsetType = UNSET
-    if call.flag("autopilot"):
+    if call.query_string and call.flag("autopilot"):
         chosen = AutopilotChoice(request.partitions or 1, request.batch)
 
     def encode() -> Response:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from .... import ids, ranges
+from ....broker.brief import brief
 from ....broker.core.by_hand.settling import claim_over, message_not_found, settle_in_group
 from ....broker.core.settle import (
     Outcome,
@@ -64,6 +65,7 @@ class NamedOutcome(Struct, gc=False):
     until: int | None = None  # the new end of an extended lease
 
 
+@brief
 def settle_named(tx: Tx, items: list[NamedMessage], atomic: bool = False) -> list[NamedOutcome]:
     """Settle messages by name in one transaction; `atomic`: one refusal undoes everything."""
     if not atomic:
