@@ -34,7 +34,7 @@ class LoopBroker:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self._loop = asyncio.get_running_loop()
-        self._answered: deque[tuple[asyncio.Future[Any], Job]] = deque()
+        self._answered: deque[tuple[asyncio.Future[Any] | Callable[[Job], None], Job]] = deque()
         self._woken = False
         self._submitted: list[Job] = []
         self._returning: set[asyncio.Future[Any]] = set()
@@ -45,6 +45,13 @@ class LoopBroker:
     ) -> "asyncio.Future[T]":
         """Run one verb in a group commit; `synced`: complete only after it is on disk."""
         return self._submit(partial(verb, **kwargs) if kwargs else verb, args, synced, None)
+
+    def call(
+        self, verb: Callable[[Tx], Any], synced: bool, on_answer: Callable[[Job], None]
+    ) -> None:
+        """Run one verb like `do`, and call back on the loop as soon as its result arrives there."""
+        self.broker.check_open()
+        self.enqueue(Job(verb, (), synced, None, partial(self.take, on_answer)))
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
         return self._submit(None, (), True, request)
@@ -165,8 +172,8 @@ class LoopBroker:
         """Create a future of this loop, for `take`."""
         return self._loop.create_future()
 
-    def take(self, future: "asyncio.Future[Any]", job: Job) -> None:
-        """Complete a future with the result of a job; may be called from any thread."""
+    def take(self, future: "asyncio.Future[Any] | Callable[[Job], None]", job: Job) -> None:
+        """Complete a future with the result of a job, or call back; called from any thread."""
         self._answered.append((future, job))
         if not self._woken:
             self._woken = True
@@ -177,9 +184,11 @@ class LoopBroker:
         self._woken = False
         while self._answered:
             future, job = self._answered.popleft()
-            if future.done():
+            if not isinstance(future, asyncio.Future):
+                future(job)
+            elif future.done():
                 continue
-            if job.error is not None:
+            elif job.error is not None:
                 future.set_exception(job.error)
             else:
                 future.set_result(job.answer)

@@ -215,7 +215,7 @@ class Channel:
                 self._transaction[0].extend(posted)
                 self._count_transaction(size + PUBLICATION_COST * len(posted))
             elif self._publisher.publish(posted, partial(self._published, posted, size)):
-                self._running = asyncio.get_running_loop().create_future()
+                self._running = self.server.loop.create_future()
                 waits = True
             else:
                 self._publisher.report(posted, ())

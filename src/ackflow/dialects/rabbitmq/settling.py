@@ -3,6 +3,7 @@
 from ...broker.core.settle import settle_many
 from ...broker.requests import Mark, Verdict
 from ...store.tx import Tx
+from .call_batching import Batch
 from .consumers import Delivery
 
 Settled = list[tuple[list[Delivery], Verdict]]
@@ -30,7 +31,6 @@ def marks_of(settled: Settled) -> dict[int, list[Mark]]:
     return marks
 
 
-def settle_all(tx: Tx, marks: dict[int, list[Mark]], calls: int) -> list[None]:
-    """Settle what several calls named; nothing is answered to any of them."""
-    settle_many(tx, marks, False)
-    return [None] * calls
+def settle_batch(tx: Tx, batch: Batch[Settled]) -> None:
+    """Settle what several calls named."""
+    settle_many(tx, marks_of([one for settled in batch.take() for one in settled]), False)
