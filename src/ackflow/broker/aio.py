@@ -6,7 +6,7 @@ The writer thread runs all queued verbs in one commit and wakes the event loop o
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -47,11 +47,18 @@ class LoopBroker:
         return self._submit(partial(verb, **kwargs) if kwargs else verb, args, synced, None)
 
     def call(
-        self, verb: Callable[[Tx], Any], synced: bool, on_answer: Callable[[Job], None]
+        self,
+        verb: Callable[[Tx], Any],
+        synced: bool,
+        on_answer: Callable[[Job], None],
+        calls: Sized | None = None,
     ) -> None:
-        """Run one verb like `do`, and call back on the loop as soon as its result arrives there."""
+        """Run one verb like `do`, and call back on the loop as soon as its result arrives there.
+
+        `calls`: those that it answers, if it stands for several.
+        """
         self.broker.check_open()
-        self.enqueue(Job(verb, (), synced, None, partial(self.take, on_answer)))
+        self.enqueue(Job(verb, (), synced, None, partial(self.take, on_answer), calls=calls))
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
         return self._submit(None, (), True, request)

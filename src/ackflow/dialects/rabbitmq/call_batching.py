@@ -24,6 +24,9 @@ class Batch(Generic[T]):
         self._taken = False
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def join(self, item: T) -> bool:
         """Add an item; False if the verb already runs without it."""
         with self._lock:
@@ -71,8 +74,9 @@ class CallBatcher(Generic[T, R]):
         batch = Batch([item])
         callbacks = [on_answer]
         self._loop_broker.call(
-            lambda tx: self._verb(tx, batch.take()), True, lambda job: self._answer(callbacks, job)
-        )
+            lambda tx: self._verb(tx, batch.take()), True,
+            lambda job: self._answer(callbacks, job), batch,
+        )  # fmt: skip
         self._open, self._callbacks = batch, callbacks
         return True
 
