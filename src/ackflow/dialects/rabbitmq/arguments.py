@@ -1,6 +1,8 @@
 """The arguments of queues, consumers and exchanges: what is supported, and what else is refused."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import NoneType
 from typing import Any
 
 from ...store.records import Arguments
@@ -8,6 +10,11 @@ from .errors import AmqpError
 
 MAX_MILLISECONDS = (1 << 32) - 1
 MAX_COUNT = 1 << 48
+ALTERNATE = "alternate-exchange"
+_KINDS: dict[type, str] = {  # of values, as RabbitMQ calls them
+    bool: "bool", int: "signedint", float: "double", list: "array", dict: "table",
+    NoneType: "void", datetime: "timestamp",
+}  # fmt: skip
 QUORUM_DELIVERY_LIMIT = 20
 SHORTEST_TTL = (
     0.1  # for a time to live of 0: a consumer that waits has the time to take the message
@@ -61,8 +68,8 @@ def _plain(value: Any) -> Any:
     return bytes(value).decode(errors="replace") if isinstance(value, bytes | bytearray) else value
 
 
-def _invalid(key: str, queue: str, why: str) -> AmqpError:
-    return AmqpError(406, f"invalid arg '{key}' for queue '{queue}' in vhost '/': {why}")
+def _invalid(key: str, name: str, why: str, what: str = "queue") -> AmqpError:
+    return AmqpError(406, f"invalid arg '{key}' for {what} '{name}' in vhost '/': {why}")
 
 
 def queue_options(arguments: Arguments) -> dict[str, object]:
@@ -99,13 +106,19 @@ def check_consumer(given: Mapping[str, Any] | None) -> int:
 
 
 def check_exchange(name: str, given: Mapping[str, Any] | None) -> Arguments:
-    for key in given or {}:
-        raise AmqpError(
-            406,
-            f"invalid arg '{key}' for exchange '{name}' in vhost '/': "
-            "Ackflow does not support this argument",
-        )
-    return {}
+    """Return the arguments of an exchange; raise 406 for one that is unknown or not text."""
+    checked: Arguments = {}
+    for key, value in (given or {}).items():
+        value = _plain(value)
+        if key != ALTERNATE:
+            raise _invalid(key, name, "Ackflow does not support this argument", "exchange")
+        if not _text(value):
+            kind = _KINDS.get(type(value), type(value).__name__)
+            raise AmqpError(
+                406, f"invalid type '{kind}' for arg '{key}' in exchange '{name}' in vhost '/'"
+            )
+        checked[key] = value
+    return checked
 
 
 def check_binding(key: str, given: Mapping[str, Any] | None) -> Arguments:

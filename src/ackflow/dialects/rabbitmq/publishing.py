@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
-from pamqp.commands import Basic
 
 from ...broker.core.routing.publish import Published
 from ...broker.requests import Publication
@@ -201,8 +200,7 @@ class Publisher:
 
     def return_unroutable(self, one: Posted) -> None:
         """Send a mandatory message back."""
-        method = Basic.Return(312, "NO_ROUTE", one.publication.exchange, one.publication.keys[0])
-        payload = frames.encode(self._channel.number, method)[7:-1]
+        payload = frames.no_route(one.publication.exchange, one.publication.keys[0])
         self._channel.connection.send(
             frames.with_content(
                 self._channel.number, payload, one.properties, one.publication.payload,
