@@ -60,7 +60,7 @@ class CallBatcher(Generic[T, R]):
         verb: "Callable[[Tx, list[T]], Sequence[R]]",
         answered: Callable[[], None],
     ) -> None:
-        self._loop_broker = loop_broker
+        self._call = loop_broker.call
         self._verb = verb
         self._answered = answered
         self._open: Batch[T] = taken_batch()
@@ -73,7 +73,7 @@ class CallBatcher(Generic[T, R]):
             return False
         batch = Batch([item])
         callbacks = [on_answer]
-        self._loop_broker.call(
+        self._call(
             lambda tx: self._verb(tx, batch.take()), True,
             lambda job: self._answer(callbacks, job), batch,
         )  # fmt: skip
