@@ -1,5 +1,6 @@
 """Publishing on a channel: the content of messages, confirms and returns."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ from .topology import REPLY_TO
 if TYPE_CHECKING:
     from .channel import Channel
 
+GATHER_MOST = 500  # publications
+GATHER_SECONDS = 0.002
+
 
 class Content(Struct):
     """A publication whose content arrives."""
@@ -36,6 +40,40 @@ class Posted(Struct):
     publication: Publication
     mandatory: bool
     properties: bytes
+
+
+class Arrivals:
+    """Whether the publications of a channel still arrive, so that the commit waits for more.
+
+    A client that sends a window is still sending when the loop has read its first messages. It is
+    asked once per turn of the loop, and the answer is yes as long as each turn brings more, and not
+    for a client that waits for each confirm: its last commit had one publication.
+    """
+
+    def __init__(self) -> None:
+        self._pipelines = self._ended = False
+        self._counts: list[int] = []  # of the turns since the last commit
+        self._since = 0.0
+
+    def begin(self, publications: int) -> None:
+        """A commit takes the publications that have arrived."""
+        self._pipelines = publications > 1 and not self._ended
+        self._counts = []
+
+    def end(self) -> None:
+        """Nothing arrives any more."""
+        self._pipelines, self._ended = False, True
+
+    def more(self, queued: int) -> bool:
+        if not self._pipelines:
+            return False
+        counts, now = self._counts, time.monotonic()
+        if not counts:
+            self._since = now
+        # The first two turns after a read come before the next one.
+        arrives = len(counts) < 2 or queued > counts[-1]
+        counts.append(queued)
+        return arrives and queued < GATHER_MOST and now - self._since < GATHER_SECONDS
 
 
 class Publisher:
