@@ -8,8 +8,9 @@ from typing import Any
 from ...store.records import Arguments
 from .errors import AmqpError
 
-MAX_MILLISECONDS = (1 << 32) - 1
+MAX_MILLISECONDS = 10 * 365 * 86_400_000
 MAX_COUNT = 1 << 48
+STRATEGY = "x-dead-letter-strategy"  # dead letters are moved in one transaction under either
 ALTERNATE = "alternate-exchange"
 _KINDS: dict[type, str] = {  # of values, as RabbitMQ calls them
     bool: "bool", int: "signedint", float: "double", list: "array", dict: "table",
@@ -34,12 +35,13 @@ def _among(*texts: str) -> Callable[[Any], bool]:
 
 
 _QUEUE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "x-message-ttl": (_count(0, MAX_MILLISECONDS), "an integer from 0 to 4294967295"),
-    "x-expires": (_count(1, MAX_MILLISECONDS), "an integer from 1 to 4294967295"),
+    "x-message-ttl": (_count(0, MAX_MILLISECONDS), f"an integer from 0 to {MAX_MILLISECONDS}"),
+    "x-expires": (_count(1, MAX_MILLISECONDS), f"an integer from 1 to {MAX_MILLISECONDS}"),
     "x-max-length": (_count(0, MAX_COUNT), "an integer of at least 0"),
     "x-overflow": (_among("drop-head", "reject-publish"), "drop-head or reject-publish"),
     "x-dead-letter-exchange": (_text, "text"),
     "x-dead-letter-routing-key": (_text, "text"),
+    STRATEGY: (_among("at-most-once", "at-least-once"), "at-most-once or at-least-once"),
     "x-delivery-limit": (_count(-1, MAX_COUNT), "an integer of at least -1"),
     "x-max-priority": (_count(1, 255), "an integer from 1 to 255"),
     "x-single-active-consumer": (lambda value: type(value) is bool, "a boolean"),
@@ -61,6 +63,12 @@ def check_queue(name: str, given: Mapping[str, Any] | None) -> Arguments:
         checked[key] = value
     if "x-dead-letter-routing-key" in checked and "x-dead-letter-exchange" not in checked:
         raise _invalid("x-dead-letter-routing-key", name, "routing_key_but_no_dlx_defined")
+    if STRATEGY in checked and checked.get("x-queue-type") != "quorum":
+        raise AmqpError(
+            406,
+            f"invalid arg '{STRATEGY}' for queue '{name}' in vhost '/' of queue type "
+            "rabbit_classic_queue",
+        )
     return checked
 
 
