@@ -136,7 +136,7 @@ def _ceiling_table(found: dict[tuple[str, str], Found], rounds: int, noise: Nois
     table.quiet = noise.quiet
     table.notes = [
         f"medians of {rounds} rounds; the same programs",
-        "no server: it confirms at once and delivers one message again and again; nothing is stored",
+        "no server: a program that only answers, a window with one confirm; nothing is stored",
         str(noise),
     ]
     return table

@@ -1,7 +1,8 @@
 """An AMQP server that answers at once and stores nothing: how fast a client can be at all.
 
-`python -m bench.amqp_ceiling PORT`. It confirms what a read brought with one frame, delivers the
-same message again and again, and tops a consumer up when half of its prefetch is acknowledged.
+`python -m bench.amqp_ceiling PORT`. It confirms a window with one frame, and any other message at
+once; it delivers the same message again and again, and tops a consumer up when half of its prefetch
+is acknowledged. The name of the queue says whether the program sends windows.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import uvloop
 from pamqp import commands, frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
 
-from .amqp_sides import BODY
+from .amqp_sides import BODY, WINDOW
 from .peers import HOST
 
 _START = struct.Struct(">BHI")
@@ -32,6 +33,7 @@ class Ceiling(asyncio.Protocol):
         self._buffer = b""
         self._greeted = False
         self._published = self._confirmed = 0
+        self._window = 1
         self._consumer = ""
         self._prefetch = 1
         self._delivered = self._unacked = 0
@@ -52,7 +54,7 @@ class Ceiling(asyncio.Protocol):
                 self._receive(number, data[at + 7 : at + 7 + length])
             at += 8 + length
         self._buffer = data[at:]
-        if self._published > self._confirmed:
+        if self._published - self._confirmed >= self._window:
             tag = _TAG.pack(self._published, self._published - self._confirmed > 1)
             self._confirmed = self._published
             self._transport.write(_frame(1, ACK + tag))
@@ -62,6 +64,7 @@ class Ceiling(asyncio.Protocol):
     def _receive(self, number: int, method: bytes) -> None:
         if method.startswith(PUBLISH):
             self._published += 1
+            self._window = WINDOW if b"windows" in method else 1
         elif method.startswith(ACK):
             tag, multiple = _TAG.unpack_from(method, 4)
             self._unacked = self._delivered - tag if multiple else self._unacked - 1
