@@ -25,7 +25,8 @@ class Batched:
             self.loop_broker, self._double, self.answered.set
         )
 
-    def _double(self, _: Any, numbers: list[int]) -> list[int]:
+    def _double(self, _: Any, batch: Batch[int]) -> list[int]:
+        numbers = batch.take()
         self.runs.append(list(numbers))
         if 13 in numbers:
             raise QueueFull("thirteen")

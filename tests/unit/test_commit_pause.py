@@ -157,7 +157,7 @@ def test_a_verb_that_answers_several_calls_counts_as_so_many(
         syncing.clear()
         answered = asyncio.Event()
         calls = [1, 2, 3]
-        loop_broker.call(lambda tx: None, True, lambda job: answered.set(), calls)
+        loop_broker.call(lambda tx: None, (), True, lambda job: answered.set(), calls)
         await asyncio.to_thread(syncing.wait, 20)
         waits = loop_broker.push(request(1))
         await asyncio.to_thread(until, lambda: len(broker.writer._deferred) == 1)

@@ -48,7 +48,8 @@ class LoopBroker:
 
     def call(
         self,
-        verb: Callable[[Tx], Any],
+        verb: Callable[..., Any],
+        args: tuple[Any, ...],
         synced: bool,
         on_answer: Callable[[Job], None],
         calls: Sized | None = None,
@@ -58,7 +59,7 @@ class LoopBroker:
         `calls`: those that it answers, if it stands for several.
         """
         self.broker.check_open()
-        self.enqueue(Job(verb, (), synced, None, partial(self.take, on_answer), calls=calls))
+        self.enqueue(Job(verb, args, synced, None, partial(self.take, on_answer), calls=calls))
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
         return self._submit(None, (), True, request)

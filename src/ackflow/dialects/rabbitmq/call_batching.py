@@ -16,29 +16,26 @@ Answered = Callable[[R | BaseException], None]
 log = logging.getLogger("ackflow.amqp")
 
 
-class Batch(Generic[T]):
+class Batch(list[T]):
     """The items of a verb that waits to be run; more may join until it is."""
 
     def __init__(self, items: list[T]) -> None:
-        self._items = items
+        super().__init__(items)
         self._taken = False
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def join(self, item: T) -> bool:
         """Add an item; False if the verb already runs without it."""
         with self._lock:
             if not self._taken:
-                self._items.append(item)
+                self.append(item)
             return not self._taken
 
     def take(self) -> list[T]:
         """Return the items; none joins from here on. A verb that is run again gets the same ones."""
         with self._lock:
             self._taken = True
-        return self._items
+        return self
 
 
 def taken_batch() -> "Batch[T]":
@@ -51,13 +48,13 @@ def taken_batch() -> "Batch[T]":
 class CallBatcher(Generic[T, R]):
     """Runs a verb over all items that wait when the writer begins it; it answers each of them.
 
-    `answered` is called after the callbacks of a verb.
+    The verb takes the items from their batch when it is run. `answered` is called after the callbacks of a verb.
     """
 
     def __init__(
         self,
         loop_broker: LoopBroker,
-        verb: "Callable[[Tx, list[T]], Sequence[R]]",
+        verb: "Callable[[Tx, Batch[T]], Sequence[R]]",
         answered: Callable[[], None],
     ) -> None:
         self._call = loop_broker.call
@@ -73,10 +70,7 @@ class CallBatcher(Generic[T, R]):
             return False
         batch = Batch([item])
         callbacks = [on_answer]
-        self._call(
-            lambda tx: self._verb(tx, batch.take()), True,
-            lambda job: self._answer(callbacks, job), batch,
-        )  # fmt: skip
+        self._call(self._verb, (batch,), True, lambda job: self._answer(callbacks, job), batch)
         self._open, self._callbacks = batch, callbacks
         return True
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from ...broker.core.routing.publish import Published
+from ...broker.core.routing.publish import Published, publish_all
 from ...broker.requests import Publication
 from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
 from ...options import MAX_PAYLOAD
+from ...store.tx import Tx
 from . import frames
-from .call_batching import Answered
+from .call_batching import Answered, Batch
 from .errors import AmqpError, no_exchange, translated
 from .frames import Publish
 from .properties import Decoded, decode_properties, is_json
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 GATHER_MOST = 500  # publications
 GATHER_SECONDS = 0.002
+
+
+def publish_batch(tx: Tx, batch: Batch[list[Publication]]) -> list[list[Published]]:
+    """Publish what several channels have sent; see `publish_all`."""
+    return publish_all(tx, batch.take())
 
 
 class Content(Struct):

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...broker.core.routing.publish import Published, publish, publish_all
+from ...broker.core.routing.publish import Published, publish
 from ...broker.requests import Publication
 from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
 from .call_batching import Answered, Batch, CallBatcher, DelayedCalls
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
+from .publishing import publish_batch
 from .settling import ACK, Settled, settle_batch
 from .topology import REPLY_TO
 from .verbs import (
@@ -58,7 +59,7 @@ class AmqpServer:
         self._begun = self.background(self._begin())
         self._task = asyncio.create_task(self._tick())
         self.acks = DelayedCalls(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
-        self._publications = CallBatcher(app.loop_broker, publish_all, self.flush)
+        self._publications = CallBatcher(app.loop_broker, publish_batch, self.flush)
         self._unflushed: list[AmqpConnection] = []
 
     async def close(self) -> None:
