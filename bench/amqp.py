@@ -15,6 +15,7 @@ from .peers import HOST, find_spec, free_port, started
 from .report import Row, Table, Target
 
 OURS = "Ackflow"
+CEILING = "no server"
 PEERS = {"RabbitMQ, quorum": "quorum", "RabbitMQ, classic": "classic"}
 BAR = 1.5  # beside quorum queues, which sync before the confirm, too
 SINGLY = 1_000  # messages of a program that waits for each confirm
@@ -29,11 +30,13 @@ def run(_: Sequence[Json], plan: Plan) -> list[Table]:
         return []
     with Noise() as noise, ExitStack() as stack:
         places = {OURS: (stack.enter_context(_ackflow()), "classic")}
+        places[CEILING] = stack.enter_context(_ceiling()), "classic"
         if (rabbit := stack.enter_context(_rabbitmq())) is not None:
             places |= {side: (rabbit, kind) for side, kind in PEERS.items()}
         rounds = min(plan.rounds, 3)
         found = _measure(places, rounds, 1 if plan.rounds > 3 else 4)
-    return [_table(found, peer, rounds, noise) for peer in PEERS if peer in places]
+    tables = [_table(found, peer, rounds, noise) for peer in PEERS if peer in places]
+    return [*tables, _ceiling_table(found, rounds, noise)]
 
 
 class Found(NamedTuple):
@@ -56,7 +59,7 @@ def _measure(
             for side, (url, kind) in places.items():
                 queue = f"bench-{kind}-{number}-{what}"
                 declare(url, queue, kind)
-                if "consume" in what:
+                if "consume" in what and side != CEILING:
                     _seconds("pika, windows of 100", url, queue, count)
                 server = _listening(url)
                 before = _cpu_seconds(server)
@@ -104,6 +107,12 @@ def _table(found: dict[tuple[str, str], Found], peer: str, rounds: int, noise: N
     for what in whats:
         cpu = found[OURS, what].server, found[peer, what].server
         table.rows.append(Row(f"{what}: CPU of the server", "us", *cpu))
+    for what in whats:  # how busy the client is; near 1, no server can make it faster
+        busy = [
+            [rate * cpu / 1e6 for rate, cpu in zip(one.rates, one.client, strict=True)]
+            for one in (found[OURS, what], found[peer, what])
+        ]
+        table.rows.append(Row(f"{what}: share of a core that the client uses", "", *busy))
     for what in whats:
         cpu = found[OURS, what].client, found[peer, what].client
         table.rows.append(Row(f"{what}: CPU of the client", "us", *cpu))
@@ -112,10 +121,33 @@ def _table(found: dict[tuple[str, str], Found], peer: str, rounds: int, noise: N
         f"medians of {rounds} rounds; one client process, on the same machine; 200 bytes a message",
         "every publication is persistent, and Ackflow syncs before the confirm",
         "one by one: each message waits for its confirm; consume and ack: prefetch 100",
-        "CPU per message; no server is faster than 1,000,000 / CPU of the client",
+        "CPU per message; a client that uses a whole core is what limits the rate",
         str(noise),
     ]
     return table
+
+
+def _ceiling_table(found: dict[tuple[str, str], Found], rounds: int, noise: Noise) -> Table:
+    """How much of what the clients can do at all, with a server that only answers, is reached."""
+    table = Table("AMQP: Ackflow and the ceiling of the clients", (OURS, CEILING))
+    for what in [what for side, what in found if side == OURS]:
+        ours, most = found[OURS, what].rates, found[CEILING, what].rates
+        table.rows.append(Row(what, "messages/s", ours, most))
+    table.quiet = noise.quiet
+    table.notes = [
+        f"medians of {rounds} rounds; the same programs",
+        "no server: a program that only answers, a window with one confirm; nothing is stored",
+        str(noise),
+    ]
+    return table
+
+
+@contextmanager
+def _ceiling() -> Iterator[str]:
+    with folder() as path:
+        port = free_port()
+        with started([sys.executable, "-m", "bench.amqp_ceiling", str(port)], port, path):
+            yield f"amqp://guest:guest@{HOST}:{port}/"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 It forwards the batches of a table at once, and holds the EOF messages of its upstream workers
 unacknowledged until all of them are there and every batch has left. Killed meanwhile, it gets them
-again, flagged as redelivered. Run it twice on the same address: python eof_router.py shop.db 2 4
+again, flagged as redelivered: python eof_router.py ADDRESS WORKERS PARTS
 """
 
 import json
@@ -88,8 +88,9 @@ class RouterServer:
         self._router = FilterRouter(name, workers, parts, self._out)
 
     def run(self) -> None:
-        """Consume until SIGTERM; errors and shutdown acknowledge nothing."""
-        signal.signal(signal.SIGTERM, lambda *_: self._in.stop_consuming())
+        """Consume until SIGTERM or Ctrl-C; errors and shutdown acknowledge nothing."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._in.stop_consuming())
 
         def callback(body: bytes, channel: Channel, delivery_tag: int, redelivered: bool) -> bool:
             _, ack_now = self._router.process_message(body, channel, delivery_tag, redelivered)
@@ -103,5 +104,7 @@ class RouterServer:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit("usage: python eof_router.py ADDRESS WORKERS PARTS")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     RouterServer(sys.argv[1], "0", int(sys.argv[2]), int(sys.argv[3])).run()

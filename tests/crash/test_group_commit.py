@@ -492,19 +492,13 @@ def test_upkeep_outlives_an_error_while_it_looks_at_other_processes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ackflow.connect(path) as session:
-        store, failed = session._broker.store, threading.Event()
-        store.changed()  # opens the connection
-        watch = store._watch
+        failed = threading.Event()
 
-        class Failing:
-            def execute(self, sql: str) -> object:
-                failed.set()
-                raise apsw.BusyError("locked")
+        def changed() -> int:
+            failed.set()
+            raise StorageBusy("locked")
 
-            def close(self) -> None:
-                watch.close()
-
-        store._watch = Failing()
+        monkeypatch.setattr(session._broker.store, "changed", changed)
         waiting = threading.Thread(target=session.pop, args=("jobs",), kwargs={"wait": 0.2})
         waiting.start()
         assert failed.wait(10)

@@ -143,12 +143,12 @@ def test_an_exception_requeues_and_a_poison_message_goes_to_the_dead_letters(add
             until(lambda: calls == {b"poison": 3, b"good": 1})
             time.sleep(0.3)
         assert calls == {b"poison": 3, b"good": 1}
-        transport = queue._transport
-        transport.start("failing.dead", 1)
         dead: list[bytes] = []
-        until(lambda: (got := transport.next(0.2)) and dead.append(got.body) is None)
-        transport.stop()
-        assert dead == [b"poison"]
+        with (
+            MessageMiddlewareQueue(address, "failing.dead") as letters,
+            Consumer(letters, lambda body: dead.append(body)),
+        ):
+            until(lambda: dead == [b"poison"])
         queue.delete()
 
 

@@ -14,11 +14,27 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
 )
+if (
+    os.environ.get("QUEUES") == "quorum"
+):  # with these, Celery delays tasks by 28 queues of the broker
+    app.conf.update(
+        task_default_queue_type="quorum",
+        task_default_exchange_type="topic",
+        broker_transport_options={"confirm_publish": True},
+    )
+elif os.environ.get("QUEUES") == "priorities":
+    app.conf.update(task_queue_max_priority=10, task_default_priority=5)
 
 
 @app.task
 def add(a: int, b: int) -> int:
     return a + b
+
+
+@app.task
+def note(path: str, what: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(what)
 
 
 @app.task
@@ -47,4 +63,4 @@ def killed_once(path: str) -> str:
     return "done"
 
 
-__all__ = ["add", "app", "chord", "flaky", "killed_once", "total"]
+__all__ = ["add", "app", "chord", "flaky", "killed_once", "note", "total"]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,10 @@ class Celery:
         self._workers.append(worker)
         return worker
 
+    def setenv(self, name: str, value: str) -> None:
+        """Set a variable for the workers and programs that start from here on."""
+        self._env[name] = value
+
     def store_results(self) -> None:
         """Keep results in files, for chords, which need more than a reply queue."""
         self._env["RESULTS"] = self._results
@@ -204,6 +209,30 @@ def test_a_celery_worker_runs_tasks_retries_and_countdowns(celery: Celery, tmp_p
     ping = "list(app.control.ping(timeout=5, limit=1)[0].values())"
     found = celery.result(f"add.delay(2, 3).get(timeout=60), {flaky}, {later}, {ping}")
     assert found == "5 3 2 [{'ok': 'pong'}]"
+
+
+@pytest.mark.outer
+def test_celery_delays_tasks_over_quorum_queues(celery: Celery) -> None:
+    celery.setenv("QUEUES", "quorum")
+    celery.start("solo")
+    started = time.monotonic()
+    later = "add.apply_async((1, 1), countdown=3).get(timeout=60)"
+    assert celery.result(f"add.delay(2, 3).get(timeout=60), {later}") == "5 2"
+    assert time.monotonic() - started >= 3
+    declared = "app.connection().channel().queue_declare('celery_delayed_27', passive=True)"
+    assert celery.result(f"{declared}.message_count") == "0"
+
+
+@pytest.mark.outer
+def test_celery_tasks_of_high_priority_come_first(celery: Celery, tmp_path: Path) -> None:
+    celery.setenv("QUEUES", "priorities")
+    path = str(tmp_path / "order")
+    sent = [f"note.apply_async(({path!r}, {p!r}), priority={p})" for p in ("1", "9", "5")]
+    declared = "app.amqp.queues['celery'](app.connection()).declare()"
+    celery.result(f"{declared}, {', '.join(sent)}")
+    celery.start("solo")
+    assert celery.result("add.apply_async((1, 1), priority=0).get(timeout=60)") == "2"
+    assert Path(path).read_text() == "951"
 
 
 @pytest.mark.outer

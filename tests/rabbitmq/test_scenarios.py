@@ -37,7 +37,7 @@ DIFFERENT: dict[str, tuple[str, dict[int, Any]]] = {
                 "channel", 406,
                 INVALID.format(
                     "x-message-ttl", "declare_again_with_other_arguments.p",
-                    "it must be an integer from 0 to 4294967295",
+                    "it must be an integer from 0 to 315360000000",
                 ),
             ],
         },

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,8 +90,11 @@ class Held(CommitPause):
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.end = threading.Event(), threading.Event()
+        self.waiting: Callable[[], int] = int
+        self.expected = 0
 
-    def wait(self, waiting: object, expected: int) -> None:
+    def wait(self, waiting: Callable[[], int], expected: int) -> None:
+        self.waiting, self.expected = waiting, expected
         self.begun.set()
         assert self.end.wait(20)
 
@@ -127,6 +131,42 @@ def test_a_push_of_an_answered_client_joins_one_that_waited_and_acks_do_not_wait
         pause.end.set()
         await asyncio.gather(waits, again)
         assert len(syncs) == 2
+        loop_broker.close()
+
+    gate.set()
+    monkeypatch.setattr(wal_sync, "_sync", sync)
+    with ackflow.connect(tmp_path / "a.db", upkeep=False) as q:
+        assert isinstance(q.broker, Broker)
+        asyncio.run(run(q.broker))
+
+
+def test_a_verb_that_answers_several_calls_counts_as_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, syncing = threading.Event(), threading.Event()
+
+    def sync(handle: int) -> None:
+        syncing.set()
+        assert gate.wait(20)
+
+    async def run(broker: Broker) -> None:
+        loop_broker = LoopBroker(broker)
+        await loop_broker.push(request(0))
+        broker.writer._pause = pause = Held()
+        gate.clear()
+        syncing.clear()
+        answered = asyncio.Event()
+        calls = [1, 2, 3]
+        loop_broker.call(lambda tx: None, (), True, lambda job: answered.set(), calls)
+        await asyncio.to_thread(syncing.wait, 20)
+        waits = loop_broker.push(request(1))
+        await asyncio.to_thread(until, lambda: len(broker.writer._deferred) == 1)
+        gate.set()
+        await answered.wait()
+        await asyncio.to_thread(pause.begun.wait, 20)
+        assert (pause.expected, pause.waiting()) == (4, 1)
+        pause.end.set()
+        await waits
         loop_broker.close()
 
     gate.set()

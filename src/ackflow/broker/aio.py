@@ -6,7 +6,7 @@ The writer thread runs all queued verbs in one commit and wakes the event loop o
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -36,7 +36,7 @@ class LoopBroker:
         self.broker = broker
         self.leads = False  # whether the loop may commit itself: no signal handler raises in it
         self._loop = asyncio.get_running_loop()
-        self._answered: deque[tuple[asyncio.Future[Any], Job]] = deque()
+        self._answered: deque[tuple[asyncio.Future[Any] | Callable[[Job], None], Job]] = deque()
         self._woken = False
         self._submitted: list[Job] = []
         self._returning: set[asyncio.Future[Any]] = set()
@@ -47,6 +47,21 @@ class LoopBroker:
     ) -> "asyncio.Future[T]":
         """Run one verb in a group commit; `synced`: complete only after it is on disk."""
         return self._submit(partial(verb, **kwargs) if kwargs else verb, args, synced, None)
+
+    def call(
+        self,
+        verb: Callable[..., Any],
+        args: tuple[Any, ...],
+        synced: bool,
+        on_answer: Callable[[Job], None],
+        calls: Sized | None = None,
+    ) -> None:
+        """Run one verb like `do`, and call back on the loop as soon as its result arrives there.
+
+        `calls`: those that it answers, if it stands for several.
+        """
+        self.broker.check_open()
+        self.enqueue(Job(verb, args, synced, None, partial(self.take, on_answer), calls=calls))
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":
         return self._submit(None, (), True, request)
@@ -178,8 +193,8 @@ class LoopBroker:
         """Create a future of this loop, for `take`."""
         return self._loop.create_future()
 
-    def take(self, future: "asyncio.Future[Any]", job: Job) -> None:
-        """Complete a future with the result of a job; may be called from any thread."""
+    def take(self, future: "asyncio.Future[Any] | Callable[[Job], None]", job: Job) -> None:
+        """Complete a future with the result of a job, or call back; called from any thread."""
         self._answered.append((future, job))
         if not self._woken:
             self._woken = True
@@ -190,9 +205,11 @@ class LoopBroker:
         self._woken = False
         while self._answered:
             future, job = self._answered.popleft()
-            if future.done():
+            if not isinstance(future, asyncio.Future):
+                future(job)
+            elif future.done():
                 continue
-            if job.error is not None:
+            elif job.error is not None:
                 future.set_exception(job.error)
             else:
                 future.set_result(job.answer)

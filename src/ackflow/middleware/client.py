@@ -16,12 +16,13 @@ from .transport import Callback, Channel, Delivery, Transport, adapted
 PREFETCH = 10
 LIMIT = 20  # deliveries of a message whose callback raises
 POLL_SECONDS = 0.2
+DEAD = ".dead"
 log = logging.getLogger("ackflow.middleware")
 
 
 def dead_letters_of(queue: str) -> str:
     """The name of the queue that gets the messages that failed too often."""
-    return f"{queue}.dead"
+    return queue + DEAD
 
 
 def _transport(address: str) -> Transport:
@@ -40,7 +41,7 @@ class MessageMiddlewareQueue:
     """A durable queue: send to it, or consume it with a callback.
 
     A message whose callback has raised `limit` times goes to the dead letters and to the queue
-    `<name>.dead`. `prefetch` is the number of messages that the consumer holds at once, not counting
+    `<name>.dead`, which can be consumed like any other and has no limit. `prefetch` is the number of messages that the consumer holds at once, not counting
     those whose acknowledgement it delays.
     """
 
@@ -60,6 +61,9 @@ class MessageMiddlewareQueue:
         self._declare()
 
     def _declare(self) -> None:
+        if self.queue.endswith(DEAD):  # as the queue that it belongs to has declared it
+            self._transport.declare_queue(self.queue, {})
+            return
         dead = dead_letters_of(self.queue)
         self._transport.declare_queue(dead, {})
         arguments: dict[str, Any] = {

@@ -46,7 +46,7 @@ class CommitPause:
         return self._seconds >= LEAST_SYNC_SECONDS
 
     def wait(self, waiting: Callable[[], int], expected: int) -> None:
-        """Return when so many jobs wait, when no more arrive, or after the longest pause."""
+        """Return when so many calls wait, when no more arrive, or after the longest pause."""
         seconds = min(self._seconds, MOST_SECONDS)
         now, before = self._now(), waiting()
         until, quiet = now + seconds * LONGEST, now + seconds * QUIET

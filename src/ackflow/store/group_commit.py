@@ -55,7 +55,7 @@ from ..errors import (
 )
 from .commit_pause import CommitPause, LoopBudget
 from .group_runner import GroupRunner, ReachOf, RunMerged
-from .job import Job, Verb
+from .job import Job, Verb, count_calls
 from .protocol import CommitLost, CommitObserver, TransactionalStore
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
@@ -414,13 +414,13 @@ class Writer:
 
     def _hold_back(self, batch: list[Job]) -> list[Job] | None:
         """Defer pushes until those of the clients that are answered now may have joined them."""
-        expected = len(batch) + len(self._deferred)
+        expected = count_calls(batch) + count_calls(self._deferred)
         if expected == 1 or not self._helpers or not self._pause.worthwhile:
             return None
         held_back = batch.copy()
 
         def pause() -> None:
-            self._pause.wait(lambda: len(self._deferred), expected)
+            self._pause.wait(lambda: count_calls(self._deferred), expected)
             with self._mutex:
                 if self._syncing is held_back:
                     self._syncing = None

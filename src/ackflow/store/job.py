@@ -1,7 +1,7 @@
 """A verb on its way through group commit; group_commit.py has a diagram of its states."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 from msgspec import Struct
@@ -30,6 +30,7 @@ class Job(Struct, eq=False):
     reach: "Reach | None" = UNASKED  # what it reads and changes, in a store that is `by_queue`
     postponed: bool = False  # to the next group: something that it needs is not free
     wakeup: "threading.Lock | None" = None  # held while its thread waits for another one
+    calls: "Sized | None" = None  # those that it answers, if it stands for several
     answer: Any = None
     error: BaseException | None = None
 
@@ -37,6 +38,11 @@ class Job(Struct, eq=False):
     def awaits_sync(self) -> bool:
         """Whether it succeeded and must be on disk before it is answered."""
         return self.synced and self.error is None
+
+
+def count_calls(jobs: Iterable[Job]) -> int:
+    """How many calls some jobs answer."""
+    return sum(1 if job.calls is None else len(job.calls) for job in jobs)
 
 
 def fences_of(job: Job) -> list[int]:

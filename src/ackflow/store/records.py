@@ -465,6 +465,11 @@ class Exchange(Struct):
     internal: bool = False
     arguments: Arguments = {}
 
+    @property
+    def alternate(self) -> str | None:
+        """The exchange that gets the messages that match no binding."""
+        return self.arguments.get("alternate-exchange")
+
 
 class Binding(Struct):
     """A rule of an exchange: which messages it forwards to a queue or to another exchange."""

@@ -3,10 +3,20 @@
 Names of queues begin with the name of the scenario, so that they do not disturb each other.
 """
 
-from . import consuming, corners, declaring, limits, publishing, refusals, routing, settling
+from . import (
+    alternates,
+    consuming,
+    corners,
+    declaring,
+    limits,
+    publishing,
+    refusals,
+    routing,
+    settling,
+)
 from .client import SCENARIOS, run
 
 __all__ = [
-    "SCENARIOS", "consuming", "corners", "declaring", "limits", "publishing", "refusals", "routing",
+    "SCENARIOS", "alternates", "consuming", "corners", "declaring", "limits", "publishing", "refusals", "routing",
     "run", "settling",
 ]  # fmt: skip

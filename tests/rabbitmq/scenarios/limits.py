@@ -201,3 +201,28 @@ def missing_dead_letter_exchange_loses_nothing_else(c: Client) -> None:
 @scenario
 def dead_letter_key_without_exchange(c: Client) -> None:
     c.fails(lambda ch: c.declare(channel=ch, arguments={"x-dead-letter-routing-key": "k"}))
+
+
+@scenario
+def dead_letter_strategy_is_for_quorum_queues(c: Client) -> None:
+    strategy = {"x-dead-letter-strategy": "at-least-once"}
+    _dead_letters(c, **strategy, **QUORUM, **{"x-overflow": "reject-publish"})
+    c.publish("m", expiration="50")
+    method, _, body = c.wait_get("dead")
+    c.log(body.decode() if method is not None else "no dead letter")
+    c.fails(lambda ch: ch.queue_declare(c.name("c"), durable=True, arguments=strategy))
+
+
+@scenario
+def longest_times(c: Client) -> None:
+    ten_years = 10 * 365 * 86_400_000
+    for name in ("x-message-ttl", "x-expires"):
+        c.declare(name, arguments={name: ten_years})
+        c.log(
+            c.ch.queue_declare(
+                c.name(name), durable=True, arguments={name: ten_years}
+            ).method.message_count
+        )
+    c.declare()
+    c.publish("m", expiration=str(ten_years))
+    c.count(expected=1)

@@ -1,13 +1,21 @@
 """The arguments of queues, consumers and exchanges: what is supported, and what else is refused."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import NoneType
 from typing import Any
 
 from ...store.records import Arguments
 from .errors import AmqpError
 
-MAX_MILLISECONDS = (1 << 32) - 1
+MAX_MILLISECONDS = 10 * 365 * 86_400_000
 MAX_COUNT = 1 << 48
+STRATEGY = "x-dead-letter-strategy"  # dead letters are moved in one transaction under either
+ALTERNATE = "alternate-exchange"
+_KINDS: dict[type, str] = {  # of values, as RabbitMQ calls them
+    bool: "bool", int: "signedint", float: "double", list: "array", dict: "table",
+    NoneType: "void", datetime: "timestamp",
+}  # fmt: skip
 QUORUM_DELIVERY_LIMIT = 20
 SHORTEST_TTL = (
     0.1  # for a time to live of 0: a consumer that waits has the time to take the message
@@ -27,12 +35,13 @@ def _among(*texts: str) -> Callable[[Any], bool]:
 
 
 _QUEUE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "x-message-ttl": (_count(0, MAX_MILLISECONDS), "an integer from 0 to 4294967295"),
-    "x-expires": (_count(1, MAX_MILLISECONDS), "an integer from 1 to 4294967295"),
+    "x-message-ttl": (_count(0, MAX_MILLISECONDS), f"an integer from 0 to {MAX_MILLISECONDS}"),
+    "x-expires": (_count(1, MAX_MILLISECONDS), f"an integer from 1 to {MAX_MILLISECONDS}"),
     "x-max-length": (_count(0, MAX_COUNT), "an integer of at least 0"),
     "x-overflow": (_among("drop-head", "reject-publish"), "drop-head or reject-publish"),
     "x-dead-letter-exchange": (_text, "text"),
     "x-dead-letter-routing-key": (_text, "text"),
+    STRATEGY: (_among("at-most-once", "at-least-once"), "at-most-once or at-least-once"),
     "x-delivery-limit": (_count(-1, MAX_COUNT), "an integer of at least -1"),
     "x-max-priority": (_count(1, 255), "an integer from 1 to 255"),
     "x-single-active-consumer": (lambda value: type(value) is bool, "a boolean"),
@@ -54,6 +63,12 @@ def check_queue(name: str, given: Mapping[str, Any] | None) -> Arguments:
         checked[key] = value
     if "x-dead-letter-routing-key" in checked and "x-dead-letter-exchange" not in checked:
         raise _invalid("x-dead-letter-routing-key", name, "routing_key_but_no_dlx_defined")
+    if STRATEGY in checked and checked.get("x-queue-type") != "quorum":
+        raise AmqpError(
+            406,
+            f"invalid arg '{STRATEGY}' for queue '{name}' in vhost '/' of queue type "
+            "rabbit_classic_queue",
+        )
     return checked
 
 
@@ -61,8 +76,8 @@ def _plain(value: Any) -> Any:
     return bytes(value).decode(errors="replace") if isinstance(value, bytes | bytearray) else value
 
 
-def _invalid(key: str, queue: str, why: str) -> AmqpError:
-    return AmqpError(406, f"invalid arg '{key}' for queue '{queue}' in vhost '/': {why}")
+def _invalid(key: str, name: str, why: str, what: str = "queue") -> AmqpError:
+    return AmqpError(406, f"invalid arg '{key}' for {what} '{name}' in vhost '/': {why}")
 
 
 def queue_options(arguments: Arguments) -> dict[str, object]:
@@ -99,13 +114,19 @@ def check_consumer(given: Mapping[str, Any] | None) -> int:
 
 
 def check_exchange(name: str, given: Mapping[str, Any] | None) -> Arguments:
-    for key in given or {}:
-        raise AmqpError(
-            406,
-            f"invalid arg '{key}' for exchange '{name}' in vhost '/': "
-            "Ackflow does not support this argument",
-        )
-    return {}
+    """Return the arguments of an exchange; raise 406 for one that is unknown or not text."""
+    checked: Arguments = {}
+    for key, value in (given or {}).items():
+        value = _plain(value)
+        if key != ALTERNATE:
+            raise _invalid(key, name, "Ackflow does not support this argument", "exchange")
+        if not _text(value):
+            kind = _KINDS.get(type(value), type(value).__name__)
+            raise AmqpError(
+                406, f"invalid type '{kind}' for arg '{key}' in exchange '{name}' in vhost '/'"
+            )
+        checked[key] = value
+    return checked
 
 
 def check_binding(key: str, given: Mapping[str, Any] | None) -> Arguments:

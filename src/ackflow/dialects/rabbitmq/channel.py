@@ -8,7 +8,6 @@ import asyncio
 import secrets
 from collections import deque
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.base import Frame
@@ -27,8 +26,8 @@ from .consumers import LEASE_SECONDS, Consumer, Delivery, message_of
 from .errors import AmqpError, no_exchange, translated
 from .frames import Ack, Method, Publish
 from .properties import encode_properties
-from .publishing import Posted, Publisher
-from .settling import ACK, NACK, REJECT, RELEASE, Settled, marks_of
+from .publishing import Arrivals, Posted, Publisher
+from .settling import ACK, NACK, REJECT, RELEASE, Settled, marks_of, take_unacked
 from .topology import REPLY_TO
 from .verbs import DIALECT, commit, consume_queue, look_at_queue
 
@@ -59,6 +58,7 @@ class Channel:
         self._flowing = True
         self._last_tag = 0
         self._publisher = Publisher(self)
+        self._arrivals = Arrivals()
         self._transaction: tuple[list[Posted], Settled] | None = None
         self._transaction_bytes = 0
         self._work: deque[Work] = deque()
@@ -134,7 +134,8 @@ class Channel:
         self.connection.count_queued(1, size)
 
     async def finish(self) -> None:
-        """Wait until the work that was received is done."""
+        """Wait until the work that was received is done; no more will arrive."""
+        self._arrivals.end()
         self.work()
         while self._running is not None:
             await asyncio.wait([self._running])
@@ -144,7 +145,7 @@ class Channel:
     def work(self) -> None:
         """Do the work that waits, in order, until something has to be waited for."""
         while self._work and self._running is None and not self.closed:
-            if not self.connection.takes_work:
+            if not self.connection.takes_work or self._gathers():
                 return
             work = self._work.popleft()
             try:
@@ -157,6 +158,13 @@ class Channel:
                     self._running = self.server.background(self._run(work))
             except Exception as error:
                 self._running = self.server.background(self._fail(work, error))
+
+    def _gathers(self) -> bool:
+        """Whether publications still arrive, which one commit takes together with the first."""
+        if not isinstance(self._work[0], Posted) or not self._arrivals.more(len(self._work)):
+            return False
+        self.server.loop.call_soon(self.work)
+        return True
 
     async def _run(self, work: Method | AmqpError) -> None:
         """Do work that may have to wait, and continue."""
@@ -195,6 +203,7 @@ class Channel:
             assert isinstance(one, Posted)
             posted.append(one)
             size += len(one.publication.payload)
+        self._arrivals.begin(len(posted))
         return posted, size
 
     async def _do(self, method: Method) -> None:
@@ -215,7 +224,7 @@ class Channel:
                 self._transaction[0].extend(posted)
                 self._count_transaction(size + PUBLICATION_COST * len(posted))
             elif self._publisher.publish(posted, partial(self._published, posted, size)):
-                self._running = asyncio.get_running_loop().create_future()
+                self._running = self.server.loop.create_future()
                 waits = True
             else:
                 self._publisher.report(posted, ())
@@ -347,7 +356,8 @@ class Channel:
                 else:
                     verdict = NACK if method.requeue else REJECT
                     multiple = bool(getattr(method, "multiple", False))
-                settled.append((self._take_unacked(method.delivery_tag or 0, multiple), verdict))
+                found = take_unacked(self.unacked, method.delivery_tag or 0, multiple)
+                settled.append((found, verdict))
                 method = None
                 if self._work and isinstance(self._work[0], SETTLES):
                     method = cast(Settle, self._work.popleft())
@@ -357,20 +367,6 @@ class Channel:
                 self._transaction[1].extend(settled)
             else:
                 self._settle_all(settled)
-
-    def _take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
-        """Take deliveries off the books of the channel; an unknown tag is an error."""
-        if multiple and not tag:
-            found, self.unacked = list(self.unacked.values()), {}
-            return found
-        last = self.unacked.get(tag)
-        if last is None:
-            raise _unknown_tag(tag)
-        if multiple:
-            before = list(takewhile(lambda one: one != tag, self.unacked))
-            found = [self.unacked.pop(one) for one in before]
-            return [*found, self.unacked.pop(tag)]
-        return [self.unacked.pop(tag)]
 
     def _settle_all(self, settled: Settled) -> None:
         """Settle without waiting: nothing is answered, and what follows is in order behind it."""
@@ -568,10 +564,6 @@ def _method_id(work: Work | None) -> int:
     if isinstance(work, Ack):
         return frames.ACK
     return int(getattr(work, "index", 0))
-
-
-def _unknown_tag(tag: int) -> AmqpError:
-    return AmqpError(406, f"unknown delivery tag {tag}")
 
 
 _HANDLERS: dict[type, Any] = {

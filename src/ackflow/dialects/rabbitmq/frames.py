@@ -24,12 +24,16 @@ _START = struct.Struct(">BHI").pack
 _CONTENT = struct.Struct(">HHQ")
 _TAG = struct.Struct(">QB")
 _METHOD_ID = struct.Struct(">I")
+_COUNTS = struct.Struct(">II")
 PUBLISH = 0x003C0028
 ACK = 0x003C0050
 NACK = 0x003C0078
 PUBLISH_ID = b"\x00\x3c\x00\x28"
 _DELIVER = b"\x00\x3c\x00\x3c"
 _GET_OK = b"\x00\x3c\x00\x47"
+_RETURN = b"\x00\x3c\x00\x32"
+_DECLARE_OK = b"\x00\x32\x00\x0b"
+_NO_ROUTE = b"\x01\x38\x08NO_ROUTE"
 
 
 class Publish(NamedTuple):
@@ -151,6 +155,20 @@ def ack(channel: int, tag: int, multiple: bool) -> bytes:
 def nack(channel: int, tag: int) -> bytes:
     payload = b"\x00\x3c\x00\x78" + _TAG.pack(tag, 0)
     return _START(METHOD, channel, len(payload)) + payload + _END
+
+
+# `pamqp` refuses to encode names that RabbitMQ and this server allow.
+
+
+def declare_ok(channel: int, queue: str, ready: int, consumers: int) -> bytes:
+    counts = _COUNTS.pack(min(ready, 0xFFFFFFFF), consumers)
+    payload = _DECLARE_OK + short_bytes(queue) + counts
+    return _START(METHOD, channel, len(payload)) + payload + _END
+
+
+def no_route(exchange: str, key: str) -> bytes:
+    """basic.return of a message that reached no queue."""
+    return _RETURN + _NO_ROUTE + short_bytes(exchange) + short_bytes(key)
 
 
 def deliver(consumer: bytes, tag: int, redelivered: bool, exchange: bytes, key: bytes) -> bytes:

@@ -17,7 +17,7 @@ from msgspec import Struct, json
 from pamqp import encode
 
 from ...broker.core.routing.publish import DEATHS, EXCHANGE, ROUTING_KEY
-from .arguments import SHORTEST_TTL
+from .arguments import MAX_MILLISECONDS, SHORTEST_TTL
 from .errors import AmqpError
 from .tables import entries, malformed, table_at
 
@@ -37,7 +37,7 @@ _TIME = struct.Struct(">Q")
 _LONG = struct.Struct(">I")
 _NUMBER = struct.Struct(">q")
 DELIVERY_COUNT = b"\x10x-delivery-countl"
-MAX_EXPIRATION = (1 << 32) - 1
+MAX_EXPIRATION = MAX_MILLISECONDS
 MEMO_BYTES, MEMO_SIZE = 256, 1024
 _skip_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -154,7 +154,7 @@ def _keys(table: dict[str, Any], name: str) -> list[str]:
 def _ttl(expiration: str | None) -> float | None:
     if expiration is None:
         return None
-    digits = expiration.isascii() and expiration.isdecimal() and len(expiration) <= 10
+    digits = expiration.isascii() and expiration.isdecimal() and len(expiration) <= 12
     if not digits or int(expiration) > MAX_EXPIRATION:
         raise AmqpError(406, f"invalid expiration '{expiration}': it must be milliseconds, as text")
     return int(expiration) / 1000 or SHORTEST_TTL

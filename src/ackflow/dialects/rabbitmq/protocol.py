@@ -88,7 +88,6 @@ class AmqpConnection(asyncio.Protocol):
         self._registry = registry
         self._transport: asyncio.Transport | None = None
         self._state = State.HEADER
-        self._loop = asyncio.get_running_loop()
         self._buffer = b""
         self._out: list[bytes] = []
         self._channels: dict[int, Channel] = {}
@@ -323,6 +322,7 @@ class AmqpConnection(asyncio.Protocol):
             return self.close_by_server(
                 AmqpError(503, f"unknown authentication mechanism '{method.mechanism}'", hard=True)
             )
+        await self.server.begun()
         _, user, secret = (*_text(method.response).split("\0"), "", "", "")[:3]
         try:
             await self._authenticate(user, secret)
@@ -377,10 +377,11 @@ class AmqpConnection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Write some frames, together with all others of this turn of the loop."""
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self.server.flush_later(self)
         self._out.append(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what was sent since the last time."""
         out, self._out = self._out, []
         if self._transport is not None and out:
             self._transport.write(b"".join(out))
@@ -492,7 +493,7 @@ class AmqpConnection(asyncio.Protocol):
         self._close_transport()
 
     def _close_transport(self) -> None:
-        self._flush()
+        self.flush()
         self._state = State.CLOSED
         if self._transport is not None:
             self._transport.close()

@@ -1,17 +1,18 @@
 """Publishing on a channel: the content of messages, confirms and returns."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
-from pamqp.commands import Basic
 
-from ...broker.core.routing.publish import Published
+from ...broker.core.routing.publish import Published, publish_all
 from ...broker.requests import Publication
 from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
 from ...options import MAX_PAYLOAD
+from ...store.tx import Tx
 from . import frames
-from .call_batching import Answered
+from .call_batching import Answered, Batch
 from .errors import AmqpError, no_exchange, translated
 from .frames import Publish
 from .properties import Decoded, decode_properties, is_json
@@ -19,6 +20,14 @@ from .topology import REPLY_TO
 
 if TYPE_CHECKING:
     from .channel import Channel
+
+GATHER_MOST = 500  # publications
+GATHER_SECONDS = 0.002
+
+
+def publish_batch(tx: Tx, batch: Batch[list[Publication]]) -> list[list[Published]]:
+    """Publish what several channels have sent; see `publish_all`."""
+    return publish_all(tx, batch.take())
 
 
 class Content(Struct):
@@ -37,6 +46,40 @@ class Posted(Struct):
     publication: Publication
     mandatory: bool
     properties: bytes
+
+
+class Arrivals:
+    """Whether the publications of a channel still arrive, so that the commit waits for more.
+
+    A client that sends a window is still sending when the loop has read its first messages. It is
+    asked once per turn of the loop, and the answer is yes as long as each turn brings more, and not
+    for a client that waits for each confirm: its last commit had one publication.
+    """
+
+    def __init__(self) -> None:
+        self._pipelines = self._ended = False
+        self._counts: list[int] = []  # of the turns since the last commit
+        self._since = 0.0
+
+    def begin(self, publications: int) -> None:
+        """A commit takes the publications that have arrived."""
+        self._pipelines = publications > 1 and not self._ended
+        self._counts = []
+
+    def end(self) -> None:
+        """Nothing arrives any more."""
+        self._pipelines, self._ended = False, True
+
+    def more(self, queued: int) -> bool:
+        if not self._pipelines:
+            return False
+        counts, now = self._counts, time.monotonic()
+        if not counts:
+            self._since = now
+        # The first two turns after a read come before the next one.
+        arrives = len(counts) < 2 or queued > counts[-1]
+        counts.append(queued)
+        return arrives and queued < GATHER_MOST and now - self._since < GATHER_SECONDS
 
 
 class Publisher:
@@ -201,8 +244,7 @@ class Publisher:
 
     def return_unroutable(self, one: Posted) -> None:
         """Send a mandatory message back."""
-        method = Basic.Return(312, "NO_ROUTE", one.publication.exchange, one.publication.keys[0])
-        payload = frames.encode(self._channel.number, method)[7:-1]
+        payload = frames.no_route(one.publication.exchange, one.publication.keys[0])
         self._channel.connection.send(
             frames.with_content(
                 self._channel.number, payload, one.properties, one.publication.payload,

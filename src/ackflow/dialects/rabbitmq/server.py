@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...broker.core.routing.publish import Published, publish, publish_all
+from ...broker.core.routing.publish import Published, publish
 from ...broker.requests import Publication
 from ...errors import AckflowError, Unauthenticated
 from ...store.sqlite.store import SqliteStore
-from .call_batching import Answered, CallBatcher
+from .call_batching import Answered, Batch, CallBatcher, DelayedCalls
 from .consumers import LEASE_SECONDS, Consumer, Held, Pump
 from .errors import AmqpError
-from .settling import ACK, Settled, marks_of, settle_all
+from .publishing import publish_batch
+from .settling import ACK, Settled, settle_batch
 from .topology import REPLY_TO
 from .verbs import (
     OWNER_SECONDS,
@@ -45,6 +46,7 @@ class AmqpServer:
     def __init__(self, app: "Server") -> None:
         self.app = app
         self.id = new_server_id()
+        self.loop = asyncio.get_running_loop()
         RUNNING.add(self.id)
         self.connections: set[AmqpConnection] = set()
         self.pumps: dict[str, Pump] = {}
@@ -54,9 +56,11 @@ class AmqpServer:
         self._used: dict[str, float] = {}  # queues that were recorded as used, and when
         self._extended = time.monotonic()
         self._background: set[asyncio.Future[Any]] = set()
+        self._begun = self.background(self._begin())
         self._task = asyncio.create_task(self._tick())
-        self.acks = CallBatcher(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
-        self._publications = CallBatcher(self._publish)
+        self.acks = DelayedCalls(self._settle, ACK_SECONDS, ACKS_AT_ONCE)
+        self._publications = CallBatcher(app.loop_broker, publish_batch, self.flush)
+        self._unflushed: list[AmqpConnection] = []
 
     async def close(self) -> None:
         """Close every connection, as an operator would, and return the messages that they hold."""
@@ -103,15 +107,12 @@ class AmqpServer:
     ) -> None:  # fmt: skip
         """Publish; without confirms, there is no answer that could wait for the disk."""
         if confirms:
-            self._publications.add(publications, on_answer)
+            if self._publications.add(publications, on_answer):
+                self.acks.flush()
         else:
             self.acks.flush()
             published = self.app.do(publish, False, publications)
             published.add_done_callback(lambda done: on_answer(done.exception() or done.result()))
-
-    def _publish(self, lists: "list[list[Publication]]") -> "asyncio.Future[list[list[Published]]]":
-        self.acks.flush()
-        return self.app.do(publish_all, True, lists)
 
     def settle(self, settled: Settled) -> None:
         """Settle in the background. What returns to its queue does so before the next delivery.
@@ -123,9 +124,21 @@ class AmqpServer:
         if any(verdict is not ACK for _, verdict in settled):
             self.acks.flush()
 
-    def _settle(self, some: list[Settled]) -> "asyncio.Future[list[None]]":
-        marks = marks_of([one for settled in some for one in settled])
-        return self.background(self.app.do(settle_all, False, marks, len(some)))
+    def _settle(self, batch: Batch[Settled]) -> None:
+        self.background(self.app.do(settle_batch, False, batch))
+
+    # writing
+
+    def flush_later(self, connection: "AmqpConnection") -> None:
+        """Write what a connection sends in this turn of the loop, or when `flush` is called."""
+        if not self._unflushed:
+            self.loop.call_soon(self.flush)
+        self._unflushed.append(connection)
+
+    def flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     # leases
 
@@ -241,11 +254,17 @@ class AmqpServer:
                         AmqpError(320, "the token was revoked or has expired")
                     )
 
-    async def _tick(self) -> None:
+    async def _begin(self) -> None:
         with contextlib.suppress(AckflowError):
             abandoned = self.app.do(remove_abandoned, False, self.id, self.alone)
             for queue, expires in await abandoned:
                 self.declared(queue, expires)
+
+    async def begun(self) -> None:
+        """Wait until the queues of killed servers are gone; no client may see them."""
+        await asyncio.shield(self._begun)
+
+    async def _tick(self) -> None:
         swept = time.monotonic()
         while True:
             await asyncio.sleep(TICK_SECONDS)

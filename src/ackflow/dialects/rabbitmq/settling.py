@@ -1,9 +1,13 @@
 """Settling: the verdicts of AMQP methods, as marks on leases."""
 
+from itertools import takewhile
+
 from ...broker.core.settle import settle_many
 from ...broker.requests import Mark, Verdict
 from ...store.tx import Tx
+from .call_batching import Batch
 from .consumers import Delivery
+from .errors import AmqpError
 
 Settled = list[tuple[list[Delivery], Verdict]]
 ACK, NACK, RELEASE, REJECT = (Verdict(verb) for verb in ("ack", "nack", "release", "reject"))
@@ -30,7 +34,18 @@ def marks_of(settled: Settled) -> dict[int, list[Mark]]:
     return marks
 
 
-def settle_all(tx: Tx, marks: dict[int, list[Mark]], calls: int) -> list[None]:
-    """Settle what several calls named; nothing is answered to any of them."""
-    settle_many(tx, marks, False)
-    return [None] * calls
+def settle_batch(tx: Tx, batch: Batch[Settled]) -> None:
+    """Settle what several calls named."""
+    settle_many(tx, marks_of([one for settled in batch.take() for one in settled]), False)
+
+
+def take_unacked(unacked: dict[int, Delivery], tag: int, multiple: bool) -> list[Delivery]:
+    """Take the deliveries that a method names from those of a channel, which are in order."""
+    if multiple and not tag:
+        found = list(unacked.values())
+        unacked.clear()
+        return found
+    if tag not in unacked:
+        raise AmqpError(406, f"unknown delivery tag {tag}")
+    before = list(takewhile(lambda one: one != tag, unacked)) if multiple else []
+    return [unacked.pop(one) for one in (*before, tag)]

@@ -8,7 +8,8 @@ from pamqp.commands import Exchange, Queue
 from ...broker.core.routing.exchanges import PREDECLARED
 from ...store.records import Binding, ExchangeKind
 from ...store.records import Exchange as ExchangeRecord
-from .arguments import check_binding, check_exchange, check_queue
+from . import frames
+from .arguments import ALTERNATE, check_binding, check_exchange, check_queue
 from .errors import AmqpError
 from .verbs import (
     QueueRequest,
@@ -35,7 +36,7 @@ async def declare_queue(channel: "Channel", method: Queue.Declare) -> None:
     connection, server = channel.connection, channel.server
     name = method.queue or ""
     if name == REPLY_TO and method.passive:
-        channel.send(Queue.DeclareOk(name, 0, 1))
+        connection.send(frames.declare_ok(channel.number, name, 0, 1))
         return
     if method.passive:
         name = channel.queue_named(name)
@@ -65,7 +66,8 @@ async def declare_queue(channel: "Channel", method: Queue.Declare) -> None:
     if (pump := server.pumps.get(name)) is not None:
         await pump.settled()  # what is not counted any more is written before the answer
     if not method.nowait and not channel.closed:
-        channel.send(Queue.DeclareOk(name, ready, len(server.consumers_of(name))))
+        consumers = len(server.consumers_of(name))
+        connection.send(frames.declare_ok(channel.number, name, ready, consumers))
 
 
 def _allow_dead_letters(channel: "Channel", arguments: dict[str, str]) -> None:
@@ -150,6 +152,10 @@ async def declare_exchange(channel: "Channel", method: Exchange.Declare) -> None
             raise AmqpError(503, f"unknown exchange type '{method.exchange_type}'")
         arguments = check_exchange(name, method.arguments)
         connection.allow("read-write", "exchange", name)
+        if alternate := arguments.get(ALTERNATE):  # it gets what clients publish to this one
+            connection.allow("read-write", "exchange", alternate)
+        elif ALTERNATE in arguments:  # the default exchange reaches every queue
+            connection.allow("read-write", "queue", "*")
         asked = ExchangeRecord(
             name, KINDS[method.exchange_type], bool(method.durable), bool(method.auto_delete),
             bool(method.internal), arguments,

@@ -81,14 +81,18 @@ def _check_equivalent(known: Declaration, asked: QueueRequest) -> None:
     for name, received, current in flags:
         if received != current:
             raise _inequivalent(name, asked.name, _as_text(received), _as_text(current))
-    for key in sorted({*known.arguments, *asked.arguments}):
-        given, stored = asked.arguments.get(key), known.arguments.get(key)
+    _check_arguments(known.arguments, asked.arguments, asked.name, "queue")
+
+
+def _check_arguments(known: Arguments, asked: Arguments, name: str, what: str) -> None:
+    for key in sorted({*known, *asked}):
+        given, stored = asked.get(key), known.get(key)
         if None not in (given, stored) and given != stored:
-            raise _inequivalent(key, asked.name, _as_text(given), _as_text(stored))
+            raise _inequivalent(key, name, _as_text(given), _as_text(stored), what)
         if given != stored:
             raise AmqpError(
                 406,
-                f"inequivalent arg '{key}' for queue '{asked.name}' in vhost '/': "
+                f"inequivalent arg '{key}' for {what} '{name}' in vhost '/': "
                 f"received {_typed(given)} but current is {_typed(stored)}",
             )
 
@@ -302,6 +306,7 @@ def declare_exchange(tx: Tx, asked: Exchange) -> None:
     for name, received, current in flags:
         if received != current:
             raise _inequivalent(name, asked.name, received, current, "exchange")
+    _check_arguments(known.arguments, asked.arguments, asked.name, "exchange")
 
 
 def look_at_exchange(tx: Tx, name: str) -> None:

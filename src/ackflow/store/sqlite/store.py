@@ -98,7 +98,8 @@ class SqliteStore:
         self._alone = threading.RLock()
         self._closed = False
         self._readers: list[apsw.Connection] = []
-        self._watch: apsw.Connection | None = None  # opened by the first call of `changed`
+        self._others = 0  # changes by other connections, as seen by transactions
+        self._seen = 0  # the same, as seen by `changed` between transactions
         # The process may change its working directory.
         self._place = path if self._single else os.path.abspath(path)
         self._reserve = DiskReserve(None if self._single else self._place)
@@ -295,13 +296,18 @@ class SqliteStore:
                     self._readers.append(db)
 
     def changed(self) -> int:
-        """Return a number that changes when any other connection has committed."""
-        if self._single:
-            return 0
-        with translated(self.path):
-            if self._watch is None:
-                self._watch = self._open()
-            return cast(int, self._watch.execute("pragma data_version").get)
+        """Return a number that changes when any other connection has committed.
+
+        It is asked of the connection that writes: on any other one, our own commits would count. If
+        that one is in a transaction, the transaction looks itself.
+        """
+        if not self._single and self._alone.acquire(blocking=False):
+            try:
+                with translated(self.path):
+                    self._seen = cast(int, self._db.execute("pragma data_version").get)
+            finally:
+                self._alone.release()
+        return self._seen + self._others
 
     def look_for_space(self) -> None:
         """Refuse pushes unless the disk reserve is allocated, or can be allocated again.
@@ -339,9 +345,8 @@ class SqliteStore:
             if self._log is not None:
                 self._log.close()
             self._record.close()
-            for db in (*self._readers, self._db, self._watch):
-                if db is not None:
-                    db.close()
+            for db in (*self._readers, self._db):
+                db.close()
             self._readers.clear()
 
     def _transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
@@ -353,6 +358,7 @@ class SqliteStore:
             write("begin immediate")
             record.noted = False
             if db.data_version() != self._version:  # another connection has written
+                self._others += 1
                 self._cache.clear()
                 self._refuse_newer(db)
             if self._cache.crowded:

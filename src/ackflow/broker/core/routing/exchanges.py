@@ -1,7 +1,8 @@
 """Exchanges and bindings: which queues a published message reaches.
 
 A message is published to an exchange under a routing key. The bindings of the exchange name queues,
-or other exchanges, which forward it by their own bindings. Each queue gets it once.
+or other exchanges, which forward it by their own bindings. A message that matches no binding of an
+exchange goes on to its alternate exchange, if it has one. Each queue gets a message once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,14 +67,18 @@ def _collect(
     if name == DEFAULT_EXCHANGE:
         found.update((key, None) for key in keys if key and tx.queue(key) is not None)
         return False
-    kept = exchange.kind != "headers"
+    kept, matched = exchange.kind != "headers", False
     for binding in tx.bindings_from(name):
         if not matches(exchange.kind, binding, keys, headers):
             continue
+        matched = True
         if not binding.to_exchange:
             found[binding.destination] = None
         elif binding.destination not in seen:
             kept = _collect(tx, binding.destination, keys, headers, found, seen) and kept
+    alternate = None if matched else exchange.alternate
+    if alternate is not None and alternate not in seen:
+        kept = _collect(tx, alternate, keys, headers, found, seen) and kept
     return kept
 
 
