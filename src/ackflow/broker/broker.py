@@ -23,11 +23,12 @@ from .core.pop import pop
 from .core.push import Answer, push
 from .core.upkeep.sweeps import SliceResult, Unfinished, run_slice, sweep_from
 from .observers import DeliveryObserver
+from .presence import Presence, leave
 from .reach.reach import reach_of
 from .requests import PopRequest, PushRequest
 from .sampling.live_stats import StatsBoard
 from .sampling.series import Sampler
-from .turn import TURN_SECONDS, leave_turn, take_turn, turn, write_clock
+from .turn import TURN_SECONDS, take_turn, turn, write_clock
 from .upkeep import UpkeepRunner
 from .verb import IN_SLICES
 from .views.metrics import snapshot
@@ -97,6 +98,7 @@ class Broker:
         self._name = secrets.token_hex(8)
         self.stats = StatsBoard(lambda: self.read(snapshot), clock.steady)
         self.sampler = Sampler(self.stats, self._no_other_turn, self._keep, clock.now)
+        self._presence = Presence(self._name, self.write, clock)
         self._turn_until: int | None = None  # monotonic time at which the turn must be renewed
         self._keeping = threading.Lock()
         self._closing = threading.RLock()
@@ -225,11 +227,11 @@ class Broker:
             self.waiters.wake_all()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()
-            if self._turn_until is not None:
+            if self._turn_until is not None or self._presence.announced:
                 self.store.hurry()
                 with contextlib.suppress(AckflowError):
-                    self.write(partial(leave_turn, name=self._name))
-                self._turn_until = None
+                    self.write(partial(leave, name=self._name))
+                self._turn_until, self._presence.announced = None, False
             self.writer.close()
             with self.writer.exclusively():
                 self.store.close()
@@ -292,6 +294,7 @@ class Broker:
         try:
             if self.clock.to_write():
                 self.write(write_clock)
+            self._presence.run_once()
             with self._keeping:
                 more = self._keeper.run_once().total > 0 or self._keeper.unfinished
                 self.sampler.run_once()
