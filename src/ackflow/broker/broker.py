@@ -271,7 +271,7 @@ class Broker:
                 with contextlib.suppress(AckflowError):
                     version = self.store.changed()
                     if version != seen:
-                        seen, quiet = version, 0.0
+                        seen, quiet = version, quiet_after_change(quiet)
                         self.waiters.wake()
             else:
                 self.waiters.present.wait(left)
@@ -346,6 +346,14 @@ def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
 def poll_pause(quiet: float) -> float:
     """Return the pause before the next poll for commits of other processes, after quiet seconds."""
     return min(max(POLL_SECONDS, quiet * QUIET_PART), QUIET_POLL_SECONDS)
+
+
+def quiet_after_change(quiet: float) -> float:
+    """Return the quiet time that counts after a change, so that one alone makes few polls.
+
+    After a long pause the polls are 10 ms apart, and 5 ms with the next change.
+    """
+    return min(quiet, QUIET_POLL_SECONDS / QUIET_PART) / 4
 
 
 _LATER = object()

@@ -21,6 +21,7 @@ from ..validate import Duration, Time
 from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
 from .coordination.jobs import Jobs
+from .coordination.presence import Presence
 from .coordination.schedules import Schedules
 from .declarations import Declarations
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
@@ -261,11 +262,14 @@ class Worker(Declarations):
         for line in schedules.describe():
             log.info("%s", line)
         self._consumer = consumer
+        presence = Presence(self.session, consumer)
         try:
             schedules.start()
+            presence.start()
             return consumer.run()
         finally:
             self._consumer = None
+            presence.stop()
             schedules.stop()
 
     def stop(self, reason: str = "stopped") -> None:

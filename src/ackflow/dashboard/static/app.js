@@ -13,7 +13,7 @@ const PAGES = [
   [/^leases$/, "leases"], [/^work$/, "work"], [/^pipelines$/, "pipelines"], [/^tokens$/, "tokens"], [/^audit$/, "audit"],
 ];
 const NAV = [["overview", "", "Overview"], ["queues", "queues", "Queues"], ["dead", "dead", "Dead letters"],
-  ["groups", "groups", "Groups"], ["leases", "leases", "Leases"], ["work", "work", "Jobs and schedules"],
+  ["groups", "groups", "Groups"], ["leases", "leases", "Leases"], ["work", "work", "Workers and jobs"],
   ["pipelines", "pipelines", "Pipelines"], ["tokens", "tokens", "Tokens"], ["audit", "audit", "Audit"]];
 const SECTION = { queue: "queues", messages: "queues", message: "queues", push: "queues", tail: "queues", dead_queue: "dead", group: "groups" };
 
@@ -220,7 +220,7 @@ async function search(text) {
 }
 
 const KEYS = [["/", "Search"], ["g o", "Overview"], ["g q", "Queues"], ["g d", "Dead letters"], ["g g", "Groups"], ["g l", "Leases"],
-  ["g j", "Jobs and schedules"], ["g p", "Pipelines"], ["g a", "Audit"], ["r", "Refresh"], ["p", "Pause or resume live updates"], ["t", "Dark or light"], ["?", "This help"], ["Esc", "Close"]];
+  ["g j", "Workers and jobs"], ["g p", "Pipelines"], ["g a", "Audit"], ["r", "Refresh"], ["p", "Pause or resume live updates"], ["t", "Dark or light"], ["?", "This help"], ["Esc", "Close"]];
 const GO = { o: "", q: "queues", d: "dead", g: "groups", l: "leases", j: "work", p: "pipelines", a: "audit" };
 let prefix = 0;
 

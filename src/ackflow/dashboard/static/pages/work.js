@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { get, post, seg } from "../api.js";
-import { n, plural, span, ago, when } from "../format.js";
-import { Card, Choice, Foot, Head, Table, badge, button, confirm, empty, may, run } from "../ui.js";
+import { QUEUE_MODE, n, plural, span, ago, when } from "../format.js";
+import { Card, Choice, Foot, Head, Table, badge, button, confirm, count, empty, link, may, run } from "../ui.js";
 
 const CSS = { running: "leased", success: "ok", failed: "dead", stale: "dead", cancelled: "waiting", new: "ready", failed_redelivered: "waiting" };
 const State = ({ status }) => h("span", { class: `state ${CSS[status] || ""}` }, status.replaceAll("_", " "));
@@ -21,12 +21,26 @@ const childColumns = [
   ["Started", "nowrap hide-s", (row) => ago(row.started_at)], ["Took", "n hide-s", took],
 ];
 
+const doing = (row) => (row.busy ? row.running.slice(0, 3).map((one) => h("div", { key: one.message_id }, h("a", { href: link.message(one.queue, one.message_id), title: one.message_id }, one.handler), h("small", null, "  since ", ago(one.since))))
+  .concat(row.busy > 3 ? h("small", null, `and ${n(row.busy - 3)} more`) : []) : row.reason ? badge("stopping", "info") : h("small", null, "waiting for messages"));
+const workerColumns = [
+  ["Worker", "main-cell", (row) => [h("a", { href: `#/leases?consumer=${seg(row.consumer)}` }, row.consumer), h("div", null, h("small", null, `${row.host}, process ${row.pid}, ${row.version}`))]],
+  ["Serves", "text", (row) => row.queues.slice(0, 5).map((one) => h("div", { key: `${one.queue}/${one.group}` }, h("a", { href: link.group(one.queue, one.group) }, one.group === QUEUE_MODE ? one.queue : `${one.queue}/${one.group}`), h("small", null, `  ${one.handlers.join(", ")}`)))
+    .concat(row.queues.length > 5 ? h("small", null, `and ${n(row.queues.length - 5)} more`) : [])],
+  ["Does now", "text", doing],
+  ["At a time", "n hide-m", (row) => n(row.concurrency)],
+  ["Done", "n hide-s", (row) => n(row.acked)],
+  ["Failed", "n", (row) => count(row.failed + row.rejected, "dead")],
+  ["Started", "nowrap hide-m", (row) => ago(row.started_at)],
+  ["Last seen", "nowrap hide-m", (row) => ago(row.seen_at)],
+];
+
 export default {
-  title: () => "Jobs and schedules",
+  title: () => "Workers and jobs",
   live: true,
   async load(ctx, signal) {
     const { status, job, after } = ctx.query;
-    const [jobs, schedules, leases, shown] = await Promise.all([
+    const [running, jobs, schedules, leases, shown] = await Promise.all([get("/v1/workers", {}, signal),
       get("/v1/jobs", { status, after, limit: 50 }, signal), get("/v1/schedules", { limit: 200 }, signal),
       get("/v1/leases", { limit: 500 }, signal), job ? get(`/v1/jobs/${seg(job)}`, { limit: 200 }, signal) : null]);
     const workers = new Map();
@@ -37,15 +51,17 @@ export default {
       known.queues.add(one.queue);
       workers.set(one.consumer, known);
     }
-    return { jobs, schedules, shown, more: leases.more, workers: [...workers.values()] };
+    return { running, jobs, schedules, shown, more: leases.more, workers: [...workers.values()] };
   },
   view(ctx, data) {
     const { status } = ctx.query, shown = data?.shown, write = may("read-write");
-    return h("div", null, h(Head, { title: "Jobs and schedules" }),
-      h(Card, { title: "At work" }, h(Table, { caption: "Consumers that hold messages", by: "consumer", rows: data?.workers, columns: [
+    return h("div", null, h(Head, { title: "Workers and jobs" }),
+      h(Card, { title: "Workers" }, h(Table, { caption: "Running workers", by: "id", rows: data?.running, columns: workerColumns,
+        empty: empty("No worker runs", ["Start one: ", h("code", null, "ackflow work module:worker")]) })),
+      h(Card, { title: "Leases by consumer" }, h(Table, { caption: "Consumers that hold messages", by: "consumer", rows: data?.workers, columns: [
         ["Consumer", "main-cell", (row) => h("a", { href: `#/leases?consumer=${seg(row.consumer)}` }, row.consumer || "–")], ["Leases", "n hide-s", (row) => n(row.leases)],
         ["Messages", "n", (row) => h("span.num.leased", null, n(row.held))], ["Queues", "", (row) => [...row.queues].slice(0, 4).join(", ")], ["Longest since", "nowrap hide-s", (row) => ago(row.since)]],
-      empty: empty("Nothing is being processed", ["Start a worker: ", h("code", null, "ackflow work module")]) }),
+      empty: empty("Nothing is leased", "Consumers that are not workers are listed here as well, while they hold messages.") }),
       data?.more && h(".foot", null, "There are more leases than are shown.")),
       shown && h(Card, { title: `Job ${shown.job.name}`, actions: [
         write && !shown.job.stopped_at && !shown.job.interrupted && button("Interrupt this job", () => interrupt(shown.job), "small danger"),
