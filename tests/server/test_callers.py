@@ -154,7 +154,7 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "peek": ("mine", QUEUE_MODE, 10), "progress": ("mine", QUEUE_MODE, None),
         "queue_stats": ("mine",), "why": ("mine", at.id, QUEUE_MODE), "overdue": (), "queues": (),
         "drop_overdue": ("mine", at.id, None),
-        "sweeps": (),
+        "sweeps": (), "brokers": (),
         "value": ("key",), "values": ("", 10, None, False),
         "bind_batch": ("reader", at.epoch, 0, 1, "query", 1, "run"),
         "commit_batch": (BatchCommit("producer", 9),),

@@ -53,6 +53,7 @@ class JobRow(Struct):
     stopped_at: datetime | None
     children: dict[str, int]
     data: dict[str, Any]
+    properties: dict[str, str]
 
 
 class JobPage(Struct):
@@ -108,7 +109,7 @@ def _job_row(call: Call, job: Job) -> JobRow:
         job.id, job.name, job.status, job.owner, job.interrupted, job.progress,
         when(job.created_at), when_or_none(job.started_at), when(job.last_active_at),
         when_or_none(job.stopped_at), {name: n for name, n in job.counts.items() if n},
-        masked(call, job.data),
+        masked(call, job.data), call.server.dashboard.masking.headers(job.properties),
     )  # fmt: skip
 
 
