@@ -26,7 +26,7 @@ from .coordination.schedules import Schedules
 from .declarations import Declarations
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
 from .extensions.logs import ProcessedLog
-from .extensions.redelivery import DELAY_SECONDS, RedeliveryDelay
+from .extensions.redelivery import DELAY_SECONDS, DeliveryHint, RedeliveryDelay
 from .extensions.signals import Signals
 from .extensions.validation import BodyValidation
 from .hooks import Extension, Hooks
@@ -294,7 +294,7 @@ class Worker(Declarations):
     def parts(self) -> list[Any]:
         """The built-in extensions and what was added, in the order in which they are called."""
         delay = RedeliveryDelay(self.redelivery_delay)
-        return [delay, BodyValidation(), *self.added(), ProcessedLog()]
+        return [delay, BodyValidation(), *self.added(), ProcessedLog(), DeliveryHint()]
 
     def schedules(self) -> Schedules:
         """The schedules of the worker, on its session."""
