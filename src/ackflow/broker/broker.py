@@ -23,12 +23,11 @@ from .core.pop import pop
 from .core.push import Answer, push
 from .core.upkeep.sweeps import SliceResult, Unfinished, run_slice, sweep_from
 from .observers import DeliveryObserver
-from .presence import Presence, leave
+from .presence import TURN_SECONDS, Presence, leave, take_turn, turn, write_clock
 from .reach.reach import reach_of
 from .requests import PopRequest, PushRequest
 from .sampling.live_stats import StatsBoard
 from .sampling.series import Sampler
-from .turn import TURN_SECONDS, take_turn, turn, write_clock
 from .upkeep import UpkeepRunner
 from .verb import IN_SLICES
 from .views.metrics import snapshot

@@ -5,6 +5,10 @@
 A broker is a process with the database open: a server, a worker, a command, a program of a user. Its
 row counts for a minute, so that one that was killed is gone from the list then; the next renewal of
 any other broker deletes the row. A row that was written while the clock was ahead counts as old.
+
+One of the brokers has the turn of upkeep, for ten seconds at a time.
+
+    meta: "upkeep" ─► its name, and the end of the turn
 """
 
 import os
@@ -12,6 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +24,17 @@ import msgspec
 from msgspec import Struct
 
 from ..clock import Clock, micros
+from ..errors import NotMyTurn
 from ..model import BrokerInfo, when
 from ..store.tx import Tx
 from .reach.merging import Arguments, Several
-from .turn import leave_turn, turn
 from .verb import verb
 
 FIRST_SECONDS = 2.0  # a command that ends before that writes no row
 RENEW_SECONDS = 20.0
 LIVE_SECONDS = 60.0
 MOST = 1_000
+TURN_SECONDS = 10.0
 PREFIX, END = "broker ", "broker!"
 
 
@@ -121,9 +127,8 @@ def _is_live(tx: Tx, record: Record) -> bool:
 
 
 def identity() -> Identity:
-    from .. import __version__  # the package is being imported while this module is
-
-    return Identity(_program(), socket.gethostname(), os.getpid(), __version__)
+    version: str = import_module("ackflow").__version__  # it imports this module
+    return Identity(_program(), socket.gethostname(), os.getpid(), version)
 
 
 def _program() -> str:
@@ -132,3 +137,28 @@ def _program() -> str:
     if name in ("ackflow", "__main__.py") and len(sys.argv) > 1 and sys.argv[1].isalpha():
         return f"ackflow {sys.argv[1]}"
     return name or "python"
+
+
+def take_turn(tx: Tx, name: str) -> None:
+    """Take or extend the turn; raises NotMyTurn while another broker has it."""
+    holder, until = turn(tx)
+    # A turn that ends later than possible was taken while the clock was ahead.
+    if holder != name and tx.now < until <= tx.now + micros(2 * TURN_SECONDS):
+        raise NotMyTurn()
+    tx.run("put_meta", "upkeep", f"{name} {tx.now + micros(TURN_SECONDS)}")
+
+
+def leave_turn(tx: Tx, name: str) -> None:
+    if turn(tx)[0] == name:
+        tx.run("put_meta", "upkeep", f"{name} 0")
+
+
+def write_clock(_: Tx) -> None:
+    """Do nothing: every transaction writes the pending clock correction itself."""
+
+
+def turn(tx: Tx) -> tuple[str, int]:
+    """Return the broker that has the turn, and the end of the turn."""
+    found = tx.value("get_meta", "upkeep")
+    holder, until = str(found).split(" ") if found else ("", "0")
+    return holder, int(until)

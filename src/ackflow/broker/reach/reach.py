@@ -12,9 +12,8 @@ from ...store.protocol import EVERYTHING, Reach
 from ..core.pop import WidePop
 from ..core.take import dead_letter_overdue
 from ..core.upkeep.retention import trim
-from ..presence import announce, leave
+from ..presence import announce, leave, take_turn, write_clock
 from ..requests import PopRequest, PushRequest
-from ..turn import take_turn, write_clock
 from ..upkeep import drop_expired_in, drop_forgotten, drop_leases, drop_old_in, refresh_group
 from ..verb import BY_FUNCTION, Scope
 
