@@ -94,11 +94,11 @@ def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
     q.push("paused.queue", {"n": 1})
     q.pop("paused.queue")[0].release()
     q.pause("paused.queue")
-    _brokers(brokers[0])
     if not several:
         jobs(q)
-        _workers(q, clock)
         pipeline(q, clock)
+        _workers(q, clock)
+    _brokers(brokers[0])
     board.stats.take()
 
 

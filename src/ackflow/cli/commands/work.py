@@ -160,7 +160,7 @@ def _worker_row(worker: "WorkerInfo") -> list[Cell]:
         one.queue if one.group == QUEUE_MODE else f"{one.queue}/{one.group}"
         for one in worker.queues
     ]
-    does = [f"{one.handler} since {ago(one.since)}" for one in worker.running]
+    does = [f"{one.handler}, {ago(one.since)}" for one in worker.running]
     return [
         worker.consumer, str(worker.pid), _first(serves), _first(does) or worker.reason or "waits",
         f"{worker.busy} of {worker.concurrency}", f"{worker.acked:,}",

@@ -21,11 +21,11 @@ const childColumns = [
   ["Started", "nowrap hide-s", (row) => ago(row.started_at)], ["Took", "n hide-s", took],
 ];
 
-const doing = (row) => (row.busy ? row.running.slice(0, 3).map((one) => h("div", { key: one.message_id }, h("a", { href: link.message(one.queue, one.message_id), title: one.message_id }, one.handler), h("small", null, "  since ", ago(one.since))))
+const doing = (row) => (row.busy ? row.running.slice(0, 3).map((one) => h("div", { key: one.message_id }, h("a", { href: link.message(one.queue, one.message_id), title: one.message_id }, one.handler), h("div", null, h("small", null, "begun ", ago(one.since)))))
   .concat(row.busy > 3 ? h("small", null, `and ${n(row.busy - 3)} more`) : []) : row.reason ? badge("stopping", "info") : h("small", null, "waiting for messages"));
 const workerColumns = [
   ["Worker", "main-cell", (row) => [h("a", { href: `#/leases?consumer=${seg(row.consumer)}` }, row.consumer), h("div", null, h("small", null, `${row.host}, process ${row.pid}, ${row.version}`))]],
-  ["Serves", "text", (row) => row.queues.slice(0, 5).map((one) => h("div", { key: `${one.queue}/${one.group}` }, h("a", { href: link.group(one.queue, one.group) }, one.group === QUEUE_MODE ? one.queue : `${one.queue}/${one.group}`), h("small", null, `  ${one.handlers.join(", ")}`)))
+  ["Serves", "text", (row) => row.queues.slice(0, 5).map((one) => h("div", { key: `${one.queue}/${one.group}` }, h("a", { href: link.group(one.queue, one.group) }, one.group === QUEUE_MODE ? one.queue : `${one.queue}/${one.group}`), h("div", null, h("small", null, one.handlers.join(", ")))))
     .concat(row.queues.length > 5 ? h("small", null, `and ${n(row.queues.length - 5)} more`) : [])],
   ["Does now", "text", doing],
   ["At a time", "n hide-m", (row) => n(row.concurrency)],
