@@ -321,6 +321,7 @@ class Session:
     group_stats = _awaitable(session.Session.group_stats)
     partitions = _awaitable(session.Session.partitions)
     leases = _awaitable(session.Session.leases)
+    brokers = _awaitable(session.Session.brokers)
     sweeps = _awaitable(session.Session.sweeps)
     progress = _awaitable(session.Session.progress)
     message = _awaitable(session.Session.message)

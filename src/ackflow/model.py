@@ -223,6 +223,22 @@ class DatabaseStats(Struct):
     error: str | None = None
 
 
+class BrokerInfo(Struct, frozen=True):
+    """A broker: a process that has the database open, such as a server or a worker.
+
+    `upkeep`: of all brokers of the database, it runs upkeep.
+    """
+
+    name: str
+    program: str
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    upkeep: bool
+
+
 class SweepStats(Struct, frozen=True):
     """A seek, purge or delete that is done in slices, and how far it is.
 

@@ -1,8 +1,16 @@
-"""Jobs on the command line."""
+"""Jobs, workers and brokers on the command line."""
+
+import os
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from msgspec import structs
 
-from ackflow.worker import Jobs
+from ackflow.broker.broker import Broker
+from ackflow.broker.presence import Identity, announce, take_turn
+from ackflow.worker import Counts, Jobs, RunningMessage, ServedQueue
+from ackflow.worker.coordination.presence import Presence
 
 from .conftest import Cli
 
@@ -58,3 +66,58 @@ def test_cleanup_counts_first_and_then_removes(with_jobs: Cli) -> None:
     counts = with_jobs.json("jobs", "count")
     assert counts[0]["running"] == 1
     assert sum(counts[0].values()) == 1
+
+
+class Consumer:
+    """Stands for a consumer with one message in hand."""
+
+    def report(self) -> dict[str, Any]:
+        counts = dict.fromkeys(structs.asdict(Counts()), 0) | {"acked": 1_200, "failed": 3}
+        one = RunningMessage("orders", "billing", "1", "bill", datetime.now(UTC))
+        return {
+            "queues": [ServedQueue("orders", "billing", ["bill"])], "mode": "round-robin",
+            "concurrency": 8, "busy": 1, "running": [one], "reason": None, **counts,
+        }  # fmt: skip
+
+
+def test_running_workers_are_listed(cli: Cli) -> None:
+    assert cli("workers") == "no workers\n"
+    presence = Presence(cli.q, Consumer())
+    presence._write(presence._info())
+    head, row = cli("workers").splitlines()
+    assert head.split()[:6] == ["worker", "process", "serves", "does", "busy", "done"]
+    assert row.split()[0] == cli.q.consumer
+    assert "orders/billing" in row
+    assert "bill, " in row
+    assert "1 of 8" in row
+    assert "1,200" in row
+    (found,) = cli.json("workers")
+    assert (found["pid"], found["acked"], found["running"][0]["handler"]) == (
+        os.getpid(),
+        1200,
+        "bill",
+    )
+
+
+def test_brokers_are_listed(on_file: Cli) -> None:
+    assert "no brokers" in on_file("brokers")
+    broker = on_file.q.broker
+    assert isinstance(broker, Broker)
+    identity = Identity("ackflow serve", "shop-1", 812, "1.2")
+    broker.write(lambda tx: announce(tx, broker._name, identity, 3_600_000_000))
+    broker.write(lambda tx: take_turn(tx, broker._name))
+    head, row = on_file("brokers").splitlines()
+    assert head.split() == [
+        "program",
+        "host",
+        "process",
+        "version",
+        "since",
+        "last",
+        "seen",
+        "upkeep",
+    ]
+    assert row.startswith("ackflow serve  shop-1")
+    assert row.endswith("runs it")
+    (found,) = on_file.json("brokers")
+    assert (found["program"], found["pid"], found["upkeep"]) == ("ackflow serve", 812, True)

@@ -16,7 +16,7 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock
-from ackflow.broker.broker import TURN_SECONDS, poll_pause
+from ackflow.broker.broker import TURN_SECONDS, poll_pause, quiet_after_change
 
 PEER = Path(__file__).with_name("peer.py")
 Start = Callable[..., "Peer"]
@@ -169,6 +169,12 @@ def test_polls_for_other_processes_become_rare_when_nothing_happens(
     quiet: float, pause: float
 ) -> None:
     assert poll_pause(quiet) == pytest.approx(pause)
+
+
+def test_polls_become_frequent_again_with_the_second_write() -> None:
+    quiet = quiet_after_change(600.0)
+    assert poll_pause(quiet) == pytest.approx(0.01)
+    assert poll_pause(quiet_after_change(quiet)) == pytest.approx(0.005)
 
 
 def test_after_a_fork_the_child_is_told_and_the_parent_is_unharmed(

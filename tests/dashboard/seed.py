@@ -3,14 +3,18 @@
 import math
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
 
 import ackflow
 from ackflow import Item, Session, VirtualClock
+from ackflow.broker import presence
 from ackflow.broker.broker import Broker
 from ackflow.broker.sharded.broker import ShardedBroker
+from ackflow.clock import SECOND
+from ackflow.model import when
 from ackflow.pipeline import Pipeline, Table
 from ackflow.pipeline.eof import EofForwarder, HeldEof
 from ackflow.pipeline.state import (
@@ -20,7 +24,16 @@ from ackflow.pipeline.state import (
     announce_clients,
     record_recovery,
 )
-from ackflow.worker import Jobs, RunningJob, Schedules, cron, every
+from ackflow.worker import (
+    Jobs,
+    RunningJob,
+    RunningMessage,
+    Schedules,
+    ServedQueue,
+    WorkerInfo,
+    cron,
+    every,
+)
 
 SECRET_CARD = "4111111111111111"
 BIG = 90071992547409931234567890
@@ -84,6 +97,8 @@ def seed(q: Session, clock: VirtualClock, history: int = 70) -> None:
     if not several:
         jobs(q)
         pipeline(q, clock)
+        _workers(q, clock)
+    _brokers(brokers[0])
     board.stats.take()
 
 
@@ -93,6 +108,40 @@ def brokers_of(q: Session) -> list[Broker]:
         return [one.opened for one in q.broker.databases if one.opened is not None]
     assert isinstance(q.broker, Broker)
     return [q.broker]
+
+
+def _brokers(broker: Broker) -> None:
+    """Three processes that have the database open; the first runs upkeep."""
+    for name, program, host, pid, hours in (
+        (broker._name, "ackflow serve", "shop-1", 812, 71), ("b2", "ackflow work", "shop-2", 4711, 26),
+        ("c3", "billing.py", "shop-2", 4802, 2),
+    ):  # fmt: skip
+        identity = presence.Identity(program, host, pid, ackflow.__version__)
+        age = hours * 3_600 * SECOND
+        broker.write(partial(presence.announce, name=name, identity=identity, age=age))
+
+
+def _workers(q: Session, clock: VirtualClock) -> None:
+    """A worker at work, and one that waits for messages."""
+    now = clock.now()
+    bills = [
+        RunningMessage("orders", "billing", str(message.id), "bill", when(now - n * 9 * SECOND))
+        for n, message in enumerate(q.browse("orders", limit=5).items)
+    ]
+    for id, pid, queues, running, done in (
+        ("01", 4711, [ServedQueue("orders", "billing", ["bill"])], bills, 48_210),
+        ("02", 4712, [ServedQueue("mails.welcome", "__QUEUE_MODE__", ["welcome", "remind"]),
+                      ServedQueue("reports", "__QUEUE_MODE__", ["report"])], [], 1_302),
+    ):  # fmt: skip
+        info = WorkerInfo(
+            id=id, consumer=f"shop-2:{pid}", host="shop-2", pid=pid, version=ackflow.__version__,
+            started_at=when(now - 26 * 3_600 * SECOND), seen_at=when(now), queues=queues,
+            mode="round-robin", concurrency=8, busy=len(running), running=running,
+            received=done + len(running), acked=done, rejected=2, requeued=0,
+            failed=3 if running else 0, put_off=0, returned=0, lost=0,
+        )  # fmt: skip
+        with q.transaction() as t:
+            t.put(f"workers/{id}", msgspec.to_builtins(info), ttl=60)
 
 
 def _schedules(q: Session) -> Schedules:

@@ -11,6 +11,7 @@ import yaml
 
 import ackflow
 from ackflow import VirtualClock
+from ackflow.worker import Jobs
 
 from ..running import Running
 
@@ -45,6 +46,7 @@ def metrics_of(served: Running) -> str:
     messages = q.pop("orders", group="g", batch=2)
     messages[0].ack()
     messages[1].nack("broken")
+    Jobs(q).run_unique("owner", "import", lambda job: False)
     httpx.get(served.url + "/metrics")  # the second answer has the request of the first
     return httpx.get(served.url + "/metrics").text
 

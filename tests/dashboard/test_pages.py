@@ -13,7 +13,10 @@ pytestmark = pytest.mark.xdist_group("dashboard")
 STATIC = Path(__file__).parents[2] / "src/ackflow/dashboard/static"
 MESSAGE = "queues/orders/messages/{message}"
 PAGES = {
-    "overview": ("", ["Queues in trouble", "payments", "Busiest queues", "Health"]),
+    "overview": ("", [
+        "Queues in trouble", "payments", "Busiest queues", "Health", "Brokers", "ackflow serve",
+        "shop-1, 812", "runs upkeep",
+    ]),
     "queues": ("queues", ["mails.welcome", "paused.queue", "dead letters"]),
     "queue": ("queues/orders", ["billing", "shipping", "max_size", "default none"]),
     "messages": ("queues/orders/messages?group=billing&state=leased", ["12 shown", "leased"]),
@@ -23,7 +26,10 @@ PAGES = {
     "groups": ("groups", ["billing", "shipping", "most behind first"]),
     "group": ("queues/orders/groups/shipping", ["ordered", "shop-3", "Seek"]),
     "leases": ("leases", ["billing-7f2c", "shipping-a1", "Release"]),
-    "work": ("work", ["import-2026", "nightly-report", "60 %", "cron 0 2 * * * UTC", "Next tick"]),
+    "work": ("work", [
+        "import-2026", "nightly-report", "60 %", "cron 0 2 * * * UTC", "Next tick",
+        "shop-2:4711", "orders/billing", "bill", "and 2 more", "waiting for messages",
+    ]),
     "pipelines": ("pipelines", [
         "1 table in alarm: south/sales", "73.0k", "1 of 2", "Route", "coffee.ends", "6.4 s",
     ]),

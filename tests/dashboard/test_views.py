@@ -1,5 +1,6 @@
 """What the pages read: partitions and priorities, positions, dead letters by number, kept copies."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 import ackflow
 from ackflow import Session, VirtualClock
+from ackflow.broker import access_tokens
 from ackflow.broker.core.by_hand import dead_select
 from ackflow.server.console import queues
 
@@ -146,3 +148,36 @@ def test_dead_letters_chosen_by_number_are_changed_in_steps_of_the_limit(
     assert (rest["done"], rest["next"]) == (1, None)
     assert sorted(first["items"] + rest["items"]) == sorted(chosen[:3])
     assert len(list(q.dead_letters("orders"))) == 37
+
+
+def test_brokers_and_workers_are_listed(
+    q: Session, http: httpx.Client, clock: VirtualClock
+) -> None:
+    assert get(http, "/v1/brokers") == get(http, "/v1/workers") == []
+    clock.advance(2)
+    q.broker._round()  # type: ignore[attr-defined]
+    (broker,) = get(http, "/v1/brokers")
+    assert (broker["pid"], broker["version"]) == (os.getpid(), ackflow.__version__)
+    clock.advance(60)
+    assert get(http, "/v1/brokers") == []
+    clock.advance(5)
+    q.broker._round()  # type: ignore[attr-defined]
+    clock.advance(5)  # the overview takes a new snapshot
+    found = get(http, "/v1/overview")["brokers"]
+    assert [one["pid"] for one in found] == [os.getpid()]
+
+
+def test_the_overview_of_some_queues_names_no_brokers(
+    q: Session, http: httpx.Client, clock: VirtualClock
+) -> None:
+    clock.advance(2)
+    q.broker._round()  # type: ignore[attr-defined]
+    token = q.broker.do(
+        lambda tx: access_tokens.create(tx, "t", [access_tokens.grant("read-only:orders")], None),
+        True,
+    )
+    clock.advance(5)
+    http.headers["authorization"] = f"Bearer {token}"
+    assert get(http, "/v1/overview")["brokers"] == []
+    assert http.get("/v1/brokers").status_code == 403
+    assert http.get("/v1/workers").status_code == 403

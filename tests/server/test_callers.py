@@ -57,7 +57,7 @@ VERB_TABLE = {
     "read-only mine": """browse dead_count dead_ids dead_letters dead_summary drop_overdue follow group_stats leases
         message partitions peek progress queue_stats reader_lag store_of_lease why""",
     "read-only any": "metrics overdue queues sweeps",
-    "read-only all": "value values",
+    "read-only all": "brokers value values",
     "read-write mine": """ack_and_pop bind_batch commit_batch configure configure_group delete_message drop_stage
         extend extend_lease hand_over import_messages judge keep_reader lease_next mark_bad pause publish read reader_fetch
         reader_idle reader_stored redrive release_lease seek settle settle_lock settle_many settle_message settle_to
@@ -80,7 +80,7 @@ ROUTE_TABLE = {
         |GET /v1/queues|GET /v1/groups|GET /v1/leases|GET /v1/locate|GET /v1/dead""",
     "read-only all": """GET /api/v1/traces/names|GET /api/v1/traces/by-name/{name}
         |GET /api/v1/status/buffers|GET /v1/series|GET /v1/values
-        |GET /v1/jobs|GET /v1/jobs/{id}|GET /v1/schedules|GET /v1/pipelines""",
+        |GET /v1/brokers|GET /v1/workers|GET /v1/jobs|GET /v1/jobs/{id}|GET /v1/schedules|GET /v1/pipelines""",
     "read-only mine": f"""GET /queue/{{queue}}|GET /api/v1/resources/queues/{{queue}}
         |GET /api/v1/status/queues/{{queue}}|GET /api/v1/status/queues/{{queue}}/messages
         |GET /api/v1/messages{MESSAGE}|GET /api/v1/traces{MESSAGE}|POST /streams/v1/state/get
@@ -154,7 +154,7 @@ def arguments(verb: str, at: Place) -> tuple[Any, ...]:
         "peek": ("mine", QUEUE_MODE, 10), "progress": ("mine", QUEUE_MODE, None),
         "queue_stats": ("mine",), "why": ("mine", at.id, QUEUE_MODE), "overdue": (), "queues": (),
         "drop_overdue": ("mine", at.id, None),
-        "sweeps": (),
+        "sweeps": (), "brokers": (),
         "value": ("key",), "values": ("", 10, None, False),
         "bind_batch": ("reader", at.epoch, 0, 1, "query", 1, "run"),
         "commit_batch": (BatchCommit("producer", 9),),

@@ -10,7 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ackflow
 from ackflow import Session, VirtualClock
+from ackflow.broker import access_tokens
 from ackflow.broker.views.metrics import snapshot
+from ackflow.store.tx import Tx
+from ackflow.worker import Jobs
+from ackflow.worker.coordination import job_metrics
 
 from ..running import Running
 from .conftest import Process
@@ -30,7 +34,7 @@ def scrape(http: httpx.Client) -> Figures:
     }
 
 
-def value(shown: Figures, name: str, **labels: str) -> float:
+def value(shown: Figures, name: str, /, **labels: str) -> float:
     return shown[name, tuple(sorted(labels.items()))]
 
 
@@ -141,6 +145,60 @@ def test_group_commit_is_shown(served: Running, http: httpx.Client) -> None:
     shown = scrape(http)
     assert value(shown, "ackflow_commits_total") >= 1
     assert value(shown, "ackflow_verbs_total") >= value(shown, "ackflow_commits_total")
+
+
+def test_jobs_are_counted_by_name_and_status(
+    served: Running, http: httpx.Client, clock: VirtualClock
+) -> None:
+    jobs = Jobs(served.session)
+    jobs.run_unique("1", "import", lambda job: True)
+    jobs.run_unique("2", "import", lambda job: True)
+    jobs.run_unique("3", "export", lambda job: False)
+    jobs.create_unique("4", "report")
+    clock.advance(30)
+    shown = scrape(http)
+    assert value(shown, "ackflow_jobs", name="import", status="success") == 2
+    assert value(shown, "ackflow_jobs", name="export", status="failed") == 1
+    assert value(shown, "ackflow_jobs", name="report", status="new") == 1
+    assert value(shown, "ackflow_job_oldest_seconds", status="new") == pytest.approx(30, abs=0.1)
+    assert value(shown, "ackflow_job_oldest_seconds", status="running") == 0
+    assert value(shown, "ackflow_workers") == 0
+
+
+def test_the_names_of_jobs_are_bounded(
+    served: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_metrics, "MOST_NAMES", 2)
+    jobs = Jobs(served.session)
+    for n, name in enumerate(["a", "a", "b", "b", "c", "d"]):
+        jobs.run_unique(str(n), name, lambda job: True)
+    shown = scrape(http)
+    found = {
+        dict(labels)["name"]: n for (name, labels), n in shown.items() if name == "ackflow_jobs"
+    }
+    assert found == {"a": 2, "b": 2, job_metrics.OTHER: 2}
+    monkeypatch.setattr(job_metrics, "MOST_ROOTS", 3)
+    assert sum(n for (name, _), n in scrape(http).items() if name == "ackflow_jobs") == 3
+
+
+def test_brokers_are_counted_but_not_for_some_queues(
+    served: Running, http: httpx.Client, clock: VirtualClock
+) -> None:
+    clock.advance(2)
+    served.session.broker._round()  # type: ignore[attr-defined]
+    assert value(scrape(http), "ackflow_brokers") == 1
+    assert "ackflow_brokers" not in http.get("/metrics", params={"queue": "orders"}).text
+    token = served.session.broker.do(token_for_orders, True)
+    served.app.auth.has_tokens()
+    http.headers["authorization"] = f"Bearer {token}"
+    text = http.get("/metrics").text
+    assert "ackflow_uptime_seconds" in text
+    assert "ackflow_brokers" not in text
+    assert "ackflow_jobs" not in text
+
+
+def token_for_orders(tx: Tx) -> str:
+    return access_tokens.create(tx, "t", [access_tokens.grant("read-only:orders")], None)
 
 
 def test_a_pattern_limits_what_is_shown(served: Running, http: httpx.Client) -> None:

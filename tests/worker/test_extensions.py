@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ackflow import Message, Session
+from ackflow import Message, Session, VirtualClock
 from ackflow.errors import InvalidArgument, TransactionFailed
 from ackflow.testing import Harness
 from ackflow.worker import (
@@ -370,3 +370,66 @@ def test_an_awaited_hook_of_the_last_attempt_is_refused(worker: Worker) -> None:
 
     with pytest.raises(InvalidArgument, match="must not be asynchronous"):
         fails.on_last_attempt(hook)
+
+
+def redelivered(h: Harness, queue: str, times: int) -> None:
+    """Deliver the message of a queue to workers that are killed."""
+    for _ in range(times):
+        assert h.session.pop(queue, lease_seconds=1)
+        h.clock.advance(2)
+
+
+def hints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if "max_deliver" in one.getMessage()]
+
+
+@pytest.mark.parametrize(("times", "warns"), [(4, 0), (5, 1), (6, 0), (10, 1), (15, 0), (20, 1)])
+def test_a_message_that_comes_again_without_limit_is_warned_of(
+    times: int, warns: int, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(":memory:", redelivery_delay=0)
+
+    @worker.processor("reports")
+    def report(message: Message) -> Status:
+        return ACK
+
+    @worker.task("sums", retries=50)
+    def add(n: int) -> None: ...
+
+    with Harness(worker, clock) as h:
+        worker.prepare(worker.bindings)
+        worker.push("reports", 1)
+        redelivered(h, "reports", times)
+        h.drain()
+        assert len(hints(caplog)) == warns
+        add.push(1)
+        redelivered(h, "sums", times)
+        h.drain()
+        assert len(hints(caplog)) == 2 * warns
+        for hint in hints(caplog):
+            assert f"has been redelivered {times} times" in hint
+
+
+def test_failures_that_retries_limit_and_a_limit_of_deliveries_need_no_hint(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(":memory:", redelivery_delay=0)
+
+    @worker.processor("reports", max_deliver=30)
+    def report(message: Message) -> Status:
+        return ACK
+
+    @worker.task("sums", retries=5)
+    def add(n: int) -> None:
+        raise ValueError("never")
+
+    with Harness(worker, clock) as h:
+        worker.push("reports", 1)
+        h.drain()
+        worker.push("reports", 2)
+        redelivered(h, "reports", 5)
+        add.push(1)
+        for _ in range(8):
+            h.drain()
+            h.clock.advance(3_600)
+        assert hints(caplog) == []

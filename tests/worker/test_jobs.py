@@ -140,26 +140,6 @@ def test_a_child_that_could_not_be_sent_does_not_exist(q: Session, jobs: Jobs) -
     assert jobs.roots()[0].counts == {"new": 0, "running": 0, "success": 1}
 
 
-@pytest.mark.one_database
-def test_dependents_are_sent_in_the_transaction_that_stops_the_root(q: Session, jobs: Jobs) -> None:
-    def first(job: RunningJob) -> bool:
-        job.add_dependent("after", {"n": 1}, priority=1, headers={"a": "b"})
-        job.create_delayed("part")
-        return True
-
-    jobs.run_unique("owner", "import", first)
-    assert not q.pop("after")
-    (root,) = jobs.roots()
-    jobs.run_delayed(f"{root.id}.000002", lambda job: False)
-    (message,) = q.pop("after")
-    assert (message.data, message.priority) == ({"n": 1}, 1)
-    assert message.headers == {
-        "a": "b", "ackflow-job-status": "failed", "ackflow-job": root.id,
-    }  # fmt: skip
-    with pytest.raises(JobCannotBeStarted):
-        jobs.create_child(root.id, "too late")
-
-
 def test_a_job_starts_from_new_or_failed_redelivered_only(jobs: Jobs) -> None:
     def again(job: RunningJob) -> bool:
         with pytest.raises(JobCannotBeStarted):

@@ -23,11 +23,11 @@ from .core.pop import pop
 from .core.push import Answer, push
 from .core.upkeep.sweeps import SliceResult, Unfinished, run_slice, sweep_from
 from .observers import DeliveryObserver
+from .presence import TURN_SECONDS, Presence, leave, take_turn, turn, write_clock
 from .reach.reach import reach_of
 from .requests import PopRequest, PushRequest
 from .sampling.live_stats import StatsBoard
 from .sampling.series import Sampler
-from .turn import TURN_SECONDS, leave_turn, take_turn, turn, write_clock
 from .upkeep import UpkeepRunner
 from .verb import IN_SLICES
 from .views.metrics import snapshot
@@ -97,6 +97,7 @@ class Broker:
         self._name = secrets.token_hex(8)
         self.stats = StatsBoard(lambda: self.read(snapshot), clock.steady)
         self.sampler = Sampler(self.stats, self._no_other_turn, self._keep, clock.now)
+        self._presence = Presence(self._name, self.write, clock)
         self._turn_until: int | None = None  # monotonic time at which the turn must be renewed
         self._keeping = threading.Lock()
         self._closing = threading.RLock()
@@ -225,11 +226,11 @@ class Broker:
             self.waiters.wake_all()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()
-            if self._turn_until is not None:
+            if self._turn_until is not None or self._presence.announced:
                 self.store.hurry()
                 with contextlib.suppress(AckflowError):
-                    self.write(partial(leave_turn, name=self._name))
-                self._turn_until = None
+                    self.write(partial(leave, name=self._name))
+                self._turn_until, self._presence.announced = None, False
             self.writer.close()
             with self.writer.exclusively():
                 self.store.close()
@@ -269,7 +270,7 @@ class Broker:
                 with contextlib.suppress(AckflowError):
                     version = self.store.changed()
                     if version != seen:
-                        seen, quiet = version, 0.0
+                        seen, quiet = version, quiet_after_change(quiet)
                         self.waiters.wake()
             else:
                 self.waiters.present.wait(left)
@@ -292,6 +293,7 @@ class Broker:
         try:
             if self.clock.to_write():
                 self.write(write_clock)
+            self._presence.run_once()
             with self._keeping:
                 more = self._keeper.run_once().total > 0 or self._keeper.unfinished
                 self.sampler.run_once()
@@ -343,6 +345,14 @@ def wait_seconds(clock: Clock, deadline: int, retry_at: int | None) -> float:
 def poll_pause(quiet: float) -> float:
     """Return the pause before the next poll for commits of other processes, after quiet seconds."""
     return min(max(POLL_SECONDS, quiet * QUIET_PART), QUIET_POLL_SECONDS)
+
+
+def quiet_after_change(quiet: float) -> float:
+    """Return the quiet time that counts after a change, so that one alone makes few polls.
+
+    After a long pause the polls are 10 ms apart, and 5 ms with the next change.
+    """
+    return min(quiet, QUIET_POLL_SECONDS / QUIET_PART) / 4
 
 
 _LATER = object()

@@ -18,9 +18,12 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 
 from .. import __version__
+from ..broker import presence
 from ..broker.observers import BOUNDS as ACK_BOUNDS
 from ..broker.views.metrics import GroupMetrics, MetricsSnapshot, snapshot
 from ..clock import SECOND
+from ..worker.coordination.job_metrics import JobMetrics, job_metrics
+from ..worker.coordination.presence import workers
 from .http import Call, Param, Response, Route, name_matcher
 from .request_log import BOUNDS, RouteStats
 
@@ -46,12 +49,13 @@ class Scrape:
 
     def __init__(
         self, snapshot: MetricsSnapshot, times: dict[int, list[int]], requests: list[RouteStats],
-        process: dict[str, tuple[str, float]],
+        process: dict[str, tuple[str, float]], jobs: JobMetrics | None,
     ) -> None:  # fmt: skip
         self._snapshot = snapshot
         self._times = times
         self._requests = requests
         self._process = process
+        self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("ackflow", "The server.", {"version": __version__})
@@ -59,6 +63,8 @@ class Scrape:
         yield from self._gauges()
         yield self._time_to_ack()
         yield from self._http()
+        if self._jobs is not None:
+            yield from _job_families(self._jobs)
         for name, (description, value) in self._process.items():
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(name, description, value)
@@ -137,6 +143,21 @@ class Scrape:
         yield from (requests, seconds)
 
 
+def _job_families(found: JobMetrics) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily(
+        "ackflow_jobs", "Root jobs that are kept, by name and status.", labels=["name", "status"]
+    )
+    for labels, n in found.counts.items():
+        jobs.add_metric(labels, n)
+    oldest = GaugeMetricFamily(
+        "ackflow_job_oldest_seconds", "Age of the oldest root job that has not ended; 0 if none.",
+        labels=["status"],
+    )  # fmt: skip
+    for status, seconds in found.oldest.items():
+        oldest.add_metric([status], seconds)
+    yield from (jobs, oldest)
+
+
 def _cumulative(bounds: Sequence[float], counts: list[int]) -> list[tuple[str, float]]:
     result, total = [], 0
     for bound, n in zip([*map(str, bounds), "+Inf"], counts, strict=True):
@@ -160,6 +181,8 @@ async def metrics(call: Call) -> Response:
         "ackflow_waiting_pops": ("Pops waiting for messages.", float(server.waiting)),
         "ackflow_uptime_seconds": ("Time since the start.", time.monotonic() - server.started),
     }
+    whole = call.who is None or call.who.may_everywhere("read-only")
+    whole = whole and "queue" not in call.query
     requests = server.request_log.stats.snapshot()
     encode, type = choose_encoder(call.header(b"accept"))
 
@@ -169,7 +192,13 @@ async def metrics(call: Call) -> Response:
             {queue: n for queue, n in all.pushed.items() if is_visible(queue)},
             [group for group in all.groups if is_visible(group.queue)],
         )
-        return encode(Scrape(seen, broker.ack_times(), requests, process))
+        found = None
+        if whole:  # what belongs to no queue
+            found = job_metrics(server.session)
+            brokers, running = broker.look(presence.brokers), workers(server.session)
+            process["ackflow_brokers"] = ("Brokers of the database.", float(len(brokers)))
+            process["ackflow_workers"] = ("Workers that run.", float(len(running)))
+        return encode(Scrape(seen, broker.ack_times(), requests, process, found))
 
     return Response(200, await server.scrapes.run(scrape), type.encode())
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from .. import validate
+from ..broker import presence
 from ..broker.broker import Verbs
 from ..broker.core import dead_letters
 from ..broker.core.upkeep import sweeps
@@ -14,6 +15,7 @@ from ..broker.views import why as whys
 from ..clock import SECOND
 from ..errors import InvalidArgument
 from ..model import (
+    BrokerInfo,
     DatabaseStats,
     DeadLetter,
     DeadSummary,
@@ -75,6 +77,14 @@ class Queries(ABC):
         """Return the live leases of a queue or group, with consumer and expiry; at most the first
         thousand of each group."""
         return self._query(stats.leases, queue, group)
+
+    def brokers(self) -> list[BrokerInfo]:
+        """Return the brokers: the processes that have the database open, the oldest first.
+
+        A broker is listed two seconds after it was opened, and until it is closed; one that was killed,
+        for a minute.
+        """
+        return self._query(presence.brokers)
 
     def sweeps(self) -> list[SweepStats]:
         """Return running seeks, purges and deletes, and those that ended in the last hour.

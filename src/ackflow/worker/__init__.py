@@ -16,6 +16,7 @@ from .context import Context, RunState
 from .coordination.job_records import Job, JobCannotBeStarted, JobNotFound, JobStale, JobStatus
 from .coordination.jobs import Jobs
 from .coordination.limits import Deferred, Limits, Permit, Rate
+from .coordination.presence import RunningMessage, ServedQueue, WorkerInfo, workers
 from .coordination.running_job import JobRun, RunningJob
 from .coordination.schedules import Cron, Every, Schedule, Schedules, Tick, cron, every
 from .coordination.unique import Unique
@@ -76,8 +77,10 @@ __all__ = [
     "Retry",
     "RunState",
     "RunningJob",
+    "RunningMessage",
     "Schedule",
     "Schedules",
+    "ServedQueue",
     "SoftTimeLimitExceeded",
     "Status",
     "Task",
@@ -86,9 +89,11 @@ __all__ = [
     "TimeLimitExceeded",
     "Unique",
     "Worker",
+    "WorkerInfo",
     "WorkerNotFound",
     "ask",
     "cron",
     "current",
     "every",
+    "workers",
 ]

@@ -21,11 +21,12 @@ from ..validate import Duration, Time
 from .consumer.consumer import Consumer, Counts
 from .context import Context, RunState
 from .coordination.jobs import Jobs
+from .coordination.presence import Presence
 from .coordination.schedules import Schedules
 from .declarations import Declarations
 from .extensions.limits import MemoryLimit, MessageLimit, TimeLimit
 from .extensions.logs import ProcessedLog
-from .extensions.redelivery import DELAY_SECONDS, RedeliveryDelay
+from .extensions.redelivery import DELAY_SECONDS, DeliveryHint, RedeliveryDelay
 from .extensions.signals import Signals
 from .extensions.validation import BodyValidation
 from .hooks import Extension, Hooks
@@ -261,11 +262,14 @@ class Worker(Declarations):
         for line in schedules.describe():
             log.info("%s", line)
         self._consumer = consumer
+        presence = Presence(self.session, consumer)
         try:
             schedules.start()
+            presence.start()
             return consumer.run()
         finally:
             self._consumer = None
+            presence.stop()
             schedules.stop()
 
     def stop(self, reason: str = "stopped") -> None:
@@ -290,7 +294,7 @@ class Worker(Declarations):
     def parts(self) -> list[Any]:
         """The built-in extensions and what was added, in the order in which they are called."""
         delay = RedeliveryDelay(self.redelivery_delay)
-        return [delay, BodyValidation(), *self.added(), ProcessedLog()]
+        return [delay, BodyValidation(), *self.added(), ProcessedLog(), DeliveryHint()]
 
     def schedules(self) -> Schedules:
         """The schedules of the worker, on its session."""

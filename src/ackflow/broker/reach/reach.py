@@ -12,8 +12,8 @@ from ...store.protocol import EVERYTHING, Reach
 from ..core.pop import WidePop
 from ..core.take import dead_letter_overdue
 from ..core.upkeep.retention import trim
+from ..presence import announce, leave, take_turn, write_clock
 from ..requests import PopRequest, PushRequest
-from ..turn import leave_turn, take_turn, write_clock
 from ..upkeep import drop_expired_in, drop_forgotten, drop_leases, drop_old_in, refresh_group
 from ..verb import BY_FUNCTION, Scope
 
@@ -25,7 +25,7 @@ _OF_LANE = {
     drop_expired_in: "lane",
     dead_letter_overdue: "lane_id",
 }
-_OF_TURN = {take_turn, leave_turn}
+_OF_TURN = {take_turn, announce, leave}
 # They delete rows that no other verb reads any more.
 _OF_NOTHING = {drop_leases, drop_forgotten, write_clock}
 

@@ -1,4 +1,4 @@
-"""Read-only commands: queues, groups, leases, sweeps, messages, why."""
+"""Read-only commands: queues, groups, leases, brokers, sweeps, messages, why."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,16 @@ import msgspec
 import typer
 
 from ...errors import NotFound
-from ...model import GroupStats, LeaseStats, Page, QueueStats, StoredMessage, SweepStats, Why
+from ...model import (
+    BrokerInfo,
+    GroupStats,
+    LeaseStats,
+    Page,
+    QueueStats,
+    StoredMessage,
+    SweepStats,
+    Why,
+)
 from ...options import QUEUE_MODE
 from .. import output
 from ..command import Target, command
@@ -37,6 +46,10 @@ LEASES = Columns(
     ("queue", "group", "consumer", ">held", ">of", "since", "ends", "token"),
     ("of", "since", "group", "consumer", "ends", "held"),
 )
+BROKERS = Columns(
+    ("program", "host", ">process", "version", "since", "last seen", "upkeep"),
+    ("last seen", "upkeep", "version", "since", "host"),
+)
 SWEEPS = Columns(
     ("kind", "queue", "group", "partition", ">done", ">lanes", ">purged", "started", "ended"),
     ("partition", "started", "group", "purged", "ended", "lanes"),
@@ -44,7 +57,7 @@ SWEEPS = Columns(
 
 
 def register(app: typer.Typer) -> None:
-    for function in (queues, groups, leases, sweeps, why, peek, browse, search):
+    for function in (queues, groups, leases, brokers, sweeps, why, peek, browse, search):
         command(app, panel=PANEL, needs_reader=True)(function)
 
 
@@ -154,6 +167,24 @@ def _lease_row(lease: LeaseStats) -> list[Cell]:
     return [
         lease.queue, group_name(lease.group), lease.consumer, f"{lease.held:,}",
         f"{lease.batch:,}", ago(lease.acquired_at), ago(lease.expires_at), lease.token,
+    ]  # fmt: skip
+
+
+def brokers(target: Target) -> None:
+    """List the processes that have the database open: servers, workers and programs."""
+    found = target.session.brokers()
+    if not found:
+        target.out.say(
+            "no brokers; a process is listed two seconds after it has opened the database"
+        )
+        return
+    target.out.table(BROKERS, map(_broker_row, found), found)
+
+
+def _broker_row(broker: BrokerInfo) -> list[Cell]:
+    return [
+        broker.program, broker.host, f"{broker.pid}", broker.version, ago(broker.started_at),
+        ago(broker.seen_at), "runs it" if broker.upkeep else "",
     ]  # fmt: skip
 
 

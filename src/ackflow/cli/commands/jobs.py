@@ -66,6 +66,7 @@ def show(target: Target, id: Id, limit: Limit = 50) -> None:
         *([f"children    {counts}"] if counts else []),
         f"created     {ago(when(job.created_at))}",
         *([f"stopped     {ago(when(job.stopped_at))}"] if job.stopped_at else []),
+        *(f"property    {name}={value}" for name, value in sorted(job.properties.items())),
         *([f"data        {msgspec.json.encode(job.data).decode()}"] if job.data else []),
     )
     if children and not target.out.as_json:

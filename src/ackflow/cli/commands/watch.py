@@ -5,7 +5,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -20,11 +20,12 @@ from ...model import StoredMessage
 from .. import output
 from ..command import Target, command
 from ..errors import is_unreachable
-from ..output import Cell, Columns, colored, group_name, safe, span
+from ..output import Cell, Columns, colored, group_name, plural, safe, span
 from ..params import Partition, Queue, duration
 
 PANEL = "Inspection"
 POLL = 0.2
+BROKERS_SECONDS = 10.0
 COLUMNS = Columns(
     (
         "queue", "group", ">ready", ">leased", ">waiting", ">dead", ">lag", ">oldest", ">in/s",
@@ -227,6 +228,21 @@ def _record(row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _brokers(target: Target) -> Callable[[], str]:
+    """The number of brokers as text, read again every few seconds; nothing, if it is not for all."""
+    text, read_at = "", 0.0
+
+    def read() -> str:
+        nonlocal text, read_at
+        if time.monotonic() - read_at > BROKERS_SECONDS:
+            with suppress(AckflowError):  # a token for some queues, or an older server
+                text = f"{plural(len(target.session.brokers()), 'broker')}, "
+            read_at = time.monotonic()
+        return text
+
+    return read
+
+
 def _draw(target: Target, frames: Iterator[list[Row]]) -> None:
     from rich.console import Console, Group
     from rich.live import Live
@@ -235,11 +251,12 @@ def _draw(target: Target, frames: Iterator[list[Row]]) -> None:
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         live.update(Text("reading ..."), refresh=True)
+        working = _brokers(target)
         for rows in frames:
             rows.sort(key=lambda row: (row.group is None, -(row.group.lag if row.group else 0)))
             fit = max(1, console.height - 6)
             of = f"{fit} of {len(rows)}" if fit < len(rows) else f"{len(rows)}"
-            head = f"{datetime.now():%H:%M:%S}  {of} rows, q to quit  {target.location.redacted}"
+            head = f"{datetime.now():%H:%M:%S}  {of} rows, {working()}q to quit  {target.location.redacted}"
             table, _, note = output.rich_table(COLUMNS, map(_row, rows[:fit]), console.width)
             parts = [Text(safe(head), "dim"), table, *([note] if note else [])]
             live.update(Group(*parts), refresh=True)

@@ -1,4 +1,4 @@
-"""`ackflow work`: run the processors and tasks of a worker."""
+"""`ackflow work` runs the processors and tasks of a worker; `ackflow workers` lists the running ones."""
 
 import logging
 import os
@@ -13,13 +13,20 @@ from msgspec import structs
 
 from ... import validate
 from ...errors import AckflowError, InvalidArgument, text_of
+from ...options import QUEUE_MODE
 from ..command import Target, command
+from ..output import Cell, Columns, ago, colored
 from ..params import duration, with_options
 
 if TYPE_CHECKING:
+    from ...worker.coordination.presence import WorkerInfo
     from ...worker.worker import Worker
 
 PANEL = "Operation"
+WORKERS = Columns(
+    ("worker", ">process", "serves", "does", ">busy", ">done", ">failed", "started", "last seen"),
+    ("last seen", "started", "process", "busy", "does", "failed", "done"),
+)
 
 
 class ProcessorFailed(AckflowError):
@@ -30,6 +37,7 @@ class ProcessorFailed(AckflowError):
 
 def register(app: typer.Typer) -> None:
     command(app, panel=PANEL, creates=True, long_running=True)(with_options(work))
+    command(app, panel="Inspection", needs_reader=True)(workers)
 
 
 @dataclass
@@ -145,6 +153,36 @@ def work(
         found.close()
     done = ", ".join(f"{n:,} {name}" for name, n in structs.asdict(counts).items() if n)
     log.info("the consumer has ended: %s", done or "no messages")
+
+
+def workers(target: Target) -> None:
+    """List running workers: what they serve, what they do, and what they have done."""
+    from ...worker.coordination import presence
+
+    found = presence.workers(target.session)
+    if not found:
+        target.out.say("no workers")
+        target.out.hint("ackflow work module:worker")
+        return
+    target.out.table(WORKERS, map(_worker_row, found), found)
+
+
+def _worker_row(worker: "WorkerInfo") -> list[Cell]:
+    serves = [
+        one.queue if one.group == QUEUE_MODE else f"{one.queue}/{one.group}"
+        for one in worker.queues
+    ]
+    does = [f"{one.handler}, {ago(one.since)}" for one in worker.running]
+    return [
+        worker.consumer, str(worker.pid), _first(serves), _first(does) or worker.reason or "waits",
+        f"{worker.busy} of {worker.concurrency}", f"{worker.acked:,}",
+        colored(worker.failed + worker.rejected, "red"), ago(worker.started_at),
+        ago(worker.seen_at),
+    ]  # fmt: skip
+
+
+def _first(some: list[str]) -> str:
+    return ", ".join(some[:3]) + (f" and {len(some) - 3} more" if len(some) > 3 else "")
 
 
 def _connect(worker: "Worker", target: Target) -> None:

@@ -2,7 +2,7 @@
 
 import { h, render } from "./dom.js";
 import { get, post, del } from "./api.js";
-import { app, Button, Field, Icon, dialog, toast } from "./ui.js";
+import { Field, Icon, app, button, dialog, submit, toast } from "./ui.js";
 
 const EVERY = 2000;
 const PAGES = [
@@ -13,7 +13,7 @@ const PAGES = [
   [/^leases$/, "leases"], [/^work$/, "work"], [/^pipelines$/, "pipelines"], [/^tokens$/, "tokens"], [/^audit$/, "audit"],
 ];
 const NAV = [["overview", "", "Overview"], ["queues", "queues", "Queues"], ["dead", "dead", "Dead letters"],
-  ["groups", "groups", "Groups"], ["leases", "leases", "Leases"], ["work", "work", "Jobs and schedules"],
+  ["groups", "groups", "Groups"], ["leases", "leases", "Leases"], ["work", "work", "Workers and jobs"],
   ["pipelines", "pipelines", "Pipelines"], ["tokens", "tokens", "Tokens"], ["audit", "audit", "Audit"]];
 const SECTION = { queue: "queues", messages: "queues", message: "queues", push: "queues", tail: "queues", dead_queue: "dead", group: "groups" };
 
@@ -147,42 +147,42 @@ function Shell() {
   const links = NAV.filter(([name]) => who.open || !["tokens", "audit"].includes(name) || who.role === "admin")
     .filter(([name]) => who.everywhere || !["work", "pipelines"].includes(name));
   return h("div", { class: `shell ${shell.menu ? "menu-open" : ""}`, key: "shell" },
-    h("a", { class: "skip", href: "#main", onClick: (event) => { event.preventDefault(); root.querySelector("h1")?.focus(); } }, "Skip to content"),
-    h("aside", { class: "side" },
-      h("div", { class: "brand" }, h("a", { href: "#/" }, h("img", { src: "icon.svg", alt: "", width: 26, height: 26 }), "Ackflow"),
-        h(Button, { kind: "plain menu", label: "Menu", onClick: () => { shell.menu = !shell.menu; draw(); } }, h(Icon, { name: shell.menu ? "close" : "menu" }))),
+    h("a.skip", { href: "#main", onClick: (event) => { event.preventDefault(); root.querySelector("h1")?.focus(); } }, "Skip to content"),
+    h("aside.side", null,
+      h(".brand", null, h("a", { href: "#/" }, h("img", { src: "icon.svg", alt: "", width: 26, height: 26 }), "Ackflow"),
+        button(h(Icon, { name: shell.menu ? "close" : "menu" }), () => { shell.menu = !shell.menu; draw(); }, "plain menu", { label: "Menu" })),
       h("nav", { "aria-label": "Pages" }, links.map(([name, path, label]) =>
         h("a", { href: `#/${path}`, key: name, "aria-current": section === name ? "page" : null }, h(Icon, { name }), label))),
-      h("div", { class: "side-foot" },
-        h("div", { class: "who" }, who.open ? "No token required" : h("span", null, who.name, h("small", null, who.role))),
-        who.read_only ? h("span", { class: "badge info" }, "Read-only") : null,
-        who.masked ? h("span", { class: "badge quiet" }, "Fields masked") : null,
-        who.open ? null : h(Button, { kind: "plain", onClick: logOut }, "Log out"),
+      h(".side-foot", null,
+        h(".who", null, who.open ? "No token required" : h("span", null, who.name, h("small", null, who.role))),
+        who.read_only && h("span.badge.info", null, "Read-only"),
+        who.masked && h("span.badge.quiet", null, "Fields masked"),
+        who.open ? null : button("Log out", logOut, "plain"),
         h("small", null, `Ackflow ${who.version}`))),
-    h("div", { class: "main" },
-      h("div", { class: "bar" },
-        h("form", { class: "search", role: "search", onSubmit: (event) => { event.preventDefault(); search(event.target.elements.q.value); } },
+    h(".main", null,
+      h(".bar", null,
+        h("form.search", { role: "search", onSubmit: (event) => { event.preventDefault(); search(event.target.elements.q.value); } },
           h(Icon, { name: "search" }), h("input", { name: "q", type: "search", placeholder: "Queue or message id", "aria-label": "Search for a queue or a message id", autocomplete: "off", spellcheck: "false" }), h("kbd", null, "/")),
-        h("div", { class: "bar-actions" },
+        h(".bar-actions", null,
           h("span", { class: `live ${shell.problem ? "bad" : shell.paused || !live() ? "" : "on"}` },
             shell.problem ? (shell.away ? "Disconnected" : "Error") : !live() ? "" : shell.paused ? "Paused" : "Live"),
-          live() ? h(Button, { kind: "plain", label: shell.paused ? "Resume live updates" : "Pause live updates", pressed: String(shell.paused), onClick: pause }, h(Icon, { name: shell.paused ? "play" : "pause" })) : null,
-          h(Button, { kind: "plain", label: "Refresh", title: "Refresh (r)", onClick: () => refresh(true) }, h(Icon, { name: "refresh" })),
-          h(Button, { kind: "plain", label: "Change theme", title: "Change theme (t)", onClick: switchTheme }, h(Icon, { name: "sun" })),
-          h(Button, { kind: "plain", label: "Keyboard help", title: "Keyboard (?)", onClick: help }, h(Icon, { name: "help" })))),
-      shell.problem && (page?.data || page?.loading) ? h("div", { class: "banner bad", role: "alert" }, shell.problem) : null,
+          live() && button(h(Icon, { name: shell.paused ? "play" : "pause" }), pause, "plain", { label: shell.paused ? "Resume live updates" : "Pause live updates", pressed: String(shell.paused) }),
+          button(h(Icon, { name: "refresh" }), () => refresh(true), "plain", { label: "Refresh", title: "Refresh (r)" }),
+          button(h(Icon, { name: "sun" }), switchTheme, "plain", { label: "Change theme", title: "Change theme (t)" }),
+          button(h(Icon, { name: "help" }), help, "plain", { label: "Keyboard help", title: "Keyboard (?)" }))),
+      shell.problem && (page?.data || page?.loading) && h(".banner.bad", { role: "alert" }, shell.problem),
       h("main", { id: "main", key: page ? page.at.name + page.at.params.join("/") : "none" },
-        page?.missing ? h("div", { class: "empty" }, h("h1", { tabindex: "-1" }, "No such page"), h("a", { href: "#/" }, "Overview"))
-          : page?.view && shell.problem && !page.data && !page.loading ? h("div", { class: "empty" }, h("h1", { tabindex: "-1" }, page.view.title(page.at.params)), h("p", null, shell.problem), h("a", { href: "#/" }, "Overview"))
+        page?.missing ? h(".empty", null, h("h1", { tabindex: "-1" }, "No such page"), h("a", { href: "#/" }, "Overview"))
+          : page?.view && shell.problem && !page.data && !page.loading ? h(".empty", null, h("h1", { tabindex: "-1" }, page.view.title(page.at.params)), h("p", null, shell.problem), h("a", { href: "#/" }, "Overview"))
             : page?.view ? page.view.view(page.ctx, page.data) : null)));
 }
 
 function Login() {
-  return h("main", { class: "login", key: "login" }, h("form", { onSubmit: logIn },
+  return h("main.login", { key: "login" }, h("form", { onSubmit: logIn },
     h("img", { src: "icon.svg", alt: "", width: 40, height: 40 }), h("h1", { tabindex: "-1" }, "Log in to Ackflow"),
     h("p", null, "This server requires an access token. Create one on its machine: ", h("code", null, "ackflow token create NAME")),
     h(Field, { label: "Token", name: "token", type: "password", required: true, autofocus: true, autocomplete: "current-password" }),
-    h("p", { class: "problem", role: "alert" }, shell.problem), h(Button, { type: "submit", kind: "primary" }, "Log in")));
+    h("p.problem", { role: "alert" }, shell.problem), submit("Log in")));
 }
 
 async function logIn(event) {
@@ -220,14 +220,14 @@ async function search(text) {
 }
 
 const KEYS = [["/", "Search"], ["g o", "Overview"], ["g q", "Queues"], ["g d", "Dead letters"], ["g g", "Groups"], ["g l", "Leases"],
-  ["g j", "Jobs and schedules"], ["g p", "Pipelines"], ["g a", "Audit"], ["r", "Refresh"], ["p", "Pause or resume live updates"], ["t", "Dark or light"], ["?", "This help"], ["Esc", "Close"]];
+  ["g j", "Workers and jobs"], ["g p", "Pipelines"], ["g a", "Audit"], ["r", "Refresh"], ["p", "Pause or resume live updates"], ["t", "Dark or light"], ["?", "This help"], ["Esc", "Close"]];
 const GO = { o: "", q: "queues", d: "dead", g: "groups", l: "leases", j: "work", p: "pipelines", a: "audit" };
 let prefix = 0;
 
 function help() {
-  dialog("Keyboard", (close) => h("div", null, h("dl", { class: "keys" }, KEYS.map(([keys, text]) => h("div", { key: keys },
+  dialog("Keyboard", (close) => h("div", null, h("dl.keys", null, KEYS.map(([keys, text]) => h("div", { key: keys },
     h("dt", null, keys.split(" ").map((key) => h("kbd", null, key))), h("dd", null, text)))),
-  h("footer", null, h(Button, { kind: "primary", autofocus: true, onClick: () => close() }, "Close"))));
+  h("footer", null, button("Close", () => close(), "primary", { autofocus: true }))));
 }
 
 document.addEventListener("keydown", (event) => {

@@ -6,16 +6,15 @@ import { short, rate } from "./format.js";
 export function Spark({ values, label }) {
   const width = 88, height = 22;
   if (!values || !values.some((value) => value)) {
-    return h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${label}: none` },
-      h("path", { class: "flat", d: `M0 ${height - 1.5}H${width}` }));
+    return h("svg.spark", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${label}: none` },
+      h("path.flat", { d: `M0 ${height - 1.5}H${width}` }));
   }
   const top = Math.max(...values);
   const points = values.map((value, at) =>
     `${((at / (values.length - 1)) * width).toFixed(1)} ${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`);
   const line = `M${points.join("L")}`;
-  return h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `${label}: now ${rate(values[values.length - 1])}, at most ${rate(top)} per second` },
-  h("path", { class: "area", d: `${line}L${width} ${height}L0 ${height}Z` }), h("path", { class: "line", d: line }));
+  return h("svg.spark", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${label}: now ${rate(values[values.length - 1])}, at most ${rate(top)} per second` },
+  h("path.area", { d: `${line}L${width} ${height}L0 ${height}Z` }), h("path.line", { d: line }));
 }
 
 function nice(top) {
@@ -35,10 +34,10 @@ export function Chart({ title, items, step, lines, unit = "", stacked = false })
   const room = (document.querySelector("main")?.clientWidth || innerWidth - 224) - (innerWidth > 820 ? 56 : 28);
   const width = Math.round((room < 878 ? room : (room - 18) / 2) - 34), height = 190, left = 44, bottom = 22, top = 8;
   const right = width - 6, floor = height - bottom;
-  const heads = h("div", { class: "chart-head" }, h("h3", null, title), h("ul", { class: "legend" },
+  const heads = h(".chart-head", null, h("h3", null, title), h("ul.legend", null,
     lines.map((line) => h("li", { class: line.css }, line.name))));
   if (!items || items.length < 2) {
-    return h("figure", { class: "chart" }, heads, h("div", { class: "chart-empty" },
+    return h("figure.chart", null, heads, h(".chart-empty", null,
       "Charts fill once a minute."));
   }
   const columns = lines.map((line) => items.map(line.read));
@@ -60,8 +59,8 @@ export function Chart({ title, items, step, lines, unit = "", stacked = false })
     ];
   });
   const grid = [0, 0.5, 1].map((part) => [
-    h("line", { class: "grid", x1: left, x2: right, y1: y(limit * part), y2: y(limit * part) }),
-    h("text", { class: "tick end", x: left - 6, y: y(limit * part) + 3.5 }, limit * part < 10 && (limit * part) % 1 ? (limit * part).toFixed(limit < 1 ? 2 : 1) : short(limit * part)),
+    h("line.grid", { x1: left, x2: right, y1: y(limit * part), y2: y(limit * part) }),
+    h("text.tick.end", { x: left - 6, y: y(limit * part) + 3.5 }, limit * part < 10 && (limit * part) % 1 ? (limit * part).toFixed(limit < 1 ? 2 : 1) : short(limit * part)),
   ]);
   const marks = (width < 420 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => {
     const at = Math.round(part * (items.length - 1));
@@ -87,10 +86,10 @@ export function Chart({ title, items, step, lines, unit = "", stacked = false })
   const last = items.length - 1;
   const spoken = `${title}. ` + lines.map((line, index) =>
     `${line.name}: now ${short(columns[index][last])}${unit}, at most ${short(Math.max(...columns[index]))}${unit}`).join("; ");
-  return h("figure", { class: "chart" }, heads,
+  return h("figure.chart", null, heads,
     h("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spoken, onMousemove: readout, onMouseleave: leave },
-      grid, paths, marks, h("line", { class: "rule", y1: top, y2: floor, x1: 0, x2: 0 })),
-    h("div", { class: "chart-tip", "aria-hidden": "true" }, " "));
+      grid, paths, marks, h("line.rule", { y1: top, y2: floor, x1: 0, x2: 0 })),
+    h(".chart-tip", { "aria-hidden": "true" }, " "));
 }
 
 // The share of each state as one bar.
@@ -98,9 +97,8 @@ export function StateBar({ ready, leased, waiting, dead }) {
   const parts = [["ready", ready], ["leased", leased], ["waiting", waiting], ["dead", dead]];
   const all = parts.reduce((sum, [, value]) => sum + value, 0);
   let at = 0;
-  return h("svg", { class: "statebar", viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img",
-    "aria-label": parts.map(([name, value]) => `${name} ${value}`).join(", ") },
-  h("rect", { class: "none", width: 100, height: 6 }),
+  return h("svg.statebar", { viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": parts.map(([name, value]) => `${name} ${value}`).join(", ") },
+  h("rect.none", { width: 100, height: 6 }),
   parts.map(([name, value]) => {
     if (!value) return null;
     const width = Math.max(1.5, (value / all) * 100);

@@ -6,6 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const NODE = Symbol("node");
 const textOf = (kid) => (typeof kid === "object" ? JSON.stringify(kid) : String(kid));
 
+// `tag` may name classes: h("span.badge.quiet"); without a name it is a div: h(".foot").
 export function h(tag, props, ...kids) {
   props = props || {};
   const children = [];
@@ -16,7 +17,10 @@ export function h(tag, props, ...kids) {
     }
   };
   add(kids);
-  return typeof tag === "function" ? tag(props, children) : { [NODE]: true, tag, props, children, key: props.key };
+  if (typeof tag === "function") return tag(props, children);
+  const [name, ...css] = tag.split(".");
+  if (css.length) props = { ...props, class: css.join(" ") };
+  return { [NODE]: true, tag: name || "div", props, children, key: props.key };
 }
 
 function create(node, svg) {

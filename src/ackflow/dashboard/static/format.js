@@ -57,7 +57,7 @@ export function local(value) {
 }
 
 // A time in the zone of the reader; UTC is shown on hover.
-export function Time({ at, ago }) {
+function Time({ at, ago }) {
   if (!at) return "–";
   const utc = typeof at === "string" ? at : new Date(at).toISOString();
   const seconds = (Date.now() - new Date(at)) / 1000;
@@ -66,5 +66,7 @@ export function Time({ at, ago }) {
   return h("time", { datetime: utc, title: ago ? `${local(at)} local, ${title}` : title }, ago ? relative : local(at));
 }
 
+export const when = (at) => Time({ at });
+export const ago = (at) => Time({ at, ago: true });
 export const plural = (count, word, words) => `${n(count)} ${count === 1 ? word : words || word + "s"}`;
 export const initials = (id) => (id ? `${id.slice(0, 8)}…${id.slice(-6)}` : "–");

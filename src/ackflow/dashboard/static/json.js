@@ -52,19 +52,19 @@ export function pretty(text) {
 }
 
 function tree(node, name, depth) {
-  const label = name === null || name === undefined ? null : [h("span", { class: "j-name" }, name), ": "];
-  if (!node.items) return h("div", { class: "j-leaf" }, label, h("span", { class: `j-${node.kind}` }, node.text));
-  if (!node.items.length) return h("div", { class: "j-leaf" }, label, node.open + node.close);
-  return h("details", { class: "j-node", open: depth < 3 && node.items.length <= 60 },
-    h("summary", null, label, node.open, h("span", { class: "j-count" },
-      ` ${plural(node.items.length, node.open === "{" ? "field" : "item")} `), h("span", { class: "j-close" }, node.close)),
+  const label = name === null || name === undefined ? null : [h("span.j-name", null, name), ": "];
+  if (!node.items) return h(".j-leaf", null, label, h("span", { class: `j-${node.kind}` }, node.text));
+  if (!node.items.length) return h(".j-leaf", null, label, node.open + node.close);
+  return h("details.j-node", { open: depth < 3 && node.items.length <= 60 },
+    h("summary", null, label, node.open, h("span.j-count", null,
+      ` ${plural(node.items.length, node.open === "{" ? "field" : "item")} `), h("span.j-close", null, node.close)),
     node.items.map(([inner, one], at) => tree(one, inner === null ? String(at) : inner, depth + 1)));
 }
 
 export function Json({ text }) {
   try {
-    return h("div", { class: "json" }, tree(parse(text), null, 0));
+    return h(".json", null, tree(parse(text), null, 0));
   } catch {
-    return h("pre", { class: "raw" }, text);
+    return h("pre.raw", null, text);
   }
 }

@@ -49,7 +49,7 @@ const ICONS = {
 };
 
 export function Icon({ name }) {
-  return h("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
+  return h("svg.icon", { viewBox: "0 0 24 24", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 }
 
 const BADGES = {
@@ -57,74 +57,83 @@ const BADGES = {
   "group paused": "info", "no group": "quiet",
 };
 
-export function Badge({ kind }, kids) {
-  return h("span", { class: `badge ${kind || BADGES[kids[0]?.text] || "quiet"}` }, kids);
-}
+export const badge = (text, kind) => h("span", { key: text, class: `badge ${kind || BADGES[text] || "quiet"}` }, text);
+export const badges = (texts) => h("span.badges", null, texts.map((one) => badge(one)));
 
 const STATE = { ready: "ready", leased: "leased", waiting: "waiting", delayed: "waiting", dead: "dead", acked: "ok",
   settled: "ok", done: "ok", requeued: "ok", held_back: "waiting", paused: "info", window_full: "waiting" };
 
-export const State = ({ state }) => (state ? h("span", { class: `state ${STATE[state] || "quiet"}` }, state.replace("_", " ")) : null);
+export const State = ({ state }) => (state && h("span", { class: `state ${STATE[state] || "quiet"}` }, state.replace("_", " ")));
 
 // A number of messages; zero is quiet, so that what matters stands out.
-export function Count({ value, css, href }) {
+export function count(value, css, href) {
   const text = n(value);
   const name = `num${value ? ` ${css || ""}` : " zero"}`;
   return href && value ? h("a", { class: name, href }, text) : h("span", { class: name }, text);
 }
 
 // Long text in a cell is cut after some lines, and shown on hover.
-const cut = (text) => (typeof text === "string" && text.length > 40 ? h("span", { class: "clamp", title: text }, text) : text);
+const cut = (text) => (typeof text === "string" && text.length > 40 ? h("span.clamp", { title: text }, text) : text);
 
-// columns: [{name, label, num, sort, hide, cell(row)}]
-export function Table({ columns, rows, rowKey, sort, descending, onSort, caption, empty, selected, onSelect }) {
-  if (rows && !rows.length) return empty || h(Empty, { title: "Nothing here" });
+// columns: [label, classes, cell(row), sort]; the class n is of numbers. `by` is the field, or a function, whose
+// value is the key of a row.
+export function Table({ columns, rows, by = "name", sort, descending, onSort, caption, empty: none, selected, onSelect }) {
+  if (rows && !rows.length) return none || empty("Nothing here");
+  const rowKey = typeof by === "string" ? (row) => row[by] : by;
   const all = selected && rows && rows.length > 0 && rows.every((row) => selected.has(rowKey(row)));
-  return h("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption }, h("table", null,
-    h("caption", { class: "sr" }, caption),
+  return h(".table-scroll", { tabindex: "0", role: "region", "aria-label": caption }, h("table", null,
+    h("caption.sr", null, caption),
     h("thead", null, h("tr", null,
-      selected && h("th", { class: "check" }, h("input", { type: "checkbox", "aria-label": "Select all shown", checked: !!all,
+      selected && h("th.check", null, h("input", { type: "checkbox", "aria-label": "Select all shown", checked: !!all,
         onChange: () => { rows.forEach((row) => (all ? selected.delete(rowKey(row)) : selected.add(rowKey(row)))); onSelect(); } })),
-      columns.map((column) => h("th", {
-        class: `${column.num ? "n" : ""} ${column.hide || ""}`, scope: "col",
-        "aria-sort": sort && column.sort ? (sort === column.sort ? (descending ? "descending" : "ascending") : "none") : null,
-      }, column.sort && onSort
-        ? h("button", { class: "sort", type: "button", onClick: () => onSort(column.sort, sort === column.sort ? !descending : !!column.num) },
-          column.label, h("span", { class: "arrow", "aria-hidden": "true" }, sort === column.sort ? (descending ? "↓" : "↑") : ""))
-        : column.label || h("span", { class: "sr" }, "Actions"))))),
+      columns.map(([label, css, , order]) => h("th", {
+        class: css, scope: "col", "aria-sort": sort && order ? (sort === order ? (descending ? "descending" : "ascending") : "none") : null,
+      }, order && onSort
+        ? h("button.sort", { type: "button", onClick: () => onSort(order, sort === order ? !descending : css.split(" ")[0] === "n") },
+          label, h("span.arrow", { "aria-hidden": "true" }, sort === order ? (descending ? "↓" : "↑") : ""))
+        : label || h("span.sr", null, "Actions"))))),
     h("tbody", null, rows ? rows.map((row) => h("tr", { key: rowKey(row), class: selected?.has(rowKey(row)) ? "selected" : "" },
-      selected && h("td", { class: "check" }, h("input", { type: "checkbox", checked: selected.has(rowKey(row)), "aria-label": `Select ${rowKey(row)}`,
+      selected && h("td.check", null, h("input", { type: "checkbox", checked: selected.has(rowKey(row)), "aria-label": `Select ${rowKey(row)}`,
         onChange: () => { const key = rowKey(row); selected.has(key) ? selected.delete(key) : selected.add(key); onSelect(); } })),
-      columns.map((column) => h("td", { class: `${column.num ? "n" : ""} ${column.css || ""} ${column.hide || ""}` }, cut(column.cell(row))))))
-      : Array.from({ length: 6 }, () => h("tr", { class: "loading" }, columns.map(() => h("td", null, h("span", { class: "bone" }))))))));
+      columns.map(([, css, cell]) => h("td", { class: css }, cut(cell(row))))))
+      : Array.from({ length: 6 }, () => h("tr.loading", null, columns.map(() => h("td", null, h("span.bone", null))))))));
 }
 
-export function Empty({ title, icon }, kids) {
-  return h("div", { class: "empty" }, icon ? h(Icon, { name: icon }) : null, h("p", { class: "empty-title" }, title), kids.length ? h("div", null, kids) : null);
+export function empty(title, kids, icon) {
+  return h(".empty", null, icon && h(Icon, { name: icon }), h("p.empty-title", null, title), kids && h("div", null, kids));
 }
 
-export function Stat({ label, value, unit, css, href, title }) {
+export function stat(label, value, css, { unit, href, title } = {}) {
   return h(href ? "a" : "div", { class: `stat ${css || ""}`, href, title },
-    h("span", { class: "stat-label" }, label), h("span", { class: "stat-value" }, value, unit ? h("small", null, ` ${unit}`) : null));
+    h("span.stat-label", null, label), h("span.stat-value", null, value, unit && h("small", null, ` ${unit}`)));
 }
 
 export function Card({ title, actions, css }, kids) {
-  return h("section", { class: `card ${css || ""}` }, title ? h("header", { class: "card-head" }, h("h2", null, title), h("div", { class: "actions" }, actions)) : null, kids);
+  return h("section", { class: `card ${css || ""}` }, title && h("header.card-head", null, h("h2", null, title), h(".actions", null, actions)), kids);
 }
 
 export function Button({ onClick, kind, disabled, title, label, type, pressed }, kids) {
   return h("button", { type: type || "button", class: `button ${kind || ""}`, onClick, disabled, title, "aria-label": label, "aria-pressed": pressed }, kids);
 }
 
+export const button = (text, onClick, kind, more) => h(Button, { onClick, kind, ...more }, text);
+export const submit = (text, kind = "primary") => h(Button, { type: "submit", kind }, text);
+
+// Buttons of which one is pressed: [[value, label], ...].
+export function segments(label, items, at, choose, more) {
+  return h(".segments", { role: "group", "aria-label": label }, items.map(([value, text, disabled]) =>
+    h("button", { type: "button", "aria-pressed": String(value === at), disabled, onClick: () => choose(value) }, text)), more);
+}
+
 export function Head({ title, crumbs, badge }, actions) {
-  return h("header", { class: "page-head" }, h("div", { class: "page-title" },
-    crumbs ? h("nav", { class: "crumbs", "aria-label": "Path" }, crumbs.map(([label, href]) => [h("a", { href }, label), h("span", { "aria-hidden": "true" }, "/")])) : null,
-    h("h1", { tabindex: "-1" }, title, badge)), h("div", { class: "actions" }, actions));
+  return h("header.page-head", null, h(".page-title", null,
+    crumbs && h("nav.crumbs", { "aria-label": "Path" }, crumbs.map(([label, href]) => [h("a", { href }, label), h("span", { "aria-hidden": "true" }, "/")])),
+    h("h1", { tabindex: "-1" }, title, badge)), h(".actions", null, actions));
 }
 
 export function Tabs({ items, at }) {
-  return h("nav", { class: "tabs", "aria-label": "Views" }, items.map(([name, href, count]) =>
-    h("a", { href, "aria-current": name === at ? "page" : null }, name, count != null ? h("span", { class: "tab-count" }, n(count)) : null)));
+  return h("nav.tabs", { "aria-label": "Views" }, items.map(([name, href, count]) =>
+    h("a", { href, "aria-current": name === at ? "page" : null }, name, count != null && h("span.tab-count", null, n(count)))));
 }
 
 export function Field({ label, hint, ...props }) {
@@ -133,7 +142,7 @@ export function Field({ label, hint, ...props }) {
     const [key, text] = Array.isArray(one) ? one : [one, one];
     return h("option", { value: key, selected: key === value }, text);
   })) : area ? h("textarea", { ...rest, value, rows: area, spellcheck: "false" }) : h("input", { type: "text", autocomplete: "off", spellcheck: "false", ...rest, value });
-  return h("label", { class: "field" }, h("span", null, label), input, hint ? h("small", null, hint) : null);
+  return h("label.field", null, h("span", null, label), input, hint && h("small", null, hint));
 }
 
 // A field of the query in the address, which changes it once typing pauses.
@@ -143,11 +152,15 @@ export const Filter = ({ ctx, name, label, placeholder }) => h(Field, { label, p
   ctx.state.typing = setTimeout(() => ctx.setQuery({ [name]: text, after: "" }), 250);
 } });
 
+// A choice that is kept in the query of the address; the first option is not.
+export const Choice = ({ ctx, name, label, options: [first, ...others] }) => h(Field, { label, value: ctx.query[name] || "", options: [["", first], ...others],
+  onChange: (event) => ctx.setQuery({ [name]: event.target.value, after: "" }) });
+
 // The foot of a table with pages: `next` continues it, `back` is the page before where it is known.
 export function Foot({ ctx, text, next, back, first = "First", more = "Next", name = "after" }, kids) {
-  const go = (label, to, at) => h(Button, { kind: "small", disabled: at == null, onClick: () => ctx.setQuery({ [name]: to }, false) }, label);
-  return h("div", { class: "foot" }, h("span", null, text), h("div", { class: "actions" }, kids,
-    back !== undefined ? go("Previous", back || "", back) : ctx.query[name] ? go(first, "", 0) : null, go(more, next, next)));
+  const go = (label, to, at) => button(label, () => ctx.setQuery({ [name]: to }, false), "small", { disabled: at == null });
+  return h(".foot", null, h("span", null, text), h(".actions", null, kids,
+    back !== undefined ? go("Previous", back || "", back) : ctx.query[name] && go(first, "", 0), go(more, next, next)));
 }
 
 export const GroupLink = ({ queue, group }) => h("a", { href: link.group(queue, group), title: group }, groupName(group));
@@ -205,8 +218,8 @@ export function dialog(title, view, css = "") {
       if (back && back.isConnected) back.focus();
       resolve(value);
     };
-    const update = () => render(box, h("div", { class: "dialog" }, h("header", null, h("h2", null, title),
-      h(Button, { kind: "plain", label: "Close", onClick: () => close() }, h(Icon, { name: "close" }))), view(close, update)));
+    const update = () => render(box, h(".dialog", null, h("header", null, h("h2", null, title),
+      button(h(Icon, { name: "close" }), () => close(), "plain", { label: "Close" })), view(close, update)));
     box.addEventListener("cancel", (event) => { event.preventDefault(); close(); });
     update();
     box.showModal();
@@ -215,28 +228,28 @@ export function dialog(title, view, css = "") {
 }
 
 // Ask before something that cannot be undone; with `type`, this text has to be typed.
-export function confirm(title, { text, button, danger = true, type }) {
+export function confirm(title, { text, button: label, danger = true, type }) {
   let typed = "";
   return dialog(title, (close, update) => h("form", { onSubmit: (event) => { event.preventDefault(); if (!type || typed === type) close(true); } },
-    h("div", { class: "dialog-text" }, text),
-    type ? h(Field, { label: `Type ${type} to confirm`, value: typed, autofocus: true, name: "confirm", onInput: (event) => { typed = event.target.value; update(); } }) : null,
-    h("footer", null, h(Button, { onClick: () => close(false) }, "Cancel"),
-      h(Button, { type: "submit", kind: danger ? "danger" : "primary", disabled: type ? typed !== type : false }, button))));
+    h(".dialog-text", null, text),
+    type && h(Field, { label: `Type ${type} to confirm`, value: typed, autofocus: true, name: "confirm", onInput: (event) => { typed = event.target.value; update(); } }),
+    h("footer", null, button("Cancel", () => close(false)),
+      h(Button, { type: "submit", kind: danger ? "danger" : "primary", disabled: type ? typed !== type : false }, label))));
 }
 
 // A form with some fields: {name: {label, value, ...}}; resolves with the values, or undefined.
-export function form(title, fields, { text, button = "Save", danger = false, check } = {}) {
+export function form(title, fields, { text, button: label = "Save", danger, check } = {}) {
   const values = Object.fromEntries(Object.entries(fields).map(([name, one]) => [name, one.value ?? ""]));
   let problem = "";
   return dialog(title, (close, update) => h("form", { onSubmit: (event) => {
     event.preventDefault();
     problem = check ? check(values) || "" : "";
     problem ? update() : close(values);
-  } }, text ? h("div", { class: "dialog-text" }, text) : null,
+  } }, text && h(".dialog-text", null, text),
   Object.entries(fields).map(([name, one]) => h(Field, { ...one, name, value: values[name],
     onInput: (event) => { values[name] = event.target.value; update(); } })),
-  problem ? h("p", { class: "problem", role: "alert" }, problem) : null,
-  h("footer", null, h(Button, { onClick: () => close() }, "Cancel"), h(Button, { type: "submit", kind: danger ? "danger" : "primary" }, button))));
+  problem && h("p.problem", { role: "alert" }, problem),
+  h("footer", null, button("Cancel", () => close()), submit(label, danger ? "danger" : "primary"))));
 }
 
 // Do something in steps of at most 1,000 until it is done, with progress, cancel and a summary.
@@ -265,13 +278,13 @@ export function bulk(title, total, step, { rate } = {}) {
     };
     if (!begun) queueMicrotask(work);
     begun = true;
-    return h("div", { class: "bulk" },
+    return h(".bulk", null,
       h("progress", { max: Math.max(1, total || done), value: ended ? total || done || 1 : done, "aria-label": title }),
-      h("p", { class: "bulk-state", role: "status" }, ended ? (stopped ? "Cancelled: " : problem ? "Stopped: " : "Done: ") : "Working: ",
+      h("p.bulk-state", { role: "status" }, ended ? (stopped ? "Cancelled: " : problem ? "Stopped: " : "Done: ") : "Working: ",
         plural(done, "item"), total ? ` of ${n(total)}` : "", failed.length ? `, ${n(failed.length)} not done` : ""),
-      problem ? h("p", { class: "problem", role: "alert" }, problem) : null,
-      failed.length ? h("ul", { class: "failures" }, failed.slice(0, 50).map(([what, why]) => h("li", null, h("code", null, what), " ", why))) : null,
-      h("footer", null, ended ? h(Button, { kind: "primary", autofocus: true, onClick: () => close(done) }, "Close") : h(Button, { disabled: stopped, onClick: () => { stopped = true; update(); } }, "Cancel")));
+      problem && h("p.problem", { role: "alert" }, problem),
+      failed.length ? h("ul.failures", null, failed.slice(0, 50).map(([what, why]) => h("li", null, h("code", null, what), " ", why))) : null,
+      h("footer", null, ended ? button("Close", () => close(done), "primary", { autofocus: true }) : button("Cancel", () => { stopped = true; update(); }, "", { disabled: stopped })));
   }).then((value) => { stopped = true; return value; }); // a dialog that is closed stops the work
 }
 

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from ... import __version__
+from ...broker import presence
 from ...broker.sampling.live_stats import QueueLine
 from ...broker.sampling.series import HOUR, MINUTE, chart, sparks
 from ...broker.views import board, stats
 from ...broker.views.board import LanePage, PartitionPage, SeekPreview
 from ...broker.views.metrics import GroupMetrics
 from ...errors import InvalidArgument
-from ...model import Value, when
+from ...model import BrokerInfo, Value, when
 from ..http import Call, Param, Response, json, name_matcher
 from .responses import (
     AFTER,
@@ -50,6 +51,7 @@ from .responses import (
     read_route,
     row_of,
     seconds_of,
+    sees_all,
     snapshot_of,
     storage_of,
     time_of,
@@ -64,14 +66,22 @@ async def overview(call: Call) -> Response:
     health = kept.known(found, "health")
     if health is None:
         health = kept.keep(found, "health", await look(call, board.health))
+    known = kept.known(found, "brokers") if sees_all(call) else []
+    if known is None:
+        known = kept.keep(found, "brokers", await look(call, presence.brokers))
     totals, trouble, busiest = await derived(call, found, "overview", lambda: _summary(lines))
     page = Overview(
         when(found.at), __version__, time.monotonic() - call.server.started, totals,
         [row_of(line) for line in trouble], [row_of(line) for line in busiest], health,
-        storage_of(call), call.server.waiting, found.seconds,
+        storage_of(call), call.server.waiting, found.seconds, known,
     )  # fmt: skip
     await _add_sparks(call, [*page.trouble, *page.busiest])
     return json(page)
+
+
+async def brokers(call: Call) -> Response:
+    """The processes that have the database open, the oldest first."""
+    return json(await look(call, presence.brokers))
 
 
 def _summary(lines: list[QueueLine]) -> tuple[Totals, list[QueueLine], list[QueueLine]]:
@@ -272,6 +282,7 @@ SEEK = (Param("to", ANY, "start, end, a sequence, or a time"),
 
 ROUTES = (
     read_route("/v1/overview", overview, "The state of all queues", Overview, checks_queues=True),
+    read_route("/v1/brokers", brokers, "List brokers", list[BrokerInfo]),
     read_route("/v1/series", series, "Rates and counts over time", SeriesPage, QUEUE,
          Param("step", {"enum": [MINUTE, HOUR]}, "Seconds between points"),
          Param("count", NUMBER, "Points"), checks_queues=True),

@@ -18,7 +18,7 @@ from ...broker.views.fate import GroupFate
 from ...broker.views.metrics import GroupMetrics
 from ...clock import micros
 from ...errors import InvalidArgument
-from ...model import DeadLetter, LeaseStats, StoredMessage
+from ...model import BrokerInfo, DeadLetter, LeaseStats, StoredMessage
 from ..http import Call, Param, Route
 from .ui import TAG
 
@@ -85,7 +85,10 @@ class Storage(Struct):
 
 
 class Overview(Struct):
-    """The state of the whole database, queues in trouble first."""
+    """The state of the whole database, queues in trouble first.
+
+    `brokers` are the processes that have it open; they are shown to a token for every queue.
+    """
 
     at: Any
     version: str
@@ -97,6 +100,7 @@ class Overview(Struct):
     storage: Storage
     waiting_pops: int
     snapshot_seconds: float
+    brokers: list[BrokerInfo]
 
 
 class QueueRows(Struct):

@@ -14,8 +14,10 @@ from ...broker.sampling.live_stats import LiveStats, QueueLine
 from ...model import when, when_or_none
 from ...pipeline import state
 from ...pipeline.declaration import Pipeline
+from ...worker.coordination import presence
 from ...worker.coordination.job_records import STATUSES, Job
 from ...worker.coordination.jobs import Jobs
+from ...worker.coordination.presence import WorkerInfo
 from ...worker.coordination.schedules import Schedules, ScheduleState
 from ..http import Call, Param, Response, Route, json
 from .actions import actor_of, check_change
@@ -51,6 +53,7 @@ class JobRow(Struct):
     stopped_at: datetime | None
     children: dict[str, int]
     data: dict[str, Any]
+    properties: dict[str, str]
 
 
 class JobPage(Struct):
@@ -106,12 +109,17 @@ def _job_row(call: Call, job: Job) -> JobRow:
         job.id, job.name, job.status, job.owner, job.interrupted, job.progress,
         when(job.created_at), when_or_none(job.started_at), when(job.last_active_at),
         when_or_none(job.stopped_at), {name: n for name, n in job.counts.items() if n},
-        masked(call, job.data),
+        masked(call, job.data), call.server.dashboard.masking.headers(job.properties),
     )  # fmt: skip
 
 
 def _more(rows: list[JobRow], limit: int) -> str | None:
     return rows[-1].id if len(rows) == limit else None
+
+
+async def workers(call: Call) -> Response:
+    """Running workers, the oldest first: what they serve, what they do, and what they have done."""
+    return json(await _ask(call, lambda: presence.workers(call.server.session)))
 
 
 async def jobs(call: Call) -> Response:
@@ -211,6 +219,7 @@ def _change(path: str, handler: Any, summary: str, body: Any, answer: Any) -> Ro
 
 NEXT = Param("after", ANY, "The `next` of the previous page")
 ROUTES = (
+    read_route("/v1/workers", workers, "List workers", list[WorkerInfo]),
     read_route("/v1/jobs", jobs, "List root jobs", JobRows, LIMIT, NEXT,
                Param("status", {"enum": list(STATUSES)}, "Only with this status")),
     read_route("/v1/jobs/{id}", job, "Show a job", JobPage, LIMIT, NEXT),

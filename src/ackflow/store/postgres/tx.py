@@ -41,7 +41,7 @@ OF_QUEUE = frozenset(
 # Statements on what belongs to no queue, for a verb that has its fence.
 OF_NO_QUEUE = frozenset(
     """
-    put_meta get_value put_value put_ending_value set_value_end drop_value drop_values values_with
+    put_meta drop_meta meta_between get_value put_value put_ending_value set_value_end drop_value drop_values values_with
     values_with_from_end
     """.split()  # noqa: SIM905
 )

@@ -6,6 +6,8 @@ select value from meta where key = ?1
 -- name: put_meta
 insert into meta values (?1, ?2) on conflict (key) do update set value = excluded.value
 
+-- name: meta_between
+select key, value from meta where key >= ?1 and key < ?2 order by key limit ?3
 -- name: drop_meta
 delete from meta where key = ?1
 

@@ -14,15 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct, structs
 
 from ... import validate
 from ...clock import SECOND
 from ...errors import SessionClosed
+from ...model import when
 from ...session.messages import Message
 from ...session.session import Session
 from ..context import Context, RunState
+from ..coordination.presence import MOST_QUEUES, MOST_RUNNING, RunningMessage, served
 from ..hooks import Hooks
 from ..processor import Binding
 from ..sending import ProcessorSession
@@ -83,6 +86,8 @@ class Consumer:
         self._session = session
         self._state = run
         self._hooks = hooks
+        self._bindings = list(bindings)
+        self._mode = mode
         self._concurrency = validate.integer(concurrency, "concurrency", 1, 1_000)
         if prefetch is not None:
             validate.integer(prefetch, "prefetch", 0, 100_000)
@@ -128,6 +133,27 @@ class Consumer:
     def stop(self, reason: str = "stopped") -> None:
         """Stop after the messages that are being processed; returns at once."""
         self._state.interrupt(reason)
+
+    def report(self) -> dict[str, Any]:
+        """What this consumer serves, is doing, and has done."""
+        ahead = self._clock.now() - self._clock.steady()
+        running = [
+            RunningMessage(
+                a.context.binding.queue, a.context.binding.group, a.context.message.id,
+                a.context.handler.name, when(a.started + ahead),
+            )
+            for a in list(self._held) if a.context.handler is not None
+        ]  # fmt: skip
+        running.sort(key=lambda one: one.since)
+        queues = [
+            served(one.queue, one.group, [handler.name for handler in one.handlers()])
+            for one in self._bindings[:MOST_QUEUES]
+        ]
+        return {
+            "queues": queues, "mode": self._mode, "concurrency": self._concurrency,
+            "busy": len(running), "running": running[:MOST_RUNNING],
+            "reason": self._state.reason, **structs.asdict(self.counts),
+        }  # fmt: skip
 
     # receiving
 

@@ -80,7 +80,7 @@ class Job(Struct, kw_only=True):
     """A root job or a child job. Times are microseconds since 1970.
 
     `counts` (roots only) is the number of children by status; `progress` of a root is the part of
-    its children that ended.
+    its children that ended. `properties` (roots only) are sent as headers of its dependents.
     """
 
     id: str
@@ -95,6 +95,7 @@ class Job(Struct, kw_only=True):
     progress: float = 0.0
     data: dict[str, Any] = {}
     counts: dict[str, int] = field(default_factory=dict)
+    properties: dict[str, str] = {}
     dependents: list[Dependent] = field(default_factory=list)
     run: str | None = None  # which run of the child this is; None: it never started
     leased: bool = False  # the run is bound to the lease of a message
@@ -127,6 +128,15 @@ def root_progress(counts: dict[str, int]) -> float:
     """The part of the children that succeeded or failed, with four digits."""
     total = sum(counts.values())
     return round((counts.get("success", 0) + counts.get("failed", 0)) / total, 4) if total else 0.0
+
+
+def dependent_headers(root: Job, one: Dependent, status: str = "cancelled") -> dict[str, str]:
+    """The headers of a dependent: the properties of its root, its own, and what became of the root.
+
+    Headers that are too large are an error here, and not when the root stops.
+    """
+    of_root = {"ackflow-job-status": status, "ackflow-job": root.id}
+    return validate.headers({**root.properties, **one.headers, **of_root})
 
 
 def new_id(now: int) -> str:
@@ -245,7 +255,7 @@ class JobRecords:
         if job.status == "stale":
             return
         for one in job.dependents:
-            headers = {**one.headers, "ackflow-job-status": job.status, "ackflow-job": job.id}
+            headers = dependent_headers(job, one, job.status)
             t.push(one.queue, one.data, priority=one.priority, headers=headers)
 
     def move(self, t: Operations, root: Loaded, child: Loaded, status: JobStatus) -> None:

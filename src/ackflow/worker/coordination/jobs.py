@@ -61,6 +61,7 @@ from .job_records import (
     Loaded,
     StaleRule,
     checked_name,
+    dependent_headers,
     key_of,
     loaded,
     new_id,
@@ -110,9 +111,11 @@ class Jobs:
 
     # running
 
-    def create_unique(self, owner: str | Delivery, name: str) -> Job | None:
+    def create_unique(
+        self, owner: str | Delivery, name: str, *, properties: Mapping[str, str] | None = None
+    ) -> Job | None:
         """Create a root with one child, or return that of this owner; None: the name is taken."""
-        root = self._find_or_create(_owner(owner), checked_name(name, "name"))
+        root = self._find_or_create(_owner(owner), checked_name(name, "name"), properties)
         return None if root is None else root.job
 
     def run_unique(
@@ -122,18 +125,20 @@ class Jobs:
         run: Callable[[RunningJob], T],
         *,
         message: Delivery | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> T | bool | None:
         """Run a function as a job of which there is one at a time under its name.
 
         Returns what the function returned, or None if it did not run: another owner has the name, or
         the job was cancelled. For an owner whose job has ended already, returns True if it succeeded
-        and False if it failed. A message as `owner` is also used as `message`.
+        and False if it failed. A message as `owner` is also used as `message`. The messages that
+        depend on the job get its `properties` as headers; those of a root that exists stay.
         """
         if inspect.iscoroutinefunction(run):
             raise InvalidArgument(ASYNC)
         if isinstance(owner, Delivery) and message is None:
             message = owner
-        root = self._find_or_create(_owner(owner), checked_name(name, "name"))
+        root = self._find_or_create(_owner(owner), checked_name(name, "name"), properties)
         if root is None:
             return None
         return self.run_delayed(f"{root.job.id}.000001", run, message=message)
@@ -210,7 +215,23 @@ class Jobs:
                 dependent.queue, dependent.data, priority=dependent.priority,
                 headers=dependent.headers or None,
             )  # fmt: skip
+            dependent_headers(root.job, dependent)
             root.job.dependents.append(dependent)
+            root.put(t)
+
+        self._records.change(attempt)
+
+    def set_properties(self, root_id: str, properties: Mapping[str, str]) -> None:
+        """Replace the properties of a root that has not stopped."""
+        given = validate.headers(properties)
+
+        def attempt(t: Operations) -> None:
+            root = self._records.get(_root(root_id))
+            if root.job.stopped_at is not None:
+                raise JobCannotBeStarted(f"job {root_id} has stopped; its dependents are sent")
+            root.job.properties = given
+            for one in root.job.dependents:
+                dependent_headers(root.job, one)
             root.put(t)
 
         self._records.change(attempt)
@@ -316,14 +337,19 @@ class Jobs:
 
     # inside
 
-    def _find_or_create(self, owner: str, name: str) -> Loaded | None:
+    def _find_or_create(
+        self, owner: str, name: str, properties: Mapping[str, str] | None
+    ) -> Loaded | None:
+        given = validate.headers(properties or {})
         while True:
-            found = self._records.change(partial(self._try_create, owner, name))
+            found = self._records.change(partial(self._try_create, owner, name, given))
             if not isinstance(found, str):
                 return found
             self._replace_stale(found)
 
-    def _try_create(self, owner: str, name: str, t: Operations) -> Loaded | str | None:
+    def _try_create(
+        self, owner: str, name: str, properties: dict[str, str], t: Operations
+    ) -> Loaded | str | None:
         """The root of an owner, found or made; None: the name is taken; an id: by a stale root."""
         known, owner_version = self._records.pointer(OWNER + owner)
         if known is not None and (root := self._records.find(known)) is not None:
@@ -338,9 +364,11 @@ class Jobs:
             if other.job.stopped_at is None:
                 return None  # interrupted, and some children still run
         now = self._records.now()
-        root = Loaded(
-            Job(id=new_id(now), name=name, owner=owner, created_at=now, last_active_at=now), 0
-        )
+        job = Job(
+            id=new_id(now), name=name, owner=owner, created_at=now, last_active_at=now,
+            properties=properties,
+        )  # fmt: skip
+        root = Loaded(job, 0)
         child = Job(id=f"{root.job.id}.000001", name=name, created_at=now, last_active_at=now)
         t.put(OWNER + owner, root.job.id, expect=owner_version)
         t.put(NAME + name, root.job.id, expect=name_version)

@@ -58,6 +58,15 @@ class RunningJob:
         """What `progress` recorded last, in this attempt or an earlier one."""
         return self._jobs.get(self.id).data
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of the root."""
+        return self._jobs.get(self.root_id).properties
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Replace the properties of the root: the headers that all its dependents get."""
+        self._jobs.set_properties(self.root_id, properties)
+
     def add_dependent(
         self, queue: str, data: Any, *, priority: int = 0, headers: Mapping[str, str] | None = None
     ) -> None:

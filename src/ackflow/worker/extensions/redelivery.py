@@ -1,12 +1,16 @@
-"""Delay of redelivered messages."""
+"""Delay of redelivered messages, and a hint for those that come again without limit."""
+
+import logging
 
 from ... import validate
 from ...validate import Duration
 from ..consumer.processing import REDELIVER_COUNT
 from ..context import Context
-from ..hooks import Extension
+from ..hooks import Extension, Middleware
 
+log = logging.getLogger("ackflow.worker")
 DELAY_SECONDS = 10.0
+HINT_AFTER = 5  # redeliveries
 
 
 class RedeliveryDelay(Extension):
@@ -31,6 +35,29 @@ class RedeliveryDelay(Extension):
         # Counts that differ: those of a redriven dead letter began anew, and its header did not.
         if redelivered and redelivered != count_of(message.headers):
             context.requeue_later(self._seconds, {REDELIVER_COUNT: str(redelivered)})
+
+
+class DeliveryHint(Middleware):
+    """Recommend `max_deliver` when a message comes again and again and nothing limits that.
+
+    It is logged before the handler is called, which may end the process: after 5, 10, 20, 40
+    redeliveries and so on. Failures of a task are limited by `retries` and are not counted.
+    """
+
+    def before_process(self, context: Context) -> None:
+        """Log the hint."""
+        message, handler = context.message, context.handler
+        if context.binding.max_deliver is not None or handler is None:
+            return
+        again = message.deliveries - 1 - (message.failures if handler.counts_failures else 0)
+        times, rest = divmod(again, HINT_AFTER)
+        if rest or times < 1 or times & (times - 1):
+            return
+        log.warning(
+            "%s has been redelivered %d times, and nothing limits that: a message that kills its "
+            "worker comes again for ever. Set a limit: max_deliver=20 at %s",
+            message, again, handler.name,
+        )  # fmt: skip
 
 
 def count_of(headers: dict[str, str]) -> int:

@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { get, post, queuePath, seg } from "../api.js";
-import { n, plural, Time, groupName } from "../format.js";
-import { Badge, Button, Card, Empty, Filter, Head, Table, bulk, confirm, form, link, may, toast } from "../ui.js";
+import { n, plural, groupName, ago } from "../format.js";
+import { Card, Filter, Head, Table, badge, bulk, button, confirm, empty, form, link, may, toast } from "../ui.js";
 
 // Redrive or purge a selection in steps, after a dry run that says how many there are.
 export async function act(...given) {
@@ -57,21 +57,21 @@ export default {
     const total = data?.items.reduce((sum, one) => sum + one.count, 0);
     return h("div", null, h(Head, { title: "Dead letters" }),
       h(Card, { title: data ? `${data.next ? "More than " : ""}${plural(total, "dead letter")} by error` : "By error" },
-        h("div", { class: "filters" }, h(Filter, { ctx, name: "queue", label: "Queue", placeholder: "whole name" })),
-        h(Table, { caption: "Dead letters by error", rowKey: keyOf, rows: data?.items,
+        h(".filters", null, h(Filter, { ctx, name: "queue", label: "Queue", placeholder: "whole name" })),
+        h(Table, { caption: "Dead letters by error", by: keyOf, rows: data?.items,
           columns: [
-            { label: "Error", css: "main-cell text", cell: (row) => h("a", { href: link.dead(row.queue, `?error=${seg(row.error)}&group=${seg(row.group)}&kind=${seg(row.kind)}`), title: row.example }, row.error || "(no reason given)") },
-            { label: "Count", num: true, cell: (row) => h("span", { class: "num dead" }, n(row.count)) },
-            { label: "Queue", cell: (row) => h("a", { href: link.queue(row.queue) }, row.queue) },
-            { label: "Group", hide: "hide-m", cell: (row) => groupName(row.group) },
-            { label: "Kind", hide: "hide-s", cell: (row) => h(Badge, { kind: "quiet" }, row.kind) },
-            { label: "First", hide: "hide-m", css: "nowrap", cell: (row) => h(Time, { at: row.first_at, ago: true }) },
-            { label: "Last", css: "nowrap", hide: "hide-s", cell: (row) => h(Time, { at: row.last_at, ago: true }) },
-            { label: "", cell: (row) => h("div", { class: "actions" },
-              may("read-write", row.queue) ? h(Button, { kind: "small", label: `Redrive ${n(row.count)} with error ${row.error}`, onClick: () => act(ctx, "redrive", row.queue, { group: row.group, kind: row.kind, error: row.error }, `of ${row.queue} with this error`) }, `Redrive ${n(row.count)}`) : null) },
+            ["Error", "main-cell text", (row) => h("a", { href: link.dead(row.queue, `?error=${seg(row.error)}&group=${seg(row.group)}&kind=${seg(row.kind)}`), title: row.example }, row.error || "(no reason given)")],
+            ["Count", "n", (row) => h("span.num.dead", null, n(row.count))],
+            ["Queue", "", (row) => h("a", { href: link.queue(row.queue) }, row.queue)],
+            ["Group", "hide-m", (row) => groupName(row.group)],
+            ["Kind", "hide-s", (row) => badge(row.kind, "quiet")],
+            ["First", "nowrap hide-m", (row) => ago(row.first_at)],
+            ["Last", "nowrap hide-s", (row) => ago(row.last_at)],
+            ["", "", (row) => h(".actions", null,
+              may("read-write", row.queue) && button(`Redrive ${n(row.count)}`, () => act(ctx, "redrive", row.queue, { group: row.group, kind: row.kind, error: row.error }, `of ${row.queue} with this error`), "small", { label: `Redrive ${n(row.count)} with error ${row.error}` }))],
           ],
-          empty: h(Empty, { title: ctx.query.queue ? "No dead letters of this queue" : "No dead letters", icon: "dead" }, "A message that fails too often, is rejected or waits too long is kept here with its reason.") }),
-        data?.next ? h("div", { class: "foot" }, h("span", null, `Counted the newest ${n(data.scanned)}; there are more.`), ctx.state.more ? null : h(Button, { kind: "small", onClick: () => { ctx.state.more = true; ctx.reload(); } }, "Count on")) : null));
+          empty: empty(ctx.query.queue ? "No dead letters of this queue" : "No dead letters", "A message that fails too often, is rejected or waits too long is kept here with its reason.", "dead") }),
+        data?.next ? h(".foot", null, h("span", null, `Counted the newest ${n(data.scanned)}; there are more.`), ctx.state.more ? null : button("Count on", () => { ctx.state.more = true; ctx.reload(); }, "small")) : null));
   },
 };
 const keyOf = (one) => `${one.queue}\n${one.group}\n${one.kind}\n${one.error}`;

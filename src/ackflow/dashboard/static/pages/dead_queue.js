@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { get, queuePath, raw } from "../api.js";
-import { n, Time, groupName, initials } from "../format.js";
-import { Badge, Button, Card, Empty, Field, Foot, Head, Table, link, may, toast } from "../ui.js";
+import { n, groupName, initials, ago } from "../format.js";
+import { Card, Choice, Foot, Head, Table, badge, button, empty, link, may, toast } from "../ui.js";
 import { crumbs, tabs } from "./queue.js";
 import { act } from "./dead.js";
 
@@ -45,29 +45,29 @@ export default {
     const write = may("read-write", name), admin = may("admin", name);
     const done = () => { state.chosen.clear(); };
     return h("div", null, h(Head, { title: "Dead letters", crumbs: [...crumbs(name), ["Dead letters", "#/dead"]] },
-      h(Button, { onClick: () => exportAll(name, body) }, narrowed ? "Export matches" : "Export all"),
-      write ? h(Button, { kind: "primary", onClick: () => act(ctx, "redrive", name, body, scope) }, narrowed ? "Redrive matches" : `Redrive all of ${name}`) : null,
-      admin ? h(Button, { kind: "danger", onClick: () => act(ctx, "purge", name, body, scope) }, narrowed ? "Purge matches" : `Purge all of ${name}`) : null),
+      button(narrowed ? "Export matches" : "Export all", () => exportAll(name, body)),
+      write && button(narrowed ? "Redrive matches" : `Redrive all of ${name}`, () => act(ctx, "redrive", name, body, scope), "primary"),
+      admin && button(narrowed ? "Purge matches" : `Purge all of ${name}`, () => act(ctx, "purge", name, body, scope), "danger")),
     tabs(name, "Dead letters"),
-    query.error != null && query.error !== "" ? h("p", { class: "banner info" }, "Only with the error ", h("code", null, query.error), ". ", h("a", { href: link.dead(name) }, "Show all")) : null,
+    query.error != null && query.error !== "" && h("p.banner.info", null, "Only with the error ", h("code", null, query.error), ". ", h("a", { href: link.dead(name) }, "Show all")),
     h(Card, null,
-      h("div", { class: "filters" },
-        h(Field, { label: "Kind", value: query.kind || "", options: [["", "Any"], "failed", "max_deliver", "rejected", "max_wait"], onChange: (event) => ctx.setQuery({ kind: event.target.value, after: "" }) }),
-        chosen.length ? h("div", { class: "actions" }, h("span", null, `${n(chosen.length)} selected`),
-          write ? h(Button, { kind: "small", onClick: () => act(ctx, "redrive", name, { ids: chosen }, "that are selected").then(done) }, `Redrive ${n(chosen.length)} selected`) : null,
-          admin ? h(Button, { kind: "small danger", onClick: () => act(ctx, "purge", name, { ids: chosen }, "that are selected").then(done) }, `Purge ${n(chosen.length)} selected`) : null) : null),
-      h(Table, { caption: `Dead letters of ${name}`, rowKey: (row) => row.id, rows: data?.items, selected: write ? state.chosen : null, onSelect: ctx.update,
+      h(".filters", null,
+        h(Choice, { ctx, name: "kind", label: "Kind", options: ["Any", "failed", "max_deliver", "rejected", "max_wait"] }),
+        chosen.length ? h(".actions", null, h("span", null, `${n(chosen.length)} selected`),
+          write && button(`Redrive ${n(chosen.length)} selected`, () => act(ctx, "redrive", name, { ids: chosen }, "that are selected").then(done), "small"),
+          admin && button(`Purge ${n(chosen.length)} selected`, () => act(ctx, "purge", name, { ids: chosen }, "that are selected").then(done), "small danger")) : null),
+      h(Table, { caption: `Dead letters of ${name}`, by: "id", rows: data?.items, selected: write ? state.chosen : null, onSelect: ctx.update,
         columns: [
-          { label: "Message", css: "nowrap", cell: (row) => h("a", { class: "mono", href: link.message(name, row.message_id), title: row.message_id }, initials(row.message_id)) },
-          { label: "Reason", css: "main-cell text", cell: (row) => row.reason || row.error || "no reason given" },
-          { label: "Kind", cell: (row) => h(Badge, { kind: "quiet" }, row.kind) },
-          { label: "Group", hide: "hide-m", cell: (row) => groupName(row.group) },
-          { label: "Died", css: "nowrap", cell: (row) => h(Time, { at: row.died_at, ago: true }) },
-          { label: "Deliveries", num: true, hide: "hide-l", cell: (row) => n(row.deliveries) },
-          { label: "Failures", num: true, hide: "hide-m", cell: (row) => n(row.failures) },
-          { label: "Payload", hide: "hide-l", css: "wide", cell: (row) => h("div", { class: "payload" }, row.json ? row.payload : "(bytes)") },
+          ["Message", "nowrap", (row) => h("a.mono", { href: link.message(name, row.message_id), title: row.message_id }, initials(row.message_id))],
+          ["Reason", "main-cell text", (row) => row.reason || row.error || "no reason given"],
+          ["Kind", "", (row) => badge(row.kind, "quiet")],
+          ["Group", "hide-m", (row) => groupName(row.group)],
+          ["Died", "nowrap", (row) => ago(row.died_at)],
+          ["Deliveries", "n hide-l", (row) => n(row.deliveries)],
+          ["Failures", "n hide-m", (row) => n(row.failures)],
+          ["Payload", "wide hide-l", (row) => h(".payload", null, row.json ? row.payload : "(bytes)")],
         ],
-        empty: h(Empty, { title: narrowed ? "No dead letter matches" : "No dead letters", icon: "dead" }, narrowed ? h("a", { href: link.dead(name) }, "Show all") : "This queue has no dead letters.") }),
+        empty: empty(narrowed ? "No dead letter matches" : "No dead letters", narrowed ? h("a", { href: link.dead(name) }, "Show all") : "This queue has no dead letters.", "dead") }),
       h(Foot, { ctx, text: data ? `${n(data.items.length)} shown` : "Reading", next: data?.next })));
   },
 };

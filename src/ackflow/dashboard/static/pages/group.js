@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { del, get, patchTo, post, queuePath, seg } from "../api.js";
-import { n, short, span, plural, Time, groupName } from "../format.js";
-import { Badge, Button, Card, Count, Field, Foot, Head, Stat, Table, app, confirm, dialog, link, may, run } from "../ui.js";
+import { n, short, span, plural, groupName, ago, when } from "../format.js";
+import { Card, Field, Foot, Head, Table, app, badge, button, confirm, count, dialog, link, may, run, stat, submit } from "../ui.js";
 import { crumbs, editOptions, optionFacts } from "./queue.js";
 
 const path = (ctx, rest = "") => queuePath(ctx.params[0], `/groups/${seg(ctx.params[1])}${rest}`);
@@ -31,12 +31,12 @@ function seek(ctx) {
       close(await run(() => post(path(ctx, "/seek"), {}, query()), "The group is moved"));
     } },
     h(Field, { label: "To", value: given.to, autofocus: true, options: [["start", "The start of the queue"], ["end", "The end: skip all stored messages"], ["time", "A time"], ["sequence", "A sequence of each lane"]], onChange: change("to") }),
-    given.to === "time" ? h(Field, { label: "Pushed since", type: "datetime-local", required: true, value: given.at, onInput: change("at") }) : null,
-    given.to === "sequence" ? h(Field, { label: "Sequence", inputmode: "numeric", required: true, value: given.sequence, onInput: change("sequence") }) : null,
+    given.to === "time" && h(Field, { label: "Pushed since", type: "datetime-local", required: true, value: given.at, onInput: change("at") }),
+    given.to === "sequence" && h(Field, { label: "Sequence", inputmode: "numeric", required: true, value: given.sequence, onInput: change("sequence") }),
     h(Field, { label: "Only this partition", placeholder: "all", value: given.partition, onInput: change("partition") }),
-    preview ? h("p", { class: "banner warn", role: "status" }, preview.partial ? "At least: " : "", `${plural(preview.again, "message")} delivered again, ${n(preview.skipped)} skipped, ${n(preview.leased)} taken from leases, in ${plural(preview.lanes, "lane")}.`) : null,
-    h("p", { class: "problem", role: "alert" }, problem),
-    h("footer", null, h(Button, { onClick: () => close() }, "Cancel"), preview ? h(Button, { type: "submit", kind: "danger" }, `Move ${groupName(group)} of ${queue}`) : h(Button, { type: "submit", kind: "primary" }, "Preview")));
+    preview && h("p.banner.warn", { role: "status" }, preview.partial ? "At least: " : "", `${plural(preview.again, "message")} delivered again, ${n(preview.skipped)} skipped, ${n(preview.leased)} taken from leases, in ${plural(preview.lanes, "lane")}.`),
+    h("p.problem", { role: "alert" }, problem),
+    h("footer", null, button("Cancel", () => close()), preview ? submit(`Move ${groupName(group)} of ${queue}`, "danger") : submit("Preview")));
   });
 }
 
@@ -59,20 +59,20 @@ export default {
     const row = data?.row, details = data?.details;
     const write = may("read-write", queue);
     const paused = details?.paused;
-    return h("div", null, h(Head, { title: groupName(group), crumbs: crumbs(queue), badge: paused ? h(Badge, null, "paused") : null },
-      details && write ? [h(Button, { onClick: () => run(() => post(queuePath(queue, "/pause"), { paused: !paused, group }), paused ? "The group gets messages again" : "The group is paused") }, paused ? "Resume" : "Pause"), h(Button, { onClick: () => seek(ctx) }, "Seek")] : null,
-      details && may("admin", queue) ? h(Button, { kind: "danger", onClick: () => remove(ctx) }, "Delete") : null),
-    h("div", { class: "stats" }, h(Stat, { label: "Ready", value: short(row?.ready), css: "ready" }), h(Stat, { label: "Leased", value: short(row?.leased), css: "leased" }), h(Stat, { label: "Waiting", value: short(row?.waiting), css: "waiting" }),
-      h(Stat, { label: "Dead letters", value: short(row?.dead), css: row?.dead ? "dead" : "" }), h(Stat, { label: "Lag", value: short(row?.lag) }), h(Stat, { label: "Delivered", value: short(row?.delivered) }),
-      h(Stat, { label: "Failed/expired", value: `${short(row?.failed)} / ${short(row?.leases_expired)}`, title: "Failures, and leases that expired" }), h(Stat, { label: "Oldest ready", css: "time", value: row?.oldest_seconds ? span(row.oldest_seconds) : "–" })),
-      h(Card, { title: "Partitions" }, h(Table, { caption: "Progress by partition", rowKey: (one) => one.partition, rows: data?.partitions.items, columns: [
-        { label: "Partition", css: "main-cell", cell: (one) => h("a", { href: link.queue(queue, `/messages?partition=${seg(one.partition)}&group=${seg(group)}`) }, one.partition) },
-        { label: "Position", num: true, hide: "hide-m", cell: (one) => one.positions.map((at) => h("div", { key: at.priority }, `${n(at.next)} of ${n(at.end)}`, one.positions.length > 1 || at.priority ? h("small", null, `, priority ${at.priority}`) : null)) },
-        { label: "Lag", num: true, cell: (one) => h(Count, { value: one.lag }) }, { label: "Ready", num: true, hide: "hide-s", cell: (one) => h(Count, { value: one.ready }) }, { label: "Leased", num: true, cell: (one) => h(Count, { value: one.leased, css: "leased" }) },
-        { label: "Waiting", num: true, cell: (one) => h(Count, { value: one.waiting, css: "waiting" }) }, { label: "Dead", num: true, hide: "hide-s", cell: (one) => h(Count, { value: one.dead, css: "dead" }) },
-        { label: "Done", num: true, hide: "hide-s", cell: (one) => n(one.done) }, { label: "Last delivery", num: true, hide: "hide-m", cell: (one) => h(Time, { at: one.last_at, ago: true }) }] }),
+    return h("div", null, h(Head, { title: groupName(group), crumbs: crumbs(queue), badge: paused && badge("paused") },
+      details && write && [button(paused ? "Resume" : "Pause", () => run(() => post(queuePath(queue, "/pause"), { paused: !paused, group }), paused ? "The group gets messages again" : "The group is paused")), button("Seek", () => seek(ctx))],
+      details && may("admin", queue) && button("Delete", () => remove(ctx), "danger")),
+    h(".stats", null, stat("Ready", short(row?.ready), "ready"), stat("Leased", short(row?.leased), "leased"), stat("Waiting", short(row?.waiting), "waiting"),
+      stat("Dead letters", short(row?.dead), row?.dead ? "dead" : ""), stat("Lag", short(row?.lag)), stat("Delivered", short(row?.delivered)),
+      stat("Failed/expired", `${short(row?.failed)} / ${short(row?.leases_expired)}`, "", { title: "Failures, and leases that expired" }), stat("Oldest ready", row?.oldest_seconds ? span(row.oldest_seconds) : "–", "time")),
+      h(Card, { title: "Partitions" }, h(Table, { caption: "Progress by partition", by: "partition", rows: data?.partitions.items, columns: [
+        ["Partition", "main-cell", (one) => h("a", { href: link.queue(queue, `/messages?partition=${seg(one.partition)}&group=${seg(group)}`) }, one.partition)],
+        ["Position", "n hide-m", (one) => one.positions.map((at) => h("div", { key: at.priority }, `${n(at.next)} of ${n(at.end)}`, (one.positions.length > 1 || at.priority) && h("small", null, `, priority ${at.priority}`)))],
+        ["Lag", "n", (one) => count(one.lag)], ["Ready", "n hide-s", (one) => count(one.ready)], ["Leased", "n", (one) => count(one.leased, "leased")],
+        ["Waiting", "n", (one) => count(one.waiting, "waiting")], ["Dead", "n hide-s", (one) => count(one.dead, "dead")],
+        ["Done", "n hide-s", (one) => n(one.done)], ["Last delivery", "n hide-m", (one) => ago(one.last_at)]] }),
       h(Foot, { ctx, text: h("a", { href: `#/leases?queue=${seg(queue)}&group=${seg(group)}` }, "Leases of this group"), next: data?.partitions.next })),
-      details ? h(Card, { title: "Settings", actions: write ? h(Button, { kind: "small", onClick: () => editOptions(`Settings of ${groupName(group)}`, ["ordering", "policy", "lease_seconds", "retry_limit", "max_deliver", "backoff", "max_ack_pending"], details.settings, (changes) => patchTo(path(ctx), { options: changes })) }, "Edit") : null },
-        h("div", { class: "pad" }, optionFacts(details.settings, details.settings), h("p", null, h("small", null, `${details.dialect} dialect, created `, h(Time, { at: details.created_at }), ".")))) : null);
+      details && h(Card, { title: "Settings", actions: write && button("Edit", () => editOptions(`Settings of ${groupName(group)}`, ["ordering", "policy", "lease_seconds", "retry_limit", "max_deliver", "backoff", "max_ack_pending"], details.settings, (changes) => patchTo(path(ctx), { options: changes })), "small") },
+        h(".pad", null, optionFacts(details.settings, details.settings), h("p", null, h("small", null, `${details.dialect} dialect, created `, when(details.created_at), ".")))));
   },
 };

@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { get } from "../api.js";
 import { plural } from "../format.js";
-import { Card, Empty, Filter, Foot, Head, Table, link } from "../ui.js";
+import { Card, Filter, Foot, Head, Table, empty, link } from "../ui.js";
 import { groupColumns } from "./queue.js";
 
 export default {
@@ -11,10 +11,10 @@ export default {
   view(ctx, data) {
     const start = Number(ctx.query.after || 0);
     return h("div", null, h(Head, { title: "Groups" }), h(Card, null,
-      h("div", { class: "filters" }, h(Filter, { ctx, name: "filter", label: "Group or queue" })),
-      h(Table, { caption: "Groups, most behind first", rowKey: (row) => `${row.queue}\n${row.group}`, rows: data?.items,
-        columns: [groupColumns[0], { label: "Queue", cell: (row) => h("a", { href: link.queue(row.queue) }, row.queue) }, ...groupColumns.slice(1)],
-        empty: h(Empty, { title: ctx.query.filter ? "No group matches" : "No groups yet", icon: "groups" }, "A group is an independent reader of a queue. It begins with its first pop:", h("pre", null, "ackflow pop orders --group billing")) }),
+      h(".filters", null, h(Filter, { ctx, name: "filter", label: "Group or queue" })),
+      h(Table, { caption: "Groups, most behind first", by: (row) => `${row.queue}\n${row.group}`, rows: data?.items,
+        columns: [groupColumns[0], ["Queue", "", (row) => h("a", { href: link.queue(row.queue) }, row.queue)], ...groupColumns.slice(1)],
+        empty: empty(ctx.query.filter ? "No group matches" : "No groups yet", ["A group is an independent reader of a queue. It begins with its first pop:", h("pre", null, "ackflow pop orders --group billing")], "groups") }),
       h(Foot, { ctx, text: data ? `${plural(data.total, "group")}, most behind first` : "Reading", back: start ? Math.max(0, start - 100) : null, next: data?.next })));
   },
 };

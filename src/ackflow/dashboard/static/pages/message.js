@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { del, get, post, queuePath, seg, url } from "../api.js";
-import { n, bytes, Time, groupName, local } from "../format.js";
-import { Button, Card, Empty, Head, State, app, confirm, copy, form, link, may, run } from "../ui.js";
+import { n, bytes, groupName, local, ago, when } from "../format.js";
+import { Card, Head, State, app, button, confirm, copy, empty, form, link, may, run, segments } from "../ui.js";
 import { Json, pretty } from "../json.js";
 import { crumbs } from "./queue.js";
 import { act } from "./dead.js";
@@ -33,9 +33,9 @@ function actions(ctx, one) {
   if (!may("read-write", name)) return null;
   const { state, deliveries } = one.why;
   const held = state === "leased", returned = ["waiting", "ready", "held_back", "paused", "window_full"].includes(state) && deliveries;
-  const button = (verdict, label) => h(Button, { kind: "small", onClick: () => settle(ctx, one.group, verdict, label, one.why) }, label);
-  return [held ? button("nack", "Fail") : null, held || (returned && state === "waiting") ? button("release", "Release") : null, held || returned ? [button("reject", "Reject"), button("dead_letter", "Dead-letter"), button("ack", "Acknowledge")] : null,
-    state === "dead" ? [h(Button, { kind: "small", onClick: () => act(ctx, "redrive", name, { ids: [one.why.dead_letter] }, "of this message") }, "Redrive"), h("a", { class: "button small", href: link.dead(name) }, "Dead letters")] : null];
+  const settles = (verdict, label) => button(label, () => settle(ctx, one.group, verdict, label, one.why), "small");
+  return [held && settles("nack", "Fail"), (held || (returned && state === "waiting")) && settles("release", "Release"), (held || returned) && [settles("reject", "Reject"), settles("dead_letter", "Dead-letter"), settles("ack", "Acknowledge")],
+    state === "dead" && [button("Redrive", () => act(ctx, "redrive", name, { ids: [one.why.dead_letter] }, "of this message"), "small"), h("a.button.small", { href: link.dead(name) }, "Dead letters")]];
 }
 
 async function remove(ctx) {
@@ -63,31 +63,30 @@ export default {
     const message = data?.message;
     const write = may("read-write", name);
     const fact = (label, value) => [h("dt", null, label), h("dd", null, value)];
-    return h("div", null, h(Head, { title: h("span", { class: "mono" }, id), crumbs: [...crumbs(name), ["Messages", link.queue(name, "/messages")]] },
-      h(Button, { onClick: () => copy(id) }, "Copy id"),
-      message && write ? [copies(message) ? [h(Button, { onClick: () => again(message, false) }, "Duplicate"), h(Button, { onClick: () => again(message, true) }, "Edit and push again")] : null, data.stored ? h(Button, { kind: "danger", onClick: () => remove(ctx) }, "Delete") : null] : null),
-    data?.groups.map((one) => h("section", { key: one.group, class: "stack-why" },
-      h("p", { class: `why ${CSS[one.why.state] || ""}` }, data.groups.length > 1 || one.group !== "__QUEUE_MODE__" ? h("small", null, groupName(one.group), h("br")) : null, sentence(one.why.sentence)))),
-    data && !data.groups.length ? h("p", { class: "why ready" }, "No group has read this queue; the message is kept until one does.") : null,
-    h("div", { class: "split" },
+    return h("div", null, h(Head, { title: h("span.mono", null, id), crumbs: [...crumbs(name), ["Messages", link.queue(name, "/messages")]] },
+      button("Copy id", () => copy(id)),
+      message && write && [copies(message) && [button("Duplicate", () => again(message, false)), button("Edit and push again", () => again(message, true))], data.stored && button("Delete", () => remove(ctx), "danger")]),
+    data?.groups.map((one) => h("section.stack-why", { key: one.group },
+      h("p", { class: `why ${CSS[one.why.state] || ""}` }, (data.groups.length > 1 || one.group !== "__QUEUE_MODE__") && h("small", null, groupName(one.group), h("br")), sentence(one.why.sentence)))),
+    data && !data.groups.length ? h("p.why.ready", null, "No group has read this queue; the message is kept until one does.") : null,
+    h(".split", null,
       h("div", null,
-        h(Card, { title: "Payload", actions: message ? [h("div", { class: "segments", role: "group", "aria-label": "View" }, [["tree", "Tree"], ["raw", "Raw"]].map(([key, label]) =>
-          h("button", { type: "button", "aria-pressed": String((ctx.query.view || "tree") === key), onClick: () => ctx.setQuery({ view: key === "tree" ? "" : key }) }, label))),
-        h(Button, { kind: "small", onClick: () => copy(message.payload) }, "Copy"), h("a", { class: "button small", href: url(queuePath(name, `/messages/${seg(id)}/payload`)).href, download: "" }, "Download")] : null },
-        message && !data.stored ? h("p", { class: "banner" }, "The queue no longer stores this message; its dead letter keeps this copy.") : null,
-        h("div", { class: "pad" }, !message ? h(Empty, { title: data ? "The message is no longer stored" : "Reading" }, data ? "Its history below is kept for some time." : null)
-          : !message.json ? h("pre", { class: "raw" }, message.payload || "(bytes)") : ctx.query.view === "raw" || message.truncated ? h("pre", { class: "raw" }, message.payload, message.truncated ? `\n… the first part of ${bytes(message.size)}` : "") : h(Json, { text: message.payload })))),
+        h(Card, { title: "Payload", actions: message && [segments("View", [["", "Tree"], ["raw", "Raw"]], ctx.query.view || "", (view) => ctx.setQuery({ view })),
+        button("Copy", () => copy(message.payload), "small"), h("a.button.small", { href: url(queuePath(name, `/messages/${seg(id)}/payload`)).href, download: "" }, "Download")] },
+        message && !data.stored && h("p.banner", null, "The queue no longer stores this message; its dead letter keeps this copy."),
+        h(".pad", null, !message ? empty(data ? "The message is no longer stored" : "Reading", data ? "Its history below is kept for some time." : null)
+          : !message.json ? h("pre.raw", null, message.payload || "(bytes)") : ctx.query.view === "raw" || message.truncated ? h("pre.raw", null, message.payload, message.truncated ? `\n… the first part of ${bytes(message.size)}` : "") : h(Json, { text: message.payload })))),
       h("div", null,
-        message ? h(Card, { title: "Properties" }, h("div", { class: "pad" }, h("dl", { class: "facts" },
-          fact("Pushed", h(Time, { at: message.created_at })), message.due_at !== message.created_at ? fact("Due", h(Time, { at: message.due_at })) : null,
-          fact("Partition", message.partition), fact("Priority", n(message.priority)), fact("Sequence", n(message.sequence)), fact("Size", bytes(message.size)), fact("Transaction id", h("span", { class: "mono" }, message.transaction_id)),
-          Object.entries(message.headers).map(([key, value]) => fact(h("code", null, key), h("code", null, value)))))) : null)),
-    data?.groups.map((one) => h(Card, { key: `t${one.group}`, title: h("span", { class: "badges" }, groupName(one.group), h(State, { state: one.why.state })), actions: actions(ctx, one) },
-      one.events.length ? h("ul", { class: "timeline" }, one.events.map((event) => h("li", { class: EVENT[event.kind] || "" },
-        h("strong", null, event.text), event.consumer ? ` · ${event.consumer}` : "", h("small", null, h(Time, { at: event.at }), event.token ? [" · lease ", h("code", null, event.token)] : null),
-        event.details ? h("small", null, event.details) : null)),
-      one.why.until ? h("li", { class: CSS[one.why.state] || "" }, h("strong", null, one.why.state === "leased" ? "Lease ends" : "Again"), h("small", null, h(Time, { at: one.why.until }), " (", h(Time, { at: one.why.until, ago: true }), ")")) : null)
-        : h(Empty, { title: "No history" }, "The history of deliveries is kept for the queue's history_seconds."))),
-    data?.more_groups ? h("p", { class: "banner" }, "More groups read this queue; the first 50 are shown.") : null);
+        message && h(Card, { title: "Properties" }, h(".pad", null, h("dl.facts", null,
+          fact("Pushed", when(message.created_at)), message.due_at !== message.created_at && fact("Due", when(message.due_at)),
+          fact("Partition", message.partition), fact("Priority", n(message.priority)), fact("Sequence", n(message.sequence)), fact("Size", bytes(message.size)), fact("Transaction id", h("span.mono", null, message.transaction_id)),
+          Object.entries(message.headers).map(([key, value]) => fact(h("code", null, key), h("code", null, value)))))))),
+    data?.groups.map((one) => h(Card, { key: `t${one.group}`, title: h("span.badges", null, groupName(one.group), h(State, { state: one.why.state })), actions: actions(ctx, one) },
+      one.events.length ? h("ul.timeline", null, one.events.map((event) => h("li", { class: EVENT[event.kind] || "" },
+        h("strong", null, event.text), event.consumer ? ` · ${event.consumer}` : "", h("small", null, when(event.at), event.token && [" · lease ", h("code", null, event.token)]),
+        event.details && h("small", null, event.details))),
+      one.why.until ? h("li", { class: CSS[one.why.state] || "" }, h("strong", null, one.why.state === "leased" ? "Lease ends" : "Again"), h("small", null, when(one.why.until), " (", ago(one.why.until), ")")) : null)
+        : empty("No history", "The history of deliveries is kept for the queue's history_seconds."))),
+    data?.more_groups && h("p.banner", null, "More groups read this queue; the first 50 are shown."));
   },
 };

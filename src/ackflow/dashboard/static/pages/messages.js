@@ -1,10 +1,10 @@
 import { h } from "../dom.js";
 import { del, get, post, queuePath, seg } from "../api.js";
-import { n, Time, groupName, initials, bytes } from "../format.js";
-import { Button, Card, Empty, Field, Foot, Head, State, Table, bulk, confirm, link, may } from "../ui.js";
+import { n, groupName, initials, bytes, when } from "../format.js";
+import { Card, Field, Foot, Head, State, Table, bulk, button, confirm, empty, link, may, segments, submit } from "../ui.js";
 import { crumbs, tabs } from "./queue.js";
 
-const STATES = [["all", "All"], ["ready", "Ready"], ["leased", "Leased"], ["waiting", "Waiting"], ["settled", "Settled"]];
+const STATES = [["", "All"], ["ready", "Ready"], ["leased", "Leased"], ["waiting", "Waiting"], ["settled", "Settled"]];
 const FILTERS = ["id", "transaction_id", "header", "text", "partition", "priority", "since", "until"];
 const seconds = (text) => (text ? new Date(text) / 1000 : undefined);
 
@@ -58,30 +58,28 @@ export default {
     const all = state.chosen.size;
     const found = data?.found;
     return h("div", null, h(Head, { title: "Messages", crumbs: crumbs(name) },
-      write ? h("a", { class: "button primary", href: link.queue(name, "/push") }, "Push a message") : null), tabs(name, "Messages"),
+      write && h("a.button.primary", { href: link.queue(name, "/push") }, "Push a message")), tabs(name, "Messages"),
     h(Card, null,
-      h("form", { class: "filters grid", role: "search", onSubmit: (event) => { event.preventDefault(); ctx.setQuery({ ...draft, after: "" }, false); } },
+      h("form.filters.grid", { role: "search", onSubmit: (event) => { event.preventDefault(); ctx.setQuery({ ...draft, after: "" }, false); } },
         data?.groups.length ? h(Field, { label: "Group", value: group, options: data.groups.map((one) => [one, groupName(one)]), onChange: (event) => ctx.setQuery({ group: event.target.value, after: "" }) }) : null,
         field("id", "Id or part of it"), field("transaction_id", "Transaction id"), field("header", "Header", { placeholder: "name=value" }), field("text", "Text in the payload"),
         field("partition", "Partition"), field("priority", "Priority", { inputmode: "numeric" }), field("since", "Pushed since", { type: "datetime-local" }), field("until", "Pushed before", { type: "datetime-local" }),
-        h("div", { class: "actions" }, h(Button, { type: "submit", kind: "primary" }, "Search"), filtered ? h(Button, { onClick: () => { state.draft = null; ctx.setQuery(Object.fromEntries([...FILTERS, "after"].map((one) => [one, ""]))); } }, "Clear") : null)),
-      h("div", { class: "filters", style: { "padding-top": "0" } }, h("div", { class: "segments", role: "group", "aria-label": `State in ${group || "any group"}` }, STATES.map(([key, label]) =>
-        h("button", { type: "button", "aria-pressed": String((query.state || "all") === key), disabled: key !== "all" && !group, onClick: () => ctx.setQuery({ state: key === "all" ? "" : key, after: "", group }) }, label)),
-      h("a", { href: link.dead(name) }, "Dead letters")),
-      all && write ? h("div", { class: "actions" }, h("span", null, `${n(all)} selected`),
-        group ? h(Button, { kind: "small", onClick: () => each(ctx, `Release ${n(all)} messages to ${groupName(group)}`, name, (id) => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict: "release", group })) }, `Release ${n(all)} selected`) : null,
-        h(Button, { kind: "small danger", onClick: async () => { if (await confirm(`Delete ${n(all)} messages`, { text: "They are deleted for every group that has not settled them.", button: `Delete ${n(all)} selected` })) await each(ctx, `Delete ${n(all)} messages`, name, (id) => del(queuePath(name, `/messages/${seg(id)}`))); } }, `Delete ${n(all)} selected`)) : null),
-      h(Table, { caption: `Messages of ${name}`, rowKey: (row) => row.id, rows: found?.items, selected: write ? state.chosen : null, onSelect: ctx.update,
+        h(".actions", null, submit("Search"), filtered && button("Clear", () => { state.draft = null; ctx.setQuery(Object.fromEntries([...FILTERS, "after"].map((one) => [one, ""]))); }))),
+      h(".filters", { style: { "padding-top": "0" } }, segments(`State in ${group || "any group"}`, STATES.map((one) => [...one, one[0] && !group]), query.state || "", (value) => ctx.setQuery({ state: value, after: "", group }), h("a", { href: link.dead(name) }, "Dead letters")),
+      all && write ? h(".actions", null, h("span", null, `${n(all)} selected`),
+        group && button(`Release ${n(all)} selected`, () => each(ctx, `Release ${n(all)} messages to ${groupName(group)}`, name, (id) => post(queuePath(name, `/messages/${seg(id)}/settle`), { verdict: "release", group })), "small"),
+        button(`Delete ${n(all)} selected`, async () => { if (await confirm(`Delete ${n(all)} messages`, { text: "They are deleted for every group that has not settled them.", button: `Delete ${n(all)} selected` })) await each(ctx, `Delete ${n(all)} messages`, name, (id) => del(queuePath(name, `/messages/${seg(id)}`))); }, "small danger")) : null),
+      h(Table, { caption: `Messages of ${name}`, by: "id", rows: found?.items, selected: write ? state.chosen : null, onSelect: ctx.update,
         columns: [
-          { label: "Message", css: "nowrap", cell: (row) => h("a", { class: "mono", href: link.message(name, row.id), title: row.id }, initials(row.id)) },
-          { label: "State", cell: (row) => h(State, { state: row.state }) },
-          { label: "Pushed", css: "nowrap", cell: (row) => h(Time, { at: row.created_at }) },
-          { label: "Partition", hide: "hide-m", cell: (row) => `${row.partition}${row.priority ? `, priority ${row.priority}` : ""}` },
-          { label: "Size", num: true, hide: "hide-m", cell: (row) => bytes(row.size) },
-          { label: "Payload", css: "wide", cell: (row) => h("div", { class: "payload" }, row.json ? row.payload : "(bytes)") },
+          ["Message", "nowrap", (row) => h("a.mono", { href: link.message(name, row.id), title: row.id }, initials(row.id))],
+          ["State", "", (row) => h(State, { state: row.state })],
+          ["Pushed", "nowrap", (row) => when(row.created_at)],
+          ["Partition", "hide-m", (row) => `${row.partition}${row.priority ? `, priority ${row.priority}` : ""}`],
+          ["Size", "n hide-m", (row) => bytes(row.size)],
+          ["Payload", "wide", (row) => h(".payload", null, row.json ? row.payload : "(bytes)")],
         ],
-        empty: found?.next ? h(Empty, { title: `Nothing among the first ${n(found.scanned)} messages` }, "The search stopped at its time limit. It can be continued below.")
-          : h(Empty, { title: filtered || query.state ? "No message matches" : "No messages" }, filtered || query.state ? "Change the filters or the state." : h("pre", null, `ackflow push ${name} '{"id": 1}'`)) }),
+        empty: found?.next ? empty(`Nothing among the first ${n(found.scanned)} messages`, "The search stopped at its time limit. It can be continued below.")
+          : empty(filtered || query.state ? "No message matches" : "No messages", filtered || query.state ? "Change the filters or the state." : h("pre", null, `ackflow push ${name} '{"id": 1}'`)) }),
       h(Foot, { ctx, text: found ? `${n(found.items.length)} shown, ${n(found.scanned)} searched${found.next ? "; there may be more" : ""}` : "Reading", first: "From the start", more: found?.next && !found.items.length ? "Search on" : "Next", next: found?.next })));
   },
 };

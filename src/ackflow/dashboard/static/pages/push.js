@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { post, queuePath } from "../api.js";
 import { plural } from "../format.js";
-import { Button, Card, Field, Head, link, may, toast } from "../ui.js";
+import { Card, Field, Head, button, link, may, submit, toast } from "../ui.js";
 import { parse, pretty } from "../json.js";
 import { crumbs, tabs } from "./queue.js";
 
@@ -31,7 +31,7 @@ export default {
     const [name] = ctx.params;
     const { draft } = ctx.state;
     const field = (key, label, more) => h(Field, { label, name: key, value: draft[key], onInput: (event) => { draft[key] = event.target.value; }, ...more });
-    const submit = async (event) => {
+    const push = async (event) => {
       event.preventDefault();
       ctx.state.problem = "";
       try {
@@ -46,13 +46,13 @@ export default {
       ctx.update();
     };
     return h("div", null, h(Head, { title: "Push a message", crumbs: crumbs(name) }), tabs(name, "Push"),
-      !may("read-write", name) ? h("p", { class: "banner" }, "Pushing needs the role read-write on this queue.") : h("div", { class: "split" },
-        h(Card, null, h("form", { class: "pad", onSubmit: submit }, h("div", { class: "form-grid" },
+      !may("read-write", name) ? h("p.banner", null, "Pushing needs the role read-write on this queue.") : h(".split", null,
+        h(Card, null, h("form.pad", { onSubmit: push }, h(".form-grid", null,
           field("data", "Payload (JSON)", { area: 14 }), field("headers", "Headers, one name=value in each line", { area: 3 }),
-          h("p", { class: "problem", role: "alert" }, ctx.state.problem),
-          h("div", { class: "actions" }, h(Button, { type: "submit", kind: "primary" }, `Push to ${name}`), h(Button, { onClick: () => { draft.data = pretty(draft.data.trim()); ctx.update(); } }, "Format"))))),
-        h("div", null, h(Card, { title: "Delivery" }, h("div", { class: "pad form-grid" }, field("partition", "Partition", { placeholder: "Default" }), field("priority", "Priority", { inputmode: "numeric", hint: "0 is served first" }),
+          h("p.problem", { role: "alert" }, ctx.state.problem),
+          h(".actions", null, submit(`Push to ${name}`), button("Format", () => { draft.data = pretty(draft.data.trim()); ctx.update(); }))))),
+        h("div", null, h(Card, { title: "Delivery" }, h(".pad.form-grid", null, field("partition", "Partition", { placeholder: "Default" }), field("priority", "Priority", { inputmode: "numeric", hint: "0 is served first" }),
           field("delay", "Delay in seconds", { inputmode: "decimal" }), field("transaction_id", "Transaction id", { hint: "An id that the partition already has adds nothing" }))),
-        ctx.state.pushed.length ? h(Card, { title: "Pushed" }, h("ul", { class: "pad" }, ctx.state.pushed.map((id) => h("li", { key: id }, h("a", { class: "mono", href: link.message(name, id) }, id))))) : null)));
+        ctx.state.pushed.length ? h(Card, { title: "Pushed" }, h("ul.pad", null, ctx.state.pushed.map((id) => h("li", { key: id }, h("a.mono", { href: link.message(name, id) }, id))))) : null)));
   },
 };

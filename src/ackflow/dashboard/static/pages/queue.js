@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
-import { del, get, patchTo, post, queuePath } from "../api.js";
-import { n, short, rate, span, bytes, plural, Time } from "../format.js";
-import { Badge, Button, Card, Count, Empty, Foot, GroupLink, Head, Stat, Table, Tabs, app, confirm, form, link, may, options, run } from "../ui.js";
+import { del, get, patchTo, post, queuePath, seg } from "../api.js";
+import { n, short, rate, span, bytes, plural, ago, when } from "../format.js";
+import { Card, Foot, GroupLink, Head, Table, Tabs, app, badge, badges, button, confirm, count, empty, form, link, may, options, run, segments, stat } from "../ui.js";
 import { Chart, StateBar } from "../charts.js";
 import { IN_OUT, STATES } from "./overview.js";
 import { pauseQueue } from "./queues.js";
@@ -19,26 +19,26 @@ const MEANING = {
 };
 
 export const groupColumns = [
-  { label: "Group", css: "main-cell", cell: (row) => h(GroupLink, row) },
-  { label: "", hide: "hide-m", cell: (row) => h(StateBar, row) },
-  { label: "Ready", num: true, cell: (row) => h(Count, { value: row.ready }) },
-  { label: "Leased", num: true, cell: (row) => h(Count, { value: row.leased, css: "leased" }) },
-  { label: "Waiting", num: true, hide: "hide-s", cell: (row) => h(Count, { value: row.waiting, css: "waiting" }) },
-  { label: "Dead", num: true, cell: (row) => h(Count, { value: row.dead, css: "dead", href: link.dead(row.queue) }) },
-  { label: "Lag", num: true, hide: "hide-s", cell: (row) => h(Count, { value: row.lag }) },
-  { label: "Delivered", num: true, hide: "hide-m", cell: (row) => n(row.delivered) },
-  { label: "Failed", num: true, hide: "hide-m", cell: (row) => n(row.failed) },
-  { label: "Oldest", num: true, hide: "hide-s", cell: (row) => (row.oldest_seconds ? span(row.oldest_seconds) : "–") },
-  { label: "State", cell: (row) => (row.paused ? h(Badge, null, "paused") : null) },
+  ["Group", "main-cell", (row) => h(GroupLink, row)],
+  ["", "hide-m", (row) => h(StateBar, row)],
+  ["Ready", "n", (row) => count(row.ready)],
+  ["Leased", "n", (row) => count(row.leased, "leased")],
+  ["Waiting", "n hide-s", (row) => count(row.waiting, "waiting")],
+  ["Dead", "n", (row) => count(row.dead, "dead", link.dead(row.queue))],
+  ["Lag", "n hide-s", (row) => count(row.lag)],
+  ["Delivered", "n hide-m", (row) => n(row.delivered)],
+  ["Failed", "n hide-m", (row) => n(row.failed)],
+  ["Oldest", "n hide-s", (row) => (row.oldest_seconds ? span(row.oldest_seconds) : "–")],
+  ["State", "", (row) => (row.paused && badge("paused"))],
 ];
 
 const laneColumns = (name) => [
-  { label: "Partition", css: "main-cell", cell: (row) => h("a", { href: link.queue(name, `/messages?partition=${encodeURIComponent(row.partition)}&priority=${row.priority}`) }, row.partition) },
-  { label: "Priority", num: true, cell: (row) => n(row.priority) },
-  { label: "Stored", num: true, cell: (row) => h(Count, { value: row.stored }) },
-  { label: "Sequences", num: true, hide: "hide-s", cell: (row) => (row.next > row.first ? `${n(row.first)} to ${n(row.next - 1)}` : `next ${n(row.next)}`) },
-  { label: "Oldest", num: true, hide: "hide-s", cell: (row) => h(Time, { at: row.oldest_at, ago: true }) },
-  { label: "Last push", num: true, cell: (row) => h(Time, { at: row.newest_at, ago: true }) },
+  ["Partition", "main-cell", (row) => h("a", { href: link.queue(name, `/messages?partition=${seg(row.partition)}&priority=${row.priority}`) }, row.partition)],
+  ["Priority", "n", (row) => n(row.priority)],
+  ["Stored", "n", (row) => count(row.stored)],
+  ["Sequences", "n hide-s", (row) => (row.next > row.first ? `${n(row.first)} to ${n(row.next - 1)}` : `next ${n(row.next)}`)],
+  ["Oldest", "n hide-s", (row) => ago(row.oldest_at)],
+  ["Last push", "n", (row) => ago(row.newest_at)],
 ];
 
 const shown = (value) => (value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : value === "" ? "–" : String(value));
@@ -46,7 +46,7 @@ const shown = (value) => (value === null ? "none" : typeof value === "object" ? 
 export function optionFacts(set, defaults) {
   return h("dl", { class: `facts ${defaults ? "two" : ""}` }, Object.keys(set).map((name) => {
     const same = defaults && JSON.stringify(set[name]) === JSON.stringify(defaults[name]);
-    return [h("dt", { title: MEANING[name] }, name), h("dd", { class: same ? "default" : "" }, shown(set[name]), name.endsWith("_seconds") && set[name] >= 60 ? h("small", null, ` (${span(set[name])})`) : null, defaults && !same ? h("small", null, name in defaults ? `  default ${shown(defaults[name])}` : "  for groups that set nothing else") : null)];
+    return [h("dt", { title: MEANING[name] }, name), h("dd", { class: same ? "default" : "" }, shown(set[name]), name.endsWith("_seconds") && set[name] >= 60 && h("small", null, ` (${span(set[name])})`), defaults && !same && h("small", null, name in defaults ? `  default ${shown(defaults[name])}` : "  for groups that set nothing else"))];
   }));
 }
 
@@ -77,39 +77,37 @@ export default {
   async load(ctx, signal) {
     const [name] = ctx.params;
     const step = ctx.query.range === "month" ? 3600 : 60;
-    const count = ctx.query.range === "day" ? 1440 : step === 60 ? 60 : 744;
-    const [page, series, lanes] = await Promise.all([get(queuePath(name), {}, signal), get("/v1/series", { queue: name, step, count }, signal),
+    const points = ctx.query.range === "day" ? 1440 : step === 60 ? 60 : 744;
+    const [page, series, lanes] = await Promise.all([get(queuePath(name), {}, signal), get("/v1/series", { queue: name, step, count: points }, signal),
       get(queuePath(name, "/partitions"), { after: ctx.query.after, limit: 20 }, signal)]);
     return { ...page, series, step, lanes };
   },
   view(ctx, data) {
     const [name] = ctx.params;
     const line = data?.line, details = data?.details;
-    const range = ctx.query.range || "hour";
     return h("div", null,
-      h(Head, { title: name, crumbs: crumbs(), badge: line ? h("span", { class: "badges" }, line.trouble.map((one) => h(Badge, { key: one }, one))) : null },
-        line && may("read-write", name) ? h(Button, { onClick: () => pauseQueue(name, !line.paused) }, line.paused ? "Resume" : "Pause") : null,
-        line && may("admin", name) ? [h(Button, { kind: "danger", onClick: () => purge(name) }, "Purge"), h(Button, { kind: "danger", onClick: () => remove(name) }, "Delete")] : null),
+      h(Head, { title: name, crumbs: crumbs(), badge: line && badges(line.trouble) },
+        line && may("read-write", name) && button(line.paused ? "Resume" : "Pause", () => pauseQueue(name, !line.paused)),
+        line && may("admin", name) && [button("Purge", () => purge(name), "danger"), button("Delete", () => remove(name), "danger")]),
       tabs(name, "Overview"),
-      h("div", { class: "stats" },
-        h(Stat, { label: "Pushed", value: rate(line?.rates?.pushed), unit: "/s" }), h(Stat, { label: "Acknowledged", value: rate(line?.rates?.acked), unit: "/s" }),
-        h(Stat, { label: "Ready", value: short(line?.ready), css: "ready" }), h(Stat, { label: "Leased", value: short(line?.leased), css: "leased", href: `#/leases?queue=${encodeURIComponent(name)}` }),
-        h(Stat, { label: "Waiting", value: short(line?.waiting), css: "waiting" }), h(Stat, { label: "Dead letters", value: short(line?.dead), css: line?.dead ? "dead" : "", href: link.dead(name) }),
-        h(Stat, { label: "Stored", value: short(details?.messages) }), h(Stat, { label: "Size", value: details ? `${details.more_bytes ? "> " : ""}${bytes(details.bytes)}` : "–" })),
-      h("div", { class: "segments", role: "group", "aria-label": "Time range" }, [["hour", "Hour"], ["day", "Day"], ["month", "Month"]].map(([key, label]) =>
-        h("button", { type: "button", "aria-pressed": String(range === key), onClick: () => ctx.setQuery({ range: key === "hour" ? "" : key }) }, label))),
-      h("div", { class: "grid2" },
+      h(".stats", null,
+        stat("Pushed", rate(line?.rates?.pushed), "", { unit: "/s" }), stat("Acknowledged", rate(line?.rates?.acked), "", { unit: "/s" }),
+        stat("Ready", short(line?.ready), "ready"), stat("Leased", short(line?.leased), "leased", { href: `#/leases?queue=${seg(name)}` }),
+        stat("Waiting", short(line?.waiting), "waiting"), stat("Dead letters", short(line?.dead), line?.dead ? "dead" : "", { href: link.dead(name) }),
+        stat("Stored", short(details?.messages)), stat("Size", details ? `${details.more_bytes ? "> " : ""}${bytes(details.bytes)}` : "–")),
+      segments("Time range", [["", "Hour"], ["day", "Day"], ["month", "Month"]], ctx.query.range || "", (range) => ctx.setQuery({ range })),
+      h(".grid2", null,
         h(Card, null, h(Chart, { title: "Messages per second", items: data?.series.items, step: data?.step, lines: IN_OUT, unit: "/s" })),
         h(Card, null, h(Chart, { title: "Messages by state", items: data?.series.items, step: data?.step, lines: STATES, stacked: true }))),
-      h(Card, { title: "Groups", actions: h("a", { href: `#/leases?queue=${encodeURIComponent(name)}` }, "Leases") },
-        h(Table, { caption: `Groups of ${name}`, columns: groupColumns, rows: data?.groups, rowKey: (row) => row.group,
-          empty: h(Empty, { title: "No group reads this queue" }, "Its messages are kept. A group begins with its first pop:", h("pre", null, `ackflow pop ${name}`)) }),
-        data?.more_groups ? h("div", { class: "foot" }, `The first ${n(data.groups.length)} groups. `, h("a", { href: `#/groups?filter=${encodeURIComponent(name)}` }, "All groups")) : null),
-      h(Card, { title: "Partitions and priorities" }, h(Table, { caption: `Partitions and priorities of ${name}`, columns: laneColumns(name), rows: data?.lanes.items, rowKey: (row) => `${row.partition}\n${row.priority}`,
-        empty: h(Empty, { title: "No partitions yet" }, "A partition is created by the first push to it.") }),
+      h(Card, { title: "Groups", actions: h("a", { href: `#/leases?queue=${seg(name)}` }, "Leases") },
+        h(Table, { caption: `Groups of ${name}`, columns: groupColumns, rows: data?.groups, by: "group",
+          empty: empty("No group reads this queue", ["Its messages are kept. A group begins with its first pop:", h("pre", null, `ackflow pop ${name}`)]) }),
+        data?.more_groups && h(".foot", null, `The first ${n(data.groups.length)} groups. `, h("a", { href: `#/groups?filter=${seg(name)}` }, "All groups"))),
+      h(Card, { title: "Partitions and priorities" }, h(Table, { caption: `Partitions and priorities of ${name}`, columns: laneColumns(name), rows: data?.lanes.items, by: (row) => `${row.partition}\n${row.priority}`,
+        empty: empty("No partitions yet", "A partition is created by the first push to it.") }),
         ctx.query.after || data?.lanes.next ? h(Foot, { ctx, text: plural(details?.partitions, "partition"), next: data?.lanes.next }) : null),
-      details ? h(Card, { title: "Options", actions: may("read-write", name) ? h(Button, { kind: "small", onClick: () => editOptions(`Options of ${name}`, Object.keys(details.defaults).concat(["lease_seconds", "retry_limit", "max_deliver", "backoff"]).filter((one, at, all) => all.indexOf(one) === at && one !== "encrypted"), details.options, (changes) => patchTo(queuePath(name), { options: changes })) }, "Edit") : null },
-        h("div", { class: "pad" }, optionFacts(details.options, details.defaults),
-          h("p", null, h("small", null, "Created ", h(Time, { at: details.created_at }), `, ${plural(details.partitions, "partition")}. Unset lease, retry and back-off options take the defaults of each group.`)))) : null);
+      details && h(Card, { title: "Options", actions: may("read-write", name) && button("Edit", () => editOptions(`Options of ${name}`, Object.keys(details.defaults).concat(["lease_seconds", "retry_limit", "max_deliver", "backoff"]).filter((one, at, all) => all.indexOf(one) === at && one !== "encrypted"), details.options, (changes) => patchTo(queuePath(name), { options: changes })), "small") },
+        h(".pad", null, optionFacts(details.options, details.defaults),
+          h("p", null, h("small", null, "Created ", when(details.created_at), `, ${plural(details.partitions, "partition")}. Unset lease, retry and back-off options take the defaults of each group.`)))));
   },
 };

@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { get, post, queuePath } from "../api.js";
 import { n } from "../format.js";
-import { Button, Card, Count, Empty, Field, Filter, Foot, Head, Table, app, form, link, may, run } from "../ui.js";
+import { Card, Choice, Filter, Foot, Head, Table, app, button, count, empty, form, link, may, run } from "../ui.js";
 import { queueColumns, troubleColumn } from "./overview.js";
 
 const LIMIT = 100;
@@ -25,19 +25,19 @@ export default {
     const { query } = ctx;
     const start = Number(query.after || 0);
     const columns = [...queueColumns.slice(0, 1), troubleColumn, ...queueColumns.slice(1),
-      { label: "Lag", num: true, sort: "lag", hide: "hide-l", cell: (row) => h(Count, { value: row.lag }) },
-      { label: "Failed", num: true, sort: "failed", hide: "hide-l", cell: (row) => h("span", { class: row.failed ? "num" : "num zero" }, n(row.failed)) },
-      { label: "", cell: (row) => (may("read-write", row.name) ? h(Button, { kind: "small", label: `${row.paused ? "Resume" : "Pause"} ${row.name}`, onClick: () => pauseQueue(row.name, !row.paused) }, row.paused ? "Resume" : "Pause") : null) }];
+      ["Lag", "n hide-l", (row) => count(row.lag), "lag"],
+      ["Failed", "n hide-l", (row) => h("span", { class: row.failed ? "num" : "num zero" }, n(row.failed)), "failed"],
+      ["", "", (row) => (may("read-write", row.name) && button(row.paused ? "Resume" : "Pause", () => pauseQueue(row.name, !row.paused), "small", { label: `${row.paused ? "Resume" : "Pause"} ${row.name}` }))]];
     const filtered = query.filter || query.show;
-    return h("div", null, h(Head, { title: "Queues" }, may("read-write") ? h(Button, { kind: "primary", onClick: newQueue }, "New queue") : null),
+    return h("div", null, h(Head, { title: "Queues" }, may("read-write") && button("New queue", newQueue, "primary")),
       h(Card, null,
-        h("div", { class: "filters" },
+        h(".filters", null,
           h(Filter, { ctx, name: "filter", label: "Name", placeholder: "Part of a name, or orders.*" }),
-          h(Field, { label: "Show", value: query.show || "all", options: [["all", "All queues"], ["busy", "With messages"], ["trouble", "In trouble"]], onChange: (event) => ctx.setQuery({ show: event.target.value === "all" ? "" : event.target.value, after: "" }) })),
-        h(Table, { caption: "Queues", columns, rows: data?.items, rowKey: (row) => row.name, sort: query.sort || "name", descending: query.descending === "true",
+          h(Choice, { ctx, name: "show", label: "Show", options: ["All queues", ["busy", "With messages"], ["trouble", "In trouble"]] })),
+        h(Table, { caption: "Queues", columns, rows: data?.items, sort: query.sort || "name", descending: query.descending === "true",
           onSort: (sort, descending) => ctx.setQuery({ sort, descending: descending ? "true" : "", after: "" }),
-          empty: filtered ? h(Empty, { title: "No queue matches" }, h("a", { href: "#/queues" }, "Show all queues"))
-            : h(Empty, { title: "No queues yet", icon: "queues" }, h("pre", null, "ackflow push orders '{\"id\": 1}'")) }),
+          empty: filtered ? empty("No queue matches", h("a", { href: "#/queues" }, "Show all queues"))
+            : empty("No queues yet", h("pre", null, "ackflow push orders '{\"id\": 1}'"), "queues") }),
         h(Foot, { ctx, text: data ? (data.total ? `${n(start + 1)} to ${n(start + data.items.length)} of ${n(data.total)}` : "None") : "Reading", back: start ? Math.max(0, start - LIMIT) : null, next: data?.next })));
   },
 };

@@ -1,7 +1,7 @@
 import { h } from "../dom.js";
 import { queuePath, url } from "../api.js";
 import { n, initials, local } from "../format.js";
-import { Button, Card, Empty, Field, Head, link } from "../ui.js";
+import { Card, Field, Head, button, empty, link } from "../ui.js";
 import { crumbs, tabs } from "./queue.js";
 
 const MOST = 500;
@@ -44,13 +44,13 @@ export default {
     const wanted = (state.filter || "").toLowerCase();
     const rows = wanted ? state.rows.filter((row) => row.payload.toLowerCase().includes(wanted) || row.id.includes(wanted)) : state.rows;
     return h("div", null, h(Head, { title: "Tail", crumbs: crumbs(name) },
-      h(Button, { pressed: String(state.paused), onClick: () => { state.paused = !state.paused; state.paused ? stop(ctx) : listen(ctx); ctx.update(); } }, state.paused ? "Resume" : "Pause"),
-      h(Button, { onClick: () => { state.rows = []; ctx.update(); } }, "Clear")), tabs(name, "Tail"),
-    h(Card, null, h("div", { class: "filters" }, h(Field, { label: "Only with", type: "search", value: state.filter || "", onInput: (event) => { state.filter = event.target.value; ctx.update(); } }),
+      button(state.paused ? "Resume" : "Pause", () => { state.paused = !state.paused; state.paused ? stop(ctx) : listen(ctx); ctx.update(); }, "", { pressed: String(state.paused) }),
+      button("Clear", () => { state.rows = []; ctx.update(); })), tabs(name, "Tail"),
+    h(Card, null, h(".filters", null, h(Field, { label: "Only with", type: "search", value: state.filter || "", onInput: (event) => { state.filter = event.target.value; ctx.update(); } }),
       h(Field, { label: "Partition", value: ctx.query.partition || "", placeholder: "all", onChange: (event) => { ctx.setQuery({ partition: event.target.value }); state.rows = []; state.from = ""; listen(ctx); } })),
-    rows.length ? h("ul", { class: "tail", tabindex: "0", "aria-label": "New messages, newest first" }, rows.map((row) => h("li", { key: row.id },
-      h("time", { datetime: row.created_at, title: row.created_at }, local(row.created_at)), h("a", { href: link.message(name, row.id) }, initials(row.id)), h("span", { class: "payload" }, row.json ? row.payload : "(bytes)"))))
-      : h(Empty, { title: state.paused ? "Paused" : "Waiting for messages" }, "Messages appear here as they are pushed. Nothing is leased."),
-    h("div", { class: "foot" }, h("span", null, state.away ? "Disconnected" : `${n(state.count)} seen, the last ${n(Math.min(MOST, state.rows.length))} shown`))));
+    rows.length ? h("ul.tail", { tabindex: "0", "aria-label": "New messages, newest first" }, rows.map((row) => h("li", { key: row.id },
+      h("time", { datetime: row.created_at, title: row.created_at }, local(row.created_at)), h("a", { href: link.message(name, row.id) }, initials(row.id)), h("span.payload", null, row.json ? row.payload : "(bytes)"))))
+      : empty(state.paused ? "Paused" : "Waiting for messages", "Messages appear here as they are pushed. Nothing is leased."),
+    h(".foot", null, h("span", null, state.away ? "Disconnected" : `${n(state.count)} seen, the last ${n(Math.min(MOST, state.rows.length))} shown`))));
   },
 };
