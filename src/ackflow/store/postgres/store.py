@@ -48,6 +48,7 @@ from .connection import (
 from .fences import OUTSIDE, SCHEMA, Query, locks_for
 from .homes import Homes
 from .notify import Notifier
+from .short import ENTER, LEAVE, MOST_MICROSECONDS, ShortTransactions, provide_functions
 from .sync import Marker, SyncRecord, Unchecked
 from .tx import FencedTx
 
@@ -125,6 +126,7 @@ class PostgresStore:
         self._versions: dict[int, int] = {}  # of the fences of which something is cached
         # By fence, the number of this broker's last row in `writes`.
         self._wrote: dict[int, int] = {}
+        self._short = ShortTransactions(self._versions)
         self._met: dict[int, float] = {}  # until when a queue counts as shared with other brokers
         # The keys of the locks for which a transaction waits.
         self._locking = self._locks.keys([SCHEMA])
@@ -142,6 +144,7 @@ class PostgresStore:
         with self._translated():
             seconds = min(AWAY_SECONDS, self._place.connect_seconds)
             self._schema, self.id, pooled = self._patiently(self._set_up, seconds)
+        self._short.enabled = self._short.enabled and not pooled
         if (self._synced, self._plain) == ("on", "off") and not pooled:
             # Behind a pooler a connection may outlive the server, and a lost commit go unnoticed.
             self.sync, self._synced = self._sync, "off"
@@ -198,6 +201,8 @@ class PostgresStore:
         """
         with contextlib.closing(self._place.open()) as db:
             schema = setup.migrate_schema(db, self._place.schema, self._can)
+            if self._can.functions and self._can.advisory_locks:
+                self._short.enabled = provide_functions(db, self._place.schema)
             with db.begun():
                 store = setup.store_id(db)
                 setup.agree_on_locks(db, self._locks.kind)
@@ -243,48 +248,120 @@ class PostgresStore:
     ) -> Tx:
         level = self._synced if synced else self._plain
         channel, tx = self._writing()
-        at_once = False
-        record = self._record
+        if self._cache.crowded:
+            self._cache.shrink()
         try:
-            self._begin(channel, tx, level, reaches)
+            queue = self._short.queue_of(reaches, self._homes.find)
+            if queue is None:
+                self._begin(channel, tx, level, reaches)
+            else:
+                self._hold_back(channel, tx, level, reaches)
             body(tx)
             tx.leave()
+            if not tx.written:  # what it has read must be what is stored
+                channel.start()
         except BaseException as error:
             self._undo(channel, error)
             raise
         rows = self._rows(tx.written)
-        number = record.begin() if rows else 0
-        try:
-            for fence, n in rows.items():
-                before, newest = self._wrote.get(fence, 0), self._versions.get(fence, 0)
-                channel.write(WROTE, (fence, n, self._me, before, self._hints(fence), newest))
-            record.mark(Marker(number, fence, n) for fence, n in rows.items())
-            # A single verb is synced in the same round trip, after its locks are free.
-            at_once = synced and len(reaches) == 1 and bool(rows) and self.sync is not None
-            channel.commit(SYNC if at_once else None)
-        except BaseException as error:
-            self._undo(channel, error)
-            if not rows or not self._was_committed(rows):
-                record.discard(number)
-                raise
-            self._wrote.update(rows)
-            if not isinstance(error, Exception):
-                self.interrupted = error
-            at_once = False
-        else:
-            self._versions.update(rows)
-            self._wrote.update(rows)
-        record.committed = max(record.committed, number)
-        if at_once:
-            record.confirm(number)
+        # A single verb is synced in the same round trip.
+        at_once = synced and len(reaches) == 1 and bool(rows) and self.sync is not None
+        self._commit(channel, tx, level, rows, at_once)
         if tx.granted is None:
             # Nothing was asked about the fences of queues that it was the first to read.
             for queue in self._cache.of_queues - self._versions.keys():
                 self._versions[queue] = UNREAD
         self._locks.made(tx.granted or ())
-        tx.number = number or record.committed
         self._latest = tx.latest = tx.now
         return tx
+
+    def _commit(
+        self,
+        channel: PipelinedConnection,
+        tx: FencedTx,
+        level: str,
+        rows: dict[int, int],
+        at_once: bool,
+    ) -> None:
+        """Commit, and note the number of the commit and the new versions of its fences."""
+        record = self._record
+        number = record.begin() if rows else 0
+        short = channel.held is not None
+        record.mark(Marker(number, fence, n) for fence, n in rows.items())
+        try:
+            if short:
+                self._commit_short(channel, tx, rows, at_once or level == "on")
+            else:
+                for fence, n in rows.items():
+                    channel.write(WROTE, self._row(fence, n))
+                # Its locks are free while it waits for the disk.
+                channel.commit(SYNC if at_once else None)
+        except BaseException as error:
+            self._undo(channel, error)
+            refused = short and isinstance(error, psycopg.Error) and not is_lost(error)
+            if not rows or refused or not self._was_committed(rows):
+                record.discard(number)
+                if refused and isinstance(error, pg.SerializationFailure):
+                    raise _Moved from None
+                raise
+            if not isinstance(error, Exception):
+                self.interrupted = error
+            at_once = False
+        else:
+            self._versions.update(rows)
+        self._wrote.update(rows)
+        record.committed = max(record.committed, number)
+        if at_once:
+            record.confirm(number)
+        tx.number = number or record.committed
+
+    def _row(self, fence: int, n: int) -> tuple[object, ...]:
+        """Return the arguments for the row of a fence in `writes`."""
+        before, newest = self._wrote.get(fence, 0), self._versions.get(fence, 0)
+        return fence, n, self._me, before, self._hints(fence), newest
+
+    def _hold_back(
+        self,
+        channel: PipelinedConnection,
+        tx: FencedTx,
+        level: str,
+        reaches: Sequence[Reach | None],
+    ) -> None:
+        """Begin a transaction that is sent at its end, or when it needs an answer."""
+
+        def begin() -> None:
+            known = self._versions.copy()
+            granted, now, _ = self._lock(channel, level, reaches)
+            moved = any(self._versions.get(fence) != n for fence, n in known.items())
+            late = isinstance(self.clock, ServerClock) and abs(now - tx.now) > MOST_MICROSECONDS
+            if moved or late or granted is None:
+                raise _Moved
+
+        fences = reaches[0].fences if reaches[0] is not None else None
+        channel.hold_back(begin)
+        channel.wrote = False
+        tx.grant(fences)
+        tx.begin(self.clock.now(), False)
+
+    def _commit_short(
+        self, channel: PipelinedConnection, tx: FencedTx, rows: dict[int, int], synced: bool
+    ) -> None:
+        """Commit what was held back, in one round trip."""
+        ((queue, n),) = rows.items()
+        clock = self.clock
+        followed = clock if isinstance(clock, ServerClock) else None
+        self._locking = keys = self._locks.keys([SCHEMA, queue])
+        entering = (*keys, queue, self._versions[SCHEMA], self._versions[queue])
+        try:
+            ((now,),) = channel.run_held(
+                (ENTER, (*entering, tx.now if followed else None)),
+                (LEAVE, (*self._row(queue, n), synced)),
+            )
+        except pg.SerializationFailure:
+            self._short.note_shared(queue)
+            raise
+        if followed:
+            followed.follow(now)
 
     def _rows(self, written: set[int]) -> dict[int, int]:
         """Return the new versions of fences. They leave gaps of random size.
@@ -312,6 +389,24 @@ class PostgresStore:
         reaches: Sequence[Reach | None],
     ) -> None:
         """Begin a transaction under the fences of the first verb, and those of others that are free."""
+        granted, now, on_disk = self._lock(channel, level, reaches)
+        clock = self.clock
+        tx.grant(granted)
+        if granted is None:
+            self._record.may_show_others(on_disk)
+            tx.compared = None if on_disk else self._versions
+        tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
+        if granted is None:
+            tx.enter(EVERYTHING)
+
+    def _lock(
+        self, channel: PipelinedConnection, level: str, reaches: Sequence[Reach | None]
+    ) -> tuple[frozenset[int] | None, int, bool]:
+        """Take the fences of the first verb, and those of others that are free.
+
+        Returns what it took (None: the whole schema), the server's time, and whether everything that
+        was committed is on disk.
+        """
         channel.begin(BEGIN)
         if level == "on" or channel.db.pooled:
             channel.write(SET_LEVEL, (level,))
@@ -323,7 +418,7 @@ class PostgresStore:
         if first is None:
             self._locking = self._locks.keys([SCHEMA])
             self._locks.take_schema(channel)
-            granted = None
+            granted: frozenset[int] | None = None
             if len(self._versions) > MOST_FENCES:
                 self._forget()
             now, on_disk = self._look(channel, {SCHEMA, *self._versions}, [])[1:]
@@ -351,19 +446,10 @@ class PostgresStore:
                 for reach in reaches:
                     if reach is not None:
                         self._homes.find(reach)
-        if self._cache.crowded:
-            self._cache.shrink()
         if on_disk:
             self._record.all_on_disk()
         channel.wrote = False
-        clock = self.clock
-        tx.grant(granted)
-        if granted is None:
-            self._record.may_show_others(on_disk)
-            tx.compared = None if on_disk else self._versions
-        tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
-        if granted is None:
-            tx.enter(EVERYTHING)
+        return granted, now, on_disk
 
     def _look(
         self,
@@ -392,6 +478,7 @@ class PostgresStore:
             if fence > SCHEMA:
                 if self._versions.get(fence):
                     self._met[fence] = time.monotonic() + MET_SECONDS
+                    self._short.note_shared(fence)
                 self._cache.clear_queue(QueueId(fence))
                 hints.unpack(packed, self._cache, version, QueueId(fence))
             self._versions[fence] = n
@@ -478,9 +565,7 @@ class PostgresStore:
                 self._syncer = PipelinedConnection(self._open())
         channel = self._syncer
         try:
-            channel.begin("begin")
-            channel.write(SYNC)
-            channel.commit()
+            channel.execute(SYNC)
         except BaseException:
             self._syncer = None
             channel.close()
@@ -542,6 +627,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _savepoint(self, channel: PipelinedConnection) -> Iterator[None]:
+        channel.start()
         channel.write("savepoint verb")
         try:
             yield
