@@ -15,38 +15,19 @@ differ, the verb runs again.
 
 import time
 from collections.abc import Callable, Sequence
-from importlib import resources
 
-import psycopg
+from psycopg import errors as pg
 
 from ..protocol import Reach
-from .connection import Connection
+from .connection import PipelinedConnection
 from .fences import SCHEMA
 
 ENTER = "select enter_queue_1($1, $2, $3, $4, $5, $6)"
 LEAVE = "select leave_queue_1($1, $2, $3, $4, $5, $6, $7)"
-MISSING = """select count(*) < 2 from pg_proc p join pg_namespace s on s.oid = p.pronamespace
-where s.nspname = %s and p.proname in ('enter_queue_1', 'leave_queue_1')"""
 # After a change by another broker, transactions of a queue take two round trips for so long: a failed
 # one costs a round trip, and a line in the server's log.
 SHARED_SECONDS = 30.0
 MOST_MICROSECONDS = 100_000  # by which the broker's time may differ from the server's
-
-
-def provide_functions(db: Connection, schema: str) -> bool:
-    """Create the functions if they are missing; returns False if that is not possible."""
-    row = db.execute(MISSING, (schema,)).fetchone()
-    if row == (False,):
-        return True
-    folder = resources.files("ackflow.store") / "sql" / "postgres"
-    try:
-        with db.begun():
-            db.execute((folder / "functions.sql").read_bytes())
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
-        return False
-    except psycopg.errors.DuplicateFunction:  # another broker was faster
-        pass
-    return True
 
 
 class ShortTransactions:
@@ -78,3 +59,24 @@ class ShortTransactions:
     def note_shared(self, queue: int) -> None:
         """Note that another broker has written to a queue."""
         self._shared_until[queue] = time.monotonic() + SHARED_SECONDS
+
+    def commit(
+        self,
+        channel: PipelinedConnection,
+        keys: Sequence[int],
+        leaving: tuple[object, ...],
+        now: int | None,
+    ) -> int:
+        """Commit what was held back, under the locks with these keys; returns the server's time.
+
+        `leaving`: the arguments of `leave_queue`; `now`: the time to compare with that of the server.
+        SerializationFailure: something has changed, and nothing was written.
+        """
+        queue = int(str(leaving[0]))
+        entering = *keys, queue, self._versions[SCHEMA], self._versions[queue], now
+        try:
+            ((server_time,),) = channel.run_held((ENTER, entering), (LEAVE, leaving))
+        except pg.SerializationFailure:
+            self.note_shared(queue)
+            raise
+        return int(server_time)

@@ -23,10 +23,6 @@ from ...errors import (
     InvalidArgument,
     OutcomeUnknown,
     SessionClosed,
-    StorageAway,
-    StorageBusy,
-    StorageFailed,
-    StorageFull,
 )
 from ...ids import QueueId
 from .. import hints, migrate
@@ -45,14 +41,18 @@ from .connection import (
     is_lost,
     statements,
 )
-from .fences import OUTSIDE, SCHEMA, Query, locks_for
+from .failures import translated
+from .fences import OUTSIDE, SCHEMA, Query, lock_key, locks_for
+from .flush import SYNC, Flushes
 from .homes import Homes
+from .lease_ids import next_block
 from .notify import Notifier
-from .short import ENTER, LEAVE, MOST_MICROSECONDS, ShortTransactions, provide_functions
+from .short import MOST_MICROSECONDS, ShortTransactions
 from .sync import Marker, SyncRecord, Unchecked
 from .tx import FencedTx
 
 T = TypeVar("T")
+Rows = dict[int, int]  # the new versions of fences
 
 # `synchronous_commit` for verbs that must be on disk when they are answered, and for all others.
 LEVELS: dict[MayLose, tuple[str, str]] = {
@@ -79,19 +79,8 @@ left join lateral (select n, hints from writes where fence = f.fence
 WROTE = f"""with before as (delete from writes where fence = $1 and n = any(array[$4, $6])
         and broker in ($3, {OUTSIDE}))
     insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
-FORGET = """delete from writes as w where at < now() - interval '1 day'
-    and (n < (select max(n) from writes where fence = w.fence)
-        or fence > 0 and not exists (select from queues where id = w.fence))"""
 OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
 join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
-# A commit that is synced puts everything on disk that was committed before it.
-SYNC = "select set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'ackflow', '')"
-LEASE_IDS = "select nextval('lease_ids')"
-LEASES_AT_ONCE = 64
-COUNT_LEASE_IDS = f"""insert into meta values ('lease_ids',
-    ((select coalesce(max(id), 0) from leases) + {LEASES_AT_ONCE})::text)
-on conflict (key) do update set value = (meta.value::bigint + {LEASES_AT_ONCE})::text
-returning value::bigint - {LEASES_AT_ONCE - 1}"""
 MOST_FENCES = 1_000  # with more in the cache, a transaction that is alone in the schema clears it
 MOST_TRIES = 3
 UNREAD = 0  # in place of a version that was not read: right for a fence that was never written
@@ -127,6 +116,7 @@ class PostgresStore:
         # By fence, the number of this broker's last row in `writes`.
         self._wrote: dict[int, int] = {}
         self._short = ShortTransactions(self._versions)
+        self._flushes = Flushes(lock_key("one flush of all schemas"))
         self._met: dict[int, float] = {}  # until when a queue counts as shared with other brokers
         # The keys of the locks for which a transaction waits.
         self._locking = self._locks.keys([SCHEMA])
@@ -143,8 +133,9 @@ class PostgresStore:
         self._notifier = Notifier(self._place.open, self._place.schema, self._can.notify)
         with self._translated():
             seconds = min(AWAY_SECONDS, self._place.connect_seconds)
-            self._schema, self.id, pooled = self._patiently(self._set_up, seconds)
-        self._short.enabled = self._short.enabled and not pooled
+            opened = self._patiently(self._set_up, seconds)
+        self._schema, self.id, pooled = opened.schema, opened.store, opened.pooled
+        self._flushes.may_share = self._short.enabled = opened.functions and not pooled
         if (self._synced, self._plain) == ("on", "off") and not pooled:
             # Behind a pooler a connection may outlive the server, and a lost commit go unnoticed.
             self.sync, self._synced = self._sync, "off"
@@ -194,22 +185,8 @@ class PostgresStore:
                 channel.close()
         self._readers.clear()
 
-    def _set_up(self) -> tuple[int, int, bool]:
-        """Create or migrate the schema if needed.
-
-        Returns its version, the store id, and whether there is a pooler.
-        """
-        with contextlib.closing(self._place.open()) as db:
-            schema = setup.migrate_schema(db, self._place.schema, self._can)
-            if self._can.functions and self._can.advisory_locks:
-                self._short.enabled = provide_functions(db, self._place.schema)
-            with db.begun():
-                store = setup.store_id(db)
-                setup.agree_on_locks(db, self._locks.kind)
-                db.execute(FORGET)
-                if isinstance(self.clock, ServerClock):
-                    self.clock.follow(setup.look_at_clocks(db))
-        return schema, store, db.pooled
+    def _set_up(self) -> setup.Opened:
+        return setup.open_schema(self._place, self._can, self._locks.kind, self.clock)
 
     def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """Run `work`, and retry it while the server is unavailable.
@@ -255,7 +232,7 @@ class PostgresStore:
             if queue is None:
                 self._begin(channel, tx, level, reaches)
             else:
-                self._hold_back(channel, tx, level, reaches)
+                self._hold_back(channel, tx, queue, level, reaches)
             body(tx)
             tx.leave()
             if not tx.written:  # what it has read must be what is stored
@@ -264,9 +241,13 @@ class PostgresStore:
             self._undo(channel, error)
             raise
         rows = self._rows(tx.written)
-        # A single verb is synced in the same round trip.
-        at_once = synced and len(reaches) == 1 and bool(rows) and self.sync is not None
+        # A single verb is synced in the same round trip, unless brokers share a flush.
+        alone = len(reaches) == 1 and not self._flushes.shared
+        at_once = synced and alone and bool(rows) and self.sync is not None
+        began = time.monotonic()
         self._commit(channel, tx, level, rows, at_once)
+        if at_once:
+            self._flushes.took(time.monotonic() - began)
         if tx.granted is None:
             # Nothing was asked about the fences of queues that it was the first to read.
             for queue in self._cache.of_queues - self._versions.keys():
@@ -276,12 +257,7 @@ class PostgresStore:
         return tx
 
     def _commit(
-        self,
-        channel: PipelinedConnection,
-        tx: FencedTx,
-        level: str,
-        rows: dict[int, int],
-        at_once: bool,
+        self, channel: PipelinedConnection, tx: FencedTx, level: str, rows: Rows, at_once: bool
     ) -> None:
         """Commit, and note the number of the commit and the new versions of its fences."""
         record = self._record
@@ -324,6 +300,7 @@ class PostgresStore:
         self,
         channel: PipelinedConnection,
         tx: FencedTx,
+        queue: int,
         level: str,
         reaches: Sequence[Reach | None],
     ) -> None:
@@ -337,29 +314,21 @@ class PostgresStore:
             if moved or late or granted is None:
                 raise _Moved
 
-        fences = reaches[0].fences if reaches[0] is not None else None
         channel.hold_back(begin)
         channel.wrote = False
-        tx.grant(fences)
+        tx.grant(frozenset({queue}))
         tx.begin(self.clock.now(), False)
 
     def _commit_short(
-        self, channel: PipelinedConnection, tx: FencedTx, rows: dict[int, int], synced: bool
+        self, channel: PipelinedConnection, tx: FencedTx, rows: Rows, synced: bool
     ) -> None:
         """Commit what was held back, in one round trip."""
         ((queue, n),) = rows.items()
         clock = self.clock
         followed = clock if isinstance(clock, ServerClock) else None
-        self._locking = keys = self._locks.keys([SCHEMA, queue])
-        entering = (*keys, queue, self._versions[SCHEMA], self._versions[queue])
-        try:
-            ((now,),) = channel.run_held(
-                (ENTER, (*entering, tx.now if followed else None)),
-                (LEAVE, (*self._row(queue, n), synced)),
-            )
-        except pg.SerializationFailure:
-            self._short.note_shared(queue)
-            raise
+        self._locking = self._locks.keys([SCHEMA, queue])
+        leaving = *self._row(queue, n), synced
+        now = self._short.commit(channel, self._locking, leaving, tx.now if followed else None)
         if followed:
             followed.follow(now)
 
@@ -512,7 +481,7 @@ class PostgresStore:
                 record=self._record if self.sync is not None else None,
             )
             self._tx.homes = self._homes.leases
-            self._tx.next_block = self._next_block
+            self._tx.next_block = lambda: next_block(channel, self._place.open, self._can.sequences)
             self._tx.latest = self._latest
         return self._writer, self._tx
 
@@ -533,16 +502,6 @@ class PostgresStore:
             db.close()
             raise
         return db
-
-    def _next_block(self) -> tuple[int, int]:
-        """Take ids for leases. They are not given back by a rollback."""
-        if self._can.sequences:
-            assert self._writer is not None
-            first = self._writer.execute(LEASE_IDS)[0][0]
-        else:
-            with contextlib.closing(self._place.open()) as db:
-                first = db.execute(COUNT_LEASE_IDS).fetchall()[0][0]
-        return first, first + LEASES_AT_ONCE
 
     def _sync(self, number: int) -> None:
         """Put on disk what was committed, at least up to a number; 0: everything."""
@@ -565,7 +524,7 @@ class PostgresStore:
                 self._syncer = PipelinedConnection(self._open())
         channel = self._syncer
         try:
-            channel.execute(SYNC)
+            self._flushes.flush(channel)
         except BaseException:
             self._syncer = None
             channel.close()
@@ -638,21 +597,5 @@ class PostgresStore:
             raise
         channel.write("release verb")
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Translate errors of PostgreSQL, with a message that says what to do."""
-        where = self._place.name
-        try:
-            yield
-        except pg.DiskFull:
-            raise StorageFull(f"the disk of {where} is full: nothing is written there") from None
-        except pg.LockNotAvailable:
-            raise StorageBusy() from None
-        except pg.InsufficientPrivilege as error:
-            raise StorageFailed(f"cannot use {where}: {first_line(error)}") from None
-        except psycopg.OperationalError as error:
-            if self._closed:
-                raise SessionClosed() from None
-            raise StorageAway(f"there is no connection to {where}: {first_line(error)}") from error
-        except psycopg.Error as error:
-            raise StorageFailed(f"the database {where} failed: {first_line(error)}") from error
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        return translated(self._place.name, lambda: self._closed)
