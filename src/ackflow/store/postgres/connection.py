@@ -8,6 +8,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -196,6 +197,8 @@ class PipelinedConnection:
         self._transformer = Transformer(db)
         self._uses: dict[Statement, int] = {}
         self._prepared: dict[Statement, bytes] = {}
+        self._preparing: list[Statement] = []  # since the last Sync
+        self._names = count()
         self._sent: list[bool] = []  # for each result to come, whether it is that of a statement
         self._results: list[PGresult] = []
         self.held: list[Query] | None = None
@@ -221,10 +224,9 @@ class PipelinedConnection:
 
         Returns the rows of the first.
         """
-        assert self.held is not None
-        for sql, args in (first, *self.held, last):
+        held, self.held = self.held or [], None
+        for sql, args in (first, *held, last):
             self._send(sql, args)
-        self.held = None
         self.sync()
         return self._rows(self._results[0])
 
@@ -282,7 +284,11 @@ class PipelinedConnection:
         found = self.db.wait(_results(self._pg))
         for result in found:
             if result.status == ExecStatus.FATAL_ERROR:
+                for statement in self._preparing:  # after an error the server skips the rest
+                    self._prepared.pop(statement, None)
+                self._preparing.clear()
                 raise error_from_result(result, encoding=self.db.info.encoding)
+        self._preparing.clear()
         self._results = [result for result, kept in zip(found, sent, strict=True) if kept]
 
     def rollback(self, error: BaseException) -> bool:
@@ -330,7 +336,8 @@ class PipelinedConnection:
         uses = self._uses[key] = self._uses.get(key, 0) + 1
         if uses <= PREPARED_AFTER or self.db.pooled or len(self._prepared) == MOST_PREPARED:
             return None
-        name = self._prepared[key] = b"ackflow%d" % len(self._prepared)
+        name = self._prepared[key] = b"ackflow%d" % next(self._names)
+        self._preparing.append(key)
         self._pg.send_prepare(name, key[0].encode(), key[1])
         self._sent.append(False)
         return name
