@@ -101,18 +101,25 @@ class BrokersMachine(PostgresMachine):
 
     @contextlib.contextmanager
     def cut_off(self, after: bool) -> Iterator[None]:
-        real, left = PipelinedConnection.commit, [1]
+        left = [1]
 
-        def commit(channel: PipelinedConnection, behind: str | None = None) -> None:
-            if channel.wrote and left:
+        def cutting(real: Callable[..., Any]) -> Callable[..., Any]:
+            def commit(channel: PipelinedConnection, *args: Any) -> Any:
+                if not (channel.wrote and left):
+                    return real(channel, *args)
                 left.pop()
                 if after:
-                    real(channel, behind)
+                    real(channel, *args)
                 channel.db.close()
                 raise psycopg.OperationalError(LOST)
-            real(channel, behind)
 
-        with mock.patch.object(PipelinedConnection, "commit", commit):
+            return commit
+
+        commit, run_held = PipelinedConnection.commit, PipelinedConnection.run_held
+        with (
+            mock.patch.object(PipelinedConnection, "commit", cutting(commit)),
+            mock.patch.object(PipelinedConnection, "run_held", cutting(run_held)),
+        ):
             yield
 
     @rule(pick=SOME, key=KEYS, refused=st.booleans())

@@ -27,6 +27,7 @@ LEAVE = "select leave_queue_1($1, $2, $3, $4, $5, $6, $7)"
 # After a change by another broker, transactions of a queue take two round trips for so long: a failed
 # one costs a round trip, and a line in the server's log.
 SHARED_SECONDS = 30.0
+LATE = "late"  # the detail of the error if only the time differed
 MOST_MICROSECONDS = 100_000  # by which the broker's time may differ from the server's
 
 
@@ -76,7 +77,8 @@ class ShortTransactions:
         entering = *keys, queue, self._versions[SCHEMA], self._versions[queue], now
         try:
             ((server_time,),) = channel.run_held((ENTER, entering), (LEAVE, leaving))
-        except pg.SerializationFailure:
-            self.note_shared(queue)
+        except pg.SerializationFailure as error:
+            if error.diag.message_detail != LATE:
+                self.note_shared(queue)
             raise
         return int(server_time)

@@ -15,11 +15,14 @@ begin
     if (select n from writes where fence = 0 order by fence desc, n desc limit 1) <> schema_version
         or coalesce((select n from writes where fence = queue
             order by fence desc, n desc limit 1), 0) <> version
-        or abs(server_time - at) > 100000
     then
         raise serialization_failure using
             message = 'another broker has written to the queue',
             hint = 'This is expected: the broker runs the transaction again.';
+    end if;
+    if abs(server_time - at) > 100000 then
+        raise serialization_failure using message = 'the broker has waited for too long',
+            detail = 'late', hint = 'This is expected: the broker runs the transaction again.';
     end if;
     return server_time;
 end $$;
