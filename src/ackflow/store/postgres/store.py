@@ -324,8 +324,7 @@ class PostgresStore:
     ) -> None:
         """Commit what was held back, in one round trip."""
         ((queue, n),) = rows.items()
-        clock = self.clock
-        followed = clock if isinstance(clock, ServerClock) else None
+        followed = self.clock if isinstance(self.clock, ServerClock) else None
         self._locking = self._locks.keys([SCHEMA, queue])
         leaving = *self._row(queue, n), synced
         now = self._short.commit(channel, self._locking, leaving, tx.now if followed else None)
