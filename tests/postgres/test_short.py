@@ -79,6 +79,20 @@ def test_acks_of_single_messages_and_pushes_of_a_group_take_one_round_trip(
     assert trips.of(lambda: push_together(q, 3, 4))[0] == 2
 
 
+def test_a_pop_from_a_long_queue_reads_the_messages_of_the_next_pops(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        q.push("jobs", number)
+    trips, found = RoundTrips(monkeypatch), []
+    for number in range(40):
+        count, (message,) = trips.of(lambda: q.pop("jobs", group="g"))
+        found.append(count)
+        assert message.data == number
+        q.ack(message)
+    assert found.count(1) >= 36
+
+
 @pytest.mark.parametrize("without", ["functions", "advisory_locks"])
 def test_without_functions_or_advisory_locks_they_take_two(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, without: str
@@ -131,6 +145,55 @@ def test_what_another_broker_wrote_in_between_is_found_before_anything_is_writte
     assert one.ack(first).settled == other.ack(second).settled == 1
     assert one.reject(second, "no").settled == 0
     assert [m.data for m in one.pop("jobs", group="g", batch=10)] == [0, 1, 2, 3]
+
+
+def test_a_commit_while_it_waits_for_the_lock_is_seen_whatever_the_default_isolation(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolation = "options=-c%20default_transaction_isolation%3Dserializable"
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(ackflow.connect(f"{postgres_url}?{isolation}{more}", upkeep=False))
+            for more in ("", "&without=functions")
+        )
+        begin([one, one], "shared")
+        other.push("jobs", 0)
+        store_of(one)._forget()
+        for _ in range(2):
+            one.ack(one.pop("jobs", group="g"))
+            one.push("jobs", 0)
+        errors, real = list[str](), short.ShortTransactions.commit
+
+        def commit(*args: Any) -> int:
+            try:
+                return real(*args)
+            except psycopg.Error as error:
+                errors.append(str(error.diag.message_primary))
+                raise
+
+        monkeypatch.setattr(short.ShortTransactions, "commit", commit)
+        holder = stack.enter_context(psycopg.connect(postgres_url))
+        keys = store_of(one)._locks.keys([one.broker.look(lambda tx: tx.queue("jobs").id)])
+        holder.execute("select pg_advisory_xact_lock(%s)", keys)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        pushes = []
+        for waiting, q in enumerate((other, one), 1):
+            pushes.append(pool.submit(q.push, "jobs", waiting))
+            await_locks(holder, waiting)
+        holder.rollback()
+        for push in pushes:
+            push.result(60)
+        assert errors == ["another broker has written to the queue"]
+        assert [m.data for m in one.pop("jobs", group="g", batch=9)] == [0, 1, 2]
+
+
+def await_locks(db: psycopg.Connection[Any], waiting: int) -> None:
+    """Wait until so many transactions wait for a lock."""
+    asked = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+    deadline = time.monotonic() + 60
+    while db.execute(asked).fetchone() != (waiting,):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_brokers_that_work_at_once_lose_nothing_and_hand_out_nothing_twice(

@@ -63,6 +63,7 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
 }
 # An older snapshot would not show what was committed while a transaction waited for its locks.
 BEGIN = "begin isolation level read committed"
+ON_CONNECT = "set default_transaction_isolation = 'read committed'; set synchronous_commit = off"
 SET_LEVEL = "select set_config('synchronous_commit', $1, true)"
 # A standby that commits wait for may be behind the disk of this server.
 ON_DISK = """pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()
@@ -228,11 +229,10 @@ class PostgresStore:
         if self._cache.crowded:
             self._cache.shrink()
         try:
-            queue = self._short.queue_of(reaches, self._homes.find)
-            if queue is None:
-                self._begin(channel, tx, level, reaches)
-            else:
+            if queue := self._short.queue_of(reaches, self._homes.find):
                 self._hold_back(channel, tx, queue, level, reaches)
+            else:
+                self._begin(channel, tx, level, reaches)
             body(tx)
             tx.leave()
             if not tx.written:  # what it has read must be what is stored
@@ -358,11 +358,11 @@ class PostgresStore:
     ) -> None:
         """Begin a transaction under the fences of the first verb, and those of others that are free."""
         granted, now, on_disk = self._lock(channel, level, reaches)
-        clock = self.clock
         tx.grant(granted)
         if granted is None:
             self._record.may_show_others(on_disk)
             tx.compared = None if on_disk else self._versions
+        clock = self.clock
         tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
         if granted is None:
             tx.enter(EVERYTHING)
@@ -466,7 +466,7 @@ class PostgresStore:
         if self._writer is None or self._tx is None:
             db = self._open()
             if not db.pooled:
-                db.execute("set synchronous_commit = off")
+                db.execute(ON_CONNECT)
             self._writer = channel = PipelinedConnection(db)
             self._tx = FencedTx(
                 channel,
