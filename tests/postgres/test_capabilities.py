@@ -156,7 +156,7 @@ def test_a_broker_that_only_acks_remembers_a_limited_number_of_leases(
 
 @pytest.mark.outer
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("without", ["advisory_locks", "sequences"])
+@pytest.mark.parametrize("without", ["advisory_locks", "sequences", "functions"])
 def test_selected_conformance_tests_pass_without_it(without: str) -> None:
     conformance(without, SELECTED)
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 from psycopg import errors as pg
 
-from ..commit_pause import LEAST_SYNC_SECONDS, MOST_SECONDS
+from ..commit_pause import MOST_SECONDS
 from .connection import PipelinedConnection
 
 # A commit that is synced puts everything on disk that was committed before it.
 SYNC = "select set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'ackflow', '')"
 SHARE = "select led, others, passed from share_flush_1($1, $2, $3)"
+# From here on brokers share flushes. It is twice a round trip on a busy machine, which counts too.
+LEAST_FLUSH_SECONDS = 0.002
 WEIGHT = 1 / 8  # of the last flush in the average
 LONGEST = 0.4  # of the duration of a flush: the longest time to wait for other brokers
 REMEMBERED = 8  # flushes without another broker, after which none is expected
@@ -37,7 +39,7 @@ class Flushes:
     @property
     def shared(self) -> bool:
         """Whether brokers flush together."""
-        return self.may_share and self._seconds >= LEAST_SYNC_SECONDS
+        return self.may_share and self._seconds >= LEAST_FLUSH_SECONDS
 
     def took(self, seconds: float) -> None:
         self._seconds += (seconds - self._seconds) * WEIGHT
