@@ -219,13 +219,10 @@ class PipelinedConnection:
         for sql, args in held:
             self._send(sql, args)
 
-    def run_held(self, first: Query, last: Query) -> list[Row]:
-        """Run what was held back as one transaction, between two statements.
-
-        Returns the rows of the first.
-        """
+    def run_held(self, first: Query) -> list[Row]:
+        """Run what was held back as one transaction, after a statement; returns the rows of that."""
         held, self.held = self.held or [], None
-        for sql, args in (first, *held, last):
+        for sql, args in (first, *held):
             self._send(sql, args)
         self.sync()
         return self._rows(self._results[0])

@@ -25,7 +25,7 @@ CLOCKS = """select (extract(epoch from clock_timestamp()) * 1000000)::bigint,
 FORGET = """delete from writes as w where at < now() - interval '1 day'
     and (n < (select max(n) from writes where fence = w.fence)
         or fence > 0 and not exists (select from queues where id = w.fence))"""
-FUNCTIONS = ["enter_queue_1", "leave_queue_1", "share_flush_1"]
+FUNCTIONS = ["enter_queue_1", "share_flush_1"]
 PRESENT = """select count(distinct p.proname) from pg_proc p
 join pg_namespace s on s.oid = p.pronamespace where s.nspname = %s and p.proname = any(%s)"""
 

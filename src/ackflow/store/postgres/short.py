@@ -1,11 +1,10 @@
 """Transactions of one round trip.
 
 A verb that finds everything in the cache needs no answer of the server. It runs before its queue is
-locked; its writes are held back, and sent together with two functions of the schema:
+locked; its writes are held back, and sent together with a function of the schema:
 
-    enter_queue      takes the locks, and fails if the cached versions are not the newest
+    enter_queue      takes the locks, fails if the cached versions are not the newest, and stores the next
     ...              the writes, which the server skips if that has failed
-    leave_queue      stores the new version of the queue
     Sync             commits all of it as one transaction
 
 If something is missing in the cache, or nothing was written, the transaction begins at that point in
@@ -22,8 +21,7 @@ from ..protocol import Reach
 from .connection import PipelinedConnection
 from .fences import SCHEMA
 
-ENTER = "select enter_queue_1($1, $2, $3, $4, $5, $6)"
-LEAVE = "select leave_queue_1($1, $2, $3, $4, $5, $6, $7)"
+ENTER = "select enter_queue_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 # After a change by another broker, transactions of a queue take two round trips for so long: a failed
 # one costs a round trip, and a line in the server's log.
 SHARED_SECONDS = 30.0
@@ -65,18 +63,18 @@ class ShortTransactions:
         self,
         channel: PipelinedConnection,
         keys: Sequence[int],
-        leaving: tuple[object, ...],
+        queue: int,
         now: int | None,
+        row: tuple[object, ...],
     ) -> int:
         """Commit what was held back, under the locks with these keys; returns the server's time.
 
-        `leaving`: the arguments of `leave_queue`; `now`: the time to compare with that of the server.
-        SerializationFailure: something has changed, and nothing was written.
+        `now`: the time to compare with that of the server. `row`: the rest of the arguments of
+        `enter_queue`. SerializationFailure: something has changed, and nothing was written.
         """
-        queue = int(str(leaving[0]))
-        entering = *keys, queue, self._versions[SCHEMA], self._versions[queue], now
+        known = self._versions[SCHEMA], self._versions[queue], now
         try:
-            ((server_time,),) = channel.run_held((ENTER, entering), (LEAVE, leaving))
+            ((server_time,),) = channel.run_held((ENTER, (*keys, queue, *known, *row)))
         except pg.SerializationFailure as error:
             if error.diag.message_detail != LATE:
                 self.note_shared(queue)

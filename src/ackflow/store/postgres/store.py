@@ -322,12 +322,12 @@ class PostgresStore:
     def _commit_short(
         self, channel: PipelinedConnection, tx: FencedTx, rows: Rows, synced: bool
     ) -> None:
-        """Commit what was held back, in one round trip."""
         ((queue, n),) = rows.items()
         followed = self.clock if isinstance(self.clock, ServerClock) else None
         self._locking = self._locks.keys([SCHEMA, queue])
-        leaving = *self._row(queue, n), synced
-        now = self._short.commit(channel, self._locking, leaving, tx.now if followed else None)
+        row = n, self._me, self._wrote.get(queue, 0), self._hints(queue), synced
+        at = tx.now if followed else None
+        now = self._short.commit(channel, self._locking, queue, at, row)
         if followed:
             followed.follow(now)
 

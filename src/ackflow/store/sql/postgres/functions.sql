@@ -5,17 +5,23 @@
 -- Takes the locks of a queue, and fails unless the versions of the schema and of the queue are those
 -- that the broker has cached and its time (null: any) is that of the server, to 0.1 s. Each statement
 -- of a function sees what was committed before it, so the versions are read under the locks.
-create or replace function enter_queue_1(schema_key bigint, queue_key bigint, queue bigint, schema_version bigint,
-    version bigint, at bigint) returns bigint language plpgsql as $$
+--
+-- Then it stores the next version, `number`. The broker's last row goes, and the newest one if a
+-- transaction of a user wrote it. `synced`: the commit waits for the disk.
+create or replace function enter_queue_1(schema_key bigint, queue_key bigint, queue bigint,
+    schema_version bigint, version bigint, at bigint, number bigint, writer bigint, own bigint,
+    passed bytea, synced bigint) returns bigint language plpgsql as $$
 declare
     server_time bigint;
+    found_schema bigint;
+    found_version bigint;
 begin
     perform pg_advisory_xact_lock_shared(schema_key), pg_advisory_xact_lock(queue_key);
     server_time := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
-    if (select n from writes where fence = 0 order by fence desc, n desc limit 1) <> schema_version
-        or coalesce((select n from writes where fence = queue
-            order by fence desc, n desc limit 1), 0) <> version
-    then
+    select (select n from writes where fence = 0 order by fence desc, n desc limit 1),
+        (select n from writes where fence = queue order by fence desc, n desc limit 1)
+        into found_schema, found_version;
+    if found_schema <> schema_version or found_version is distinct from version then
         raise serialization_failure using
             message = 'another broker has written to the queue',
             hint = 'This is expected: the broker runs the transaction again.';
@@ -24,19 +30,12 @@ begin
         raise serialization_failure using message = 'the broker has waited for too long',
             detail = 'late', hint = 'This is expected: the broker runs the transaction again.';
     end if;
-    return server_time;
-end $$;
-
--- Stores the new version of a queue; the broker's last row goes, and the newest one if a transaction of
--- a user wrote it. `synced`: the commit waits for the disk.
-create or replace function leave_queue_1(queue bigint, version bigint, writer bigint, own bigint, passed bytea,
-    newest bigint, synced bigint) returns void language plpgsql as $$
-begin
-    delete from writes where fence = queue and n = any(array[own, newest]) and broker in (writer, -1);
-    insert into writes (fence, n, broker, hints) values (queue, version, writer, passed);
+    delete from writes where fence = queue and n = any(array[own, version]) and broker in (writer, -1);
+    insert into writes (fence, n, broker, hints) values (queue, number, writer, passed);
     if synced = 1 then
         perform set_config('synchronous_commit', 'on', true);
     end if;
+    return server_time;
 end $$;
 
 -- Puts on disk what was committed, once for all brokers that wait for it: one at a time has the lock, and
