@@ -310,8 +310,8 @@ class PostgresStore:
             known = self._versions.copy()
             granted, now, _ = self._lock(channel, level, reaches)
             moved = any(self._versions.get(fence) != n for fence, n in known.items())
-            late = isinstance(self.clock, ServerClock) and abs(now - tx.now) > MOST_MICROSECONDS
-            if moved or late or granted is None:
+            now = self.clock.follow(now) if isinstance(self.clock, ServerClock) else tx.now
+            if moved or abs(now - tx.now) > MOST_MICROSECONDS or granted is None:
                 raise _Moved
 
         channel.hold_back(begin)
