@@ -119,12 +119,6 @@ def rate(mode: str, url: str, queues: Sequence[str], threads: int, seconds: floa
     return total / seconds
 
 
-def shared_flushes() -> tuple[str, ...]:
-    """Settings of a server on a slow disk, by which several brokers share a flush; see docs/scale.md."""
-    slow = os.environ.get(slow_sync.MICROSECONDS)
-    return () if slow is None else (f"commit_delay={int(slow) // 4}", "commit_siblings=0")
-
-
 def brokers(url: str, plan: Plan) -> Table:
     """Cycles of 1, 2 and 4 brokers, each with a queue of its own, and all on one queue."""
     found: dict[str, list[float]] = {}
@@ -148,7 +142,6 @@ def brokers(url: str, plan: Plan) -> Table:
     table.quiet = noise.quiet
     table.notes = [
         f"medians of {plan.rounds} rounds of {SECONDS:g} s; each broker is a process",
-        *([f"PostgreSQL with {', '.join(shared_flushes())}"] if shared_flushes() else []),
         str(noise),
     ]
     return table

@@ -1,5 +1,8 @@
 """Two databases against one, where brokers wait for the disk: every sync takes 20 ms.
 
+Each database has a broker with a queue. Two brokers on one database share its flushes, so they are
+compared as well, without a target.
+
 The servers are separate clusters with a log of their own, so that the figure is about waiting, not
 about the cores that both sides share.
 """
@@ -36,24 +39,27 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
         print("databases are left out: a slow disk needs a C compiler (apt-get install gcc)")
         return []
     rounds = min(plan.rounds, 3)
-    table = Table("Databases: two brokers, each with a queue", ("two databases", "one database"))
+    table = Table("Databases: two with a broker each", ("two databases", "one database"))
     with ExitStack() as stack:
         noise = stack.enter_context(Noise())
         with mock.patch.dict(os.environ, slow):
             one, other = (stack.enter_context(server.running()) for _ in range(2))
         both, alone = f"{one.url},{other.url}", one.url
-        queues = {both: _apart(both), alone: ["a", "b"]}
+        sides = {"two": (both, _apart(both)), "one": (alone, ["a"]), "shared": (alone, ["a", "b"])}
         for batch in BATCHES:
-            values: dict[str, list[float]] = {both: [], alone: []}
+            values: dict[str, list[float]] = {side: [] for side in sides}
             for number in range(rounds):
                 noise.probe()
-                for url in (both, alone) if number % 2 else (alone, both):
-                    values[url].append(_measure(url, queues[url], batch))
-            what = f"cycle of {batch}"
-            table.rows.append(Row(what, "cycles/s", values[both], values[alone], TWICE))
+                for side in sides if number % 2 else reversed(sides):
+                    values[side].append(_measure(*sides[side], batch))
+            two, cycle = values["two"], f"cycle of {batch}"
+            table.rows += [
+                Row(f"{cycle}, one broker on one", "cycles/s", two, values["one"], TWICE),
+                Row(f"{cycle}, two brokers on one", "cycles/s", two, values["shared"]),
+            ]
     table.quiet = noise.quiet
     table.notes = [
-        f"medians of {rounds} rounds of {SECONDS:g} s; two processes, one thread each: push, pop, ack",
+        f"medians of {rounds} rounds of {SECONDS:g} s; each broker is a process with one thread: push, pop, ack",
         f"PostgreSQL on a disk that needs {SYNC_MS:g} ms for a sync",
         str(noise),
     ]

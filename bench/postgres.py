@@ -171,7 +171,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
                 db.execute(Path(pgmq).read_bytes())
             other = {OURS: sides[OURS], PGMQ: lambda _: Pgmq(running.url)}
             against = alternate(cases, other, plan.rounds, noise)
-        with server.running(*brokers.shared_flushes()) as own:
+        with server.running() as own:
             several = [
                 brokers.brokers(own.url, plan),
                 brokers.clients(own.url, plan, own.program("pgbench")),

@@ -45,7 +45,7 @@ class Costs(NamedTuple):
 
 
 # Measured with `python -m bench.scale_model measure`; see docs/scale.md for the machine.
-MEASURED = Costs(flush=0.31, commit=0.65, request=0.13, message=0.0031)
+MEASURED = Costs(flush=0.1133, commit=0.1141, request=0.1155, message=0.0017)
 
 
 def simulate(costs: Costs, clients: int, batch: int, databases: int = 1) -> float:

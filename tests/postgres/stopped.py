@@ -3,6 +3,7 @@
     python -m tests.postgres.stopped URL POINT
 
 It pushes message 1, stops while it pushes message 2, and prints `done` once that push has returned.
+The push takes two round trips: in one there is no point at which a broker could stop with a lock.
 """
 
 import os
@@ -18,7 +19,7 @@ from ackflow.store.postgres.connection import PipelinedConnection
 # The statement of the push, and whether to stop before or after sending it.
 POINTS = {
     "after the lock": (store.LOOK, "after"),
-    "between begin and lock": ("begin", "after"),
+    "between begin and lock": (store.BEGIN, "after"),
     "between lock and answer": (store.LOOK, "before"),
     "between two writes": (store.WROTE, "before"),
     "before the commit": ("commit", "before"),

@@ -15,7 +15,7 @@ import pytest
 import ackflow
 from ackflow import Session
 from ackflow.errors import InvalidArgument, StorageBusy
-from ackflow.store.postgres import homes, store
+from ackflow.store.postgres import homes, lease_ids
 from ackflow.store.postgres.capabilities import Capabilities
 from ackflow.store.postgres.connection import statements
 from ackflow.store.postgres.fences import lock_key
@@ -133,8 +133,8 @@ def test_a_transaction_of_a_user_finds_leases_whose_ids_are_counted_in_a_row(
     postgres_url: str,
 ) -> None:
     with ackflow.connect(f"{postgres_url}?without=sequences", upkeep=False) as q:
-        q.push("jobs", list(range(store.LEASES_AT_ONCE + 1)))
-        for _ in range(store.LEASES_AT_ONCE + 1):
+        q.push("jobs", list(range(lease_ids.LEASES_AT_ONCE + 1)))
+        for _ in range(lease_ids.LEASES_AT_ONCE + 1):
             (last,) = q.pop("jobs")
         with psycopg.connect(postgres_url) as db:
             ackflow.within(db).commit(q.transaction().ack(last))
@@ -156,7 +156,7 @@ def test_a_broker_that_only_acks_remembers_a_limited_number_of_leases(
 
 @pytest.mark.outer
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("without", ["advisory_locks", "sequences"])
+@pytest.mark.parametrize("without", ["advisory_locks", "sequences", "functions"])
 def test_selected_conformance_tests_pass_without_it(without: str) -> None:
     conformance(without, SELECTED)
 

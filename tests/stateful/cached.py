@@ -97,7 +97,7 @@ class CacheCheck:
         cache, tx = self.cache, self.tx
         (row,) = tx.all("lane_by_id", lane.id)
         assert lane == Lane(*row), f"{lane} is cached, and is {Lane(*row)}"
-        for segment in cache.segments.get(lane.id, ()):
+        for segment in [*cache.segments.get(lane.id, ()), *cache.ahead.get(lane.id, ())]:
             found = self.rows("select count, created_at, not_before, for_group, body from segments "
                               "where lane = $1 and first = $2", lane.id, segment.first)  # fmt: skip
             if segment.stop > lane.base:  # below it, a segment is removed in slices

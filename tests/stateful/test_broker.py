@@ -66,6 +66,7 @@ def test_two_brokers_on_one_postgres_do_what_the_model_says(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PostgresMachine, "url", postgres_url)
+    monkeypatch.setattr("ackflow.store.postgres.short.SHARED_SECONDS", 0.0)
     run_state_machine_as_test(PostgresMachine, settings=settings(QUICK, max_examples=10))
 
 
@@ -75,6 +76,7 @@ def test_more_sequences_in_two_brokers_on_one_postgres_do_what_the_model_says(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PostgresMachine, "url", postgres_url)
+    monkeypatch.setattr("ackflow.store.postgres.short.SHARED_SECONDS", 0.0)
     run_state_machine_as_test(PostgresMachine, settings=settings(QUICK, max_examples=30))
 
 
@@ -84,6 +86,7 @@ def test_many_more_sequences_in_two_brokers_on_one_postgres_do_what_the_model_sa
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PostgresMachine, "url", postgres_url)
+    monkeypatch.setattr("ackflow.store.postgres.short.SHARED_SECONDS", 0.0)
     run_state_machine_as_test(PostgresMachine, settings=settings(LONG, max_examples=800))
 
 

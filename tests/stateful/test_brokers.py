@@ -30,6 +30,8 @@ def machine(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ackflow.broker.core.upkeep.sweeps.ROWS_AT_ONCE", 2)
     # A queue that two brokers use is passed on with a baton, also where a test takes long.
     monkeypatch.setattr("ackflow.store.postgres.store.MET_SECONDS", 3_600.0)
+    # Each broker tries a single round trip, whoever wrote last.
+    monkeypatch.setattr("ackflow.store.postgres.short.SHARED_SECONDS", 0.0)
 
 
 @pytest.mark.timeout(900)

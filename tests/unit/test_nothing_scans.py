@@ -123,7 +123,7 @@ def test_a_deep_queue_costs_no_more_steps_than_a_shallow_one(tmp_path: Path) -> 
 def test_the_test_of_deep_queues_sees_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tx, "FIRST_STEP", 256)
+    monkeypatch.setattr(tx.Tx, "first_step", 256)
     with deep(tmp_path / "shallow.db", 20) as shallow, deep(tmp_path / "deep.db", 500) as far:
         costs(shallow), costs(far)
         few, many = costs(shallow), costs(far)

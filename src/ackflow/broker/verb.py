@@ -6,7 +6,7 @@
 The decorator registers the function and returns it unchanged, so that a verb costs no more to call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Literal, TypeVar
@@ -173,6 +173,9 @@ _LIMITS: dict[str, Callable[[object], object]] = {
     "lease_seconds": lambda value: validate.positive(value, "lease_seconds"),
 }
 
+_LISTS = (list, tuple)
+_PLAIN = (int, str, bytes, float, type(None))  # they hold no struct
+
 VERBS: dict[str, Verb] = {}
 BY_FUNCTION: dict[Callable[..., Any], Verb] = {}
 IN_SLICES: set[Callable[..., Any]] = set()  # the functions whose answer may be `Unfinished`
@@ -232,15 +235,24 @@ def _tokens(value: Any) -> list[int]:
     return list(value) if isinstance(value, dict) else [] if value is None else [value]
 
 
-def structs_in(value: Any) -> Iterator[Struct]:
+def structs_in(value: Any) -> list[Struct]:
     """Every struct inside an argument."""
+    found: list[Struct] = []
+    _collect_structs(value, found)
+    return found
+
+
+def _collect_structs(value: Any, found: list[Struct]) -> None:
+    inside: Iterable[Any]
     if isinstance(value, Struct):
-        yield value
-        for inner in structs.astuple(value):
-            yield from structs_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from structs_in(inner)
+        found.append(value)
+        inside = structs.astuple(value)
     elif isinstance(value, dict):
-        for inner in value.values():
-            yield from structs_in(inner)
+        inside = value.values()
+    elif isinstance(value, _LISTS):
+        inside = value
+    else:
+        return
+    for inner in inside:
+        if not isinstance(inner, _PLAIN):
+            _collect_structs(inner, found)

@@ -34,6 +34,7 @@ MAX_LEASES = 1_000
 MAX_SEEN = 10_000
 MAX_SORTED_OUT = 5_000  # with more records, all of them are cleared instead of those of one queue
 SEGMENTS_KEPT = 4
+MAX_LANES_AHEAD = 1_000
 MAX_AHEAD = 256
 WHOLE_GROUP = PartitionId(0)  # the key of a count over all partitions
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -76,6 +77,8 @@ class Cache:
         self.group_ids: dict[QueueId, list[GroupId]] = {}
         self.cursors: dict[tuple[LaneId, GroupId], Cursor] = {}
         self.segments: dict[LaneId, deque[Segment]] = {}  # by lane, the most recently used
+        # By lane, the segments that were read together with one that was needed, in order.
+        self.ahead: dict[LaneId, deque[Segment]] = {}
         self.leases: dict[int, tuple[Lease, list[Claim]]] = {}  # live ones, by token
         self.next_times: dict[GroupId, int] = {}  # by group, a lower bound of its claims' times
         # By group, a lower bound of (priority, served) of its lanes with work; the most recently
@@ -121,6 +124,7 @@ class Cache:
         self.group_ids.clear()
         self.cursors.clear()
         self.segments.clear()
+        self.ahead.clear()
         self.leases.clear()
         self.next_times.clear()
         self.work_from.clear()
@@ -167,7 +171,7 @@ class Cache:
             del self.lanes_in[partition]
         for key in [key for key in self.leased if key[0] not in our_groups]:
             del self.leased[key]
-        for by_lane in (self.segments, self.gone_after, self.expiring):
+        for by_lane in (self.segments, self.ahead, self.gone_after, self.expiring):
             for lane in [lane for lane in by_lane if lane not in ours]:
                 del by_lane[lane]
         for by_group in (
@@ -214,6 +218,7 @@ class Cache:
         self.crowded = False
         self.cursors.clear()
         self.segments.clear()
+        self.ahead.clear()
         self.lanes_in.clear()
         self.nothing_due.clear()
         self.nothing_returned.clear()
@@ -246,7 +251,20 @@ class Cache:
         for segment in self.segments.get(lane, ()):
             if segment.first <= sequence < segment.first + segment.count:
                 return segment
-        return None
+        ahead = self.ahead.get(lane)
+        while ahead and sequence >= ahead[0].stop:
+            ahead.popleft()
+        return ahead[0] if ahead and sequence >= ahead[0].first else None
+
+    def keep_ahead(self, lane: LaneId, segments: list[Segment]) -> None:
+        if len(self.ahead) >= MAX_LANES_AHEAD:
+            self.ahead.clear()
+        self.ahead[lane] = deque(segments)
+
+    def forget_segments(self, lane: LaneId) -> None:
+        """Evict the segments of a lane when one of them is dropped."""
+        self.segments.pop(lane, None)
+        self.ahead.pop(lane, None)
 
     def note_claim(self, claim: Claim) -> None:
         """Update the cached times and due claims when a claim is written."""

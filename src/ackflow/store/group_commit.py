@@ -361,11 +361,14 @@ class Writer:
     # syncing
 
     def _begin_sync(self, batch: list[Job]) -> None:
-        """Defer jobs that need a sync to the end of this one. Called under `_mutex`."""
+        """Defer jobs that need a sync to the end of this one, but for the next leader.
+
+        Called under `_mutex`. The next leader may be on its way already, if a lost commit is repeated.
+        """
         self._syncing = batch
         if self._queue:
-            kept = [job for job in self._queue if not job.synced]
-            deferred = [job for job in self._queue if job.synced]
+            kept = [job for job in self._queue if not job.synced or job.leading]
+            deferred = [job for job in self._queue if job.synced and not job.leading]
             self._queue, self._deferred = deque(kept), self._deferred + deferred
 
     def _delegate_sync(self, own: Job | None, batch: list[Job]) -> bool:

@@ -50,7 +50,7 @@ from .tables.exchanges import ExchangeRows
 from .tables.gone import GoneRows
 
 NO_BODY = (None, None, None)
-FIRST_STEP, LAST_STEP = 4, 256
+FIRST_STEP, LAST_STEP = 4, 256  # segments read at once
 UNLIMITED = 1 << 62
 CLOCK_BACK = "clock_back"  # the key in `meta` of the mark that the clock went back
 
@@ -78,6 +78,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
     """
 
     sweeper: "Callable[[Tx, Lane, Sweep], None]" = staticmethod(_no_sweeper)
+    first_step = FIRST_STEP
     number = 0  # of the commit, in a store that numbers all of them
 
     def __init__(
@@ -381,8 +382,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
     def segments_from(self, lane: LaneId, sequence: int) -> Iterator[Segment]:
         """Yield segments from the one that contains a sequence on; the first may begin after it.
 
-        They are read in steps of growing size, so that a caller that needs one does not read
-        hundreds. The caller may drop a segment that was yielded.
+        They are read in steps of growing size. The caller may drop a segment that was yielded.
         """
         home = self.lane(lane)
         if home is not None and sequence < home.base:
@@ -394,15 +394,17 @@ class Tx(Claims, GoneRows, ExchangeRows):
         yield from self._in_steps("segments_from", lane, sequence)
 
     def headers_from(self, lane: LaneId, sequence: int) -> Iterator[Segment]:
-        """Yield segments like `segments_from`, without payloads that are stored in their rows."""
+        """Yield segments like `segments_from`, without payloads in their rows."""
         return self._in_steps("headers_from", lane, sequence)
 
     def _in_steps(self, statement: str, lane: LaneId, sequence: int) -> Iterator[Segment]:
-        step = FIRST_STEP
+        step = self.first_step
         while True:
             rows = self.all(statement, lane, sequence, step)
-            for row in rows:
-                segment = to_segment(row)
+            segments = [to_segment(row) for row in rows]
+            if statement == "segments_from":
+                self.cache.keep_ahead(lane, segments[1:])
+            for segment in segments:
                 if segment.stop > sequence:
                     sequence = segment.stop
                     yield segment
@@ -475,7 +477,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
         if segment.body:
             self.run("drop_body", segment.body)
         self.cache.forget_body(segment.lane, segment.first)
-        self.cache.segments.pop(segment.lane, None)
+        self.cache.forget_segments(segment.lane)
 
     def drop_segments_below(self, lane: LaneId, stop: int, limit: int, most_bytes: int) -> bool:
         """Delete segments below a sequence, up to a limit; returns whether none is left."""
@@ -488,7 +490,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
             if body:
                 self.run("drop_body", body)
         self.run("drop_segments_below", lane, end)
-        self.cache.segments.pop(lane, None)
+        self.cache.forget_segments(lane)
         return n == len(rows) < limit
 
     # groups

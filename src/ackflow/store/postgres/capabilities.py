@@ -18,6 +18,7 @@ class Capabilities(Struct, frozen=True):
         True  # without advisory locks: a group has the queues of its first verb only
     )
     sequences: bool = True  # blocks of lease ids are counted in a row of `meta`
+    functions: bool = True  # in PL/pgSQL; each transaction takes two round trips
     transactional_ddl: bool = True  # a migration may be run by one broker at a time only
 
 

@@ -6,8 +6,9 @@ next statement that returns rows, or by the commit at the latest.
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -19,7 +20,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import error_from_result
 from psycopg.generators import fetch_many, send
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.numeric import Int8, Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import StrBinaryDumper
@@ -175,6 +176,7 @@ class DatabaseUrl:
 
 # The text of a statement, and the types of its parameters.
 Statement = tuple[str, tuple[int, ...] | None]
+Query = tuple[str, Sequence[Any]]
 
 
 class PipelinedConnection:
@@ -183,7 +185,8 @@ class PipelinedConnection:
     Statements are sent together when a result is waited for: psycopg's own pipeline sends and polls
     for each of them, which takes longer than the server needs for it. Each wait ends with a Sync
     message: without it the server would not report a hung broker as idle in transaction. `wrote` is
-    True if any statement since it was last set to False may have changed data.
+    True if any statement since it was last set to False may have changed data. `held` are statements
+    that are not sent before `start`, `run_held` or the first one that returns rows.
     """
 
     def __init__(self, db: Connection) -> None:
@@ -194,11 +197,39 @@ class PipelinedConnection:
         self._transformer = Transformer(db)
         self._uses: dict[Statement, int] = {}
         self._prepared: dict[Statement, bytes] = {}
+        self._preparing: list[Statement] = []  # since the last Sync
+        self._names = count()
         self._sent: list[bool] = []  # for each result to come, whether it is that of a statement
         self._results: list[PGresult] = []
+        self.held: list[Query] | None = None
+        self._begin: Callable[[], None] = _begin_nothing
+
+    def hold_back(self, begin: Callable[[], None]) -> None:
+        """Hold back what is written from now on; `begin` begins the transaction when it is sent."""
+        self.held, self._begin = [], begin
+
+    def start(self) -> None:
+        """Begin the transaction, and send what was held back."""
+        if self.held is None:
+            return
+        held, self.held = self.held, None
+        wrote = self.wrote
+        self._begin()
+        self.wrote = wrote
+        for sql, args in held:
+            self._send(sql, args)
+
+    def run_held(self, first: Query) -> list[Row]:
+        """Run what was held back as one transaction, after a statement; returns the rows of that."""
+        held, self.held = self.held or [], None
+        for sql, args in (first, *held):
+            self._send(sql, args)
+        self.sync()
+        return self._rows(self._results[0])
 
     def execute(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
         """Run a statement that returns rows."""
+        self.start()
         if not sql.startswith("select"):
             self.wrote = True
         self._send(sql, args)
@@ -207,6 +238,7 @@ class PipelinedConnection:
 
     def execute_all(self, queries: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Row]]:
         """Run statements that return rows, in one round trip."""
+        self.start()
         for sql, args in queries:
             self._send(sql, args)
         self.sync()
@@ -215,7 +247,10 @@ class PipelinedConnection:
     def write(self, sql: str, args: Sequence[Any] = ()) -> None:
         """Send a statement that returns no rows; its error is raised later."""
         self.wrote = True
-        self._send(sql, args)
+        if self.held is None:
+            self._send(sql, args)
+        else:
+            self.held.append((sql, args))
 
     def begin(self, sql: str) -> None:
         """Begin a transaction in which the settings apply."""
@@ -230,11 +265,9 @@ class PipelinedConnection:
         """
         self.write("commit")
         if behind is not None:
-            self.write("begin")
             self.write(behind)
-            self.write("commit")
         self.sync()
-        committed = self._results[-1 if behind is None else -4]
+        committed = self._results[-1 if behind is None else -2]
         if committed.command_status != b"COMMIT":  # a commit after an error is a rollback
             raise pg.InFailedSqlTransaction("the transaction was rolled back")
 
@@ -248,7 +281,11 @@ class PipelinedConnection:
         found = self.db.wait(_results(self._pg))
         for result in found:
             if result.status == ExecStatus.FATAL_ERROR:
+                for statement in self._preparing:  # after an error the server skips the rest
+                    self._prepared.pop(statement, None)
+                self._preparing.clear()
                 raise error_from_result(result, encoding=self.db.info.encoding)
+        self._preparing.clear()
         self._results = [result for result, kept in zip(found, sent, strict=True) if kept]
 
     def rollback(self, error: BaseException) -> bool:
@@ -256,6 +293,12 @@ class PipelinedConnection:
 
         After an error of the server, or an interrupt during a statement, it is closed.
         """
+        if self.held is not None:  # nothing was sent
+            self.held = None
+            return True
+        idle = self._pg.transaction_status == TransactionStatus.IDLE
+        if isinstance(error, pg.SerializationFailure) and idle:
+            return True
         try:
             if isinstance(error, AckflowError | WiderReach):
                 self.write("rollback")
@@ -290,7 +333,8 @@ class PipelinedConnection:
         uses = self._uses[key] = self._uses.get(key, 0) + 1
         if uses <= PREPARED_AFTER or self.db.pooled or len(self._prepared) == MOST_PREPARED:
             return None
-        name = self._prepared[key] = b"ackflow%d" % len(self._prepared)
+        name = self._prepared[key] = b"ackflow%d" % next(self._names)
+        self._preparing.append(key)
         self._pg.send_prepare(name, key[0].encode(), key[1])
         self._sent.append(False)
         return name
@@ -298,6 +342,10 @@ class PipelinedConnection:
     def _rows(self, result: PGresult) -> list[Row]:
         self._transformer.set_pgresult(result)
         return self._transformer.load_rows(0, result.ntuples, tuple)
+
+
+def _begin_nothing() -> None:
+    raise AssertionError("nothing is held back")
 
 
 def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:

@@ -39,9 +39,12 @@ class Homes:
     def find(self, reach: Reach) -> bool:
         """Set the fences of a verb by what is known; returns False if something is not."""
         found: set[int | None] = {self._queues.get(name) for name in reach.queues}
-        found.update(self.leases.get(token) for token in reach.leases)
-        found.update(self._of[GROUP].get(group) for group in reach.groups)
-        found.update(self._of[LANE].get(lane) for lane in reach.lanes)
+        if reach.leases:
+            found |= {self.leases.get(token) for token in reach.leases}
+        if reach.groups:
+            found |= {self._of[GROUP].get(group) for group in reach.groups}
+        if reach.lanes:
+            found |= {self._of[LANE].get(lane) for lane in reach.lanes}
         found.discard(UNKNOWN)
         if reach.values:
             found.add(VALUES)

@@ -21,6 +21,7 @@ POLL_RESTS = 10.0  # a poll reads each queue's version: it pauses for this many 
 MOST_POLL_SECONDS = 5.0  # also after one that took long only because the machine was busy
 LISTEN_SECONDS = 0.05  # the longest time that `close` may have to wait
 RETRY_SECONDS = 1.0
+PAUSE_SECONDS = 0.002  # between two notifications: one per commit would cost as much as the commit
 # The newest row of each fence, one lookup for each: dead rows before it are not visited.
 POLL = """with recursive newest (fence, n) as (
     (select fence, n from {writes} order by fence desc, n desc limit 1)
@@ -104,6 +105,7 @@ class Notifier:
                         self._unsent = True  # on the next connection
                         self._requested.set()
                         raise
+                    self._closing.wait(PAUSE_SECONDS)
 
     def _listen(self) -> None:
         with self._open() as db:

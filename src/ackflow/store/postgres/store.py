@@ -23,10 +23,6 @@ from ...errors import (
     InvalidArgument,
     OutcomeUnknown,
     SessionClosed,
-    StorageAway,
-    StorageBusy,
-    StorageFailed,
-    StorageFull,
 )
 from ...ids import QueueId
 from .. import hints, migrate
@@ -45,13 +41,18 @@ from .connection import (
     is_lost,
     statements,
 )
-from .fences import OUTSIDE, SCHEMA, Query, locks_for
+from .failures import translated
+from .fences import OUTSIDE, SCHEMA, Query, lock_key, locks_for
+from .flush import SYNC, Flushes
 from .homes import Homes
+from .lease_ids import next_block
 from .notify import Notifier
+from .short import MOST_MICROSECONDS, ShortTransactions
 from .sync import Marker, SyncRecord, Unchecked
 from .tx import FencedTx
 
 T = TypeVar("T")
+Rows = dict[int, int]  # the new versions of fences
 
 # `synchronous_commit` for verbs that must be on disk when they are answered, and for all others.
 LEVELS: dict[MayLose, tuple[str, str]] = {
@@ -62,6 +63,7 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
 }
 # An older snapshot would not show what was committed while a transaction waited for its locks.
 BEGIN = "begin isolation level read committed"
+ON_CONNECT = "set default_transaction_isolation = 'read committed'; set synchronous_commit = off"
 SET_LEVEL = "select set_config('synchronous_commit', $1, true)"
 # A standby that commits wait for may be behind the disk of this server.
 ON_DISK = """pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()
@@ -78,19 +80,8 @@ left join lateral (select n, hints from writes where fence = f.fence
 WROTE = f"""with before as (delete from writes where fence = $1 and n = any(array[$4, $6])
         and broker in ($3, {OUTSIDE}))
     insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
-FORGET = """delete from writes as w where at < now() - interval '1 day'
-    and (n < (select max(n) from writes where fence = w.fence)
-        or fence > 0 and not exists (select from queues where id = w.fence))"""
 OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
 join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
-# A commit that is synced puts everything on disk that was committed before it.
-SYNC = "select set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'ackflow', '')"
-LEASE_IDS = "select nextval('lease_ids')"
-LEASES_AT_ONCE = 64
-COUNT_LEASE_IDS = f"""insert into meta values ('lease_ids',
-    ((select coalesce(max(id), 0) from leases) + {LEASES_AT_ONCE})::text)
-on conflict (key) do update set value = (meta.value::bigint + {LEASES_AT_ONCE})::text
-returning value::bigint - {LEASES_AT_ONCE - 1}"""
 MOST_FENCES = 1_000  # with more in the cache, a transaction that is alone in the schema clears it
 MOST_TRIES = 3
 UNREAD = 0  # in place of a version that was not read: right for a fence that was never written
@@ -126,6 +117,8 @@ class PostgresStore:
         self._versions: dict[int, int] = {}  # of the fences of which something is cached
         # By fence, the number of this broker's last row in `writes`.
         self._wrote: dict[int, int] = {}
+        self._short = ShortTransactions(self._versions)
+        self._flushes = Flushes(lock_key("one flush of all schemas"))
         self._met: dict[int, float] = {}  # until when a queue counts as shared with other brokers
         # The keys of the locks for which a transaction waits.
         self._locking = self._locks.keys([SCHEMA])
@@ -142,7 +135,9 @@ class PostgresStore:
         self._notifier = Notifier(self._place.open, self._place.schema, self._can.notify)
         with self._translated():
             seconds = min(AWAY_SECONDS, self._place.connect_seconds)
-            self._schema, self.id, pooled = self._patiently(self._set_up, seconds)
+            opened = self._patiently(self._set_up, seconds)
+        self._schema, self.id, pooled = opened.schema, opened.store, opened.pooled
+        self._flushes.may_share = self._short.enabled = opened.functions and not pooled
         if (self._synced, self._plain) == ("on", "off") and not pooled:
             # Behind a pooler a connection may outlive the server, and a lost commit go unnoticed.
             self.sync, self._synced = self._sync, "off"
@@ -192,20 +187,8 @@ class PostgresStore:
                 channel.close()
         self._readers.clear()
 
-    def _set_up(self) -> tuple[int, int, bool]:
-        """Create or migrate the schema if needed.
-
-        Returns its version, the store id, and whether there is a pooler.
-        """
-        with contextlib.closing(self._place.open()) as db:
-            schema = setup.migrate_schema(db, self._place.schema, self._can)
-            with db.begun():
-                store = setup.store_id(db)
-                setup.agree_on_locks(db, self._locks.kind)
-                db.execute(FORGET)
-                if isinstance(self.clock, ServerClock):
-                    self.clock.follow(setup.look_at_clocks(db))
-        return schema, store, db.pooled
+    def _set_up(self) -> setup.Opened:
+        return setup.open_schema(self._place, self._can, self._locks.kind, self.clock)
 
     def _patiently(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """Run `work`, and retry it while the server is unavailable.
@@ -244,48 +227,110 @@ class PostgresStore:
     ) -> Tx:
         level = self._synced if synced else self._plain
         channel, tx = self._writing()
-        at_once = False
-        record = self._record
+        if self._cache.crowded:
+            self._cache.shrink()
         try:
-            self._begin(channel, tx, level, reaches)
+            if queue := self._short.queue_of(reaches, self._homes.find):
+                self._hold_back(channel, tx, queue, level, reaches)
+            else:
+                self._begin(channel, tx, level, reaches)
             body(tx)
             tx.leave()
+            if not tx.written:  # what it has read must be what is stored
+                channel.start()
         except BaseException as error:
             self._undo(channel, error)
             raise
         rows = self._rows(tx.written)
-        number = record.begin() if rows else 0
-        try:
-            for fence, n in rows.items():
-                before, newest = self._wrote.get(fence, 0), self._versions.get(fence, 0)
-                channel.write(WROTE, (fence, n, self._me, before, self._hints(fence), newest))
-            record.mark(Marker(number, fence, n) for fence, n in rows.items())
-            # A single verb is synced in the same round trip, after its locks are free.
-            at_once = synced and len(reaches) == 1 and bool(rows) and self.sync is not None
-            channel.commit(SYNC if at_once else None)
-        except BaseException as error:
-            self._undo(channel, error)
-            if not rows or not self._was_committed(rows):
-                record.discard(number)
-                raise
-            self._wrote.update(rows)
-            if not isinstance(error, Exception):
-                self.interrupted = error
-            at_once = False
-        else:
-            self._versions.update(rows)
-            self._wrote.update(rows)
-        record.committed = max(record.committed, number)
+        # A single verb is synced in the same round trip, unless brokers share a flush.
+        alone = len(reaches) == 1 and not self._flushes.shared
+        at_once = synced and alone and bool(rows) and self.sync is not None
+        began = time.monotonic()
+        self._commit(channel, tx, level, rows, at_once)
         if at_once:
-            record.confirm(number)
+            self._flushes.took(time.monotonic() - began)
         if tx.granted is None:
             # Nothing was asked about the fences of queues that it was the first to read.
             for queue in self._cache.of_queues - self._versions.keys():
                 self._versions[queue] = UNREAD
         self._locks.made(tx.granted or ())
-        tx.number = number or record.committed
         self._latest = tx.latest = tx.now
         return tx
+
+    def _commit(
+        self, channel: PipelinedConnection, tx: FencedTx, level: str, rows: Rows, at_once: bool
+    ) -> None:
+        """Commit, and note the number of the commit and the new versions of its fences."""
+        record = self._record
+        number = record.begin() if rows else 0
+        short = channel.held is not None
+        record.mark(Marker(number, fence, n) for fence, n in rows.items())
+        try:
+            if short:
+                self._commit_short(channel, tx, rows, at_once or level == "on")
+            else:
+                for fence, n in rows.items():
+                    channel.write(WROTE, self._row(fence, n))
+                # Its locks are free while it waits for the disk.
+                channel.commit(SYNC if at_once else None)
+        except BaseException as error:
+            self._undo(channel, error)
+            refused = short and isinstance(error, psycopg.Error) and not is_lost(error)
+            if not rows or refused or not self._was_committed(rows):
+                record.discard(number)
+                if refused and isinstance(error, pg.SerializationFailure):
+                    raise _Moved from None
+                raise
+            if not isinstance(error, Exception):
+                self.interrupted = error
+            at_once = False
+        else:
+            self._versions.update(rows)
+        self._wrote.update(rows)
+        record.committed = max(record.committed, number)
+        if at_once:
+            record.confirm(number)
+        tx.number = number or record.committed
+
+    def _row(self, fence: int, n: int) -> tuple[object, ...]:
+        """Return the arguments for the row of a fence in `writes`."""
+        before, newest = self._wrote.get(fence, 0), self._versions.get(fence, 0)
+        return fence, n, self._me, before, self._hints(fence), newest
+
+    def _hold_back(
+        self,
+        channel: PipelinedConnection,
+        tx: FencedTx,
+        queue: int,
+        level: str,
+        reaches: Sequence[Reach | None],
+    ) -> None:
+        """Begin a transaction that is sent at its end, or when it needs an answer."""
+
+        def begin() -> None:
+            known = self._versions.copy()
+            granted, now, _ = self._lock(channel, level, reaches)
+            moved = any(self._versions.get(fence) != n for fence, n in known.items())
+            now = self.clock.follow(now) if isinstance(self.clock, ServerClock) else tx.now
+            if moved or abs(now - tx.now) > MOST_MICROSECONDS or granted is None:
+                raise _Moved
+
+        channel.hold_back(begin)
+        channel.wrote = False
+        tx.grant(frozenset({queue}))
+        tx.begin(self.clock.now(), False)
+
+    def _commit_short(
+        self, channel: PipelinedConnection, tx: FencedTx, rows: Rows, synced: bool
+    ) -> None:
+        ((queue, n),) = rows.items()
+        followed = self.clock if isinstance(self.clock, ServerClock) else None
+        self._locking = self._locks.keys([SCHEMA, queue])
+        row = n, self._me, self._wrote.get(queue, 0), self._hints(queue), synced
+        at = tx.now if followed else None
+        now = self._short.commit(channel, self._locking, queue, at, row)
+        if followed:
+            followed.follow(now)
 
     def _rows(self, written: set[int]) -> dict[int, int]:
         """Return the new versions of fences. They leave gaps of random size.
@@ -313,6 +358,24 @@ class PostgresStore:
         reaches: Sequence[Reach | None],
     ) -> None:
         """Begin a transaction under the fences of the first verb, and those of others that are free."""
+        granted, now, on_disk = self._lock(channel, level, reaches)
+        tx.grant(granted)
+        if granted is None:
+            self._record.may_show_others(on_disk)
+            tx.compared = None if on_disk else self._versions
+        clock = self.clock
+        tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
+        if granted is None:
+            tx.enter(EVERYTHING)
+
+    def _lock(
+        self, channel: PipelinedConnection, level: str, reaches: Sequence[Reach | None]
+    ) -> tuple[frozenset[int] | None, int, bool]:
+        """Take the fences of the first verb, and those of others that are free.
+
+        Returns what it took (None: the whole schema), the server's time, and whether everything that
+        was committed is on disk.
+        """
         channel.begin(BEGIN)
         if level == "on" or channel.db.pooled:
             channel.write(SET_LEVEL, (level,))
@@ -324,7 +387,7 @@ class PostgresStore:
         if first is None:
             self._locking = self._locks.keys([SCHEMA])
             self._locks.take_schema(channel)
-            granted = None
+            granted: frozenset[int] | None = None
             if len(self._versions) > MOST_FENCES:
                 self._forget()
             now, on_disk = self._look(channel, {SCHEMA, *self._versions}, [])[1:]
@@ -352,19 +415,10 @@ class PostgresStore:
                 for reach in reaches:
                     if reach is not None:
                         self._homes.find(reach)
-        if self._cache.crowded:
-            self._cache.shrink()
         if on_disk:
             self._record.all_on_disk()
         channel.wrote = False
-        clock = self.clock
-        tx.grant(granted)
-        if granted is None:
-            self._record.may_show_others(on_disk)
-            tx.compared = None if on_disk else self._versions
-        tx.begin(clock.follow(now) if isinstance(clock, ServerClock) else clock.now(), False)
-        if granted is None:
-            tx.enter(EVERYTHING)
+        return granted, now, on_disk
 
     def _look(
         self,
@@ -393,6 +447,7 @@ class PostgresStore:
             if fence > SCHEMA:
                 if self._versions.get(fence):
                     self._met[fence] = time.monotonic() + MET_SECONDS
+                    self._short.note_shared(fence)
                 self._cache.clear_queue(QueueId(fence))
                 hints.unpack(packed, self._cache, version, QueueId(fence))
             self._versions[fence] = n
@@ -412,7 +467,7 @@ class PostgresStore:
         if self._writer is None or self._tx is None:
             db = self._open()
             if not db.pooled:
-                db.execute("set synchronous_commit = off")
+                db.execute(ON_CONNECT)
             self._writer = channel = PipelinedConnection(db)
             self._tx = FencedTx(
                 channel,
@@ -426,7 +481,7 @@ class PostgresStore:
                 record=self._record if self.sync is not None else None,
             )
             self._tx.homes = self._homes.leases
-            self._tx.next_block = self._next_block
+            self._tx.next_block = lambda: next_block(channel, self._place.open, self._can.sequences)
             self._tx.latest = self._latest
         return self._writer, self._tx
 
@@ -447,16 +502,6 @@ class PostgresStore:
             db.close()
             raise
         return db
-
-    def _next_block(self) -> tuple[int, int]:
-        """Take ids for leases. They are not given back by a rollback."""
-        if self._can.sequences:
-            assert self._writer is not None
-            first = self._writer.execute(LEASE_IDS)[0][0]
-        else:
-            with contextlib.closing(self._place.open()) as db:
-                first = db.execute(COUNT_LEASE_IDS).fetchall()[0][0]
-        return first, first + LEASES_AT_ONCE
 
     def _sync(self, number: int) -> None:
         """Put on disk what was committed, at least up to a number; 0: everything."""
@@ -479,9 +524,7 @@ class PostgresStore:
                 self._syncer = PipelinedConnection(self._open())
         channel = self._syncer
         try:
-            channel.begin("begin")
-            channel.write(SYNC)
-            channel.commit()
+            self._flushes.flush(channel)
         except BaseException:
             self._syncer = None
             channel.close()
@@ -543,6 +586,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _savepoint(self, channel: PipelinedConnection) -> Iterator[None]:
+        channel.start()
         channel.write("savepoint verb")
         try:
             yield
@@ -553,21 +597,5 @@ class PostgresStore:
             raise
         channel.write("release verb")
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Translate errors of PostgreSQL, with a message that says what to do."""
-        where = self._place.name
-        try:
-            yield
-        except pg.DiskFull:
-            raise StorageFull(f"the disk of {where} is full: nothing is written there") from None
-        except pg.LockNotAvailable:
-            raise StorageBusy() from None
-        except pg.InsufficientPrivilege as error:
-            raise StorageFailed(f"cannot use {where}: {first_line(error)}") from None
-        except psycopg.OperationalError as error:
-            if self._closed:
-                raise SessionClosed() from None
-            raise StorageAway(f"there is no connection to {where}: {first_line(error)}") from error
-        except psycopg.Error as error:
-            raise StorageFailed(f"the database {where} failed: {first_line(error)}") from error
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        return translated(self._place.name, lambda: self._closed)

@@ -60,6 +60,8 @@ class Confined(dict[str, str]):
 class FencedTx(Tx):
     """A transaction under the fences that were granted, and its writes by fence."""
 
+    first_step = 16  # a step is a round trip
+
     def __init__(
         self, channel: PipelinedConnection, statements: dict[str, str], *args: Any, **kwargs: Any
     ) -> None:
