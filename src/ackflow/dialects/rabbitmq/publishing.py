@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from ...broker.brief import brief
 from ...broker.core.routing.publish import Published, publish_all
 from ...broker.requests import Publication
 from ...errors import AckflowError, Forbidden, NotFound, QueueFull, StorageFull
@@ -25,6 +26,7 @@ GATHER_MOST = 500  # publications
 GATHER_SECONDS = 0.002
 
 
+@brief
 def publish_batch(tx: Tx, batch: Batch[list[Publication]]) -> list[list[Published]]:
     """Publish what several channels have sent; see `publish_all`."""
     return publish_all(tx, batch.take())

@@ -72,7 +72,6 @@ def publish(tx: Tx, publications: Sequence[Publication]) -> list[Published]:
     return publish_all(tx, [publications])[0]
 
 
-@brief
 def publish_all(tx: Tx, lists: Sequence[Sequence[Publication]]) -> list[list[Published]]:
     """Publish several lists, each as `publish` does."""
     appender = Appender(tx)
