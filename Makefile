@@ -10,7 +10,7 @@ CLIENTS := $(VENV)/clients
 QUEEN_CLIENTS := 0.15.0 2.6.0
 AMQPLIB := 2.3.1
 AXE := 4.10.3
-COVERAGE_FLOOR := 90
+COVERAGE_FLOOR := 92
 
 .PHONY: setup test test-all coverage demo bench soak lint docs lock audit clean
 
