@@ -186,12 +186,18 @@ class Channel:
 
     async def _end_because(self, work: Work, error: Exception) -> None:
         """End the channel or the connection because of the error of some work."""
+        self._discard_work()
         if isinstance(error, AckflowError):
             error = translated(error)
         if not isinstance(error, AmqpError):
             return await self.connection.crash(self, error)
         error.method = error.method or _method_id(work)
         await self.connection.fail(self, error)
+
+    def _discard_work(self) -> None:
+        size = sum(len(one.publication.payload) for one in self._work if isinstance(one, Posted))
+        self.connection.count_queued(-len(self._work), -size)
+        self._work.clear()
 
     def _following(self, first: Posted) -> tuple[list[Posted], int]:
         """Take the publications that follow a first one, within limits; return their size, too."""
@@ -400,9 +406,7 @@ class Channel:
         if self.closed:
             return
         self.closed = True
-        size = sum(len(one.publication.payload) for one in self._work if isinstance(one, Posted))
-        self.connection.count_queued(-len(self._work), -size)
-        self._work.clear()
+        self._discard_work()
         self._publisher.drop_content()
         for consumer in list(self.consumers.values()):
             self.server.remove_consumer(consumer)
