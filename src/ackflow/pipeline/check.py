@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
@@ -30,6 +31,24 @@ from .sql import (
     view_sql,
 )
 from .supervisor import error_summary
+
+
+class Checking:
+    """The check of a declaration, beside the start of what needs only its layout."""
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
+        try:
+            self.layout = layout_of(spark, pipeline)
+        except PySparkException:
+            check_on_spark(spark, pipeline)  # says what is wrong, and where
+            raise
+        pool = ThreadPoolExecutor(1, "ackflow-check")
+        self._found = pool.submit(check_on_spark, spark, pipeline)
+        pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Return when the declaration is checked; raise InvalidArgument if it cannot be used."""
+        self._found.result()
 
 
 def check_on_spark(spark: SparkSession, pipeline: Pipeline) -> Layout:

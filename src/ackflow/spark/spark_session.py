@@ -1,6 +1,7 @@
 """Creates a Spark session for a notebook or a script, and finds Java."""
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -17,6 +18,12 @@ from ..errors import AckflowError
 from .datasource import AckflowDataSource
 
 MIN_JAVA = 17
+_FIRST_JARS = (
+    "spark-catalyst_", "spark-sql_", "spark-core_", "scala-library-", "spark-sql-api_",
+    "spark-common-utils_", "spark-unsafe_", "hadoop-client-api-", "hadoop-client-runtime-",
+    "log4j-core-", "log4j-api-", "jackson-databind-", "jackson-core-",
+)  # fmt: skip
+
 log = logging.getLogger("ackflow.spark")
 
 
@@ -72,6 +79,17 @@ def use_installed_pyspark(folder: Path) -> None:
     os.environ["SPARK_HOME"] = str(folder.absolute())
 
 
+def first_jars() -> str:
+    """Return the jars with most of the classes that Spark loads, as a class path; it may be empty.
+
+    Spark's own path has all jars in the order of their folder, and each of 17,000 classes is looked
+    for in one after the other.
+    """
+    jars = Path(pyspark.__file__).parent / "jars"
+    found = [path for name in _FIRST_JARS for path in sorted(jars.glob(f"{name}*.jar"))[:1]]
+    return ":".join(map(str, found))
+
+
 def _link(link: Path, target: Path) -> None:
     """Make a link, also if another process makes the same one."""
     with contextlib.suppress(FileNotFoundError):
@@ -99,6 +117,7 @@ def _homes() -> Iterator[Path]:
         yield from sorted(Path(folder).glob("*/Contents/Home"))
 
 
+@functools.cache
 def _version(home: Path) -> int:
     try:
         result = subprocess.run(
