@@ -534,6 +534,25 @@ def test_a_sum_of_a_number_follows_from_the_number_of_rows(
     ]
 
 
+def test_a_route_of_sums_alone_has_one_row_and_none_without_any(lab: Lab) -> None:
+    totals = structs.replace(
+        SHOP,
+        routes=[
+            Route("total", "sales", {}, sums={"amount": "amount", "rows": "1"}),
+            Route("named", "sales", {}, sums={"amount": "amount"}, join=Join("items", ["item"])),
+        ],
+        queries=[Query("totals", "select * from total"), Query("named", "select * from named")],
+    )
+    lab.sales(f"{DAY},a,1", f"{DAY},b,2")
+    lab.items("a,Tea")
+    lab.ends(sales=1, items=1)
+    lab.ends(client="bob")
+    lab.run(totals)
+    assert lab.answer("totals") == [{"amount": 3.0, "rows": 2.0}]
+    assert lab.answer("named") == [{"amount": 1.0}]
+    assert (lab.answer("totals", "bob"), lab.answer("named", "bob")) == ([], [])
+
+
 def test_bad_rows_are_sent_once_by_an_application_that_was_killed_between(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from .. import Item, Session, connect
 from ..errors import AckflowError
 from ..spark import sessions
+from ..spark import spark_session as spark_start
 from . import preflight
 from .answers import Answers, Questions, ResultFormat
 from .check import check_on_spark
@@ -95,10 +96,7 @@ class Application:
 
 
 def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
-    """Start Spark with the settings of a pipeline."""
-    from ..spark import session
-    from ..spark.spark_session import first_jars
-
+    """Start Spark with the settings of a pipeline, without the format `ackflow`."""
     local = preflight.is_local(settings.master)
     conf = {
         "spark.sql.session.timeZone": "UTC",
@@ -111,6 +109,7 @@ def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        "spark.rdd.compress": "false",  # a batch is read once more and dropped
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
     }
@@ -121,12 +120,14 @@ def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
             "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:InitialRAMPercentage=100 "
             "-XX:MetaspaceSize=192m"
         )
-        if "SPARK_CONF_DIR" not in os.environ and (jars := first_jars()):
+        if "SPARK_CONF_DIR" not in os.environ and (jars := spark_start.first_jars()):
             conf["spark.driver.extraClassPath"] = jars
     if settings.ui or not local:
         conf["spark.ui.enabled"] = "true"
     try:
-        return session(f"ackflow {pipeline.name}", settings.master, **{**conf, **settings.conf})
+        return spark_start.start(
+            f"ackflow {pipeline.name}", settings.master, **{**conf, **settings.conf}
+        )
     except AckflowError:
         raise
     except Exception as error:  # Py4J, Java and PySpark have no common base class

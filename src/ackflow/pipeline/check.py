@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 )
 
 from ..errors import InvalidArgument
+from ..spark import register
 from .declaration import Pipeline, Query, Route, Table
 from .partials import create_route_views, create_view, no_rows
 from .sql import (
@@ -34,17 +35,22 @@ from .supervisor import error_summary
 
 
 class Checking:
-    """The check of a declaration, beside the start of what needs only its layout."""
+    """The check of a declaration, beside the start of what needs only its layout.
+
+    The format `ackflow` is registered meanwhile.
+    """
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
+        pool = ThreadPoolExecutor(2, "ackflow-check")
+        registered = pool.submit(register, spark)
         try:
             self.layout = layout_of(spark, pipeline)
         except PySparkException:
             check_on_spark(spark, pipeline)  # says what is wrong, and where
             raise
-        pool = ThreadPoolExecutor(1, "ackflow-check")
         self._found = pool.submit(check_on_spark, spark, pipeline)
         pool.shutdown(wait=False)
+        registered.result()
 
     def wait(self) -> None:
         """Return when the declaration is checked; raise InvalidArgument if it cannot be used."""

@@ -265,7 +265,8 @@ def create_view(spark: SparkSession, stored: Stored, rows: DataFrame) -> None:
     if stored.sums:
         names += [f"v{i} as {quoted(name)}" for i, (name, _) in enumerate(stored.sums)]
         sums = [F.expr(_total(stored, i)).alias(f"v{i}") for i in range(len(stored.sums))]
-        found = rows.groupBy(*keys).agg(*sums)
+        # Without a key, no rows would be one row whose sums are null.
+        found = rows.groupBy(*([F.col(key) for key in keys] or [F.lit(True)])).agg(*sums)
     else:
         # Equal rows are stored once, with their number.
         more = rows.where("n > 1").selectExpr(*keys, "explode(sequence(2L, n)) as n")

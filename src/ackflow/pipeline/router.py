@@ -96,8 +96,9 @@ class Router:
     def batch(self, frame: DataFrame, number: int) -> None:
         """Handle one batch of the stream."""
         blocks = frame.select("id", "lease", "sequence", "redelivered", "headers", "payload")
-        # The headers and the rows are read by different jobs; the source is read once.
-        blocks.persist(StorageLevel.MEMORY_AND_DISK)
+        # The headers and the rows are read by different jobs; the source is read once. In memory
+        # a batch would take several times its size while it is stored.
+        blocks.persist(StorageLevel.DISK_ONLY)
         # No end of a table is forwarded while a batch may still have blocks of it.
         with self.ends.lock:
             try:

@@ -348,7 +348,7 @@ def view_sql(route: Route) -> str | None:
         values += [
             f"coalesce(sum({_sum(sql)}), 0) as {quoted(name)}" for name, sql in route.sums.items()
         ]
-        group = ", ".join(str(i + 1) for i in range(len(route.keys)))
+        group = ", ".join(str(i + 1) for i in range(len(route.keys))) or "true"
         rows = (
             f"(select {', '.join(values)} from {rows} {route.join.kind} join {other} "
             f"using ({on}) where {route.where}{f' group by {group}' if route.sums else ''})"

@@ -39,6 +39,11 @@ def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> Spar
     `conf`: Spark's settings, with underscores for dots: `spark_sql_shuffle_partitions="2"`. Names
     with a dot are taken as they are: `**{"spark.executorEnv.MY_NAME": "x"}`.
     """
+    return register(start(app, master, **conf))
+
+
+def start(app: str, master: str, **conf: str) -> SparkSession:
+    """Return a Spark session without the format `ackflow`, which takes a Python worker to register."""
     os.environ["JAVA_HOME"] = str(find_java())
     # Python workers must use the interpreter that has Ackflow, not the first one on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -50,7 +55,7 @@ def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> Spar
         builder = builder.config("spark.ui.enabled", "false")
     for name, value in conf.items():
         builder = builder.config(name if "." in name else name.replace("_", "."), value)
-    return register(builder.getOrCreate())
+    return builder.getOrCreate()
 
 
 def register(spark: SparkSession) -> SparkSession:
