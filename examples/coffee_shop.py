@@ -70,11 +70,13 @@ pipeline = Pipeline(
             from turnover join stores using (store_id)
             group by store_name, period order by store_name, period"""),
         Query("query4", """
-            with placed as (
-                select store_id, user_id, cast(visits as bigint) as purchase_count,
-                    row_number() over (partition by store_id order by visits desc,
+            with counted as (
+                select store_id, user_id, cast(visits as bigint) as purchase_count from visits),
+            placed as (
+                select *, row_number() over (
+                    partition by store_id order by purchase_count desc,
                         coalesce(try_cast(user_id as bigint), 0), user_id) as place
-                from visits),
+                from counted),
             born as (select user_id, min(birthdate) as birthdate from users group by user_id)
             select store_name, coalesce(birthdate, '') as birthdate, purchase_count
             from placed join stores using (store_id) left join born using (user_id)

@@ -233,7 +233,10 @@ def test_a_run_replaces_a_dead_standby_has_it_take_over_and_does_without(tmp_pat
 
     def kill_both(run: Run) -> None:
         assert run.processes["spark"].pid == pids[-1]
+        standby = run.standby.process
         kill_standby(run)
+        assert standby is not None
+        standby.wait(10)  # one that is not dead yet would take over
         run.kill("spark")
 
     def recovered(n: int) -> Callable[[Run], object]:

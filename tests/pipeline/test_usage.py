@@ -127,7 +127,7 @@ def test_settings_of_spark_are_handed_to_its_session(monkeypatch: pytest.MonkeyP
     from ackflow.pipeline import application
 
     given: dict[str, str] = {}
-    monkeypatch.setattr("ackflow.spark.session", lambda *_, **conf: given.update(conf))
+    monkeypatch.setattr("ackflow.spark.spark_session.start", lambda *_, **conf: given.update(conf))
     conf = preflight.parse_conf(["spark.cores.max=1", "spark.executorEnv.A_B=x=y"])
     settings = Settings(data="", out="", declaration="", master="spark://a:7077", conf=conf)
     application.spark_session(settings, SHOP)

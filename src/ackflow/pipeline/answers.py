@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -53,10 +53,12 @@ class Answers:
 
     def __init__(
         self, q: Session, pipeline: Pipeline, partials: Partials, questions: "Questions",
-        out: Path, parts: int,
+        out: Path, parts: int, before_done: Callable[[], None],
     ) -> None:  # fmt: skip
+        """`before_done` does what a finished client must not wait for any more."""
         self._q, self._pipeline, self._partials = q, pipeline, partials
         self._questions, self._out, self._parts = questions, out, parts
+        self._before_done = before_done
         self._ends: dict[str, dict[tuple[str, str], tuple[Message, EndForwarded]]] = {}
         q.configure(pipeline.ends, keep_seconds=0)
         q.group(pipeline.ends, GROUP, ordering="shared", lease_seconds=LEASE, max_deliver=None)
@@ -93,6 +95,7 @@ class Answers:
             except InvalidArgument as error:
                 log.error("%s: %s", client, error.message)
                 done = error.message
+        self._before_done()
         t = self._q.transaction()
         t.ack(held)
         t.put(self._pipeline.state_key("done", client), done)

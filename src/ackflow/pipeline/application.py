@@ -6,7 +6,9 @@ stream:       batch after batch: fold, commit, compact                  │ exec
 
 import json
 import logging
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,12 +19,13 @@ from pyspark.sql import SparkSession
 from .. import Item, Session, connect
 from ..errors import AckflowError
 from ..spark import sessions
+from ..spark import spark_session as spark_start
 from . import preflight
 from .answers import Answers, Questions, ResultFormat
 from .check import check_on_spark
 from .declaration import Pipeline
 from .partials import Partials, WorkFolder
-from .router import BATCH_BYTES, MESSAGES, Router, dead_letter_bad_rows
+from .router import BATCH_BYTES, MESSAGES, Router, dead_letter_bad_rows, send_bad_rows
 from .sql import Layout
 from .state import BlockHeaders, EndOfTable, handled_tables, read_state
 from .supervisor import PipelineFailed, error_summary
@@ -44,17 +47,23 @@ class Application:
         self, spark: SparkSession, q: Session, url: str, pipeline: Pipeline, layout: Layout,
         out: Path, work: str, parts: int, *, format: ResultFormat = "json",
         messages: int = MESSAGES, batch_bytes: int = BATCH_BYTES, token: str | None = None,
+        checked: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """`checked` waits until the declaration is checked; before that, no batch is committed."""
         self._q, self._pipeline, self._spark = q, pipeline, spark
+        self._checked = checked
         folder = WorkFolder(spark, f"{work.rstrip('/')}/partials")
         self.partials = Partials(q, pipeline, spark, layout, folder)
         self.partials.delete_unnamed()
         self.router = Router(
             q, url, pipeline, self.partials, layout, parts, f"{work.rstrip('/')}/checkpoint",
-            messages=messages, batch_bytes=batch_bytes, token=token,
+            messages=messages, batch_bytes=batch_bytes, token=token, checked=checked,
         )  # fmt: skip
         questions = Questions(spark, pipeline, self.partials, folder, format)
-        self.answers = Answers(q, pipeline, self.partials, questions, out, parts)
+        self._send_bad_rows = partial(send_bad_rows, q, pipeline, self.partials)
+        self.answers = Answers(
+            q, pipeline, self.partials, questions, out, parts, self._send_bad_rows
+        )
 
     def run(self, stop: Callable[[float], bool], working: Callable[[], None]) -> None:
         """Run until stopped. `stop` waits for some seconds and returns whether to end; `working`
@@ -62,6 +71,7 @@ class Application:
         query = self.router.start(self._spark)
         reported = False
         try:
+            self._checked()
             while not stop(0.1) and query.isActive:
                 if not reported and query.status["message"] != "Initializing sources":
                     working()
@@ -76,6 +86,7 @@ class Application:
 
     def step(self) -> list[str]:
         """Do what is due beside the stream; return the clients that are finished now."""
+        self._send_bad_rows()
         dead_letter_bad_rows(self._q, self._pipeline)
         self.router.ends.poll()
         done = self.answers.run_once()
@@ -85,9 +96,7 @@ class Application:
 
 
 def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
-    """Start Spark with the settings of a pipeline."""
-    from ..spark import session
-
+    """Start Spark with the settings of a pipeline, without the format `ackflow`."""
     local = preflight.is_local(settings.master)
     conf = {
         "spark.sql.session.timeZone": "UTC",
@@ -100,16 +109,25 @@ def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        "spark.rdd.compress": "false",  # a batch is read once more and dropped
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
     }
     if local:
         # The JVM's optimising compiler costs more than it gains in runs of a few minutes.
-        conf["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        # A heap, and a room for classes, that grow step by step are collected at each step.
+        conf["spark.driver.extraJavaOptions"] = (
+            "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:InitialRAMPercentage=100 "
+            "-XX:MetaspaceSize=192m"
+        )
+        if "SPARK_CONF_DIR" not in os.environ and (jars := spark_start.first_jars()):
+            conf["spark.driver.extraClassPath"] = jars
     if settings.ui or not local:
         conf["spark.ui.enabled"] = "true"
     try:
-        return session(f"ackflow {pipeline.name}", settings.master, **{**conf, **settings.conf})
+        return spark_start.start(
+            f"ackflow {pipeline.name}", settings.master, **{**conf, **settings.conf}
+        )
     except AckflowError:
         raise
     except Exception as error:  # Py4J, Java and PySpark have no common base class
@@ -135,7 +153,7 @@ def warm_up(
             for table in pipeline.tables:
                 cells = [_warm_up_cell(table.kind(name)) for name in table.kept]
                 block = BlockHeaders(WARM_UP, table.name, 0, 1, "", 0, "", "csv",
-                                     json.dumps(table.kept))  # fmt: skip
+                                     json.dumps(table.kept), plain=True)  # fmt: skip
                 end = EndOfTable(WARM_UP, table.name, 0, 1, 1)
                 q.push(pipeline.inbox, [
                     Item(data=f"{','.join(cells)}\n".encode() * 2, headers=block.text()),

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
@@ -16,6 +17,7 @@ from pyspark.sql.types import (
 )
 
 from ..errors import InvalidArgument
+from ..spark import register
 from .declaration import Pipeline, Query, Route, Table
 from .partials import create_route_views, create_view, no_rows
 from .sql import (
@@ -30,6 +32,29 @@ from .sql import (
     view_sql,
 )
 from .supervisor import error_summary
+
+
+class Checking:
+    """The check of a declaration, beside the start of what needs only its layout.
+
+    The format `ackflow` is registered meanwhile.
+    """
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
+        pool = ThreadPoolExecutor(2, "ackflow-check")
+        registered = pool.submit(register, spark)
+        try:
+            self.layout = layout_of(spark, pipeline)
+        except PySparkException:
+            check_on_spark(spark, pipeline)  # says what is wrong, and where
+            raise
+        self._found = pool.submit(check_on_spark, spark, pipeline)
+        pool.shutdown(wait=False)
+        registered.result()
+
+    def wait(self) -> None:
+        """Return when the declaration is checked; raise InvalidArgument if it cannot be used."""
+        self._found.result()
 
 
 def check_on_spark(spark: SparkSession, pipeline: Pipeline) -> Layout:

@@ -136,7 +136,7 @@ class _Sender:
         headers = BlockHeaders(
             self._client, self._table.name, self._worker, number, block.file, block.place,
             digest.hexdigest(), block.format, json.dumps(block.columns, ensure_ascii=False),
-            block.quoted,
+            block.quoted, block.plain,
         )  # fmt: skip
         self._waiting.append(
             Item(data=block.data, transaction_id=headers.id, headers=headers.text())
@@ -219,8 +219,15 @@ def _text_blocks(
             wanted = 2 * len(data)
             continue
         if data[:cut].strip(b"\r\n"):
-            yield Block(name, place, data[:cut], columns, format, quoted)
+            block = data[:cut]
+            plain = format == "csv" and _is_plain(block)
+            yield Block(name, place, block, columns, format, quoted, plain)
         place, data, wanted = place + cut, data[cut:], block_bytes
+
+
+def _is_plain(data: bytes) -> bool:
+    """Return whether records end at line breaks, and cells at commas."""
+    return b'"' not in data and data.isascii() and not data.endswith(b"\r")
 
 
 def _cut(data: bytes, at_end: bool, quotes: bool) -> tuple[int, bool]:

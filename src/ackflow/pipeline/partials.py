@@ -142,11 +142,33 @@ class Partials:
             return 0, []
         return value.version, msgspec.convert(value.data, list[Folder])
 
-    def with_folder(self, client: str, folder: Folder) -> Any:
-        """Return the state of a client with one more folder; bad rows are not partial results."""
+    def named(self, client: str, folder: Folder) -> dict[str, Any]:
+        """Return the keyed values of a client with one more folder.
+
+        Bad rows are no partial results: they wait under a name of their own to be sent.
+        """
+        values: dict[str, Any] = {}
         routes = {route: path for route, path in folder.routes.items() if route != BAD}
-        kept = self.folders(client)
-        return msgspec.to_builtins([*kept, Folder(folder.name, routes)] if routes else kept)
+        if routes:
+            kept = [*self.folders(client), Folder(folder.name, routes)]
+            values[self.key(client)] = msgspec.to_builtins(kept)
+        if path := folder.routes.get(BAD):
+            key = self._pipeline.state_key("bad", client, folder.name)
+            values[key] = msgspec.to_builtins(Folder(folder.name, {BAD: path}))
+        return values
+
+    def waiting(self) -> list[tuple[str, Folder]]:
+        """Return the clients and folders whose bad rows are not sent yet."""
+        found = read_state(self._q, self._pipeline, "bad")
+        return [(key.rpartition("/")[0], msgspec.convert(value, Folder))
+                for key, value in found.items()]  # fmt: skip
+
+    def sent(self, client: str, folder: Folder) -> None:
+        """Forget a folder whose bad rows are sent."""
+        t = self._q.transaction()
+        t.delete(self._pipeline.state_key("bad", client, folder.name))
+        t.commit()
+        self.delete([folder])
 
     def compact(self, client: str) -> bool:
         """Fold the folders of a client into one if there are more than `MAX_FOLDERS`."""
@@ -163,7 +185,7 @@ class Partials:
                     )
                     rows = found if rows is None else rows.union(found)
             assert rows is not None
-            new = self.write(folded(rows, self._layout))[client]
+            new = self.write(folded(rows, self._layout, again=True))[client]
             t = self._q.transaction()
             t.put(self.key(client), msgspec.to_builtins([new]), expect=version)
             try:
@@ -183,12 +205,17 @@ class Partials:
             self._delete_client(folder)
 
     def _delete_client(self, folder: Folder) -> None:
+        """Delete the results of a folder, and the folder when nothing else is in it."""
+        for path in folder.routes.values():
+            self._work.delete(*path.strip("/").split("/"))
         for client in {path.split("/")[2] for path in folder.routes.values()}:
-            self._work.delete(folder.name, client)
-        if not any(
-            e.startswith("client=") for e in self._work.entries(self._work.path(folder.name))
-        ):
+            if not self._has(folder.name, client, within="route="):
+                self._work.delete(folder.name, client)
+        if not self._has(folder.name, within="client="):
             self._work.delete(folder.name)
+
+    def _has(self, *names: str, within: str) -> bool:
+        return any(e.startswith(within) for e in self._work.entries(self._work.path(*names)))
 
     def delete_unnamed(self) -> None:
         """Delete the folders of batches that were never committed."""
@@ -196,14 +223,18 @@ class Partials:
             folder["name"]
             for folders in read_state(self._q, self._pipeline, "partials").values()
             for folder in folders
-        }
+        } | {folder.name for _, folder in self.waiting()}
         for name in self._work.entries(self._work.root):
             if name not in named:
                 self._work.delete(name)
 
-    def bad_rows(self, spark: SparkSession, folder: Folder) -> DataFrame | None:
-        """Return the stored rows of a folder that could not be read."""
-        return self._read(spark, [folder], BAD)
+    def bad_rows(self, folder: Folder) -> Iterator[tuple[str, str, str, int]]:
+        """Yield the bad rows of a folder in their order: table, reason, row and how often."""
+        rows = self._read(self._spark, [folder], BAD)
+        if rows is not None:
+            columns = rows.selectExpr("k2", "k0", "k1", "n").coalesce(1)
+            for row in columns.sortWithinPartitions("k2", "k0", "k1").toLocalIterator():
+                yield tuple(row)
 
     def _read(self, spark: SparkSession, folders: list[Folder], route: str) -> DataFrame | None:
         paths = [f"{self._work.root}{f.routes[route]}" for f in folders if route in f.routes]
@@ -234,7 +265,8 @@ def create_view(spark: SparkSession, stored: Stored, rows: DataFrame) -> None:
     if stored.sums:
         names += [f"v{i} as {quoted(name)}" for i, (name, _) in enumerate(stored.sums)]
         sums = [F.expr(_total(stored, i)).alias(f"v{i}") for i in range(len(stored.sums))]
-        found = rows.groupBy(*keys).agg(*sums)
+        # Without a key, no rows would be one row whose sums are null.
+        found = rows.groupBy(*([F.col(key) for key in keys] or [F.lit(True)])).agg(*sums)
     else:
         # Equal rows are stored once, with their number.
         more = rows.where("n > 1").selectExpr(*keys, "explode(sequence(2L, n)) as n")
@@ -243,7 +275,10 @@ def create_view(spark: SparkSession, stored: Stored, rows: DataFrame) -> None:
 
 
 def _total(stored: Stored, i: int) -> str:
-    lost = literal(f"the sum {stored.sums[i][0]} of route {stored.name} does not fit {SUM}")
+    name, sql = stored.sums[i]
+    lost = literal(f"the sum {name} of route {stored.name} does not fit {SUM}")
+    if i not in stored.added:
+        return f"coalesce(cast(try_multiply(sum(n), {sql}) as {SUM}), raise_error({lost}))"
     return f"if(bool_or(v{i} is null) or try_sum(v{i}) is null, raise_error({lost}), try_sum(v{i}))"
 
 

@@ -7,6 +7,9 @@ before them is folded (`eof.py`).
 """
 
 import json
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,15 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from .. import Session
+from .. import Item, Session
 from .. import spark as connector
 from ..errors import AckflowError, InvalidArgument
 from ..session.transaction import Operations
 from .declaration import Pipeline, Table
 from .eof import EofForwarder, HeldEof
+from .loader import DEDUP_SECONDS
 from .partials import Folder, Partials
-from .sql import Layout, cells, emitted, folded, typed
+from .sql import Layout, cells, emitted, folded, literal, records, typed
 from .state import (
     BLOCK,
     END,
@@ -34,6 +38,7 @@ from .state import (
     Handled,
     TableKey,
     cancelled_clients,
+    encode,
     ended_tables,
     read_end,
     read_headers,
@@ -43,8 +48,8 @@ from .state import (
 GROUP = "router"
 LEASE = 10.0
 MESSAGES = 1_000
-BATCH_BYTES = 96 << 20
-MAX_BAD_ROWS = 5_000  # in one dead letter
+BATCH_BYTES = 128 << 20
+MAX_BAD_ROWS, MAX_BAD_TEXT = 5_000, 1 << 20  # rows and characters in one dead letter
 VERDICTS = pa.schema([(name, pa.string()) for name in ("id", "lease", "verdict", "reason")])
 
 
@@ -55,14 +60,16 @@ class Router:
         self, q: Session, url: str, pipeline: Pipeline, partials: Partials, layout: Layout,
         parts: int, checkpoint: Path | str, *, messages: int = MESSAGES,
         batch_bytes: int = BATCH_BYTES, token: str | None = None,
+        checked: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._q, self._url, self._pipeline, self._token = q, url, pipeline, token
         self._partials, self._layout = partials, layout
         self._checkpoint = str(checkpoint)
-        self._messages, self._batch_bytes = messages, batch_bytes
+        self._messages, self._batch_bytes, self._checked = messages, batch_bytes, checked
         self.ends = EofForwarder(q, pipeline, parts)
-        for queue in (pipeline.inbox, pipeline.ends, pipeline.bad):
+        for queue in (pipeline.inbox, pipeline.ends):
             q.configure(queue, keep_seconds=0)
+        q.configure(pipeline.bad, keep_seconds=0, dedup_seconds=DEDUP_SECONDS)
         # Without limits: a router may be killed any number of times while it holds a message.
         q.group(pipeline.inbox, GROUP, lease_seconds=LEASE, max_deliver=None, retry_limit=None)
 
@@ -89,13 +96,15 @@ class Router:
     def batch(self, frame: DataFrame, number: int) -> None:
         """Handle one batch of the stream."""
         blocks = frame.select("id", "lease", "sequence", "redelivered", "headers", "payload")
-        # The headers and the rows are read by different jobs; the source is read once.
-        blocks.persist(StorageLevel.MEMORY_AND_DISK)
+        # The headers and the rows are read by different jobs; the source is read once. In memory
+        # a batch would take several times its size while it is stored.
+        blocks.persist(StorageLevel.DISK_ONLY)
         # No end of a table is forwarded while a batch may still have blocks of it.
         with self.ends.lock:
             try:
                 known = _Known(self._q, self._pipeline)
                 received = [_Received(row, known) for row in _headers(blocks).collect()]
+                self._checked()
                 self._commit(blocks, number, received)
             finally:
                 blocks.unpersist()
@@ -107,14 +116,14 @@ class Router:
         """Store the output of a batch, count it and settle its messages, all or nothing."""
         folders, rows = self._fold(blocks, [m for m in received if m.verdict == "ack"])
         operations = Operations(None)
-        for key, handled in self._handled(received, rows).items():
-            operations.put(self.ends.handled_key(key), msgspec.to_builtins(handled))
+        for table, handled in self._handled(received, rows).items():
+            operations.put(self.ends.handled_key(table), msgspec.to_builtins(handled))
         for client, folder in folders.items():
-            operations.put(self._partials.key(client), self._partials.with_folder(client, folder))
+            for key, value in self._partials.named(client, folder).items():
+                operations.put(key, value)
         done = connector.commit_batch(
-            number, self._url, output=self._bad_rows(blocks.sparkSession, folders), verdicts=_verdicts(received),
-            also=operations, token=self._token,
-        )  # fmt: skip
+            number, self._url, verdicts=_verdicts(received), also=operations, token=self._token
+        )
         if done.repeated:
             # Spark was killed between this commit and its own: held messages have new leases.
             self._partials.delete(list(folders.values()))
@@ -128,23 +137,25 @@ class Router:
 
         Blocks of one table with the same columns are parsed in one pass.
         """
-        alike: dict[tuple[str, str, str], list[_Received]] = {}
+        alike: dict[tuple[str, str, str, bool], list[_Received]] = {}
         for message in received:
             if (block := message.block) is not None:
-                alike.setdefault((block.table, block.format, block.columns), []).append(message)
+                kind = block.table, block.format, block.columns, block.plain
+                alike.setdefault(kind, []).append(message)
         found: DataFrame | None = None
         observed: list[tuple[Observation, list[TableKey]]] = []
-        for (name, format, columns), messages in alike.items():
+        for (name, format, columns, plain), messages in alike.items():
             table = self._pipeline.table(name)
             assert table is not None
             some = blocks.where(F.col("id").isin([message.id for message in messages]))
             keys = sorted({TableKey(name, m.block.client) for m in messages if m.block})
             observation = Observation()
-            rows = cells(some, table, format, json.loads(columns)).observe(
+            found_records = records(some, format, plain).observe(
                 observation,
-                *(F.count_if(F.col("_client") == key.client).alias(f"n{i}")
+                *(F.expr(f"sum(if(_client = {literal(key.client)}, size(_lines), 0))").alias(f"n{i}")
                   for i, key in enumerate(keys)),
             )  # fmt: skip
+            rows = cells(found_records, table, format, json.loads(columns), plain)
             observed.append((observation, keys))
             routed = emitted(typed(rows, table), table, self._layout)
             found = routed if found is None else found.union(routed)
@@ -169,29 +180,6 @@ class Router:
                 found[key] = self.ends.handled(key)
                 found[key].rows += rows.get(key, 0)
             found[key].add(block.worker, block.file, message.size)
-        return found
-
-    def _bad_rows(self, spark: SparkSession, folders: dict[str, Folder]) -> DataFrame | None:
-        """Return the dead letters for rows that cannot be read, as messages for the sink."""
-        found: DataFrame | None = None
-        for client, folder in folders.items():
-            rows = self._partials.bad_rows(spark, folder)
-            if rows is None:
-                continue
-            few = rows.selectExpr(
-                "k0 as reason", "k2 as `table`", "explode(array_repeat(k1, cast(n as int))) as row",
-                f"floor((row_number() over (partition by k0, k2 order by k1) - 1) / {MAX_BAD_ROWS})"
-                " as _part",
-            )  # fmt: skip
-            letters = few.groupBy("table", "reason", "_part").agg(
-                F.sort_array(F.collect_list("row")).alias("rows")
-            )
-            letters = letters.select(
-                F.lit(self._pipeline.bad).alias("queue"), F.lit(client).alias("partition"),
-                F.to_json(F.struct(F.lit(client).alias("client"), "table", "reason", "rows"))
-                .alias("payload"),
-            )  # fmt: skip
-            found = letters if found is None else found.union(letters)
         return found
 
 
@@ -288,6 +276,37 @@ def _verdicts(received: list[_Received]) -> pa.Table:
     rows = [(message.id, message.lease, message.verdict, message.reason) for message in received]
     columns = zip(*rows, strict=True) if rows else ([], [], [], [])
     return pa.Table.from_arrays([pa.array(c, pa.string()) for c in columns], schema=VERDICTS)
+
+
+def send_bad_rows(q: Session, pipeline: Pipeline, partials: Partials) -> None:
+    """Send the bad rows of batches as messages, each with rows of one table and reason.
+
+    This is no part of a batch, which need not wait for it. An application that was killed sends the
+    same messages again, which the queue discards.
+    """
+    for client, folder in partials.waiting():
+        same = groupby(partials.bad_rows(folder), key=lambda row: (row[0], row[1]))
+        for (table, reason), rows in same:
+            texts = (text for _, _, text, n in rows for _ in range(n))
+            name = blake2b(f"{table}/{reason}".encode(), digest_size=12).hexdigest()
+            for number, part in enumerate(_letters(texts)):
+                data = encode(BadRows(client, table, reason, part))
+                item = Item(data=data, transaction_id=f"{folder.name}/{name}-{number}")
+                q.push(pipeline.bad, [item], partition=client)
+        partials.sent(client, folder)
+
+
+def _letters(texts: Iterable[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        part.append(text)
+        size += len(text)
+        if len(part) == MAX_BAD_ROWS or size > MAX_BAD_TEXT:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def dead_letter_bad_rows(q: Session, pipeline: Pipeline) -> int:

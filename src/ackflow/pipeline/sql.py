@@ -53,6 +53,16 @@ class Stored(NamedTuple):
     keys: list[tuple[str, str, str]]
     sums: list[tuple[str, str]]
 
+    @property
+    def added(self) -> dict[int, str]:
+        """The sums that are added up, by their position; one of a literal follows from `n`."""
+        return {i: sql for i, (_, sql) in enumerate(self.sums) if not is_count(sql)}
+
+
+def is_count(sql: str) -> bool:
+    """Return whether a sum adds the same integer for each row."""
+    return sql.isdecimal() and len(sql) < 10
+
 
 class Layout(NamedTuple):
     """How the rows of all routes are stored: each uses the first columns of its kind."""
@@ -66,7 +76,7 @@ class Layout(NamedTuple):
 
     @property
     def sums(self) -> list[str]:
-        return [f"v{i}" for i in range(max(len(one.sums) for one in self.stored))]
+        return [f"v{i}" for i in range(max(max(one.added, default=-1) for one in self.stored) + 1)]
 
     def schema(self) -> str:
         """Return the schema of stored rows as DDL."""
@@ -137,23 +147,54 @@ def layout_of(spark: SparkSession, pipeline: Pipeline) -> Layout:
 # Parsing
 
 
-def records(format: str) -> str:
-    """Return Spark SQL for the records of a block of text as an array."""
-    text = "replace(make_valid_utf8(cast(payload as string)), '\\r\\n', '\\n')"
+def records(blocks: DataFrame, format: str, plain: bool = False) -> DataFrame:
+    """Return blocks as (_client, _lines): their records, without empty ones.
+
+    `plain`: the blocks are CSV in ASCII without quotes. A record may end with a CR then.
+    """
+    text = "cast(payload as string)"
+    if not plain:
+        text = f"replace(make_valid_utf8({text}), '\\r\\n', '\\n')"
     lines = f"split({text}, '\\n')"
-    if format == "csv":
+    if format == "csv" and not plain:
         whole = f"regexp_extract_all({text}, {literal(RECORD)}, 0)"
         lines = f"if(headers['quoted'] = 'true', {whole}, {lines})"
-    return lines
+    lines = f"array_remove({lines}, '')"
+    if plain:
+        lines = f"array_remove({lines}, '\\r')"
+    return blocks.selectExpr("headers['client'] as _client", f"{lines} as _lines")
 
 
-def cells(blocks: DataFrame, table: Table, format: str, columns: Sequence[str]) -> DataFrame:
-    """Return the rows of blocks of one table as (_client, _line, _whole, _c0…), all text."""
-    lines = blocks.selectExpr(
-        "headers['client'] as _client", f"explode({records(format)}) as _line"
-    )
-    lines = lines.where("_line <> ''")
+def cells(
+    records: DataFrame, table: Table, format: str, columns: Sequence[str], plain: bool = False
+) -> DataFrame:
+    """Return the rows of records of one table as (_client, _line, _whole, _c0…), all text."""
+    lines = records.selectExpr("_client", "explode(_lines) as _line")
+    if plain:
+        return _plain_cells(lines, table, columns)
     return _csv_cells(lines, table, columns) if format == "csv" else _json_cells(lines, table.kept)
+
+
+def _plain_cells(lines: DataFrame, table: Table, columns: Sequence[str]) -> DataFrame:
+    """Split lines at their commas. The last cell may end with a CR."""
+    rows = lines.selectExpr("_client", "_line", "split(_line, ',') as _a")
+    last = len(columns) - 1
+    values = []
+    for n, name in enumerate(table.kept):
+        i = list(columns).index(name)
+        cell = without_cr(f"get(_a, {i})") if i == last else f"get(_a, {i})"
+        values.append(f"{_cell(cell, table.kind(name))} as _c{n}")
+    return rows.selectExpr("_client", "_line", f"size(_a) = {len(columns)} as _whole", *values)
+
+
+def without_cr(text: str) -> str:
+    """Return Spark SQL for a text without the CR at its end."""
+    return f"if(endswith({text}, '\\r'), left({text}, length({text}) - 1), {text})"
+
+
+def _cell(cell: str, kind: str) -> str:
+    """Return Spark SQL for an unquoted cell: an empty one is null, as from_csv has it."""
+    return cell if kind in SAME_WHEN_EMPTY else f"if({cell} = '', null, {cell})"
 
 
 def _csv_cells(lines: DataFrame, table: Table, columns: Sequence[str]) -> DataFrame:
@@ -168,10 +209,7 @@ def _csv_cells(lines: DataFrame, table: Table, columns: Sequence[str]) -> DataFr
     values = []
     for n, name in enumerate(table.kept):
         i = list(columns).index(name)
-        cell = f"get(_a, {i})"
-        if table.kind(name) not in SAME_WHEN_EMPTY:
-            cell = f"if({cell} = '', null, {cell})"  # as from_csv does
-        values.append(f"coalesce({cell}, _r.c{i}) as _c{n}")
+        values.append(f"coalesce({_cell(f'get(_a, {i})', table.kind(name))}, _r.c{i}) as _c{n}")
     whole = f"if(_a is null, _r.bad is null, size(_a) = {len(columns)}) as _whole"
     return rows.selectExpr("_client", "_line", whole, *values)
 
@@ -230,7 +268,10 @@ def _decimal_sql(cell: str) -> str:
     fraction = f"regexp_extract({number}, '[.]([0-9]*?)0*([eE]|$)', 1)"
     exponent = f"coalesce(try_cast(regexp_extract({number}, '[eE](.*)$', 1) as int), 0)"
     # Almost every cell is too short to have more digits than fit, which is cheap to test.
-    short = f"(length({number}) <= {SCALE + 1} and not contains(lower({number}), 'e'))"
+    short = (
+        f"(octet_length({cell}) <= {SCALE + 1} and not contains({cell}, 'e') "
+        f"and not contains({cell}, 'E'))"
+    )
     exact = f"({short} or length({fraction}) - {exponent} <= {SCALE})"
     return f"if({exact}, try_cast({number} as {DECIMAL}), null)"
 
@@ -244,7 +285,8 @@ def emitted(rows: DataFrame, table: Table, layout: Layout) -> DataFrame:
     for one in (one for one in layout.stored if one.table == table.name):
         matches = f"_readable and ({one.where})"
         keys = [f"cast({sql} as string)" for _, sql, _ in one.keys]
-        sums = [f"coalesce({_sum(sql)}, 0)" for _, sql in one.sums]
+        sums = [f"coalesce({_sum(one.added[i])}, 0)" if i in one.added else "null"
+                for i in range(len(one.sums))]  # fmt: skip
         found.append(_emit(layout, matches, one.name, keys, sums))
         for name, sql in one.sums:
             if sql.isidentifier() or sql.isdecimal():
@@ -259,7 +301,7 @@ def emitted(rows: DataFrame, table: Table, layout: Layout) -> DataFrame:
 
 
 def _bad(reason: str, table: Table) -> list[str]:
-    return [reason, f"left(_line, {MAX_BAD})", literal(table.name)]
+    return [reason, f"left({without_cr('_line')}, {MAX_BAD})", literal(table.name)]
 
 
 def _sum(sql: str) -> str:
@@ -276,14 +318,18 @@ def _emit(layout: Layout, condition: str, route: str, keys: list[str], sums: lis
 
 
 def _padded(names: list[str], values: list[str]) -> list[tuple[str, str]]:
-    return list(zip(names, values + ["null"] * (len(names) - len(values)), strict=True))
+    return [(name, values[i] if i < len(values) else "null") for i, name in enumerate(names)]
 
 
-def folded(rows: DataFrame, layout: Layout) -> DataFrame:
-    """Fold equal rows of a route into one. A sum that does not fit is null, and remains null."""
-    sums: list[Column] = [
-        F.expr(f"if(bool_or({v} is null), null, try_sum({v}))").alias(v) for v in layout.sums
-    ]
+def folded(rows: DataFrame, layout: Layout, *, again: bool = False) -> DataFrame:
+    """Fold equal rows of a route into one.
+
+    A sum that does not fit is null, and remains null when rows are folded `again`.
+    """
+    values = {v: f"try_sum({v})" for v in layout.sums}
+    if again:
+        values = {v: f"if(bool_or({v} is null), null, {sql})" for v, sql in values.items()}
+    sums: list[Column] = [F.expr(sql).alias(v) for v, sql in values.items()]
     keys = ["client", "route", *layout.keys]
     return rows.groupBy(*keys).agg(F.expr("sum(n)").alias("n"), *sums)
 
@@ -302,7 +348,7 @@ def view_sql(route: Route) -> str | None:
         values += [
             f"coalesce(sum({_sum(sql)}), 0) as {quoted(name)}" for name, sql in route.sums.items()
         ]
-        group = ", ".join(str(i + 1) for i in range(len(route.keys)))
+        group = ", ".join(str(i + 1) for i in range(len(route.keys))) or "true"
         rows = (
             f"(select {', '.join(values)} from {rows} {route.join.kind} join {other} "
             f"using ({on}) where {route.where}{f' group by {group}' if route.sums else ''})"

@@ -34,7 +34,7 @@ from .supervisor import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .sql import Layout
+    from .check import Checking
 
 STANDBY_POLL = 5.0
 log = logging.getLogger("ackflow.pipeline")
@@ -53,7 +53,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     parts: int = 4
     block_bytes: int = BLOCK_BYTES
     messages: int = 1_000
-    batch_bytes: int = 96 << 20
+    batch_bytes: int = 128 << 20
     results: Literal["json", "csv", "parquet"] = "json"
     token: str | None = None
     standby: bool | None = None
@@ -131,8 +131,8 @@ def spark(settings: Settings) -> None:
     stop = StopSignal()
     pipeline = settings.pipeline()
     preflight.check_spark(settings.master)
-    session, layout = _start_spark(settings, pipeline)
-    _run_application(settings, pipeline, session, layout, stop)
+    session, checking = _start_spark(settings, pipeline)
+    _run_application(settings, pipeline, session, checking, stop)
 
 
 def standby(settings: Settings) -> None:
@@ -143,32 +143,33 @@ def standby(settings: Settings) -> None:
     if not take_over.wait(0):
         os.nice(STANDBY_NICENESS)
     pipeline = settings.pipeline()
-    session, layout = _start_spark(settings, pipeline)
+    session, checking = _start_spark(settings, pipeline)
+    checking.wait()
     from .application import warm_up
 
     logging.disable(logging.INFO)  # the synthetic rows must not appear in the log
     if not take_over.wait(0):
-        warm_up(session, pipeline, layout, settings.parts, take_over.wait)
+        warm_up(session, pipeline, checking.layout, settings.parts, take_over.wait)
     take_over.report_ready()
     while not take_over.wait(STANDBY_POLL):
         session.catalog.currentDatabase()  # fails if the JVM died; the run then starts another one
     logging.disable(logging.NOTSET)
-    _run_application(settings, pipeline, session, layout, StopSignal())
+    _run_application(settings, pipeline, session, checking, StopSignal())
 
 
-def _start_spark(settings: Settings, pipeline: Pipeline) -> tuple["SparkSession", "Layout"]:
+def _start_spark(settings: Settings, pipeline: Pipeline) -> tuple["SparkSession", "Checking"]:
     from ..spark.spark_session import use_installed_pyspark
     from .application import spark_session
-    from .check import check_on_spark
+    from .check import Checking
 
     if preflight.is_local(settings.master):
         use_installed_pyspark(Path(settings.out, "work", "spark-home"))
     session = spark_session(settings, pipeline)
-    return session, check_on_spark(session, pipeline)
+    return session, Checking(session, pipeline)
 
 
 def _run_application(
-    settings: Settings, pipeline: Pipeline, session: "SparkSession", layout: "Layout",
+    settings: Settings, pipeline: Pipeline, session: "SparkSession", checking: "Checking",
     stop: StopSignal,
 ) -> None:  # fmt: skip
     from .application import Application
@@ -176,9 +177,10 @@ def _run_application(
     with settings.session("spark") as q:
         check_sizes(q, pipeline, settings, "parts")
         application = Application(
-            session, q, settings.url, pipeline, layout, Path(settings.out), settings.work_folder,
-            settings.parts, format=settings.results, messages=settings.messages,
-            batch_bytes=settings.batch_bytes, token=settings.token,
+            session, q, settings.url, pipeline, checking.layout, Path(settings.out),
+            settings.work_folder, settings.parts, format=settings.results,
+            messages=settings.messages, batch_bytes=settings.batch_bytes, token=settings.token,
+            checked=checking.wait,
         )  # fmt: skip
         t = q.transaction()
         t.put(pipeline.state_key("ui"), session.sparkContext.uiWebUrl or "")

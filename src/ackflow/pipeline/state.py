@@ -8,7 +8,7 @@ Rows that cannot be read become dead letters of <name>.bad.
 
 State: small keyed values, `pipeline/<name>/<kind>/<client>…`:
 
-files, clients ─► handled, partials ─► held ─► ended ─► done           cancelled, accepted: by the user
+files, clients ─► handled, partials, bad ─► held ─► ended ─► done      cancelled, accepted: by the user
 
 A cancelled client's messages are acknowledged unprocessed, and its state is deleted. Queues are not
 purged: a purge would end the leases of a running router.
@@ -35,7 +35,7 @@ BLOCK, END = "block", "eof"
 class Block(NamedTuple):
     """A piece of a file. `columns`: the columns of the file, in its order. `format`: csv or jsonl.
 
-    `quoted`: a line break within quotes does not end a record.
+    `quoted`: a line break within quotes does not end a record. `plain`: CSV in ASCII without quotes.
     """
 
     file: str
@@ -44,6 +44,7 @@ class Block(NamedTuple):
     columns: tuple[str, ...] = ()
     format: str = "csv"
     quoted: bool = False
+    plain: bool = False
 
 
 class BlockHeaders(Struct, frozen=True):
@@ -59,6 +60,7 @@ class BlockHeaders(Struct, frozen=True):
     format: str = "csv"
     columns: str = "[]"
     quoted: bool = False
+    plain: bool = False
 
     def text(self) -> dict[str, str]:
         """Return the headers of the message."""
@@ -332,7 +334,7 @@ def delete_client(q: Session, pipeline: Pipeline, client: str) -> None:
     """
     keys = [pipeline.state_key(kind, client) for kind in ("clients", "accepted", "partials")
             if client in read_state(q, pipeline, kind)]  # fmt: skip
-    for kind in ("handled", "ended"):
+    for kind in ("handled", "ended", "bad"):
         prefix = pipeline.state_key(kind, client, "")
         keys += [value.key for value in q.values(prefix, limit=MAX_KEYS)]
     for key in keys:

@@ -1,6 +1,7 @@
 """Creates a Spark session for a notebook or a script, and finds Java."""
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -17,6 +18,12 @@ from ..errors import AckflowError
 from .datasource import AckflowDataSource
 
 MIN_JAVA = 17
+_FIRST_JARS = (
+    "spark-catalyst_", "spark-sql_", "spark-core_", "scala-library-", "spark-sql-api_",
+    "spark-common-utils_", "spark-unsafe_", "hadoop-client-api-", "hadoop-client-runtime-",
+    "log4j-core-", "log4j-api-", "jackson-databind-", "jackson-core-",
+)  # fmt: skip
+
 log = logging.getLogger("ackflow.spark")
 
 
@@ -32,6 +39,11 @@ def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> Spar
     `conf`: Spark's settings, with underscores for dots: `spark_sql_shuffle_partitions="2"`. Names
     with a dot are taken as they are: `**{"spark.executorEnv.MY_NAME": "x"}`.
     """
+    return register(start(app, master, **conf))
+
+
+def start(app: str, master: str, **conf: str) -> SparkSession:
+    """Return a Spark session without the format `ackflow`, which takes a Python worker to register."""
     os.environ["JAVA_HOME"] = str(find_java())
     # Python workers must use the interpreter that has Ackflow, not the first one on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -43,7 +55,7 @@ def session(app: str = "ackflow", master: str = "local[*]", **conf: str) -> Spar
         builder = builder.config("spark.ui.enabled", "false")
     for name, value in conf.items():
         builder = builder.config(name if "." in name else name.replace("_", "."), value)
-    return register(builder.getOrCreate())
+    return builder.getOrCreate()
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -70,6 +82,17 @@ def use_installed_pyspark(folder: Path) -> None:
         log.info("Spark's Python workers start more slowly, because of %s: %s", folder, error)
         return
     os.environ["SPARK_HOME"] = str(folder.absolute())
+
+
+def first_jars() -> str:
+    """Return the jars with most of the classes that Spark loads, as a class path; it may be empty.
+
+    Spark's own path has all jars in the order of their folder, and each of 17,000 classes is looked
+    for in one after the other.
+    """
+    jars = Path(pyspark.__file__).parent / "jars"
+    found = [path for name in _FIRST_JARS for path in sorted(jars.glob(f"{name}*.jar"))[:1]]
+    return ":".join(map(str, found))
 
 
 def _link(link: Path, target: Path) -> None:
@@ -99,6 +122,7 @@ def _homes() -> Iterator[Path]:
         yield from sorted(Path(folder).glob("*/Contents/Home"))
 
 
+@functools.cache
 def _version(home: Path) -> int:
     try:
         result = subprocess.run(
