@@ -19,11 +19,7 @@ from psycopg import RawCursor
 from psycopg import errors as pg
 
 from ...clock import Clock
-from ...errors import (
-    InvalidArgument,
-    OutcomeUnknown,
-    SessionClosed,
-)
+from ...errors import InvalidArgument, OutcomeUnknown, SessionClosed
 from ...ids import QueueId
 from .. import hints, migrate
 from ..cache import Cache
