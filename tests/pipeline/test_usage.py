@@ -100,7 +100,11 @@ def test_what_is_wrong_is_told_and_nothing_is_made(folder: Path, line: str, told
         ("status --out new", UNREACHABLE),
         ("cancel ann --out empty", UNREACHABLE),
         ("answers --so-far ann --out empty --to new", UNREACHABLE),
-        ("run --data data --out new --db http://127.0.0.1:1", UNREACHABLE),
+        pytest.param(
+            "run --data data --out new --db http://127.0.0.1:1",
+            UNREACHABLE,
+            marks=pytest.mark.outer,
+        ),
         ("run --data data --out new --db empty", 1),
         ("run --data data --out new --db afile", 1),
     ],

@@ -107,7 +107,7 @@ def test_it_consumes_each_of_a_batch_and_strands_nothing(run: Run, version: str)
     assert run("consume_each") == expected[version]
 
 
-@pytest.mark.parametrize("autopilot", ["on", "off"])
+@pytest.mark.parametrize("autopilot", ["on", pytest.param("off", marks=pytest.mark.outer)])
 def test_it_consumes_without_a_batch_size(run: Run, autopilot: str) -> None:
     assert run("consume_unsized", QUEEN_SDK_POP_AUTOPILOT=autopilot) == [0, 1, 2, 3, 4]
 
