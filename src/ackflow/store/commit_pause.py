@@ -61,9 +61,9 @@ class LoopBudget:
     """When an event loop may run transactions itself, instead of handing them to another thread.
 
     Handing over costs two thread switches, about as much as a short fsync. But while the loop
-    commits and syncs it serves nobody, so it does so only while fsyncs are short. After a long one
-    there is a pause; pauses double, so that a disk which is slow now and then holds the loop up
-    ever less often.
+    commits and syncs, it handles no other client, so it does so only while fsyncs are short. After
+    a long one there is a pause; pauses double, so that a disk which is slow now and then holds the
+    loop up ever less often.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
