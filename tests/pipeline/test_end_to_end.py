@@ -1,5 +1,6 @@
 """Whole runs, every stage a process: undisturbed, with random kills, and with another pipeline."""
 
+import contextlib
 import json
 import random
 import signal
@@ -90,10 +91,15 @@ def kill_jvm(driver: int) -> None:
 
 def kill_child(driver: int, name: str) -> None:
     """Kill the youngest child process of a kind: the JVM, or a Python process that Spark started."""
-    children = psutil.Process(driver).children(recursive=True)
-    for child in reversed([child for child in children if child.name().startswith(name)]):
-        child.kill()
-        return
+    gone = contextlib.suppress(psutil.NoSuchProcess)  # a process that ends while it is looked at
+    children: list[psutil.Process] = []
+    with gone:
+        children = psutil.Process(driver).children(recursive=True)
+    for child in reversed(children):
+        with gone:
+            if child.name().startswith(name):
+                child.kill()
+                return
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +191,14 @@ class Asleep:
         self.slept = True
         driver = psutil.Process(run.processes["spark"].pid)
         family = [driver, *driver.children(recursive=True)]
+        gone = contextlib.suppress(psutil.NoSuchProcess)  # Spark's start runs some short commands
         for process in family:
-            process.suspend()
+            with gone:
+                process.suspend()
         time.sleep(12)
         for process in family:
-            process.resume()
+            with gone:
+                process.resume()
 
 
 @pytest.mark.outer

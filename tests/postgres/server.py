@@ -97,7 +97,7 @@ class Server:
         """Return the process of the server whose title contains a text."""
         assert self._process is not None
         children = psutil.Process(self._process.pid).children()
-        return next(one for one in children if title in " ".join(one.cmdline()))
+        return next(one for one in children if title in _title(one))
 
     def stop(self) -> None:
         assert self._process is not None
@@ -162,3 +162,10 @@ def _programs(folder: Path) -> Path:
     for part in (Path(package.name) / VERSION, Path(f"{package.name}.libs")):
         shutil.copytree(package.parent / part, folder / part)
     return folder / package.name / VERSION / "bin"
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # autovacuum's workers come and go
+        return ""

@@ -6,6 +6,7 @@ Spark's commit log). `stop` freezes the application in a task instead, `executor
 of a task's first attempt, and `fail after write` fails the first attempt of every task.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def signal_application(driver: int, number: int) -> None:
     root = psutil.Process(driver)
     for process in [root, *root.children(recursive=True)]:
         if process.pid != os.getpid():
-            process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+                process.send_signal(number)
     os.kill(os.getpid(), number)
 
 
