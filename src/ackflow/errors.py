@@ -1,4 +1,6 @@
-"""Every error Ackflow raises: one family, each with a stable code, an HTTP status and a sentence.
+"""The errors of all parts: one family, each with a stable code, an HTTP status and a sentence.
+
+Those that only one part raises are defined there, as subclasses of these.
 
 The docstring of a class is its default message. Codes never change; messages may.
 """

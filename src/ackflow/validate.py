@@ -210,6 +210,8 @@ def group_options(given: Mapping[str, Any]) -> dict[str, Any]:
             checked[key] = _limit(value, key)
         elif key == "start":
             checked[key] = value if value in ("all", "new") else _start(value)
+        else:
+            raise AssertionError(f"no rule for option {key!r}")
     return checked
 
 

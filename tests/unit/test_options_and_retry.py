@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from ackflow import validate
 from ackflow.clock import SECOND
+from ackflow.errors import InvalidArgument
 from ackflow.options import DEFAULTS, Dialect, GroupOptions, QueueOptions, Settings, settings
 from ackflow.retry import (
     Exhausted,
@@ -190,3 +192,9 @@ def test_a_lease_that_ran_out_leads_to_a_wait_or_a_dead_letter(
     changes: dict[str, Any], deliveries: int, fate: RetryAt | Exhausted
 ) -> None:
     assert after_expiry(rules(**changes), deliveries, NOW) == fate
+
+
+@pytest.mark.parametrize("option", GroupOptions.__struct_fields__)
+def test_every_option_of_a_group_has_a_rule(option: str) -> None:
+    with pytest.raises(InvalidArgument, match=option):
+        validate.group_options({option: object()})

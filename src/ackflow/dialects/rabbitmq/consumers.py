@@ -17,7 +17,7 @@ from ...broker.core.routing.publish import EXCHANGE, ROUTING_KEY
 from ...broker.requests import PopRequest
 from ...errors import AckflowError, QueueNotFound, SessionClosed
 from ...ids import LaneId
-from ...options import QUEUE_MODE
+from ...options import DEFAULTS, QUEUE_MODE
 from . import frames
 from .frames import HEADER_OVERHEAD
 from .properties import encode_properties, without_table
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .channel import Channel
     from .server import AmqpServer
 
-LEASE_SECONDS = 30.0
+LEASE_SECONDS = DEFAULTS["rabbitmq"].lease_seconds  # extended while the connection is open
 MOST_AT_ONCE = 128  # messages that one pop takes for one consumer
 BYTES_AT_ONCE = 1024 * 1024  # a pop takes fewer if they are larger than this
 SHARED_AT_ONCE = 32  # the same while others have room, too
