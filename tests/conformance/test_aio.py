@@ -99,7 +99,7 @@ def test_every_method_of_a_session_is_there() -> None:
     from ackflow import Session
 
     plain = {name for name in dir(Session) if not name.startswith("_")}
-    helpers = {"broker", "pop_request", "read_again", "release_all", "settle_marks", "forked"}
+    helpers = {"broker", "pop_request", "release_all", "settle_marks", "forked"}
     assert plain - helpers <= {name for name in dir(aio.Session) if not name.startswith("_")}
 
 

@@ -111,6 +111,11 @@ class ShardedBroker:
         plan = self.plan(verb, args, kwargs)
         return self.run(plan, lambda broker, given: broker.look(verb, *given))  # type: ignore[no-any-return, call-arg]
 
+    def query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a verb like `look`, after expired leases have ended."""
+        self.catch_up()
+        return self.look(verb, *args, **kwargs)
+
     def read(self, verb: Callable[[Tx], T]) -> T:
         """Run a verb without arguments on snapshots."""
         plan = self.plan(verb, (), {})
