@@ -198,6 +198,9 @@ class Lease:
         self._run = owner._run
         self._plain = lease
 
+    def __repr__(self) -> str:
+        return repr(self._plain)
+
     @property
     def token(self) -> str:
         """The token of the lease."""
@@ -434,8 +437,10 @@ class Session:
         finally:
             await self._broker.returned()
             self._closed = True
-            await asyncio.to_thread(self.sync.close)
-            await spawn(self._broker.close)
+            try:
+                await asyncio.to_thread(self.sync.close)
+            finally:
+                await spawn(self._broker.close)
 
     async def __aenter__(self) -> Self:
         return self

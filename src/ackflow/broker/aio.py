@@ -3,7 +3,7 @@
 The writer thread runs all queued verbs in one commit and wakes the event loop once for all of them.
 
 The methods of a session are written once, for threads. For asyncio they run in a greenlet, which is
-suspended while an answer is awaited (docs/decisions/greenlet.md).
+suspended while an answer is awaited (docs/decisions/asyncio.md).
 """
 
 import asyncio
@@ -413,4 +413,6 @@ class AwaitedBroker:
         await self._loop_broker.returned()
 
     def _thread(self, call: Callable[[], T]) -> T:
-        return awaited(self._loop_broker.thread(call))
+        on_loop = self._loop_broker
+        on_loop.broker.check_open()
+        return awaited(on_loop.thread(call))
