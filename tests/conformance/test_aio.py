@@ -90,9 +90,7 @@ def test_a_lease_by_its_token_gives_messages_that_can_be_awaited(tmp_path: Path)
 
 
 def test_asyncio_is_there_without_an_import_of_its_own() -> None:
-    code = (
-        "import sys, ackflow; print('greenlet' in sys.modules); print(ackflow.aio.connect.__module__)"
-    )
+    code = "import sys, ackflow; print('greenlet' in sys.modules); print(ackflow.aio.connect.__module__)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\nackflow.aio\n"
 
