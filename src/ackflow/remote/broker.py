@@ -78,8 +78,7 @@ class RemoteBroker:
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self.do(verb, False, *args, **kwargs)
 
-    def query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.do(verb, False, *args, **kwargs)
+    query = look  # the server ends expired leases first
 
     def push(self, request: PushRequest) -> Answer:
         self.check_open()
