@@ -25,6 +25,7 @@ from ...model import DatabaseStats, Upkeep, Why
 from ...options import DEFAULTS
 from ...store.tx import Tx
 from ..broker import Broker, wait_and_pop
+from ..core.ack_and_pop import NextHandout
 from ..core.admin.admin import configure_group
 from ..core.handout import Handout
 from ..core.push import Answer, Placed
@@ -555,6 +556,8 @@ def stamped(answer: Any, database: Database) -> Any:
         answer.place = database.place
     elif isinstance(answer, Result):
         stamped(answer.places, database)
+    elif isinstance(answer, NextHandout):
+        stamped(answer.outcomes, database)
     elif isinstance(answer, Why) and answer.dead_letter is not None:
         return structs.replace(answer, dead_letter=tagged(database.tag, answer.dead_letter))
     return answer
