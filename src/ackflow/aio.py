@@ -1,35 +1,31 @@
 """The session for asyncio: every method of `ackflow.Session`, awaitable.
 
-On a database, verbs run on a few threads beside the event loop, and the writer commits all that
-wait at once; a waiting pop occupies no thread. Over HTTP they run on the loop.
+The methods are those of the plain session. They run in greenlets on the event loop, over a broker
+whose answers are awaited: the writer of a database, or a server over HTTP.
 """
 
 import asyncio
-import logging
 import os
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
-from . import validate
-from .broker.aio import LoopBroker
+from .broker.aio import AwaitedBroker, awaited, spawn
 from .broker.broker import Broker
 from .broker.core.handout import Handout
-from .broker.requests import PopRequest, Verdict
+from .broker.requests import Verdict
 from .broker.sharded.aio import on_loop
 from .broker.sharded.broker import ShardedBroker
 from .clock import Clock
-from .errors import PASSING, AckflowError, LeaseLost, SessionClosed, SessionForked
+from .errors import SessionClosed, SessionForked
 from .options import QUEUE_MODE, Dialect, QueueOptions
-from .session import buffer, session
+from .session import buffer, encoding, messages, session
 from .session.ack_stats import AckStats
 from .session.buffer import SECONDS, SIZE
 from .session.connect import connect as plain_connect
-from .session.connect import load_client
 from .session.consumer import AutoAck, Plan
 from .session.consumer_aio import Consumer, interrupted
 from .session.dead_letters import Alert
@@ -44,11 +40,10 @@ from .validate import Duration, Reason
 P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
+    from .remote.aio import AwaitedRemoteBroker
     from .remote.retry import RetryPolicy
 
-THREADS = 8
-RELEASE_SECONDS = 2.0  # how long a cancelled pop waits for its release, which continues after that
-log = logging.getLogger("ackflow")
+MANY = 1000  # messages: a thread encodes more, as that may take 2 ms per 1,000
 
 
 async def connect(
@@ -63,16 +58,10 @@ async def connect(
     retry: "RetryPolicy | None" = None,
 ) -> "Session":
     """Open a database or a server as `ackflow.connect` does."""
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
-        remote = load_client().remote_on_loop(url, token, ca_file, retry, clock)
-        beside = partial(
-            plain_connect, url, consumer=consumer, clock=clock, token=token, ca_file=ca_file,
-            retry=retry,
-        )  # fmt: skip
-        return Session(session.Session(remote, consumer, validate.redact_url(url)), beside)
     opened = partial(
-        plain_connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep
-    )
+        plain_connect, url, consumer=consumer, may_lose=may_lose, clock=clock, upkeep=upkeep,
+        token=token, ca_file=ca_file, retry=retry,
+    )  # fmt: skip
     return Session(await asyncio.get_running_loop().run_in_executor(None, opened))
 
 
@@ -112,7 +101,7 @@ class Message(Delivery, gc=False, eq=False):
 
     async def extend(self, seconds: Duration | None = None) -> datetime | None:
         """Keep the lease alive for `seconds` from now (None: the group's lease time)."""
-        return await self._session.extend_one(self, seconds)
+        return await self._session.extend(self, seconds)
 
     async def in_progress(self) -> None:
         """Restart the lease time. JetStream's name for `extend`."""
@@ -129,39 +118,52 @@ class Message(Delivery, gc=False, eq=False):
         await self.reject(reason)
 
 
+@overload
 def _awaitable(
-    method: Callable[Concatenate[session.Session, P], R],
-) -> Callable[Concatenate["Session", P], Coroutine[Any, Any, R]]:
+    method: Callable[Concatenate[Any, P], Batch[messages.Message]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, Batch[Message]]]: ...
+@overload
+def _awaitable(
+    method: Callable[Concatenate[Any, P], tuple[Settled, Batch[messages.Message]]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, tuple[Settled, Batch[Message]]]]: ...
+@overload
+def _awaitable(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]: ...
+def _awaitable(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, Any]]:
     """The awaitable form of a method, with the same arguments."""
 
     @wraps(method)
-    async def run(self: "Session", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run(partial(method, self.sync, *args, **kwargs))
+    async def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return await self._run(partial(method, self._plain, *args, **kwargs))
 
     return run
 
 
-def _settling(
-    method: Callable[Concatenate[session.Session, P], R],
-) -> Callable[Concatenate["Session", P], Coroutine[Any, Any, R]]:
-    """The awaitable form of a verb; what comes from a consume loop waits for a server that is
-    away."""
-    settle = _awaitable(method)
+class _PlainSession(session.Session):
+    """The session whose methods run in greenlets; its messages belong to the awaitable one."""
 
-    @wraps(method)
-    async def run(self: "Session", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        while True:
-            try:
-                return await settle(self, *args, **kwargs)
-            except AckflowError as error:
-                first = args[0] if args else None
-                some = [first] if isinstance(first, Delivery) else first
-                given = isinstance(some, list | tuple) and some and isinstance(some[0], Delivery)
-                pause = waits(self, some) if given else None  # type: ignore[arg-type]
-                if pause is None or error.code not in PASSING or await pause(session.AGAIN_SECONDS):
-                    raise
+    def __init__(self, owner: "Session", broker: Any) -> None:
+        super().__init__(broker, owner.sync.consumer)
+        self._acks = owner.sync._acks
+        self._owner = weakref.ref(owner)
 
-    return run
+    def batch_of(self, handout: Handout) -> Batch[Any]:
+        return Batch.of(self._owner(), handout, Message)
+
+    def backup(self, target: str | os.PathLike[str]) -> None:
+        awaited(asyncio.to_thread(super().backup, target))
+
+    def _encode(self, queue: str, data: object, **settings: Any) -> Any:
+        if isinstance(data, list | tuple) and len(data) > MANY:
+            return awaited(asyncio.to_thread(encoding.request, queue, data, **settings))
+        return encoding.request(queue, data, **settings)
+
+    def _pause(self, messages: Sequence[Delivery]) -> Callable[[float], Any] | None:
+        pause = waits(self._owner(), messages)
+        return None if pause is None else lambda seconds: awaited(pause(seconds))
 
 
 class Transaction(Operations):
@@ -193,20 +195,25 @@ class Lease:
     """A lease known by its token, with awaitable methods; see `ackflow.session.lease.Lease`."""
 
     def __init__(self, owner: "Session", lease: PlainLease) -> None:
-        self._owner = owner
-        self._lease = lease
+        self._run = owner._run
+        self._plain = lease
 
-    async def read(self) -> Batch[Message]:
-        """Read all messages of the lease again, settled or not."""
-        return await self._owner.read(self._lease.token)
+    def __repr__(self) -> str:
+        return repr(self._plain)
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        method = getattr(self._lease, name)
+    @property
+    def token(self) -> str:
+        """The token of the lease."""
+        return self._plain.token
 
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            return await self._owner._run(partial(method, *args, **kwargs))
-
-        return run
+    ack = _awaitable(PlainLease.ack)
+    nack = _awaitable(PlainLease.nack)
+    release = _awaitable(PlainLease.release)
+    requeue = _awaitable(PlainLease.requeue)
+    reject = _awaitable(PlainLease.reject)
+    dead_letter = _awaitable(PlainLease.dead_letter)
+    extend = _awaitable(PlainLease.extend)
+    read = _awaitable(PlainLease.read)
 
 
 class Buffer:
@@ -268,36 +275,37 @@ AwaitedQueue = FluentQueue[
 
 
 class Session:
-    """The methods of `ackflow.Session`, awaitable; `sync` is the session underneath."""
+    """The methods of `ackflow.Session`, awaitable.
 
-    def __init__(
-        self, sync: session.Session, beside: Callable[[], session.Session] | None = None
-    ) -> None:
+    A pop that is cancelled leaves nothing leased. `sync` is a blocking session on the same database
+    or server, for other threads.
+    """
+
+    def __init__(self, sync: session.Session) -> None:
         self.sync = sync
-        self._beside = beside
-        self._besides: session.Session | None = None
-        self._lock = threading.Lock()
-        self._parts: list[Any] = []
         self.consumer = sync.consumer
+        self._broker = _awaited_broker(sync)
+        self._plain = _PlainSession(self, self._broker)
+        self._parts: list[Any] = []
         self._closed = False
-        self._remote = not sync.broker.local
-        self._waits: LoopBroker | None = None
-        self._releasing: set[asyncio.Future[None]] = set()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ackflow-aio")
 
+    pop = _awaitable(session.Session.pop)
+    take = _awaitable(session.Session.take)
+    ack_and_pop = _awaitable(session.Session.ack_and_pop)
+    exchange = _awaitable(session.Session.exchange)
+    read = _awaitable(session.Session.read)
     push = _awaitable(session.Session.push)
     stage = _awaitable(session.Session.stage)
     publish = _awaitable(session.Session.publish)
-    ack = _settling(session.Session.ack)
-    nack = _settling(session.Session.nack)
-    release = _settling(session.Session.release)
-    requeue = _settling(session.Session.requeue)
-    reject = _settling(session.Session.reject)
-    dead_letter = _settling(session.Session.dead_letter)
+    ack = _awaitable(session.Session.ack)
+    nack = _awaitable(session.Session.nack)
+    release = _awaitable(session.Session.release)
+    requeue = _awaitable(session.Session.requeue)
+    reject = _awaitable(session.Session.reject)
+    dead_letter = _awaitable(session.Session.dead_letter)
     settle = _awaitable(session.Session.settle)
-    settle_one = _settling(session.Session.settle_one)
+    settle_one = _awaitable(session.Session.settle_one)
     extend = _awaitable(session.Session.extend)
-    extend_one = _awaitable(session.Session.extend_one)
     commit = _awaitable(session.Session.commit)
     value = _awaitable(session.Session.value)
     values = _awaitable(session.Session.values)
@@ -335,118 +343,9 @@ class Session:
     upkeep = _awaitable(session.Session.upkeep)
     backup = _awaitable(session.Session.backup)
 
-    async def pop(
-        self,
-        queue: str,
-        *,
-        group: str = QUEUE_MODE,
-        batch: int | None = None,
-        wait: Duration = 0.0,
-        lease_seconds: Duration | None = None,
-        auto_ack: bool = False,
-        partition: str | None = None,
-        partitions: int | None = None,
-        consumer: str | None = None,
-        token: str | None = None,
-        dialect: Dialect = "native",
-        create: bool = True,
-    ) -> Batch[Message]:
-        """Lease messages as `ackflow.Session.pop` does.
-
-        A pop that is cancelled while it waits leaves nothing leased; one that is cancelled while it
-        is being answered releases what it was given.
-        """
-        request = self.sync.pop_request(
-            queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack,
-            partition=partition, partitions=partitions, consumer=consumer, token=token,
-            dialect=dialect, create=create,
-        )  # fmt: skip
-        return await self.take(request, validate.seconds(wait, "wait"))
-
-    async def ack_and_pop(
-        self,
-        messages: session.Messages,
-        queue: str,
-        *,
-        group: str = QUEUE_MODE,
-        batch: int | None = None,
-        wait: Duration = 0.0,
-        lease_seconds: Duration | None = None,
-        partition: str | None = None,
-        partitions: int | None = None,
-        consumer: str | None = None,
-        dialect: Dialect = "native",
-        create: bool = True,
-    ) -> tuple[Settled, Batch[Message]]:
-        """Ack messages and pop the next ones in one commit, as `ackflow.Session.ack_and_pop` does."""
-        request = self.sync.pop_request(
-            queue, group=group, batch=batch, lease_seconds=lease_seconds, partition=partition,
-            partitions=partitions, consumer=consumer, dialect=dialect, create=create,
-        )  # fmt: skip
-        left = validate.seconds(wait, "wait")
-        settled, handout = await self.exchange(messages, request)
-        if not handout.runs and (left > 0 or handout.again):
-            handout = await self.handout(request, left)
-        return settled, self.batch_of(handout)
-
-    async def exchange(
-        self, messages: session.Messages, request: PopRequest
-    ) -> tuple[Settled, Handout]:
-        """Ack messages and pop with a validated request, once; cancelled, it leaves nothing leased."""
-        request = request.repeatable()
-        return await self._or_give_back(request, partial(self.sync.exchange, messages, request))
-
-    async def take(self, request: PopRequest, wait: float) -> Batch[Message]:
-        """Pop with a validated request."""
-        return self.batch_of(await self.handout(request, wait))
-
     def batch_of(self, handout: Handout) -> Batch[Message]:
         """Return the messages of a hand-out."""
         return Batch.of(self, handout, Message)
-
-    async def handout(self, request: PopRequest, wait: float = 0.0) -> Handout:
-        """Pop, and return the broker's answer. If it is cancelled, nothing stays leased."""
-        if not self._remote:
-            return await self._broker_on_loop().pop(request, wait)
-        request = request.repeatable()
-        return await self._or_give_back(request, partial(self.sync.broker.pop, request, wait))
-
-    async def _or_give_back(self, request: PopRequest, call: Callable[[], R]) -> R:
-        """Run a call that leases messages; if it is cancelled, release them."""
-        try:
-            return await self._run(call)
-        except asyncio.CancelledError:
-            # A second cancellation ends this wait, not the release.
-            if request.token is not None:
-                await asyncio.wait([self._give_back(request)], timeout=RELEASE_SECONDS)
-            raise
-
-    def _give_back(self, request: PopRequest) -> "asyncio.Future[None]":
-        """Release what a pop leased, or may still lease, from a thread of its own: the task, or the
-        event loop, may end now. The pop is repeated first, so that it cannot come after its
-        release: under the same token it then finds a lease that has ended."""
-        released: Future[None] = Future()
-
-        def release() -> None:
-            try:
-                session = self.beside()
-                token = session.broker.pop(request).token
-                if token is not None:
-                    session.release_all(token)
-            except (LeaseLost, SessionClosed):
-                pass  # it is over already
-            except AckflowError as error:
-                log.warning(
-                    "the lease of a cancelled pop could not be released and will expire: %s", error
-                )
-            finally:
-                released.set_result(None)
-
-        threading.Thread(target=release, name="ackflow-release", daemon=True).start()
-        waits = asyncio.wrap_future(released)
-        self._releasing.add(waits)
-        waits.add_done_callback(self._releasing.discard)
-        return waits
 
     def consume(
         self,
@@ -477,7 +376,7 @@ class Session:
         from a thread, also while a handler blocks the event loop; when one is lost all the same,
         or after `timeout`, its handler is cancelled.
         """
-        request = self.sync.pop_request(
+        request = self._plain.pop_request(
             queue, group=group, batch=batch, lease_seconds=lease_seconds, auto_ack=auto_ack is True,
             partition=partition, dialect=dialect, create=create,
         )  # fmt: skip
@@ -495,13 +394,13 @@ class Session:
 
     def buffer(self, size: int = SIZE, seconds: Duration = SECONDS) -> Buffer:
         """Buffer pushes and settles, and send them together. Closing the session sends the rest."""
-        buffered = Buffer(self.beside().buffer(size, seconds))
+        buffered = Buffer(self.sync.buffer(size, seconds))
         self._parts.append(buffered)
         return buffered
 
     def alert_dead(self, queue: str, call: Callable[[str, int], Any], **options: Any) -> Alert:
         """Call `call(queue, depth)`, from a thread, when the queue has many dead letters."""
-        return self.beside().alert_dead(queue, call, **options)
+        return self.sync.alert_dead(queue, call, **options)
 
     def ack_stats(self) -> AckStats:
         """Return statistics of the settles of this session: counts, success rate, latencies."""
@@ -510,33 +409,16 @@ class Session:
     @property
     def cancels(self) -> bool:
         """Whether a cancelled pop leaves nothing leased, not even for a short time."""
-        return not self._remote
-
-    def beside(self) -> session.Session:
-        """Return a blocking session on the same database or server, for other threads."""
-        self.sync.broker  # noqa: B018 - says so when this is another process
-        if self._beside is None:
-            return self.sync
-        with self._lock:
-            if self._closed:
-                raise SessionClosed()
-            if self._besides is None:
-                self._besides = self._beside()
-            return self._besides
+        return self._broker.local
 
     def leave(self, part: object) -> None:
         """Forget a consumer, buffer or alert that has ended."""
         if part in self._parts:
             self._parts.remove(part)
 
-    async def read(self, token: str) -> Batch[Message]:
-        """Read all messages of a lease again, settled or not."""
-        handout = await self._run(partial(self.sync.read_again, token))
-        return Batch.of(self, handout, Message)
-
     def lease(self, token: str) -> Lease:
         """Return a lease by its token, to settle its messages from any process."""
-        return Lease(self, self.sync.lease(token))
+        return Lease(self, self._plain.lease(token))
 
     def transaction(self, key: str | None = None) -> Transaction:
         """Return a transaction: settles, pushes and keyed values on any queues, all or nothing."""
@@ -553,18 +435,12 @@ class Session:
             for part in sorted(self._parts, key=lambda part: isinstance(part, Buffer)):
                 await part.close()
         finally:
-            if self._releasing:
-                await asyncio.wait(self._releasing, timeout=RELEASE_SECONDS)
-            if self._besides is not None:
-                await asyncio.to_thread(self._besides.close)
-            if self._waits is not None:
-                await self._waits.returned()
-            closing = self._run(self.sync.close)
+            await self._broker.returned()
             self._closed = True
-            await closing
-            self._threads.shutdown()
-            if self._waits is not None:
-                self._waits.close()
+            try:
+                await asyncio.to_thread(self.sync.close)
+            finally:
+                await spawn(self._broker.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -576,23 +452,22 @@ class Session:
                     part.abandon()
         await self.close()
 
-    def _run(self, call: Callable[[], R]) -> Awaitable[R]:
+    def _run(self, call: Callable[[], R]) -> Coroutine[Any, Any, R]:
+        """Run a call of the plain session."""
         if self._closed:
             raise SessionClosed()
         if self.sync.forked:
             raise SessionForked()  # the threads are not here, the connections not ours
-        if self._remote:
-            from .remote.transport_asyncio import spawn
+        return spawn(call)
 
-            return spawn(call)
-        return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _broker_on_loop(self) -> LoopBroker:
-        """The broker on the running loop."""
-        if self._closed:
-            raise SessionClosed()
-        broker = self.sync.broker  # refused in a forked process, which has no writer thread
-        if self._waits is None:
-            assert isinstance(broker, Broker | ShardedBroker)
-            self._waits = on_loop(broker)
-        return self._waits
+def _awaited_broker(sync: session.Session) -> "AwaitedBroker | AwaitedRemoteBroker":
+    """The broker of a session, for calls that `spawn` runs."""
+    broker = sync.broker
+    if isinstance(broker, Broker | ShardedBroker):
+        return AwaitedBroker(broker, partial(on_loop, broker))
+    from .remote.aio import AwaitedRemoteBroker
+    from .remote.broker import RemoteBroker
+
+    assert isinstance(broker, RemoteBroker)
+    return AwaitedRemoteBroker(broker)

@@ -16,7 +16,7 @@ from ackflow.cli.main import app
 
 EXTRAS = {
     "cli": "typer,rich,shellingham",
-    "client": "aiohttp,greenlet,urllib3",
+    "client": "aiohttp,urllib3",
     "cron": "cronsim",
     "server": "cryptography,httptools,prometheus_client,uvloop",
     "postgres": "psycopg,psycopg_binary",

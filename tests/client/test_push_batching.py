@@ -29,7 +29,7 @@ class Wire:
     def __init__(self, q: aio.Session, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: list[str] = []
         self.losing = 0
-        transport = q.sync.broker.transport  # type: ignore[attr-defined]
+        transport: Any = q._plain.broker.transport  # type: ignore[attr-defined]
         self._once = transport._once
         monkeypatch.setattr(transport, "_once", self)
         monkeypatch.setattr(transport, "_sleep", self._sleep)

@@ -9,7 +9,6 @@ import pytest
 
 import ackflow
 from ackflow import VirtualClock, aio
-from ackflow.broker.broker import Broker
 from ackflow.errors import InvalidArgument, SessionClosed
 from ackflow.options import QUEUE_MODE
 from ackflow.pushpop import (
@@ -203,8 +202,6 @@ def _words(answer: PopWithAckResponse) -> dict[str, Any]:
 def test_a_pop_that_is_cancelled_leaves_no_lock(run: Run, plain: bool) -> None:
     async def test(q: aio.Session) -> None:
         await pushed(q, 1)
-        if plain and not isinstance(q.sync.broker, Broker):
-            return  # it is used through its awaitable methods
         await q.group("jobs", QUEUE_MODE, dialect="pushpop")
         actor = PushPopActor(q.sync if plain else q, "jobs")
         for n in range(10):

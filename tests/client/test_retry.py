@@ -8,6 +8,7 @@ import pytest
 
 import ackflow
 from ackflow import Session
+from ackflow.broker.aio import spawn
 from ackflow.broker.core import settle
 from ackflow.broker.core.admin import admin
 from ackflow.broker.requests import PopRequest, PushRequest
@@ -171,7 +172,7 @@ def send(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, time: 
             answers = []
             for _ in range(times):
                 try:
-                    answers.append(await transport_asyncio.spawn(lambda: transport.send(what)))
+                    answers.append(await spawn(lambda: transport.send(what)))
                 except Exception as error:
                     answers.append(error)
             return answers[-1]

@@ -165,6 +165,20 @@ def test_acking_and_popping_reaches_every_database_of_a_spread_queue(spread: Ses
     assert len(stores) == 2
 
 
+def test_what_acking_and_popping_refuses_has_the_id_of_its_message(q: Session) -> None:
+    async def refused(batch: ackflow.Batch[ackflow.Message]) -> list[str]:
+        settled, _ = await ackflow.aio.Session(q).ack_and_pop(batch, "orders")
+        return [refusal.message_id for refusal in settled.refused]
+
+    q.push("orders", [1, 2])
+    batch = q.pop("orders", batch=2)
+    ids = [message.id for message in batch]
+    q.release(batch)
+    settled, _ = q.ack_and_pop(batch, "orders")
+    assert [refusal.message_id for refusal in settled.refused] == ids
+    assert asyncio.run(refused(batch)) == ids
+
+
 def test_a_new_group_of_a_spread_queue_starts_at_the_same_time_everywhere(spread: Session) -> None:
     spread.group("orders", "late", start="new")
     for partition in range(10):

@@ -37,14 +37,14 @@ class Loop:
 
 
 class Called:
-    """A broker behind a server, whose verbs are awaited on the loop."""
+    """A broker whose verbs are awaited on the loop."""
 
     def __init__(self, loop: Loop, session: aio.Session) -> None:
         self._loop = loop
         self._session = session
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._session.sync.broker, name)
+        found = getattr(self._session._broker, name)
         return (lambda *args: self._loop.run(self._do(found, args))) if callable(found) else found
 
     async def _do(self, found: Any, args: Any) -> Any:
@@ -72,10 +72,10 @@ class Awaited:
         return Transaction(self, key)
 
     def lease(self, token: str) -> Lease:
-        return Lease(self, self._session.sync.lease(token)._token)  # type: ignore[arg-type]
+        return Lease(self, self._session._plain.lease(token)._token)  # type: ignore[arg-type]
 
     def settle_marks(self, *args: Any) -> Any:
-        settle = partial(self._session.sync.settle_marks, *args)
+        settle = partial(self._session._plain.settle_marks, *args)
         return self._loop.run(self._awaited(settle))
 
     async def _awaited(self, call: Callable[[], Any]) -> Any:

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from ackflow import Item, Session, ranges
+from ackflow.broker.core.leases import read
 from ackflow.broker.readers.verbs import PlannedPart
 from ackflow.errors import InvalidArgument, NotFound
-from ackflow.ids import LaneId, message_id
+from ackflow.ids import LaneId, message_id, parse_token
 from ackflow.spark import sessions
 from ackflow.spark.columns import (
     NATIVE,
@@ -29,7 +30,7 @@ from ackflow.spark.source import distribute
 def rows_of(q: Session, batch: int = 1000) -> tuple[RowBuilder, list[object]]:
     messages = q.pop("orders", group="g", batch=batch)
     assert messages.token is not None
-    handout = q.read_again(messages.token)
+    handout = q.broker.do(read, False, parse_token(messages.token))
     rows = RowBuilder()
     for run in handout.runs:
         rows.add(handout, run)
@@ -90,7 +91,7 @@ def test_the_payloads_of_a_large_body_are_not_copied(q: Session) -> None:
     q.push("orders", [b"z"])
     messages = q.pop("orders", group="g", batch=3)
     assert messages.token is not None
-    handout = q.read_again(messages.token)
+    handout = q.broker.do(read, False, parse_token(messages.token))
     large, small = handout.runs
     rows = RowBuilder()
     rows.add(handout, large)

@@ -1,32 +1,88 @@
 """The broker for asyncio: verbs are awaited, and a waiting verb occupies no thread.
 
 The writer thread runs all queued verbs in one commit and wakes the event loop once for all of them.
+
+The methods of a session are written once, for threads. For asyncio they run in a greenlet, which is
+suspended while an answer is awaited (docs/decisions/asyncio.md).
 """
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from greenlet import getcurrent, greenlet
+
 from ..clock import Signal, micros
 from ..errors import SessionClosed
+from ..model import Upkeep
 from ..store.job import Job
 from ..store.tx import Tx
 from .brief import all_brief
-from .broker import Broker, wait_seconds
+from .broker import Broker, Verbs, wait_seconds
+from .core.ack_and_pop import ack_and_pop
 from .core.handout import Handout
 from .core.pop import pop as pop_now
 from .core.push import Answer
 from .core.settle import settle
 from .requests import Mark, PopRequest, PushRequest, Verdict
+from .verb import IN_SLICES
 
 P = ParamSpec("P")
 T = TypeVar("T")
+H = TypeVar("H", bound=Handout)
 PopVerb = Callable[[Tx, PopRequest], Handout]
 READERS = 4
+MAX_IDLE = 256  # greenlets of a thread; together they take 1.5 MiB
+_DONE = object()
+
+
+class _Idle(threading.local):
+    """The greenlets of a thread that wait for the next call; starting one costs 8 µs."""
+
+    def __init__(self) -> None:
+        self.greenlets: list[greenlet] = []
+
+
+_idle = _Idle()
+
+
+def _serve(given: Any) -> None:
+    """Body of a greenlet: run one call after another, until one raises."""
+    while True:
+        call, answers = given
+        answers.append(call())
+        given = call = answers = None  # not held while it is idle
+        given = getcurrent().parent.switch(_DONE)  # type: ignore[union-attr]
+
+
+async def spawn(call: Callable[[], T]) -> T:
+    """Run a call in a greenlet; what it gives to `awaited` is awaited here."""
+    idle, answers, current = _idle.greenlets, list[T](), getcurrent()
+    running = idle.pop() if idle else greenlet(_serve)
+    running.parent = current
+    running.gr_context = current.gr_context
+    step: Any = running.switch((call, answers))
+    while step is not _DONE:
+        try:
+            answer = await step
+        except BaseException as error:
+            step = running.throw(error)
+        else:
+            step = running.switch(answer)
+    running.gr_context = None
+    if len(idle) < MAX_IDLE:
+        idle.append(running)
+    return answers[0]
+
+
+def awaited(step: Awaitable[T]) -> T:
+    """Wait, in a call that `spawn` runs, for something that the event loop does."""
+    return getcurrent().parent.switch(step)  # type: ignore[union-attr, no-any-return]
 
 
 class LoopBroker:
@@ -133,13 +189,7 @@ class LoopBroker:
         while True:
             if admit is not None:
                 admit()
-            popping = PendingPop(self, request, verb)
-            try:
-                answer: Handout = await popping.answered
-            except asyncio.CancelledError:
-                # A second cancellation ends this wait, not the release.
-                await self._await_return(popping.give_up())
-                raise
+            answer = await self.hand_out(verb, request)
             if answer.runs:
                 if self.broker.waiters.by_key:
                     self.broker.waiters.wake_next(request.wait_key)
@@ -147,10 +197,18 @@ class LoopBroker:
             if not answer.again:
                 return answer
 
-    async def _await_return(self, returned: "asyncio.Future[Any]") -> None:
-        self._returning.add(returned)
-        returned.add_done_callback(self._returning.discard)
-        await asyncio.wait([returned])  # this neither cancels the future nor raises its error
+    async def hand_out(self, verb: Callable[..., H], *args: Any) -> H:
+        """Run a verb that leases messages; if this is cancelled, they are released."""
+        pending = PendingHandout(self, verb, args)
+        try:
+            return await pending.answered  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            # A second cancellation ends this wait, not the release.
+            returned = pending.give_up()
+            self._returning.add(returned)
+            returned.add_done_callback(self._returning.discard)
+            await asyncio.wait([returned])  # this neither cancels the future nor raises its error
+            raise
 
     def _submit(
         self, verb: Any, args: tuple[Any, ...], synced: bool, merge: Any
@@ -215,24 +273,26 @@ class LoopBroker:
                 future.set_result(job.answer)
 
 
-class PendingPop:
-    """A pop in the writer's queue.
+class PendingHandout:
+    """A verb in the writer's queue that leases messages.
 
     After `give_up` the thread that receives the answer releases the lease, because the event loop
     may be closed by then.
     """
 
-    def __init__(self, loop_broker: LoopBroker, request: PopRequest, verb: PopVerb) -> None:
+    def __init__(
+        self, loop_broker: LoopBroker, verb: Callable[..., Handout], args: tuple[Any, ...]
+    ) -> None:
         self._on_loop = loop_broker
         self._writer = loop_broker.broker.writer
         self._job: Job | None = None
         self._given_up: asyncio.Future[Any] | None = None
         self.answered = loop_broker.future()
         loop_broker.broker.check_open()
-        loop_broker.enqueue(Job(verb, (request,), False, None, self._answer))
+        loop_broker.enqueue(Job(verb, args, False, None, self._answer))
 
     def give_up(self) -> "asyncio.Future[Any]":
-        """Release the messages that the pop leased or will lease; return a future for that."""
+        """Release the messages that it leased or will lease; return a future for that."""
         self._given_up = returned = self._on_loop.future()
         if self._job is not None:
             self._release(self._job, returned)
@@ -291,3 +351,68 @@ class LoopSignal(Signal):
             await self._woken
         finally:
             timer.cancel()
+
+
+class AwaitedBroker:
+    """A broker in this process for code that `spawn` runs: what it does is awaited on the loop.
+
+    Verbs join the next group commit. Reads, upkeep, and verbs that work in slices run in threads.
+    """
+
+    local = True
+
+    def __init__(self, broker: Verbs, on_loop: Callable[[], LoopBroker]) -> None:
+        self.clock = broker.clock
+        self.whole = broker.whole
+        self.store = broker.store
+        self._broker = broker
+        self._on_loop = on_loop
+        self._loops: dict[asyncio.AbstractEventLoop, LoopBroker] = {}
+
+    @property
+    def _loop_broker(self) -> LoopBroker:
+        """The broker on the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            for other in [other for other in self._loops if other.is_closed()]:
+                self._loops.pop(other).close()
+            self._loops[loop] = self._on_loop()
+        return self._loops[loop]
+
+    def do(
+        self, verb: Callable[Concatenate[Tx, P], T], synced: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if verb in IN_SLICES:
+            return self._thread(partial(self._broker.do, verb, synced, *args, **kwargs))
+        if verb is ack_and_pop:
+            return awaited(self._loop_broker.hand_out(verb, *args))
+        return awaited(self._loop_broker.do(verb, synced, *args, **kwargs))
+
+    def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread(partial(self._broker.look, verb, *args, **kwargs))
+
+    def query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread(partial(self._broker.query, verb, *args, **kwargs))
+
+    def push(self, request: PushRequest) -> Answer:
+        return awaited(self._loop_broker.push(request))
+
+    def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
+        return awaited(self._loop_broker.pop(request, wait))
+
+    def upkeep(self) -> Upkeep:
+        return self._thread(self._broker.upkeep)
+
+    def close(self) -> None:
+        """Let the threads end. The broker underneath belongs to its session."""
+        for loop_broker in self._loops.values():
+            loop_broker.close()
+
+    async def returned(self) -> None:
+        """Wait until all messages leased by cancelled pops are released."""
+        await self._loop_broker.returned()
+
+    def _thread(self, call: Callable[[], T]) -> T:
+        on_loop = self._loop_broker
+        on_loop.broker.check_open()
+        return awaited(on_loop.thread(call))

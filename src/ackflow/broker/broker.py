@@ -72,10 +72,12 @@ class Verbs(Protocol):
     def look(
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T: ...
+    def query(
+        self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
     def push(self, request: PushRequest) -> Answer: ...
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout: ...
     def upkeep(self) -> Upkeep: ...
-    def catch_up(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -157,6 +159,11 @@ class Broker:
         while (found := self.read(partial(_look, verb=verb_on))) is _LATER:
             UpkeepRunner(self.read, self.write).make_cursors()
         return found  # type: ignore[return-value]
+
+    def query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a verb like `look`, after expired leases have ended."""
+        self.catch_up()
+        return self.look(verb, *args, **kwargs)
 
     def push(self, request: PushRequest) -> Answer:
         self.check_open()

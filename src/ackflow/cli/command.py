@@ -44,7 +44,7 @@ F = TypeVar("F", bound=Callable[..., None])
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])  # Typer does not export it
 # The extra that installs each package that commands import on demand.
 _EXTRAS = {
-    **dict.fromkeys(("aiohttp", "greenlet", "urllib3"), "client"),
+    **dict.fromkeys(("aiohttp", "urllib3"), "client"),
     **dict.fromkeys(("cryptography", "httptools", "prometheus_client", "uvloop"), "server"),
     **dict.fromkeys(("psycopg", "psycopg_binary"), "postgres"),
     **dict.fromkeys(("pyspark", "pyarrow", "py4j"), "spark"),

@@ -56,8 +56,13 @@ class RemoteBroker:
 
     local = False
 
-    def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
+    def __init__(
+        self, transport: Transport, clock: Clock | None = None,
+        on_loop: Callable[[], Transport] | None = None,
+    ) -> None:  # fmt: skip
+        """`on_loop`: makes a transport to the same servers for asyncio."""
         self.transport = transport
+        self.on_loop = on_loop
         self.clock = clock or SystemClock()
         self.whole = False
         self.store = RemoteStore(transport)
@@ -72,6 +77,8 @@ class RemoteBroker:
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self.do(verb, False, *args, **kwargs)
+
+    query = look  # the server ends expired leases first
 
     def push(self, request: PushRequest) -> Answer:
         self.check_open()
@@ -111,9 +118,6 @@ class RemoteBroker:
         self.check_open()
         done: Upkeep = self.transport.send(protocol.upkeep())
         return done
-
-    def catch_up(self) -> None:
-        """Nothing: the server does it before each query."""
 
     def check_open(self) -> None:
         if self._closed:

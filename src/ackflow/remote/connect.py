@@ -21,22 +21,14 @@ def remote(
     clock: Clock | None,
 ) -> RemoteBroker:
     """Open a broker behind these servers; nothing is sent before the first verb."""
+    servers, headers, policy = bases(url), authorization(token), retry or RetryPolicy()
     tls: dict[str, Any] = {} if ca_file is None else {"ca_certs": os.fspath(ca_file)}
-    transport = ThreadTransport(bases(url), authorization(token), retry or RetryPolicy(), **tls)
-    return RemoteBroker(transport, clock)
 
+    def on_loop() -> AsyncioTransport:
+        context = True if ca_file is None else ssl.create_default_context(cafile=os.fspath(ca_file))
+        return AsyncioTransport(servers, headers, policy, context)
 
-def remote_on_loop(
-    url: str,
-    token: str | None,
-    ca_file: str | os.PathLike[str] | None,
-    retry: RetryPolicy | None,
-    clock: Clock | None,
-) -> RemoteBroker:
-    """The same for asyncio: call its methods through `transport_asyncio.spawn`."""
-    context = True if ca_file is None else ssl.create_default_context(cafile=os.fspath(ca_file))
-    transport = AsyncioTransport(bases(url), authorization(token), retry or RetryPolicy(), context)
-    return RemoteBroker(transport, clock)
+    return RemoteBroker(ThreadTransport(servers, headers, policy, **tls), clock, on_loop)
 
 
 def authorization(token: str | None) -> dict[str, str]:

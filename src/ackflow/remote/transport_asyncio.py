@@ -1,35 +1,18 @@
-"""Requests over aiohttp. Session code runs in a greenlet, which is suspended while an answer is
-awaited, so that the methods of a session are written once (docs/decisions/greenlet.md)."""
+"""Requests over aiohttp, for code that runs in a greenlet (`spawn`)."""
 
 import asyncio
 import io
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
-from greenlet import getcurrent, greenlet
 
-from ..errors import AckflowError, InvalidArgument, SessionClosed, Unavailable
+from ..broker.aio import awaited
+from ..errors import AckflowError, SessionClosed, Unavailable
 from .protocol import HEADERS, Request, result, small_push
 from .push_batching import PushBatcher
 from .retry import Breaker, RetryPolicy
-
-R = TypeVar("R")
-
-
-async def spawn(call: Callable[[], R]) -> R:
-    """Run a call in a greenlet; what it sends through `AsyncioTransport` is awaited here."""
-    running = greenlet(call)
-    step: Any = running.switch()
-    while not running.dead:
-        try:
-            value = await step
-        except BaseException as error:
-            step = running.throw(error)
-        else:
-            step = running.switch(value)
-    return step  # type: ignore[no-any-return]
 
 
 class AsyncioTransport:
@@ -51,20 +34,13 @@ class AsyncioTransport:
 
     def send(self, request: Request) -> Any:
         if small_push(request):
-            return self._wait(self._batcher.send(request))
-        return self._wait(self._send(request))
+            return awaited(self._batcher.send(request))
+        return awaited(self._send(request))
 
     def close(self) -> None:
         self._closed = True
         if self._http is not None:
-            self._wait(self._http.close())
-
-    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        parent = getcurrent().parent
-        if parent is None:
-            coroutine.close()
-            raise InvalidArgument("an asyncio session must be used through its awaitable methods")
-        return parent.switch(coroutine)
+            awaited(self._http.close())
 
     async def _send(self, request: Request) -> Any:
         self._breaker.check()

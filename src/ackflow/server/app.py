@@ -136,8 +136,7 @@ class Server:
         self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """The same in the calling thread, which must be one of the read lane."""
-        self.broker.catch_up()
-        return self.broker.look(verb, *args, **kwargs)
+        return self.broker.query(verb, *args, **kwargs)
 
     def in_read_lane(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Run a long blocking call beside few others; raises ServerBusy if many wait."""

@@ -44,7 +44,9 @@ class ConsumerSession(Protocol):
 
     @property
     def cancels(self) -> bool: ...
-    def beside(self) -> Session: ...
+
+    sync: Session
+
     def leave(self, part: Any) -> None: ...
     async def take(self, request: PopRequest, wait: float) -> Batch[Any]: ...
     async def exchange(
@@ -76,8 +78,8 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._lease_keeper = LeaseKeeper(
             plan,
-            lambda: session.beside().broker,
-            lambda queue, group: session.beside().group_stats(queue, group),
+            lambda: session.sync.broker,
+            lambda queue, group: session.sync.group_stats(queue, group),
         )
         self._popping: set[asyncio.Future[Any]] = set()
         self._handlers: set[asyncio.Future[Any]] = set()

@@ -184,7 +184,7 @@ class MessageSession(Protocol):
     """The methods of a session that a message uses."""
 
     def settle_one(self, message: Delivery, verdict: Verdict) -> None: ...
-    def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None: ...
+    def extend(self, messages: Delivery, seconds: Duration | None = None) -> datetime | None: ...
     def transaction(self) -> Any: ...
 
 
@@ -240,7 +240,7 @@ class Message(Delivery, gc=False, eq=False):
 
         `seconds` None means the lease time of the group. Returns None without a lease.
         """
-        return self._session.extend_one(self, seconds)
+        return self._session.extend(self, seconds)
 
     def in_progress(self) -> None:
         """Restart the lease time; the JetStream name for `extend`."""

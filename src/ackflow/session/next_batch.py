@@ -45,7 +45,7 @@ class NextBatch:
         settled, handout = self.exchange(messages, request)
         if not handout.runs and (left > 0 or handout.again):
             handout = self.broker.pop(request, left)
-        return settled, Batch.of(self, handout, Message)
+        return settled, self.batch_of(handout)
 
     def exchange(self: Any, messages: "Messages", request: PopRequest) -> tuple[Settled, Handout]:
         """Ack messages and pop with a validated request, once."""

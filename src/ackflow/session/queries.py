@@ -1,8 +1,7 @@
 """Read-only queries: statistics, messages, dead letters, values, and why."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterable
 
 from .. import validate
 from ..broker import presence
@@ -32,11 +31,7 @@ from ..model import (
     Why,
 )
 from ..options import QUEUE_MODE
-from ..store.tx import Tx
 from ..validate import Time
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Queries(ABC):
@@ -50,11 +45,11 @@ class Queries(ABC):
         """What became of a message for a group, and why it is or is not delivered now."""
         while self.broker.do(whys.drop_overdue, False, queue, message_id, group):
             pass
-        return self._query(whys.why, queue, message_id, group)
+        return self.broker.query(whys.why, queue, message_id, group)
 
     def queues(self) -> list[QueueStats]:
         """Return statistics of all queues."""
-        return self._query(stats.queues)
+        return self.broker.query(stats.queues)
 
     def databases(self) -> list[DatabaseStats]:
         """The databases behind this session, and which are away: what is in those is missing from
@@ -63,11 +58,11 @@ class Queries(ABC):
 
     def queue_stats(self, queue: str) -> QueueStats:
         """Return statistics of one queue."""
-        return self._query(stats.queue_stats, queue)
+        return self.broker.query(stats.queue_stats, queue)
 
     def group_stats(self, queue: str, group: str = QUEUE_MODE) -> GroupStats:
         """Return statistics of one group."""
-        return self._query(stats.group_stats, queue, group)
+        return self.broker.query(stats.group_stats, queue, group)
 
     def partitions(self, queue: str) -> list[PartitionStats]:
         """Return the partitions of a queue."""
@@ -76,7 +71,7 @@ class Queries(ABC):
     def leases(self, queue: str, group: str | None = None) -> list[LeaseStats]:
         """Return the live leases of a queue or group, with consumer and expiry; at most the first
         thousand of each group."""
-        return self._query(stats.leases, queue, group)
+        return self.broker.query(stats.leases, queue, group)
 
     def brokers(self) -> list[BrokerInfo]:
         """Return the brokers: the processes that have the database open, the oldest first.
@@ -84,28 +79,28 @@ class Queries(ABC):
         A broker is listed two seconds after it was opened, and until it is closed; one that was killed,
         for a minute.
         """
-        return self._query(presence.brokers)
+        return self.broker.query(presence.brokers)
 
     def sweeps(self) -> list[SweepStats]:
         """Return running seeks, purges and deletes, and those that ended in the last hour.
 
         Those that fitted into one transaction are not listed.
         """
-        return self._query(sweeps.list_sweeps)
+        return self.broker.query(sweeps.list_sweeps)
 
     def progress(
         self, queue: str, group: str = QUEUE_MODE, partition: str | None = None
     ) -> list[Progress]:
         """Return the progress of a group by partition. At most a thousand leases are read."""
-        return self._query(stats.progress, queue, group, partition)
+        return self.broker.query(stats.progress, queue, group, partition)
 
     def message(self, queue: str, id: str, *, group: str | None = None) -> StoredMessage:
         """Return one stored message, without side effects."""
-        return self._query(browse.get, queue, id, group)
+        return self.broker.query(browse.get, queue, id, group)
 
     def peek(self, queue: str, *, group: str = QUEUE_MODE, limit: int = 10) -> list[StoredMessage]:
         """Return the messages that a group would get next, without side effects."""
-        return self._query(peek.peek, queue, group, limit)
+        return self.broker.query(peek.peek, queue, group, limit)
 
     def follow(
         self,
@@ -127,7 +122,7 @@ class Queries(ABC):
             raise InvalidArgument(
                 f"after must be the `after` of the previous result, got {after!r}"
             )
-        return self._query(peek.follow, queue, partition, after, last, limit)
+        return self.broker.query(peek.follow, queue, partition, after, last, limit)
 
     def browse(
         self,
@@ -172,12 +167,7 @@ class Queries(ABC):
             validate.time_or_none(until, "until"), limit,
             validate.seconds(seconds, "seconds"), validate.page(after, 2),
         )  # fmt: skip
-        return self._query(browse.browse, request.check())
-
-    def _query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read the current state: expired leases are ended first."""
-        self.broker.catch_up()
-        return self.broker.look(verb, *args, **kwargs)
+        return self.broker.query(browse.browse, request.check())
 
     def dead_letters(
         self,
@@ -202,11 +192,13 @@ class Queries(ABC):
         place = validate.page(after, 1)
         validate.integer(limit, "limit", 1, 10_000)
         validate.integer(offset, "offset", 0, 1 << 60)
-        return self._query(dead_letters.entries, which, limit, offset, place[0] if place else None)
+        return self.broker.query(
+            dead_letters.entries, which, limit, offset, place[0] if place else None
+        )
 
     def dead_summary(self, queue: str, group: str | None = None) -> list[DeadSummary]:
         """Count dead letters by cause, most frequent first; errors are grouped by the text before a colon."""
-        return self._query(dead_letters.summary, queue, group)
+        return self.broker.query(dead_letters.summary, queue, group)
 
     def dead_distribution(self, queue: str, group: str | None = None) -> dict[str, int]:
         """Count dead letters by error, most frequent first; errors are grouped by the text before a colon."""

@@ -35,8 +35,8 @@ class Copied(Struct, frozen=True):
 def look_at(source: Session, queue: str) -> QueueCopy:
     """Return what a copy of a queue would copy."""
     validate.name(queue, "queue")
-    source.broker.catch_up()
-    return msgspec.msgpack.decode(source.broker.look(transfer.export_queue, queue), type=QueueCopy)
+    packed = source.broker.query(transfer.export_queue, queue)
+    return msgspec.msgpack.decode(packed, type=QueueCopy)
 
 
 def copy_queue(
@@ -93,7 +93,6 @@ def _copy_messages(
                 if lane.partition not in partitions:
                     partitions.add(lane.partition)
                     _copy_txids(source, target, queue, lane.partition)
-        source.broker.catch_up()
         now = look_at(source, queue)
         states = source.broker.look(transfer.export_states, queue)
         slices = transfer.in_slices(states, LANES)

@@ -93,7 +93,7 @@ class Session(Queries, NextBatch):
         receipt.
         """
         broker = self.broker
-        request, places = encoding.request(
+        request, places = self._encode(
             queue, data, partition=partition, priority=priority, delay=delay, key=key,
             whole=broker.whole, at=at, headers=headers,
         )  # fmt: skip
@@ -111,7 +111,7 @@ class Session(Queries, NextBatch):
         delay: Duration | None = None,
     ) -> str:
         """Write messages that stay invisible until the returned stage is published."""
-        request, _ = encoding.request(
+        request, _ = self._encode(
             queue, data, partition=partition, priority=priority, delay=delay, key=None
         )
         return self.broker.do(stage.stage, True, producer, batch, request.chunks)
@@ -169,7 +169,7 @@ class Session(Queries, NextBatch):
 
     def take(self, request: PopRequest, wait: float) -> Batch[Message]:
         """Pop with a validated request."""
-        return Batch.of(self, self.broker.pop(request, wait), Message)
+        return self.batch_of(self.broker.pop(request, wait))
 
     def pop_request(
         self,
@@ -200,11 +200,7 @@ class Session(Queries, NextBatch):
 
         The counters of settled messages are lost: they show one delivery, as redelivered.
         """
-        return Batch.of(self, self.read_again(token), Message)
-
-    def read_again(self, token: str) -> Handout:
-        """Return the hand-out of a lease, for `read`."""
-        return self.broker.do(leases.read, False, ids.parse_token(token))
+        return self.batch_of(self.broker.do(leases.read, False, ids.parse_token(token)))
 
     def lease(self, token: str) -> Lease:
         """Return a lease by its token, to settle its messages from any process."""
@@ -336,10 +332,6 @@ class Session(Queries, NextBatch):
         """Release all messages that a lease still holds."""
         self.broker.do(settle.settle, False, token, [Mark(Verdict("release"))])
 
-    def extend_one(self, message: Delivery, seconds: Duration | None) -> datetime | None:
-        """Extend the lease of one message; see `extend`."""
-        return self.extend([message], seconds)
-
     def _settle_one(self, token: int, mark: Mark) -> None:
         with self._acks.measure(1):
             (outcome,) = self.broker.do(settle.settle, mark.verdict.synced, token, [mark])
@@ -353,13 +345,11 @@ class Session(Queries, NextBatch):
             marks = messages.marks(verdict)
         else:
             marks = marks_of((message, verdict) for message in some)
-        if waits(self, some) is None:
-            return self.settle_marks(marks, len(some), verdict.synced)
         return self._patiently(some, lambda: self.settle_marks(marks, len(some), verdict.synced))
 
     def _patiently(self, messages: Sequence[Delivery], call: Callable[[], R]) -> R:
         """Settle; in a consume loop, wait while the server is unavailable."""
-        pause = waits(self, messages)
+        pause = self._pause(messages)
         while True:
             try:
                 return call()
@@ -572,6 +562,15 @@ class Session(Queries, NextBatch):
     def leave(self, task: object) -> None:
         """Forget a consumer, buffer or alert that has ended."""
         self._background.discard(task)
+
+    # what is different in asyncio
+
+    _encode = staticmethod(encoding.request)
+    _pause = waits
+
+    def batch_of(self, handout: Handout) -> Batch[Any]:
+        """Return the messages of a hand-out."""
+        return Batch.of(self, handout, Message)
 
     @property
     def broker(self) -> Verbs:

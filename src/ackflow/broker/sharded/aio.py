@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...errors import AckflowError
 from ...store.tx import Tx
-from ..aio import LoopBroker, PopVerb
+from ..aio import H, LoopBroker, PopVerb
 from ..broker import Broker
 from ..core.handout import Handout
 from ..core.pop import pop as pop_now
@@ -44,9 +44,13 @@ class ShardedLoop(LoopBroker):
     ) -> "asyncio.Future[T]":
         return asyncio.ensure_future(self._do(verb, synced, args, kwargs))
 
+    async def hand_out(self, verb: Callable[..., H], *args: Any) -> H:
+        return await self._do(verb, False, args, {}, hands_out=True)
+
     async def _do(
-        self, verb: Callable[..., T], synced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> T:
+        self, verb: Callable[..., T], synced: bool, args: tuple[Any, ...], kwargs: dict[str, Any],
+        hands_out: bool = False,
+    ) -> T:  # fmt: skip
         plan = await self._asking(lambda ask: self.router.plan(verb, args, kwargs, ask))
         if not plan.direct:
             return await self.thread(
@@ -54,7 +58,11 @@ class ShardedLoop(LoopBroker):
             )
         (database,) = plan.databases
         with database.broker():
-            answer = await self._of(database).do(verb, synced, *args, **kwargs)
+            on_loop = self._of(database)
+            if hands_out:
+                answer: Any = await on_loop.hand_out(verb, *args)
+            else:
+                answer = await on_loop.do(verb, synced, *args, **kwargs)
         return stamped(answer, database)  # type: ignore[no-any-return]
 
     def push(self, request: PushRequest) -> "asyncio.Future[Answer]":

@@ -25,6 +25,7 @@ from ...model import DatabaseStats, Upkeep, Why
 from ...options import DEFAULTS
 from ...store.tx import Tx
 from ..broker import Broker, wait_and_pop
+from ..core.ack_and_pop import NextHandout
 from ..core.admin.admin import configure_group
 from ..core.handout import Handout
 from ..core.push import Answer, Placed
@@ -110,6 +111,11 @@ class ShardedBroker:
         """Run a verb in read-only transactions."""
         plan = self.plan(verb, args, kwargs)
         return self.run(plan, lambda broker, given: broker.look(verb, *given))  # type: ignore[no-any-return, call-arg]
+
+    def query(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a verb like `look`, after expired leases have ended."""
+        self.catch_up()
+        return self.look(verb, *args, **kwargs)
 
     def read(self, verb: Callable[[Tx], T]) -> T:
         """Run a verb without arguments on snapshots."""
@@ -550,6 +556,8 @@ def stamped(answer: Any, database: Database) -> Any:
         answer.place = database.place
     elif isinstance(answer, Result):
         stamped(answer.places, database)
+    elif isinstance(answer, NextHandout):
+        stamped(answer.outcomes, database)
     elif isinstance(answer, Why) and answer.dead_letter is not None:
         return structs.replace(answer, dead_letter=tagged(database.tag, answer.dead_letter))
     return answer

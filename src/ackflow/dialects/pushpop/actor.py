@@ -94,7 +94,7 @@ class PushPopActor:
 
     def __init__(self, session: Session | aio.Session, queue_id: str) -> None:
         self._session = session
-        self._blocking = session.sync if isinstance(session, aio.Session) else session
+        self._plain = session._plain if isinstance(session, aio.Session) else session
         self.queue_id = validate.name(queue_id, "queue")
 
     async def Push(self, data: PushRequest | Mapping[str, Any]) -> Any:
@@ -107,7 +107,7 @@ class PushPopActor:
 
     async def _push(self, item: Any, priority: Any) -> PushResponse:
         # In a list, because an item that is itself a list is still one item.
-        await self._run(partial(self._blocking.push, self.queue_id, [item], priority=priority))
+        await self._run(partial(self._plain.push, self.queue_id, [item], priority=priority))
         return PushResponse(True, PUSHED.format(queue=self.queue_id, priority=priority))
 
     async def Pop(self) -> PopResponse:
@@ -150,7 +150,7 @@ class PushPopActor:
         token = parse_lock_id(lock_id)
 
         def settle() -> int:
-            broker, ack = self._blocking.broker, Verdict("ack")
+            broker, ack = self._plain.broker, Verdict("ack")
             return broker.do(lock.settle_lock, False, self.queue_id, QUEUE_MODE, token, ack)
 
         try:
@@ -163,13 +163,13 @@ class PushPopActor:
     async def _pop(self, ttl: float | None, count: int, auto_ack: bool = False) -> Handout:
         """Pop under a lock of `ttl` seconds (None: the group's lease time), or auto-acknowledged."""
         request = PopRequest(
-            self.queue_id, QUEUE_MODE, self._blocking.consumer,
+            self.queue_id, QUEUE_MODE, self._plain.consumer,
             validate.integer(count, "count", 1, MAX_COUNT),
             ttl, auto_ack=auto_ack, dialect="pushpop",
         )  # fmt: skip
         if isinstance(self._session, aio.Session):
-            return await self._session.handout(request)
-        popping = asyncio.ensure_future(asyncio.to_thread(self._blocking.broker.pop, request))
+            return await self._run(partial(self._plain.broker.pop, request))
+        popping = asyncio.ensure_future(asyncio.to_thread(self._plain.broker.pop, request))
         try:
             return await asyncio.shield(popping)
         except asyncio.CancelledError:
@@ -184,7 +184,7 @@ class PushPopActor:
 
     def _give_back(self, token: int) -> None:
         with contextlib.suppress(SessionClosed, LeaseLost):
-            self._blocking.release_all(token)
+            self._plain.release_all(token)
 
     async def _run(self, call: Callable[[], T]) -> T:
         if isinstance(self._session, aio.Session):
