@@ -158,11 +158,19 @@ def _from(what: str, least: int, most: int) -> Callable[[object], object]:
     return lambda value: validate.integer(value, what, least, most)
 
 
+def _after(value: object) -> None:
+    """Validate where a page begins: after an id or a name, or by lane."""
+    for one in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(one, int):
+            validate.integer(one, "after", 0, requests.LARGEST)
+
+
 # The limits of parameters that mean the same in every verb.
 _LIMITS: dict[str, Callable[[object], object]] = {
     "limit": _from("limit", 1, 100_000),
     "offset": _from("offset", 0, requests.LARGEST),
     "before": _from("before", 0, requests.LARGEST),
+    "after": _after,
     "batch": _from("batch", 0, requests.LARGEST),
     "epoch": _from("epoch", 0, requests.LARGEST),
     "number": _from("number", 0, requests.LARGEST),
