@@ -230,6 +230,32 @@ def test_a_checkpoint_is_left_to_another_thread(q: Session, monkeypatch: Any) ->
     assert threading.get_ident() not in threads
 
 
+def test_the_loop_goes_on_committing_while_a_thread_checkpoints(
+    q: Session, monkeypatch: Any
+) -> None:
+    store = q.broker.store  # type: ignore[attr-defined]
+    checkpointing, free = threading.Event(), threading.Event()
+    checkpoint = store._checkpointer.checkpoint
+
+    def slow(*args: Any, **options: Any) -> bool:
+        checkpointing.set()
+        assert free.wait(10)
+        return bool(checkpoint(*args, **options))
+
+    monkeypatch.setattr(store._checkpointer, "checkpoint", slow)
+
+    async def main(broker: LoopBroker) -> list[int]:
+        while not store._checkpointer._asked:
+            await broker.push(request("x" * 40_000))
+        assert await asyncio.to_thread(checkpointing.wait, 10)
+        return [await broker.do(where, False) for _ in range(5)]
+
+    try:
+        assert on_loop(q, main) == [threading.get_ident()] * 5
+    finally:
+        free.set()
+
+
 def test_a_transaction_of_the_same_process_is_waited_for_by_another_thread(q: Session) -> None:
     holds, free = threading.Event(), threading.Event()
 

@@ -124,6 +124,25 @@ def test_no_call_of_a_verb_fails_with_an_internal_error(
     assert statuses[400] > 100
 
 
+@pytest.mark.parametrize("after", [(1 << 63) - 1, -(1 << 63), -1])
+def test_a_page_that_begins_nowhere_is_refused(
+    http: httpx.Client, served: Running, after: int
+) -> None:
+    served.session.push("mine", 1)
+    for verb, given in {
+        "export_lanes": ["mine", after, 10],
+        "export_dead": ["mine", after, 10],
+        "partitions": ["mine", after, 10],
+        "follow": ["mine", None, {1: after}, 10, 10],
+    }.items():
+        answer = http.post(
+            f"/v1/verbs/{verb}",
+            content=msgspec.msgpack.encode([False, given]),
+            headers={"content-type": wire.MSGPACK},
+        )
+        assert answer.status_code == 400, (verb, answer.text)
+
+
 @pytest.mark.outer
 def test_no_call_of_a_verb_fails_with_an_internal_error_on_postgresql(
     postgres_url: str, clock: VirtualClock

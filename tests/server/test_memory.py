@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -14,7 +16,11 @@ from ackflow.broker.core.handout import Handout
 from ackflow.broker.core.pop import LOADED_AT_ONCE
 from ackflow.broker.core.settle import settle
 from ackflow.broker.requests import Mark, PopRequest, Verdict
+from ackflow.server.connection import Connection
 from ackflow.store.job import Job
+
+from ..running import Running
+from .raw import exchange
 
 MEGABYTE = "x" * 1_000_000
 
@@ -59,6 +65,31 @@ def test_a_pop_and_its_ack_leave_no_garbage(q: Session) -> None:
             await loop_broker.do(settle, False, found.token, [Mark(Verdict("ack"))])
 
     assert not garbage_of(q, use)
+
+
+def test_a_closed_connection_leaves_no_garbage(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Connection]] = []
+    begin = Connection.connection_made
+
+    def connection_made(self: Connection, transport: asyncio.BaseTransport) -> None:
+        made.append(weakref.ref(self))
+        begin(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    head = b"POST /queue/q/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
+    gc.disable()
+    try:
+        for answered in (b"0\r\n\r\n", b"0\r\nconnection: close\r\n\r\n", b"two\r\n\r\n"):
+            assert exchange(served.url, head + answered).startswith(b"HTTP/1.1 ")
+        deadline = time.monotonic() + 10
+        while any(one() is not None for one in made) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(made) == 3
+        assert [one() for one in made if one() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_one_transaction_reads_only_so_much_for_pops(q: Session) -> None:

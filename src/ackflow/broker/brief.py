@@ -47,6 +47,11 @@ def all_brief(jobs: Sequence[Job]) -> bool:
 
 def _weigh(argument: object) -> tuple[int, int]:
     """Return how many messages an argument is about, and how many bytes it brings."""
+    kind = type(argument)
+    if kind is int or kind is str or argument is None:
+        return 0, 0
+    if kind is list and len(argument) == 1:  # type: ignore[arg-type]
+        return _weigh(argument[0])  # type: ignore[index]
     if isinstance(argument, PopRequest):
         return (argument.batch, 0) if argument.batch <= MAX_POP else (MAX_ITEMS + 1, 0)
     if isinstance(argument, Publication):

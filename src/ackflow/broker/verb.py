@@ -105,8 +105,10 @@ class Verb:
 
     def check(self, arguments: tuple[Any, ...]) -> None:
         """Validate the arguments of a call that was sent: its tokens and every request in it."""
-        requests.check_numbers(arguments)
         for name, value in zip(self.parameters, arguments, strict=True):
+            if value == _PLAIN_ACK:  # of most calls
+                continue
+            requests.check_numbers(value)
             if name in self.leases:
                 for token in _tokens(value):
                     requests.check_token(token)
@@ -156,11 +158,19 @@ def _from(what: str, least: int, most: int) -> Callable[[object], object]:
     return lambda value: validate.integer(value, what, least, most)
 
 
+def _after(value: object) -> None:
+    """Validate where a page begins: after an id or a name, or by lane."""
+    for one in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(one, int):
+            validate.integer(one, "after", 0, requests.LARGEST)
+
+
 # The limits of parameters that mean the same in every verb.
 _LIMITS: dict[str, Callable[[object], object]] = {
     "limit": _from("limit", 1, 100_000),
     "offset": _from("offset", 0, requests.LARGEST),
     "before": _from("before", 0, requests.LARGEST),
+    "after": _after,
     "batch": _from("batch", 0, requests.LARGEST),
     "epoch": _from("epoch", 0, requests.LARGEST),
     "number": _from("number", 0, requests.LARGEST),
@@ -173,6 +183,7 @@ _LIMITS: dict[str, Callable[[object], object]] = {
     "lease_seconds": lambda value: validate.positive(value, "lease_seconds"),
 }
 
+_PLAIN_ACK = [requests.Mark(requests.Verdict("ack"))]
 _LISTS = (list, tuple)
 _PLAIN = (int, str, bytes, float, type(None))  # they hold no struct
 

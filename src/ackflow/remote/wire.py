@@ -201,8 +201,10 @@ def unpack(packed: PackedHandout) -> Handout:
 def _pack_run(run: MessageRun) -> PackedRun:
     """Leave out what the segment has before and after the run."""
     body, lo, hi = run.body.joined(), run.lo - run.first, run.hi - run.first
-    ends, data, rest = bytes(body.ends), body.data, body.rest
-    if lo or hi < len(body.ends):
+    data, rest = body.data, body.rest
+    if not lo and hi == len(body.ends):
+        ends = bytes(body.ends)
+    else:
         start = body.ends[lo - 1] if lo else 0
         data = data[start : body.ends[hi - 1]]
         ends = array("i", [end - start for end in body.ends[lo:hi]]).tobytes()

@@ -199,12 +199,15 @@ class Server:
         """The number of waiting pops."""
         return len(self._polls)
 
-    async def pop(self, call: Call, request: PopRequest, wait: float) -> Handout:
+    def pop(self, call: Call, request: PopRequest, wait: float) -> Awaitable[Handout]:
         """Pop for a client; if it disconnects while waiting, no lease is left behind."""
         self.check_batch(request.batch)
-        attempt = partial(self._attempt, call)
         if wait <= 0:
-            return await attempt(request)
+            return self._attempt(call, request)
+        return self._wait_and_pop(call, request, wait)
+
+    async def _wait_and_pop(self, call: Call, request: PopRequest, wait: float) -> Handout:
+        attempt = partial(self._attempt, call)
         if self.waiting >= self.limits.waiting_pops:
             raise TooManyWaiting(
                 f"the limit of {self.waiting:,} waiting pops is reached; try again later",
@@ -237,13 +240,12 @@ class Server:
         finally:
             self._polls.discard(signal)
 
-    async def _attempt(self, call: Call, request: PopRequest, verb: PopVerb = pop_now) -> Handout:
+    def _attempt(
+        self, call: Call, request: PopRequest, verb: PopVerb = pop_now
+    ) -> Awaitable[Handout]:
         """Pop without waiting, unless slow clients already hold too much memory."""
-
-        def pop() -> Awaitable[Handout]:
-            return self.loop_broker.try_pop(request, verb, self._raise_if_busy)
-
-        return await self.hand_out(call, request.batch, pop)
+        pop = partial(self.loop_broker.try_pop, request, verb, self._raise_if_busy)
+        return self.hand_out(call, request.batch, pop)
 
     async def hand_out(
         self, call: Call, batch: int, pop: Callable[[], Awaitable[H]], *, leases: bool = True

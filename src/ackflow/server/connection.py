@@ -127,6 +127,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._transport = None
+        self._parser = None  # it refers to this connection, which would wait to be collected
+        self._discarding = True
         self._registry.remove(self)
         self._count_held(0)
         self._queue.clear()

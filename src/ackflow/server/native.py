@@ -59,17 +59,20 @@ class About(msgspec.Struct):
 _MSGPACK = MSGPACK.encode()
 
 
-def _request_encoding(call: Call) -> str:
-    return MSGPACK if call.headers.get(b"content-type", b"").startswith(_MSGPACK) else JSON
-
-
-def _response_encoding(call: Call) -> str:
-    return MSGPACK if _MSGPACK in call.headers.get(b"accept", b"") else JSON
+def _encodings(call: Call) -> tuple[str, str, bytes]:
+    """The encodings of the request and of its response, and the content type of the latter."""
+    found: tuple[str, str, bytes] | None = call.from_head.get("encodings")
+    if found is None:
+        sent = call.headers.get(b"content-type", b"").startswith(_MSGPACK)
+        wanted = MSGPACK if _MSGPACK in call.headers.get(b"accept", b"") else JSON
+        found = (MSGPACK if sent else JSON), wanted, wanted.encode()
+        call.from_head["encodings"] = found
+    return found
 
 
 def _respond(call: Call, value: Any, undelivered: Undelivered = None) -> Response:
-    encoding = _response_encoding(call)
-    return Response(200, wire.write(value, encoding), encoding.encode(), (), undelivered)
+    _, encoding, type = _encodings(call)
+    return Response(200, wire.write(value, encoding), type, (), undelivered)
 
 
 async def about(call: Call) -> Response:
@@ -79,7 +82,7 @@ async def about(call: Call) -> Response:
 
 async def push(call: Call) -> Response:
     """Append messages; they are on disk when the response is sent."""
-    encoding = _request_encoding(call)
+    encoding = _encodings(call)[0]
     if len(call.body) <= LARGE_BODY:
         request = _read_push(call.body, encoding)
     else:
@@ -89,7 +92,7 @@ async def push(call: Call) -> Response:
 
 async def pushes(call: Call) -> Response:
     """Run several pushes in one commit; each has its own result."""
-    encoding = _request_encoding(call)
+    encoding = _encodings(call)[0]
     if len(call.body) <= LARGE_BODY:
         requests = _read_pushes(call.body, encoding)
     else:
@@ -146,7 +149,7 @@ def _submit(call: Call, request: PushRequest) -> "asyncio.Future[Places]":
 async def pop(call: Call) -> Response:
     """Lease messages, waiting up to `wait` seconds for the first."""
     call.check_small_body()
-    request: PopRequest = _pop.read(call.body, _request_encoding(call))
+    request: PopRequest = _pop.read(call.body, _encodings(call)[0])
     request.check()
     call.server.allow(call, request.queue)
     handout = await call.server.pop(call, request, call.seconds("wait", 0.0, 3600.0))
@@ -159,7 +162,7 @@ async def run(call: Call) -> Response:
     if verb is None:
         raise NotFound(f"unknown verb {call.params['verb']!r}; known verbs: {', '.join(VERBS)}")
     call.server.require(call, verb.role)
-    server, encoding = call.server, _request_encoding(call)
+    server, encoding = call.server, _encodings(call)[0]
     if len(call.body) <= LARGE_BODY:
         synced, arguments = _read_call(verb, call.body, encoding)
         function = authz.authorized(call, verb, arguments)
@@ -195,7 +198,7 @@ async def run(call: Call) -> Response:
 
 async def _read(call: Call, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Response:
     """Run a read-only verb, and encode its answer beside the event loop."""
-    server, encoding = call.server, _response_encoding(call)
+    server, (_, encoding, type) = call.server, _encodings(call)
 
     def read() -> bytes:
         found = authz.visible(call, server.read_now(function, *arguments))
@@ -203,7 +206,7 @@ async def _read(call: Call, function: Callable[..., Any], arguments: tuple[Any, 
             found = wire.pack(found)
         return wire.write_in_parts(found, encoding)
 
-    return Response(200, await server.in_read_lane_if_room(read), encoding.encode())
+    return Response(200, await server.in_read_lane_if_room(read), type)
 
 
 async def upkeep(call: Call) -> Response:

@@ -63,7 +63,10 @@ class Handout(Struct):
 
     @property
     def payload_bytes(self) -> int:
-        return sum(run.payload_bytes for run in self.runs)
+        size = 0
+        for run in self.runs:
+            size += run.payload_bytes
+        return size
 
 
 class TakenMessages(Struct):

@@ -44,18 +44,19 @@ class Checkpointer:
         self._closing = False
 
     def due(self, db: apsw.Connection) -> bool:
-        """Return whether one of the next commits may checkpoint, or the thread does now."""
-        return db.status(_WRITTEN)[0] - self._checkpointed >= SOON_PAGES
+        """Return whether the writer must checkpoint after its next commit."""
+        return db.status(_WRITTEN)[0] - self._checkpointed >= NOW_PAGES
 
-    def after_commit(self, db: apsw.Connection) -> None:
+    def after_commit(self, db: apsw.Connection, *, only_ask: bool = False) -> None:
         """Checkpoint if the WAL is long; SQLite itself handles the writes of other processes.
 
+        `only_ask`: ask the thread at most, and leave the rest to a later commit.
         SQLite's WAL hook would report the length, but it acquires the GIL inside a commit.
         """
         pages = db.status(_WRITTEN)[0] - self._checkpointed
         if pages < SOON_PAGES:
             return
-        if pages >= NOW_PAGES:
+        if pages >= NOW_PAGES and not only_ask:
             exclusive = pages >= LONG_PAGES
             if self.checkpoint(db, exclusive=exclusive) or exclusive:  # do not wait a second time
                 self._checkpointed += pages

@@ -258,7 +258,7 @@ class SqliteStore:
         try:
             self._db.set_busy_handler(None)
             self._db.wal_autocheckpoint(0)
-            return self._transact(body, synced)
+            return self._transact(body, synced, waits=False)
         except (apsw.BusyError, apsw.FullError):
             return None
         finally:
@@ -349,7 +349,7 @@ class SqliteStore:
                 db.close()
             self._readers.clear()
 
-    def _transact(self, body: Callable[[Tx], None], synced: bool) -> Tx:
+    def _transact(self, body: Callable[[Tx], None], synced: bool, waits: bool = True) -> Tx:
         db, tx, write, record = self._db, self._writing, self._write, self._record
         if db.in_transaction:
             self._undo()
@@ -374,7 +374,7 @@ class SqliteStore:
             tx.latest = tx.now
             self._version = db.data_version()
             if not self._single:
-                self._checkpointer.after_commit(db)
+                self._checkpointer.after_commit(db, only_ask=not waits)
         except BaseException as error:
             if committing and not isinstance(error, apsw.Error) and not db.in_transaction:
                 # A signal handler raised while the commit returned: it is committed.
