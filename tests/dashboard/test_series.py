@@ -22,6 +22,7 @@ from ackflow.broker.core.by_hand.dead_select import (
 from ackflow.broker.requests import DeadFilter
 from ackflow.broker.sampling import live_stats, series
 from ackflow.broker.sampling.series import HOUR, MINUTE, Point, decode, encode, intervals
+from ackflow.broker.views import dead_groups
 from ackflow.broker.views.metrics import MetricsSnapshot, snapshot
 from ackflow.broker.views.search import Search, search
 from ackflow.errors import InvalidArgument, NotFound
@@ -289,6 +290,31 @@ def test_a_long_search_reads_several_snapshots(q: Session, monkeypatch: pytest.M
         running.stop()
 
 
+def test_dead_letters_of_an_error_are_counted_over_several_reads(
+    q: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_groups, "SLICE", 2)
+    q.push("orders", list(range(7)))
+    for n, message in enumerate(q.pop("orders", batch=7)):
+        clock.advance(1)
+        message.reject("odd" if n == 3 else f"customer {n} not found")
+    letters = q.dead_letters("orders").items  # the newest first
+    same, odd = [one for one in letters if one.reason != "odd"], letters[3]
+    found = broker_of(q).look(dead_groups.dead_groups, None, None, 9.0, 1_000)
+    assert [(one.error, one.count) for one in found.items] == [
+        ("customer # not found", 6), ("odd", 1),
+    ]  # fmt: skip
+    first, second = found.items
+    assert (first.newest_id, first.oldest_id) == (same[0].id, same[-1].id)
+    assert (first.last_at, first.first_at) == (same[0].died_at, same[-1].died_at)
+    assert first.message_ids == [one.message_id for one in same[:3]]
+    assert first.example == "customer 6 not found"
+    assert (second.newest_id, second.oldest_id, second.message_ids) == (
+        odd.id, odd.id, [odd.message_id],
+    )  # fmt: skip
+    assert (found.scanned, found.next) == (7, None)
+
+
 def test_errors_are_compared_without_what_differs() -> None:
     same = [
         "customer 17 not found", "customer 4711 not found",
@@ -300,6 +326,7 @@ def test_errors_are_compared_without_what_differs() -> None:
         == "key … of # and #"
     )
     assert normalized("first line\nsecond line") == "first line"
+    assert normalized("0XFF ABCDEF1 abcdef v2 x12 1,5 DEADBEEF-12") == "# # abcdef v2 x12 # #"
 
 
 @pytest.mark.parametrize("way", ["redrive", "purge"])
