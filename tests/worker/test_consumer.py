@@ -143,17 +143,46 @@ def test_a_stop_finishes_what_runs_and_returns_the_rest_uncounted(
 def test_an_exception_ends_the_consumer_after_the_others_have_finished(
     q: Session, worker: Worker
 ) -> None:
+    begun = threading.Barrier(3)
+    failed = threading.Event()
+
     @worker.processor("a")
     def process(message: Message, session: ProcessorSession) -> Status:
+        begun.wait(10)
         if message.data == 0:
+            failed.set()
             raise ValueError("no stock")
-        time.sleep(0.2)
+        failed.wait(10)
         return ACK
 
     q.push("a", [0, 1, 2])
     with pytest.raises(ValueError, match="no stock"):
         worker.run(concurrency=3)
     assert (counts(q).done, counts(q).ready, counts(q).leased) == (3, 1, 0)  # a copy of 0
+
+
+def test_no_message_is_begun_after_an_exception_while_others_are_settled(
+    q: Session, worker: Worker
+) -> None:
+    begun: list[int] = []
+
+    class SlowToSettle(Extension):
+        def post_received(self, context: Context) -> None:
+            until(lambda: context.run.interrupted or 2 in begun)
+
+    @worker.processor("a")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        begun.append(message.data)
+        if message.data == 1:
+            raise ValueError("no stock")
+        return ACK
+
+    worker.add(SlowToSettle())
+    q.push("a", [0, 1, 2])
+    with pytest.raises(ValueError, match="no stock"):
+        worker.run(prefetch=10)
+    assert begun == [0, 1]
+    assert [(m.data, m.deliveries) for m in q.pop("a", batch=10)] == [(2, 1), (1, 2)]
 
 
 def test_keep_going_logs_the_exception_and_goes_on(
