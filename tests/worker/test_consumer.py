@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -415,6 +416,34 @@ def test_a_handler_that_loops_for_ever_in_python_is_ended_by_its_hard_limit(
     before = turns[0]
     time.sleep(0.1)
     assert turns[0] == before
+
+
+TRACED = """
+import sys, threading
+from ackflow.worker import Worker
+
+def trace(frame, event, argument):
+    return trace
+
+worker = Worker(sys.argv[1])
+
+@worker.task("a", soft_time_limit=0.1, time_limit=0.3, retries=0)
+def loop():
+    while True:
+        pass
+
+loop.push()
+threading.settrace(trace)
+print(worker.run(message_limit=1).failed)
+"""
+
+
+def test_a_handler_that_loops_is_given_up_under_a_tracer_as_well(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", TRACED, str(tmp_path / "q.db")], capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert (found.stdout, found.returncode) == ("1\n", 0), found.stderr
 
 
 def test_sys_exit_in_a_handler_is_an_error_that_names_it(q: Session, worker: Worker) -> None:
