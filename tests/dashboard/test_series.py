@@ -454,6 +454,30 @@ def test_a_slow_snapshot_is_taken_beside_those_who_ask(
         assert time.monotonic() < deadline
 
 
+def test_the_page_of_a_message_ends_leases_of_its_own_queue_only(
+    q: Session, clock: VirtualClock
+) -> None:
+    """Thousands of leases may be over at once; a page that ended them all took longer than 1 s."""
+    ids = [q.push(name, 1)[0] for name in ("a", "b", "c")]
+    for name in ("a", "b", "c"):
+        q.pop(name)
+    clock.advance(400)
+
+    def over() -> int:
+        return broker_of(q).read(lambda tx: len(tx.all("groups_with_expired", tx.now)))
+
+    assert over() == 3
+    running = Running(q)
+    try:
+        page = httpx.get(f"{running.url}/v1/queues/a/messages/{ids[0]}", timeout=30).json()
+    finally:
+        running.stop()
+    (fate,) = page["groups"]
+    assert fate["why"]["state"] == "ready"
+    assert [event["kind"] for event in fate["events"]] == ["pushed", "delivered", "expired"]
+    assert over() == 2
+
+
 def test_dead_letters_are_counted_again_when_their_number_changes(
     q: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
