@@ -32,7 +32,10 @@ def noop(n: int) -> None: ...
 PEERS = {
     "dramatiq": ("dramatiq", "Redis does not sync a push (its default)"),
     "Celery": ("celery", "Redis does not sync a push (its default)"),
-    "huey": ("huey", "SQLite syncs a push; a task that was taken is not kept until it is done"),
+    "huey": (
+        "huey",
+        "SQLite syncs a push, and again when a task is taken, which is not kept until it is done",
+    ),
     "procrastinate": ("procrastinate", "PostgreSQL syncs a push; all tasks in one statement"),
 }
 
@@ -77,7 +80,9 @@ def _pushed_singly(found: dict[str, list[dict[str, float]]], tasks: int, noise: 
     first, second = ([one["total"] for one in found[side]] for side in (OURS, SINGLY))
     table.rows.append(Row("push to done", "tasks/s", first, second))
     table.quiet = noise.quiet
-    table.notes = [f"one by one each push is synced by itself; {_tasks(SINGLY, tasks):,} tasks"]
+    table.notes = [
+        f"one by one each push is synced by itself, one sync per task; {_tasks(SINGLY, tasks):,} tasks"
+    ]
     return table
 
 

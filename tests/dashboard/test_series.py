@@ -22,6 +22,7 @@ from ackflow.broker.core.by_hand.dead_select import (
 from ackflow.broker.requests import DeadFilter
 from ackflow.broker.sampling import live_stats, series
 from ackflow.broker.sampling.series import HOUR, MINUTE, Point, decode, encode, intervals
+from ackflow.broker.views import dead_groups
 from ackflow.broker.views.metrics import MetricsSnapshot, snapshot
 from ackflow.broker.views.search import Search, search
 from ackflow.errors import InvalidArgument, NotFound
@@ -289,6 +290,31 @@ def test_a_long_search_reads_several_snapshots(q: Session, monkeypatch: pytest.M
         running.stop()
 
 
+def test_dead_letters_of_an_error_are_counted_over_several_reads(
+    q: Session, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_groups, "SLICE", 2)
+    q.push("orders", list(range(7)))
+    for n, message in enumerate(q.pop("orders", batch=7)):
+        clock.advance(1)
+        message.reject("odd" if n == 3 else f"customer {n} not found")
+    letters = q.dead_letters("orders").items  # the newest first
+    same, odd = [one for one in letters if one.reason != "odd"], letters[3]
+    found = broker_of(q).look(dead_groups.dead_groups, None, None, 9.0, 1_000)
+    assert [(one.error, one.count) for one in found.items] == [
+        ("customer # not found", 6), ("odd", 1),
+    ]  # fmt: skip
+    first, second = found.items
+    assert (first.newest_id, first.oldest_id) == (same[0].id, same[-1].id)
+    assert (first.last_at, first.first_at) == (same[0].died_at, same[-1].died_at)
+    assert first.message_ids == [one.message_id for one in same[:3]]
+    assert first.example == "customer 6 not found"
+    assert (second.newest_id, second.oldest_id, second.message_ids) == (
+        odd.id, odd.id, [odd.message_id],
+    )  # fmt: skip
+    assert (found.scanned, found.next) == (7, None)
+
+
 def test_errors_are_compared_without_what_differs() -> None:
     same = [
         "customer 17 not found", "customer 4711 not found",
@@ -300,6 +326,7 @@ def test_errors_are_compared_without_what_differs() -> None:
         == "key … of # and #"
     )
     assert normalized("first line\nsecond line") == "first line"
+    assert normalized("0XFF ABCDEF1 abcdef v2 x12 1,5 DEADBEEF-12") == "# # abcdef v2 x12 # #"
 
 
 @pytest.mark.parametrize("way", ["redrive", "purge"])
@@ -425,6 +452,30 @@ def test_a_slow_snapshot_is_taken_beside_those_who_ask(
     deadline = time.monotonic() + 30
     while board.get().queues["a"].pushed != 2:
         assert time.monotonic() < deadline
+
+
+def test_the_page_of_a_message_ends_leases_of_its_own_queue_only(
+    q: Session, clock: VirtualClock
+) -> None:
+    """Thousands of leases may be over at once; a page that ended them all took longer than 1 s."""
+    ids = [q.push(name, 1)[0] for name in ("a", "b", "c")]
+    for name in ("a", "b", "c"):
+        q.pop(name)
+    clock.advance(400)
+
+    def over() -> int:
+        return broker_of(q).read(lambda tx: len(tx.all("groups_with_expired", tx.now)))
+
+    assert over() == 3
+    running = Running(q)
+    try:
+        page = httpx.get(f"{running.url}/v1/queues/a/messages/{ids[0]}", timeout=30).json()
+    finally:
+        running.stop()
+    (fate,) = page["groups"]
+    assert fate["why"]["state"] == "ready"
+    assert [event["kind"] for event in fate["events"]] == ["pushed", "delivered", "expired"]
+    assert over() == 2
 
 
 def test_dead_letters_are_counted_again_when_their_number_changes(

@@ -204,6 +204,16 @@ def test_a_worker_that_cannot_be_loaded_is_explained_in_one_line(
     assert "\n" not in caught.value.message
 
 
+def test_a_worker_names_the_queues_that_it_serves(
+    q: ackflow.Session, tmp_path: Path, work: Callable[..., Process]
+) -> None:
+    (tmp_path / "app.py").write_text(APP + '\nworker.processor("mail")(lambda message: ACK)\n')
+    process = work("app:worker", "--queues", "mail")
+    process.wait_for("<Worker of mail> is started, 1 at a time")
+    process.interrupt()
+    assert process.end() == 0
+
+
 def test_a_database_that_is_not_there_is_said_before_the_worker_is_started(
     q: ackflow.Session, work: Callable[..., Process]
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -143,17 +144,46 @@ def test_a_stop_finishes_what_runs_and_returns_the_rest_uncounted(
 def test_an_exception_ends_the_consumer_after_the_others_have_finished(
     q: Session, worker: Worker
 ) -> None:
+    begun = threading.Barrier(3)
+    failed = threading.Event()
+
     @worker.processor("a")
     def process(message: Message, session: ProcessorSession) -> Status:
+        begun.wait(10)
         if message.data == 0:
+            failed.set()
             raise ValueError("no stock")
-        time.sleep(0.2)
+        failed.wait(10)
         return ACK
 
     q.push("a", [0, 1, 2])
     with pytest.raises(ValueError, match="no stock"):
         worker.run(concurrency=3)
     assert (counts(q).done, counts(q).ready, counts(q).leased) == (3, 1, 0)  # a copy of 0
+
+
+def test_no_message_is_begun_after_an_exception_while_others_are_settled(
+    q: Session, worker: Worker
+) -> None:
+    begun: list[int] = []
+
+    class SlowToSettle(Extension):
+        def post_received(self, context: Context) -> None:
+            until(lambda: context.run.interrupted or 2 in begun)
+
+    @worker.processor("a")
+    def process(message: Message, session: ProcessorSession) -> Status:
+        begun.append(message.data)
+        if message.data == 1:
+            raise ValueError("no stock")
+        return ACK
+
+    worker.add(SlowToSettle())
+    q.push("a", [0, 1, 2])
+    with pytest.raises(ValueError, match="no stock"):
+        worker.run(prefetch=10)
+    assert begun == [0, 1]
+    assert [(m.data, m.deliveries) for m in q.pop("a", batch=10)] == [(2, 1), (1, 2)]
 
 
 def test_keep_going_logs_the_exception_and_goes_on(
@@ -386,6 +416,34 @@ def test_a_handler_that_loops_for_ever_in_python_is_ended_by_its_hard_limit(
     before = turns[0]
     time.sleep(0.1)
     assert turns[0] == before
+
+
+TRACED = """
+import sys, threading
+from ackflow.worker import Worker
+
+def trace(frame, event, argument):
+    return trace
+
+worker = Worker(sys.argv[1])
+
+@worker.task("a", soft_time_limit=0.1, time_limit=0.3, retries=0)
+def loop():
+    while True:
+        pass
+
+loop.push()
+threading.settrace(trace)
+print(worker.run(message_limit=1).failed)
+"""
+
+
+def test_a_handler_that_loops_is_given_up_under_a_tracer_as_well(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", TRACED, str(tmp_path / "q.db")], capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert (found.stdout, found.returncode) == ("1\n", 0), found.stderr
 
 
 def test_sys_exit_in_a_handler_is_an_error_that_names_it(q: Session, worker: Worker) -> None:

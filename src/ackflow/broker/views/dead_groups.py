@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ... import ids
 from ...model import when
+from ...store.encryption import MARK
 from ...store.mapping import open_texts
 from ...store.tx import Tx
 from ..core.by_hand.dead_select import MOST_TEXT, normalized
@@ -23,6 +24,8 @@ from ..verb import verb
 SLICE = 1_000
 LAST = 1 << 62
 EXAMPLES = 3
+
+Key = tuple[int, int, str, str]  # queue, group, kind, normalized error
 
 
 class DeadGroup(Struct):
@@ -91,7 +94,7 @@ def dead_groups(
     """Group dead letters of one queue or of all, from the newest on."""
     queue = None if queue_name is None else find_queue(tx, queue_name)
     deadline = time.monotonic() + seconds
-    found: dict[tuple[int, int, str, str], DeadGroup] = {}
+    found: dict[Key, DeadGroup] = {}
     names: dict[int, tuple[str, str]] = {}
     at, scanned = LAST if before is None else before, 0
     while scanned < limit:
@@ -101,30 +104,43 @@ def dead_groups(
             if queue is None
             else tx.all("dead_newest_of_queue", queue.id, at, some)
         )
+        alike: dict[Key, list[tuple[int, int, int, int, str]]] = {}
         for at, queue_id, group_id, lane, seq, kind, reason, error, died in rows:
-            name = names.get(group_id) or _name(tx, names, queue_id, group_id)
-            if not name[0]:
-                continue  # its queue or group is deleted, and its rows are not removed yet
-            reason, error = open_texts(group_id, lane, seq, reason, error)
             text = reason or error or ""
+            if text.startswith(MARK):
+                reason, error = open_texts(group_id, lane, seq, reason, error)
+                text = reason or error or ""
             key = queue_id, group_id, kind, normalized(text)
-            one = found.get(key)
-            if one is None:
-                one = found[key] = DeadGroup(
-                    *name, kind, key[3], 0, when(died), when(died), text[:MOST_TEXT], [], at, at
-                )
-            one.count += 1
-            one.oldest_id = at
-            if len(one.message_ids) < EXAMPLES:
-                one.message_ids.append(ids.message_id(tx.store, lane, seq))
-            moment = when(died)
-            one.first_at, one.last_at = min(one.first_at, moment), max(one.last_at, moment)
+            alike.setdefault(key, []).append((at, lane, seq, died, text))
+        for key, letters in alike.items():
+            name = names.get(key[1]) or _name(tx, names, *key[:2])
+            if name[0]:  # else its queue or group is deleted, and its rows are not removed yet
+                _count(found, key, name, tx.store, letters)
         scanned += len(rows)
         if len(rows) < some:
             return DeadGroups(_sorted(found.values()), scanned, None)
         if time.monotonic() > deadline:
             break
     return DeadGroups(_sorted(found.values()), scanned, at)
+
+
+def _count(
+    found: dict[Key, DeadGroup], key: Key, name: tuple[str, str], store: int,
+    letters: list[tuple[int, int, int, int, str]],
+) -> None:  # fmt: skip
+    """Add letters of one group, newest first: of each its id, lane, sequence, time and error."""
+    times = [letter[3] for letter in letters]
+    newest, oldest = letters[0], letters[-1]
+    page = DeadGroup(
+        *name, key[2], key[3], len(letters), when(min(times)), when(max(times)),
+        newest[4][:MOST_TEXT], [], oldest[0], newest[0],
+    )  # fmt: skip
+    one = found.setdefault(key, page)
+    if one is not page:
+        _add(one, page)
+        one.oldest_id = page.oldest_id
+    for _, lane, sequence, _, _ in letters[: EXAMPLES - len(one.message_ids)]:
+        one.message_ids.append(ids.message_id(store, lane, sequence))
 
 
 def _sorted(found: Iterable[DeadGroup]) -> list[DeadGroup]:

@@ -1,6 +1,7 @@
 """The fate of a message: its state in every group, and its history."""
 
 import contextlib
+import time
 from datetime import datetime
 
 from msgspec import Struct, structs
@@ -12,6 +13,7 @@ from ...store.records import DeadRow, Group, Lane, Queue
 from ...store.tx import Tx
 from ..core.dead_letters import letters
 from ..core.topology import find_queue
+from ..core.upkeep.expiry import SLICE_SECONDS, refresh
 from ..reach.merging import Several
 from ..verb import verb
 from .browse import get
@@ -57,6 +59,32 @@ class Fate(Struct, frozen=True):
     stored: bool
     groups: list[GroupFate]
     more_groups: bool
+
+
+@verb(
+    "read-only",
+    name="refresh_groups",
+    queue="queue_name",
+    wire=False,
+    several=Several(message="id"),
+)
+def refresh_groups(tx: Tx, queue_name: str, id: str, group_name: str | None = None) -> bool:
+    """End some leases of a queue that are over, and make claims due, as upkeep does for all queues.
+
+    Returns whether there may be more; call it until there are none, before `fate`.
+    """
+    queue = find_queue(tx, queue_name)
+    until, changed = time.monotonic() + SLICE_SECONDS, False
+    for group in tx.groups(queue.id)[:MOST_GROUPS]:
+        if group_name not in (None, group.name):
+            continue
+        found = refresh(tx, group)
+        if found.changed:
+            changed = True
+            tx.touched.add(queue.name)
+        if found.more or (changed and time.monotonic() > until):
+            return True
+    return False
 
 
 @verb("read-only", name="fate", queue="queue_name", read_only=True, wire=False,

@@ -134,8 +134,12 @@ def work(
     log = logging.getLogger("ackflow.worker")
     try:
         # A database that is not there is said first.
-        found.prepare(found.select(options.queues, options.queue_set))
-        log.info("%r is started, %d at a time; Ctrl-C stops it", found, options.concurrency)
+        chosen = found.select(options.queues, options.queue_set)
+        found.prepare(chosen)
+        queues = ", ".join(one.label for one in chosen)
+        log.info(
+            "<Worker of %s> is started, %d at a time; Ctrl-C stops it", queues, options.concurrency
+        )
         counts = found.run(
             queues=options.queues, queue_set=options.queue_set, mode=options.mode,
             concurrency=options.concurrency, prefetch=options.prefetch,

@@ -11,7 +11,7 @@ from ...broker.core.by_hand.dead_select import DeadSelection, oldest
 from ...broker.core.by_hand.dead_select import page as dead_page
 from ...broker.views import peek
 from ...broker.views.dead_groups import DeadGroups, dead_groups
-from ...broker.views.fate import Fate, fate, kept_message, queue_of_message
+from ...broker.views.fate import Fate, fate, kept_message, queue_of_message, refresh_groups
 from ...broker.views.search import Found, Search, search
 from ...broker.views.why import drop_overdue
 from ...errors import InvalidArgument, NotFound
@@ -108,9 +108,12 @@ async def message(call: Call) -> Response:
     """A message, an explanation of its state in every group, and its history."""
     queue, id = call.params["queue"], call.params["id"]
     server, group = call.server, optional(call, "group")
+    # Of this queue only: leases of very many others may be over at the same time.
+    while await server.do(refresh_groups, False, queue, id, group):
+        pass
     while await server.do(drop_overdue, False, queue, id, group):
         pass
-    found: Fate = await server.read(fate, queue, id, group)
+    found: Fate = await look_at_payloads(call, fate, queue, id, group)
     row = None if found.message is None else message_row(call, found.message, LONG)
     return json(MessagePage(row, found.stored, found.groups, found.more_groups))
 

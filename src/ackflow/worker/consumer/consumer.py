@@ -268,6 +268,7 @@ class Consumer:
         item = self._held.pop(attempt)
         item.lease.attempts.discard(attempt)
         outcome.context.notes[HeldLease] = item.lease
+        self._fail_if_fatal(outcome)  # first, so that no other message is begun meanwhile
         self._settler.put(outcome)
 
     def _given_up(self, attempt: Attempt) -> None:
@@ -303,6 +304,9 @@ class Consumer:
         else:
             counts.failed += 1
         self._leases.done(context.notes[HeldLease])
+        self._fail_if_fatal(outcome)
+
+    def _fail_if_fatal(self, outcome: Outcome) -> None:
         if outcome.fatal is not None and not self._keep_going:
             self._fail(outcome.fatal)
 

@@ -6,6 +6,9 @@
 
 A thread cannot be killed. One that does not return by its hard limit is given up: its message is
 settled, another thread takes its place, and the process does not wait for it when it ends.
+
+CPython 3.11 hangs, and holds the GIL, if an exception is raised in a thread that a tracer follows, as
+under coverage or a debugger. Nothing is raised there: only the hard limit has an effect.
 """
 
 import asyncio
@@ -27,6 +30,7 @@ from ..errors import ProcessorExited, SoftTimeLimitExceeded, TimeLimitExceeded
 
 log = logging.getLogger("ackflow.worker")
 FORKED = 70  # the exit code of a child that returned from a handler
+HANGS_IF_TRACED = sys.version_info < (3, 12)
 
 
 class GivenUp(BaseException):
@@ -82,6 +86,11 @@ class Attempt:
     def _interrupt(self, error: type[BaseException]) -> None:
         if self._task is not None:
             self._cancel_task()
+        elif HANGS_IF_TRACED and threading.gettrace() is not None:
+            log.warning(
+                "%s is over its limit and is not interrupted: on Python 3.11 that would hang under "
+                "coverage or a debugger", self.context.message,
+            )  # fmt: skip
         else:
             self._raised = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -24,8 +24,12 @@ SLICE = 500
 MOST_TEXT = 300
 
 _QUOTED = re.compile(r"'[^']{1,200}'|\"[^\"]{1,200}\"|`[^`]{1,200}`")
-_ID = re.compile(r"\b(?=[0-9a-f-]*[0-9])[0-9a-f]{6,}(?:-[0-9a-f]{2,})*\b|\b0x[0-9a-f]+\b", re.I)
-_NUMBER = re.compile(r"\b\d[\d.,:]*")
+# Without the flag for upper case, and with a digit first: so written, they are found faster.
+_ID = re.compile(
+    r"\b(?=[0-9a-fA-F]{6})(?=[0-9a-fA-F-]*[0-9])[0-9a-fA-F]{6,}(?:-[0-9a-fA-F]{2,})*\b"
+    r"|\b0[xX][0-9a-fA-F]+\b"
+)
+_NUMBER = re.compile(r"\d(?<!\w\d)[\d.,:]*")
 
 
 @lru_cache(8192)
