@@ -165,7 +165,10 @@ def _watch(found: Any, peaks: dict[str, float], over: threading.Event) -> None:
         for name, process in list(found.processes.items()):
             try:
                 root = psutil.Process(process.pid)
-                size = sum(p.memory_info().rss for p in [root, *root.children(recursive=True)])
+                # A process shows the memory of the JVM until it begins the command that it is for.
+                begun = [p for p in root.children(recursive=True)
+                         if time.time() - p.create_time() > 0.3]  # fmt: skip
+                size = sum(p.memory_info().rss for p in [root, *begun])
             except psutil.Error:
                 continue
             peaks[name] = max(peaks.get(name, 0.0), size)

@@ -95,10 +95,6 @@ def test_a_kill_of_every_kind_of_process_changes_not_a_byte(
     same(data, tmp_path / "out", undisturbed)
 
 
-def started_by(cluster: Cluster) -> list[psutil.Process]:
-    return [child for p in cluster.processes for child in psutil.Process(p.pid).children(True)]
-
-
 def line_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -111,7 +107,7 @@ def test_on_a_cluster_an_executor_that_is_killed_changes_not_a_byte(
 ) -> None:
     def executor(run: Run) -> None:
         run.note("kill", stage="executor")
-        next(p for p in started_by(cluster) if EXECUTOR in line_of(p)).kill()
+        next(p for p in cluster.started() if EXECUTOR in line_of(p)).kill()
 
     cluster = Cluster(tmp_path)
     kills = Kills(executor, kill("spark"))

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -81,8 +82,15 @@ class Process:
 
 
 def free_port() -> int:
-    with listen("127.0.0.1", 0) as sock:
-        return int(sock.getsockname()[1])
+    """Return a free port below those of outgoing connections.
+
+    One of these could take the port before its server starts, or while it is started again.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(CannotServe):
+            listen("127.0.0.1", port).close()
+            return port
 
 
 @contextlib.contextmanager

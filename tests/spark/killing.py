@@ -41,9 +41,10 @@ def signal_application(driver: int, number: int) -> None:
 def kill_executor() -> None:
     """Kill the JVM that this worker belongs to."""
     for parent in psutil.Process().parents():
-        if parent.name() == "java":
-            parent.kill()
-            return
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+            if parent.name() == "java":
+                parent.kill()
+                return
 
 
 class DyingSink(StreamSink):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.errors import AnalysisException
 
+from ..server.conftest import free_port
 from .conftest import Lab
-from .test_cluster import free_port
 
 
 class Served:

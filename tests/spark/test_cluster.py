@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from ackflow.spark.spark_session import find_java
 
+from ..server.conftest import free_port
 from .test_crash import Application
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(600)]
@@ -65,18 +65,21 @@ class Cluster:
         raise AssertionError((self.folder / "cluster.log").read_text()[-3000:])
 
     def stop(self) -> None:
+        gone = contextlib.suppress(psutil.NoSuchProcess)  # executors end while they are looked at
+        for child in self.started():
+            with gone:
+                child.kill()
         for process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
             process.kill()
             process.wait()
 
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    def started(self) -> list[psutil.Process]:
+        """Return what the master and the workers have started: the executors."""
+        found: list[psutil.Process] = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(process.pid).children(recursive=True)
+        return found
 
 
 @pytest.fixture

@@ -114,11 +114,13 @@ def spark_session(settings: "Settings", pipeline: Pipeline) -> SparkSession:
         "spark.log.level": "ERROR",
     }
     if local:
-        # The JVM's optimising compiler costs more than it gains in runs of a few minutes.
-        # A heap, and a room for classes, that grow step by step are collected at each step.
+        # The JVM's optimising compiler costs more than it gains in runs of a few minutes. A room
+        # for classes that grows step by step is collected at each step. The heap begins with the
+        # least that Spark accepts and grows with what is alive after a collection, up to
+        # spark.driver.memory: a large one would fill with the buffers of past batches.
         conf["spark.driver.extraJavaOptions"] = (
-            "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:InitialRAMPercentage=100 "
-            "-XX:MetaspaceSize=192m"
+            "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=192m "
+            "-Xms448m -XX:NewSize=256m -XX:MinHeapFreeRatio=20"
         )
         if "SPARK_CONF_DIR" not in os.environ and (jars := spark_start.first_jars()):
             conf["spark.driver.extraClassPath"] = jars
