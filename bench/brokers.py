@@ -1,11 +1,10 @@
 """Several brokers on one PostgreSQL server, and many clients that push one message each.
 
-    python -m bench.brokers MODE URL QUEUE THREADS SECONDS
+    python -m bench.brokers URL QUEUE THREADS SECONDS
 
 runs one process of it: it waits for a line on its input, works, and prints how much it did.
 """
 
-import http.client
 import json
 import os
 import secrets
@@ -17,8 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from statistics import median
 
+import psutil  # type: ignore[import-untyped]
 import psycopg
 
 import ackflow
@@ -30,10 +30,9 @@ from .report import Row, Table, Target
 
 SECONDS = 3.0
 CLIENTS = 64
-PROCESSES = 2
-TABLE = (
-    "create table if not exists m64 (id bigint generated always as identity primary key, body text)"
-)
+TABLE = """drop table if exists m64; create table m64 (id bigint generated always as identity primary key,
+    body text, until timestamptz not null default '-infinity'); create index on m64 (until, id)"""
+PLAIN = "SKIP LOCKED"
 STEADY = 0.97  # "never slower": less than the scatter of repeated runs
 SHARED_WAIT = 1.6  # of two brokers, where each waits for the disk most of the time
 
@@ -50,33 +49,8 @@ def cycles(url: str, queue: str) -> Callable[[], object]:
     return cycle
 
 
-def over_http(url: str, queue: str) -> Callable[[], object]:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
-    items = [{"queue": queue, "payload": make_messages(1)[0]}]
-    body = json.dumps({"items": items}).encode()
-
-    def push() -> None:
-        connection.request("POST", "/api/v1/push", body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status >= 300:
-            raise RuntimeError(f"a push was answered with {answer.status}")
-
-    return push
-
-
-def into_table(url: str, queue: str) -> Callable[[], object]:
-    db = psycopg.connect(url, autocommit=True)
-    body = json.dumps(make_messages(1)[0])
-    return lambda: db.execute("insert into m64 (body) values (%s)", (body,))
-
-
-MODES = {"cycles": cycles, "http": over_http, "table": into_table}
-
-
-def work(mode: str, url: str, queue: str, threads: str, seconds: str) -> None:
-    calls = [MODES[mode](url, queue) for _ in range(int(threads))]
+def work(url: str, queue: str, threads: str, seconds: str) -> None:
+    calls = [cycles(url, queue) for _ in range(int(threads))]
     for call in calls:
         call()  # warm
     print("ready", flush=True)
@@ -96,13 +70,13 @@ def work(mode: str, url: str, queue: str, threads: str, seconds: str) -> None:
     print(sum(counts), flush=True)
 
 
-def rate(mode: str, url: str, queues: Sequence[str], threads: int, seconds: float) -> float:
+def rate(url: str, queues: Sequence[str], threads: int, seconds: float) -> float:
     """The work of one process for each queue, a second."""
     with ExitStack() as stack:
         processes = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "bench.brokers", mode, url, queue, str(threads), str(seconds)],
+                    [sys.executable, "-m", "bench.brokers", url, queue, str(threads), str(seconds)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 )
             )
@@ -126,10 +100,10 @@ def brokers(url: str, plan: Plan) -> Table:
     with Noise() as noise:
         for _ in range(plan.rounds):
             for n in (1, 2, 4):
-                own = rate("cycles", schema, [f"own{at}" for at in range(n)], 1, SECONDS)
+                own = rate(schema, [f"own{at}" for at in range(n)], 1, SECONDS)
                 found.setdefault(f"own queues, {n} brokers", []).append(own)
             for n in (1, 2):
-                shared = rate("cycles", schema, ["shared"] * n, 1, SECONDS)
+                shared = rate(schema, ["shared"] * n, 1, SECONDS)
                 found.setdefault(f"one queue, {n} brokers", []).append(shared)
     two = SHARED_WAIT if slow_sync.MICROSECONDS in os.environ else STEADY
     table = Table("PostgreSQL: several brokers against one", ("several", "one"))
@@ -159,42 +133,51 @@ def by_pgbench(program: Path, url: str, script: Path) -> float:
     return float(line.split()[2])
 
 
-def clients(url: str, plan: Plan, pgbench: Path) -> Table:
-    """Pushes of one message by 64 clients over HTTP, against 64 connections to a table."""
+def clients(url: str, plan: Plan, pgbench: Path) -> list[Table]:
+    """Pushes of one message by 64 clients over HTTP, against 64 connections to a table.
+
+    Both loads are programs in C, wrk and pgbench: clients in Python would take most of the CPU.
+    """
+    if missing := wrk.missing() or (None if pgbench.exists() else f"there is no {pgbench}"):
+        print(f"64 clients of PostgreSQL are left out: {missing}")
+        return []
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(TABLE)
     ours: list[float] = []
     plain: list[float] = []
-    native: tuple[list[float], list[float]] = [], []  # by clients in C
+    cpu: list[float] = []
     body = json.dumps({"items": [{"queue": "many", "payload": make_messages(1)[0]}]}).encode()
     schema = f"{url}?schema=bench_{secrets.token_hex(4)}"
     port = free_port()
     serve = [sys.executable, "-m", "bench.serve", schema, str(port)]
     with Noise() as noise, folder() as place, subprocess.Popen(serve) as server:
         try:
-            base = f"http://127.0.0.1:{port}"
             _wait_for(port)
-            for _ in range(plan.rounds):
-                each = CLIENTS // PROCESSES
-                ours.append(rate("http", base, ["many"] * PROCESSES, each, SECONDS))
-                plain.append(rate("table", url, ["many"] * PROCESSES, each, SECONDS))
-                if wrk.missing() or not pgbench.exists():
-                    continue
+            for number in range(-1, plan.rounds):  # the first is not counted
+                before = _cpu(server.pid)
                 pushed = wrk.push(port, "/api/v1/push", body, "application/json", CLIENTS,
                                   round(SECONDS), place)  # fmt: skip
-                native[0].append(pushed.per_second)
-                native[1].append(by_pgbench(pgbench, url, place / "insert.sql"))
+                spent = _cpu(server.pid) - before
+                inserted = by_pgbench(pgbench, url, place / "insert.sql")
+                if number >= 0:
+                    ours.append(pushed.per_second)
+                    plain.append(inserted)
+                    cpu.append(spent / pushed.requests * 1e6)
         finally:
             server.terminate()
-    table = Table(
-        "PostgreSQL: 64 clients that push one message", ("Ackflow over HTTP", "plain table")
-    )
+    table = Table("PostgreSQL: 64 clients that push one message", ("Ackflow over HTTP", PLAIN))
     table.rows = [Row("push of one", "msg/s", ours, plain, Target(3.0))]
-    if native[0]:
-        table.rows.append(Row("push of one, wrk and pgbench", "msg/s", *native))
     table.quiet = noise.quiet
-    table.notes = [f"{PROCESSES} processes of {CLIENTS // PROCESSES} threads", str(noise)]
-    return table
+    table.notes = [
+        f"load by wrk and by pgbench; CPU of the server per push: {median(cpu):.0f} µs",
+        str(noise),
+    ]
+    return [table]
+
+
+def _cpu(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _wait_for(port: int) -> None:

@@ -174,7 +174,7 @@ def run(messages: Sequence[Json], plan: Plan) -> list[Table]:
         with server.running() as own:
             several = [
                 brokers.brokers(own.url, plan),
-                brokers.clients(own.url, plan, own.program("pgbench")),
+                *brokers.clients(own.url, plan, own.program("pgbench")),
             ]
     table = Table("PostgreSQL: Ackflow and a plain table", (OURS, PLAIN))
     table.rows = rows_of(results, OURS, PLAIN, UNITS, TARGETS)

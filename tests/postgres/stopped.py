@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import ackflow
-from ackflow.store.postgres import store
+from ackflow.store.postgres import commits, store
 from ackflow.store.postgres.connection import PipelinedConnection
 
 # The statement of the push, and whether to stop before or after sending it.
 POINTS = {
     "after the lock": (store.LOOK, "after"),
-    "between begin and lock": (store.BEGIN, "after"),
+    "between begin and lock": (commits.BEGIN, "after"),
     "between lock and answer": (store.LOOK, "before"),
-    "between two writes": (store.WROTE, "before"),
+    "between two writes": (commits.WROTE, "before"),
     "before the commit": ("commit", "before"),
     "after the commit": ("commit", "after"),
 }

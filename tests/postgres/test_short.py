@@ -14,7 +14,7 @@ import pytest
 import ackflow
 from ackflow import Session
 from ackflow.store.postgres import short
-from ackflow.store.postgres.connection import PipelinedConnection
+from ackflow.store.postgres.commits import Commits
 
 from . import server as servers
 from .test_round_trips import RoundTrips, begin
@@ -75,8 +75,12 @@ def test_acks_of_single_messages_and_pushes_of_a_group_take_one_round_trip(
     trips = RoundTrips(monkeypatch)
     assert [trips.of(batch[n].ack)[0] for n in (3, 9, 1)] == [1, 1, 1]
     push_together(q, 1, 2)
+    assert trips.of(lambda: push_together(q, 3, 4, fast_disk=True))[0] == 1
     # The second is the sync, for all that wait.
-    assert trips.of(lambda: push_together(q, 3, 4))[0] == 2
+    assert trips.of(lambda: push_together(q, 5, 6))[0] == 2
+    large = "x" * 2_000  # stored in a row of its own, whose id the server need not return
+    q.push("jobs", large)
+    assert trips.of(lambda: [q.push("jobs", large) for _ in range(100)])[0] == 100
 
 
 def test_a_pop_from_a_long_queue_reads_the_messages_of_the_next_pops(
@@ -162,16 +166,13 @@ def test_a_commit_while_it_waits_for_the_lock_is_seen_whatever_the_default_isola
         for _ in range(2):
             one.ack(one.pop("jobs", group="g"))
             one.push("jobs", 0)
-        errors, real = list[str](), short.ShortTransactions.commit
+        errors, real = list[str](), short.ShortTransactions.refused
 
-        def commit(*args: Any) -> int:
-            try:
-                return real(*args)
-            except psycopg.Error as error:
-                errors.append(str(error.diag.message_primary))
-                raise
+        def refused(chosen: Any, queue: int, error: Any) -> None:
+            errors.append(str(error.diag.message_primary))
+            real(chosen, queue, error)
 
-        monkeypatch.setattr(short.ShortTransactions, "commit", commit)
+        monkeypatch.setattr(short.ShortTransactions, "refused", refused)
         holder = stack.enter_context(psycopg.connect(postgres_url))
         keys = store_of(one)._locks.keys([one.broker.look(lambda tx: tx.queue("jobs").id)])
         holder.execute("select pg_advisory_xact_lock(%s)", keys)
@@ -253,21 +254,20 @@ def test_a_connection_that_is_lost_at_the_commit_repeats_nothing(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it is sent, and after the server has committed."""
-    real = PipelinedConnection.run_held
+    real = Commits._send_short
     for after in (False, True):
 
-        def lose(
-            channel: PipelinedConnection, *queries: Any, after: bool = after
-        ) -> list[tuple[Any, ...]]:
-            monkeypatch.setattr(PipelinedConnection, "run_held", real)
+        def lose(store: Any, channel: Any, *args: Any, after: bool = after) -> None:
+            monkeypatch.setattr(Commits, "_send_short", real)
             if after:
-                real(channel, *queries)
+                real(store, channel, *args)
+                channel.sync()
             channel.db.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        monkeypatch.setattr(PipelinedConnection, "run_held", lose)
+        monkeypatch.setattr(Commits, "_send_short", lose)
         q.push("jobs", after)
-        assert PipelinedConnection.run_held is real, "no loss, so this tests nothing"
+        assert Commits._send_short is real, "no loss, so this tests nothing"
     found = [m.data for m in q.pop("jobs", group="g", batch=10)]
     assert found == [False, True]
 

@@ -33,8 +33,9 @@ def store_of(q: Session) -> Any:
     return store
 
 
-def push_together(q: Session, *numbers: int) -> list[Any]:
-    """Push in one group, which does not sync at once as a single push does."""
+def push_together(q: Session, *numbers: int, fast_disk: bool = False) -> list[Any]:
+    """Push in one group; unless the disk is fast, the sync follows on another connection."""
+    store_of(q)._flushes._seconds = 0.0001 if fast_disk else 0.001
     writer: Any = q.broker.writer  # type: ignore[attr-defined]
     with ThreadPoolExecutor(len(numbers)) as pool:
         with writer.exclusively():
@@ -157,13 +158,13 @@ def test_what_a_crash_loses_while_it_is_read_is_not_shown(
             monkeypatch.setattr(store_of(q), "_write_sync", lambda: stopped.wait(60))
             real = PipelinedConnection.commit
 
-            def crash(self: PipelinedConnection, behind: str | None = None) -> None:
+            def crash(self: PipelinedConnection, behind: str | None = None, *args: Any) -> float:
                 if behind is not None:
                     monkeypatch.setattr(PipelinedConnection, "commit", real)
                     real(self)
                     slow_disk.kill()
                     slow_disk.start()
-                real(self, behind)
+                return real(self, behind, *args)
 
             with ThreadPoolExecutor(1) as pool:
                 pushing = pool.submit(push_together, q, 1, 2)

@@ -21,8 +21,9 @@ from ..clock import Signal, micros
 from ..errors import SessionClosed
 from ..model import Upkeep
 from ..store.job import Job
+from ..store.protocol import Flight
 from ..store.tx import Tx
-from .brief import all_brief
+from .brief import all_brief, count_plain_pushes
 from .broker import Broker, Verbs, wait_seconds
 from .core.ack_and_pop import ack_and_pop
 from .core.handout import Handout
@@ -39,6 +40,7 @@ PopVerb = Callable[[Tx, PopRequest], Handout]
 READERS = 4
 MAX_IDLE = 256  # greenlets of a thread; together they take 1.5 MiB
 _DONE = object()
+READ, WRITE = 1, 2  # what a flight wants to do with its connection
 
 
 class _Idle(threading.local):
@@ -87,6 +89,9 @@ def awaited(step: Awaitable[T]) -> T:
 
 class LoopBroker:
     """Runs verbs for one event loop; created and used only on that loop."""
+
+    _flight: Flight | None = None  # a transaction that was launched
+    _flying: list[Job]
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -169,6 +174,9 @@ class LoopBroker:
         await self.do(settle, False, token, [Mark(Verdict("release"))])
 
     def close(self) -> None:
+        if self._flight is not None:
+            self._flight.finish()
+            self._land()
         self._readers.shutdown(wait=False)
 
     async def returned(self) -> None:
@@ -225,9 +233,11 @@ class LoopBroker:
         self._submitted.append(job)
 
     def _submit_all(self) -> None:
+        if self._flight is not None or not self._submitted:
+            return  # they wait until it has landed, or it has landed with them
         jobs, self._submitted = self._submitted, []
         try:
-            if not (self.leads and self._run_at_once(jobs)):
+            if not (self.leads and (self._run_at_once(jobs) or self._launch(jobs))):
                 self.broker.writer.submit(jobs)
         except BaseException as error:  # closed, or no thread can be started
             for job in jobs:
@@ -244,6 +254,47 @@ class LoopBroker:
         self._woken = True  # what is answered meanwhile is delivered below
         try:
             return self.broker.writer.run_at_once(jobs)
+        finally:
+            self._deliver()
+
+    def _launch(self, jobs: list[Job]) -> bool:
+        """Begin a transaction of the jobs of a turn, and collect others until it has landed."""
+        count = count_plain_pushes(jobs)
+        flight = self.broker.writer.launch(jobs[:count]) if count else None
+        if flight is None:
+            return False
+        self._flight, self._flying = flight, jobs[:count]
+        self._submitted = jobs[count:] + self._submitted
+        flight.start()
+        if not flight.wants:
+            self._land()
+            return True
+        self._loop.add_reader(flight.fileno, self._fly, READ)
+        if flight.wants & WRITE:
+            self._loop.add_writer(flight.fileno, self._fly, WRITE)
+        return True
+
+    def _fly(self, ready: int) -> None:
+        flight = self._flight
+        if flight is None:
+            return
+        flight.step(ready)
+        if not flight.wants & WRITE:
+            self._loop.remove_writer(flight.fileno)
+        if not flight.wants:
+            self._land()
+
+    def _land(self) -> None:
+        """End the flight, begin the next one, and answer."""
+        flight, jobs = self._flight, self._flying
+        assert flight is not None
+        self._loop.remove_reader(flight.fileno)
+        self._flight, self._flying = None, []
+        self._woken = True
+        try:
+            self.broker.writer.land(flight, jobs)
+            if self._submitted:
+                self._submit_all()
         finally:
             self._deliver()
 

@@ -45,6 +45,23 @@ def all_brief(jobs: Sequence[Job]) -> bool:
     return True
 
 
+def count_plain_pushes(jobs: Sequence[Job]) -> int:
+    """Return how many of the first jobs are pushes that look up nothing but their lanes, and are
+    together small enough for an event loop."""
+    items = size = 0
+    for count, job in enumerate(jobs):
+        request = job.merge
+        if not isinstance(request, PushRequest) or request.key is not None:
+            return count
+        for chunk in request.chunks:
+            if chunk.rest is not None:
+                return count
+            items, size = items + 1, size + len(chunk.data)
+        if items > MAX_ITEMS or size > MAX_BYTES:
+            return count
+    return len(jobs)
+
+
 def _weigh(argument: object) -> tuple[int, int]:
     """Return how many messages an argument is about, and how many bytes it brings."""
     kind = type(argument)

@@ -49,19 +49,16 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from ..errors import (
-    AckflowError,
-    SessionClosed,
-)
+from ..errors import AckflowError, SessionClosed
 from .commit_pause import CommitPause, LoopBudget
-from .group_runner import GroupRunner, ReachOf, RunMerged
+from .group_runner import GroupRunner, LoopLeading, ReachOf, RunMerged
 from .job import Job, Verb, count_calls
 from .protocol import CommitLost, CommitObserver, TransactionalStore
 
 HELPERS = 3  # one may sync and one wait for a sync while the third leads
 
 
-class Writer:
+class Writer(LoopLeading):
     """Runs verbs in group transactions; `run_merged` runs neighbouring mergeable ones as one."""
 
     def __init__(
@@ -149,63 +146,6 @@ class Writer:
                 self._abandon(job)
             raise
 
-    def run_at_once(self, jobs: list[Job]) -> bool:
-        """Run jobs in the calling thread, which must not wait; False, and nothing is done, if it
-        would wait for another thread or process, a checkpoint, or an fsync that may take long.
-
-        For an event loop. A signal handler that raises must not run in its thread.
-        """
-        if self._store.sync is None or self._store.transact_at_once is None:
-            return False
-        if not self._helpers:  # they answer what shows messages of others that are not on disk yet
-            return False
-        if not self._budget.allows() or not self._commit_lock.acquire(blocking=False):
-            return False
-        try:
-            if not self._sync_lock.acquire(blocking=False):
-                return False
-            try:
-                if not self._run_at_once(jobs):
-                    return False
-            finally:
-                self._sync_lock.release()
-        finally:
-            self._commit_lock.release()
-        for job in jobs:
-            self._deliver(job)
-        if self._runner.observer is not None and self._runner.observer.pending:
-            self._runner.observer.log_pending()
-        return True
-
-    def _run_at_once(self, jobs: list[Job]) -> bool:
-        """Lead a group of these jobs, and sync it. Called under `_commit_lock` and `_sync_lock`."""
-        started = time.monotonic()
-        with self._mutex:
-            waiting = self._queue or self._deferred or self._syncing or self._unsynced_served
-            if self._has_leader or waiting or self._closing:
-                return False
-            self._has_leader = True
-        try:
-            if not self._runner.run_at_once(jobs):
-                return False
-            batch = [job for job in jobs if job.awaits_sync]
-            if batch:
-                try:
-                    self._sync_store()
-                except AckflowError as error:
-                    for job in batch:
-                        job.error = error
-                else:  # all that was committed before is on disk now
-                    for job in jobs:
-                        job.sync_number = 0
-            for job in jobs:
-                job.done = True
-            return True
-        finally:
-            self._budget.ran(time.monotonic() - started)
-            with self._mutex:
-                self._promote_next(None)
-
     def close(self) -> None:
         """Refuse new verbs, and stop the helper threads once every queued verb is answered."""
         with self._mutex:
@@ -263,7 +203,7 @@ class Writer:
         with self._commit_lock:
             self._runner.run_alone(job)
             job.done = True
-            if job.synced and job.error is None and self._store.sync is not None:
+            if job.awaits_sync and self._store.sync is not None:
                 # First: a thread that is interrupted after the next step still syncs.
                 job.sync_batch = [job]
                 self._sync_lock.acquire()

@@ -1,13 +1,30 @@
-"""The transactions of the writer: runs the verbs of a group, and isolates one that fails it."""
+"""The transactions of the writer: runs the verbs of a group, and isolates one that fails it.
+
+`LoopLeading` is for an event loop, which must not wait. On SQLite the loop runs a group and syncs it,
+while fsyncs are short. On PostgreSQL it sends a group, and serves its clients until the server has
+answered; what arrives meanwhile is the next group.
+"""
 
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from ..errors import AckflowError, OutcomeUnknown, StorageAway, StorageBusy, StorageFailed
+from .commit_pause import LoopBudget
 from .job import UNASKED, Job, Verb, fences_of
-from .protocol import EVERYTHING, CommitObserver, Reach, TransactionalStore, WiderReach
+from .protocol import (
+    EVERYTHING,
+    CommitObserver,
+    Flight,
+    Reach,
+    TransactionalStore,
+    WiderReach,
+)
 from .tx import Tx
 
 MAX_SPLITS = 4  # how often a group is run again without the jobs that failed it
@@ -77,10 +94,31 @@ class GroupRunner:
         except Exception:
             tx = None
         if tx is None:
-            self._reset(group)
+            self.reset(group)
             return False
         self._notify_committed(tx, len(group))
         return True
+
+    def launch(self, group: list[Job]) -> Flight | None:
+        """Begin a transaction of a group that an event loop follows, or do nothing."""
+        assert self._store.launch is not None
+        self._find_reaches(group)
+        flight = self._store.launch(partial(self._run_group, group), [job.reach for job in group])
+        if flight is None:
+            self.reset(group)
+        return flight
+
+    def landed(self, group: list[Job], tx: Tx) -> None:
+        """Note that such a transaction was committed."""
+        for job in group:
+            job.commit, job.on_disk = tx.number, tx.on_disk
+            job.sync_number = 0
+        self._notify_committed(tx, len(group))
+
+    def _find_reaches(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.reach is UNASKED and self._reach_of is not None:
+                job.reach = self._reach_of(job.verb, job.args, job.merge)
 
     def _split(self, group: list[Job]) -> None:
         """Run a group again after one of its jobs failed it: that job alone, the others together.
@@ -95,7 +133,7 @@ class GroupRunner:
             rest = [job for job in rest if job not in failed]
             self.run_one_by_one(failed)
             try:
-                self._reset(rest)
+                self.reset(rest)
                 return self._commit(rest)
             except BaseException as error:
                 if isinstance(error, STORE_ERRORS):
@@ -104,14 +142,14 @@ class GroupRunner:
                     return None
         return self.run_one_by_one(rest)
 
-    def _reset(self, group: list[Job]) -> None:
+    def reset(self, group: list[Job]) -> None:
         for job in group:
             job.answer = job.error = None
 
     def run_one_by_one(self, group: list[Job]) -> None:
         """Run each job of a group in a transaction of its own."""
         for job in group:
-            self._reset([job])
+            self.reset([job])
             try:
                 self._commit([job])
             except BaseException as error:
@@ -125,9 +163,7 @@ class GroupRunner:
     def _transact(self, jobs: list[Job], body: Callable[[Tx], None], synced: bool) -> Tx:
         if self._reach_of is None:
             return self._store.transact(body, synced)
-        for job in jobs:
-            if job.reach is UNASKED:
-                job.reach = self._reach_of(job.verb, job.args, job.merge)
+        self._find_reaches(jobs)
         while True:
             try:
                 tx = self._store.transact(body, synced, [job.reach for job in jobs])
@@ -136,7 +172,7 @@ class GroupRunner:
                 for job in self._running:
                     job.reach = EVERYTHING
         for job in jobs:
-            job.commit = tx.number
+            job.commit, job.on_disk = tx.number, tx.on_disk
         return tx
 
     def _admitted(self, group: list[Job], tx: Tx) -> list[Job]:
@@ -209,3 +245,185 @@ class GroupRunner:
             job.error = refusal
         if tx.sync_number:
             job.sync_number, tx.sync_number = tx.sync_number, 0
+
+
+class LoopLeading:
+    """The part of the writer that an event loop uses; group_commit.py has the locks and states."""
+
+    _store: TransactionalStore
+    _runner: GroupRunner
+    _mutex: threading.Lock
+    _queue: deque[Job]
+    _has_leader: bool
+    _commit_lock: threading.Lock
+    _sync_lock: threading.Lock
+    _budget: LoopBudget
+    _syncing: list[Job] | None
+    _deferred: list[Job]
+    _unsynced_served: bool
+    _helper_work: SimpleQueue[Callable[[], None] | None]
+    _helpers: list[threading.Thread]
+    _closing: bool
+
+    def run_at_once(self, jobs: list[Job]) -> bool:
+        """Run jobs in the calling thread, which must not wait; False, and nothing is done, if it
+        would wait for another thread or process, a checkpoint, or an fsync that may take long.
+
+        For an event loop. A signal handler that raises must not run in its thread.
+        """
+        if self._store.sync is None or self._store.transact_at_once is None:
+            return False
+        if not self._helpers:  # they answer what shows messages of others that are not on disk yet
+            return False
+        if not self._budget.allows() or not self._commit_lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._sync_lock.acquire(blocking=False):
+                return False
+            try:
+                if not self._run_at_once(jobs):
+                    return False
+            finally:
+                self._sync_lock.release()
+        finally:
+            self._commit_lock.release()
+        for job in jobs:
+            self._deliver(job)
+        if self._runner.observer is not None and self._runner.observer.pending:
+            self._runner.observer.log_pending()
+        return True
+
+    def _takes_lead(self) -> bool:
+        """Lead, if nothing waits. Called under `_commit_lock` and `_sync_lock`."""
+        with self._mutex:
+            waiting = self._queue or self._deferred or self._syncing or self._unsynced_served
+            if self._has_leader or waiting or self._closing:
+                return False
+            self._has_leader = True
+        return True
+
+    def _run_at_once(self, jobs: list[Job]) -> bool:
+        """Lead a group of these jobs, and sync it. Called under `_commit_lock` and `_sync_lock`."""
+        started = time.monotonic()
+        if not self._takes_lead():
+            return False
+        try:
+            if not self._runner.run_at_once(jobs):
+                return False
+            batch = [job for job in jobs if job.awaits_sync]
+            if batch:
+                try:
+                    self._sync_store()
+                except AckflowError as error:
+                    for job in batch:
+                        job.error = error
+                else:  # all that was committed before is on disk now
+                    for job in jobs:
+                        job.sync_number = 0
+            for job in jobs:
+                job.done = True
+            return True
+        finally:
+            self._budget.ran(time.monotonic() - started)
+            with self._mutex:
+                self._promote_next(None)
+
+    def launch(self, jobs: list[Job]) -> Flight | None:
+        """Begin a transaction of jobs that must be synced, and leave the event loop that calls to
+        follow it; None, and nothing is done, if it would wait before that.
+
+        Until `land`, no other verb runs.
+        """
+        if self._store.launch is None or not self._helpers:
+            return None
+        if not self._commit_lock.acquire(blocking=False):
+            return None
+        flight = None
+        try:
+            if self._sync_lock.acquire(blocking=False):
+                try:
+                    flight = self._launch(jobs)
+                finally:
+                    if flight is None:
+                        self._sync_lock.release()
+        finally:
+            if flight is None:
+                self._commit_lock.release()
+        return flight
+
+    def _launch(self, jobs: list[Job]) -> Flight | None:
+        """Begin a transaction of a group. Called under `_commit_lock` and `_sync_lock`."""
+        if not self._takes_lead():
+            return None
+        flight = None
+        try:
+            flight = self._runner.launch(jobs)
+        finally:
+            if flight is None:
+                with self._mutex:
+                    self._promote_next(None)
+        return flight
+
+    def land(self, flight: Flight, jobs: list[Job]) -> None:
+        """End a flight, and answer its jobs; after an error, in another thread."""
+        tx = flight.land()
+        if tx is None:
+            self._helper_work.put(partial(self._resolve, flight, jobs))
+        else:
+            self._landed(jobs, tx)
+
+    def _resolve(self, flight: Flight, jobs: list[Job]) -> None:
+        """End a flight after an error; jobs that were not committed are run again."""
+        try:
+            tx = flight.resolve()
+        except OutcomeUnknown as error:
+            for job in jobs:
+                job.error = error
+            self._landed(jobs, None)
+        except BaseException:
+            self._runner.reset(jobs)
+            for job in jobs:
+                job.led_by_helper = True
+            with self._mutex:
+                self._queue.extendleft(reversed(jobs))
+            self._landed([], None)
+        else:
+            self._landed(jobs, tx)
+
+    def _landed(self, jobs: list[Job], tx: Tx | None) -> None:
+        if tx is not None:
+            self._runner.landed(jobs, tx)
+        for job in jobs:
+            job.done = True
+        batch = [] if tx is None or tx.on_disk else [job for job in jobs if job.awaits_sync]
+        if not batch:
+            self._sync_lock.release()
+        self._commit_lock.release()
+        with self._mutex:
+            if batch:
+                self._begin_sync(batch)
+            self._promote_next(None)
+        if batch:
+            self._sync(batch)
+        for job in jobs:
+            if job not in batch:
+                self._deliver(job)
+        if self._runner.observer is not None and self._runner.observer.pending:
+            self._runner.observer.log_pending()
+
+    # what the writer has
+
+    def _deliver(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def _promote_next(self, job: Job | None) -> None:
+        raise NotImplementedError
+
+    def _begin_sync(self, batch: list[Job]) -> None:
+        raise NotImplementedError
+
+    def _sync(self, batch: list[Job]) -> None:
+        raise NotImplementedError
+
+    def _sync_store(self, number: int = 0) -> None:
+        raise NotImplementedError

@@ -27,6 +27,7 @@ class Job(Struct, eq=False):
     sync_batch: "list[Job] | None" = None  # the jobs its own thread has to sync, itself included
     sync_number: int = 0  # others' commits up to this number must be on disk before the answer
     commit: int = 0  # the number of its commit, in a store that numbers all of them
+    on_disk: bool = False  # its commit was synced, with all before it
     reach: "Reach | None" = UNASKED  # what it reads and changes, in a store that is `by_queue`
     postponed: bool = False  # to the next group: something that it needs is not free
     wakeup: "threading.Lock | None" = None  # held while its thread waits for another one
@@ -37,7 +38,7 @@ class Job(Struct, eq=False):
     @property
     def awaits_sync(self) -> bool:
         """Whether it succeeded and must be on disk before it is answered."""
-        return self.synced and self.error is None
+        return self.synced and self.error is None and not self.on_disk
 
 
 def count_calls(jobs: Iterable[Job]) -> int:

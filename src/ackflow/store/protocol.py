@@ -45,13 +45,33 @@ class CommitLost(Exception):
     """A commit that was not synced was lost by a crash of the server, and may be run again."""
 
 
+class Flight(Protocol):
+    """A transaction on its way. An event loop starts it, takes a step whenever `fileno` is ready, and
+    lands it when it wants to read (1) and to write (2) nothing more."""
+
+    fileno: int
+    wants: int
+
+    def start(self) -> None: ...
+    def step(self, ready: int) -> None: ...
+    def finish(self) -> None:
+        """Wait until it has ended."""
+
+    def land(self) -> "Tx | None":
+        """Return the committed transaction; None: `resolve` must find out what became of it."""
+
+    def resolve(self) -> "Tx":
+        """Return the transaction if it was committed all the same, or raise; it may wait."""
+
+
 class TransactionalStore(Protocol):
     """A store as group commit uses it: it runs a body in one transaction, committed on return.
 
     `interrupted` is the exception that a signal handler raised after the commit. `sync` fsyncs all
     commits at least up to a number of the sync record. If it is None, `transact` returns only after
     a commit with `synced` is on disk. `transact_at_once` is `transact` for an event loop: it returns
-    None, and changes nothing, where it would have to wait; a store without it has None.
+    None, and changes nothing, where it would have to wait; a store without it has None. `launch` does
+    not even wait for the commit, which is synced: the loop follows the transaction.
 
     A store that is `by_queue` locks only what is asked for: the first of `reaches` in any case, and
     of the others what is free. The body runs the verbs that `Tx.admits`.
@@ -64,6 +84,10 @@ class TransactionalStore(Protocol):
     def sync(self) -> Callable[[int], None] | None: ...
     @property
     def transact_at_once(self) -> "Callable[[Callable[[Tx], None], bool], Tx | None] | None": ...
+    @property
+    def launch(
+        self,
+    ) -> "Callable[[Callable[[Tx], None], Sequence[Reach | None]], Flight | None] | None": ...
     def transact(
         self,
         body: "Callable[[Tx], None]",

@@ -80,6 +80,7 @@ class Tx(Claims, GoneRows, ExchangeRows):
     sweeper: "Callable[[Tx, Lane, Sweep], None]" = staticmethod(_no_sweeper)
     first_step = FIRST_STEP
     number = 0  # of the commit, in a store that numbers all of them
+    on_disk = False  # whether its commit was synced, in a store with `sync`
 
     def __init__(
         self,

@@ -199,14 +199,20 @@ class PipelinedConnection:
         self._prepared: dict[Statement, bytes] = {}
         self._preparing: list[Statement] = []  # since the last Sync
         self._names = count()
+        self._syncs = 0  # sent, whose results are to come
         self._sent: list[bool] = []  # for each result to come, whether it is that of a statement
         self._results: list[PGresult] = []
         self.held: list[Query] | None = None
+        self.behind = False  # whether a statement was sent behind what was held back
         self._begin: Callable[[], None] = _begin_nothing
 
     def hold_back(self, begin: Callable[[], None]) -> None:
         """Hold back what is written from now on; `begin` begins the transaction when it is sent."""
         self.held, self._begin = [], begin
+
+    @property
+    def fileno(self) -> int:
+        return self._pg.socket
 
     def start(self) -> None:
         """Begin the transaction, and send what was held back."""
@@ -219,13 +225,22 @@ class PipelinedConnection:
         for sql, args in held:
             self._send(sql, args)
 
-    def run_held(self, first: Query) -> list[Row]:
-        """Run what was held back as one transaction, after a statement; returns the rows of that."""
+    def send_held(self, first: Query, behind: str | None = None) -> None:
+        """Send what was held back as one transaction, after a statement.
+
+        `behind` runs after its commit. `sync` waits for all of it, or `coming` for who cannot wait.
+        """
         held, self.held = self.held or [], None
         for sql, args in (first, *held):
             self._send(sql, args)
-        self.sync()
-        return self._rows(self._results[0])
+        self.behind = behind is not None
+        if behind is not None:
+            self._send_sync()
+            self._send(behind, ())
+
+    def rows_at(self, index: int) -> list[Row]:
+        """Return the rows of one of the statements that ran last."""
+        return self._rows(self._results[index])
 
     def execute(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
         """Run a statement that returns rows."""
@@ -258,27 +273,58 @@ class PipelinedConnection:
         if self.db.pooled:
             self.write(SET_LOCAL, self.db.settings)
 
-    def commit(self, behind: str | None = None) -> None:
+    def commit(self, behind: str | None = None, clock: str | None = None) -> float:
         """Commit, and wait for the result.
 
-        `behind` runs in a transaction of its own after that, in the same round trip.
+        `behind` runs in a transaction of its own after that, in the same round trip. Returns the
+        seconds that it took, if `clock` asks the server for its time.
         """
         self.write("commit")
+        more = 0
         if behind is not None:
-            self.write(behind)
+            for sql in (clock, behind) if clock else (behind,):
+                self._send(sql, ())
+                more += 1
+            if clock:
+                self._send_sync()
+                self._send(clock, ())
+                more += 1
         self.sync()
-        committed = self._results[-1 if behind is None else -2]
+        committed = self._results[-1 - more]
         if committed.command_status != b"COMMIT":  # a commit after an error is a rollback
             raise pg.InFailedSqlTransaction("the transaction was rolled back")
+        return self._seconds() if clock else 0.0
+
+    def timed(self, sql: str, clock: str) -> float:
+        """Run a statement, and return the seconds that it and its commit took, by the server's clock."""
+        self._send(clock, ())
+        self._send(sql, ())
+        self._send_sync()
+        self._send(clock, ())
+        self.sync()
+        return self._seconds()
+
+    def _seconds(self) -> float:
+        """Return the seconds from the third last statement to the last one."""
+        ((began,),), ((ended,),) = self.rows_at(-3), self.rows_at(-1)
+        return float(ended - began) / 1e6
 
     def insert(self, sql: str, args: Sequence[Any]) -> int:
         return int(self.execute(f"{sql} returning id", args)[0][0])
 
     def sync(self) -> None:
         """Wait for the results of everything sent; raises the first error of a statement."""
-        self._pg.pipeline_sync()
+        self.take(self.db.wait(self.coming()))
+
+    def coming(self) -> PQGen[list[PGresult]]:
+        """Return the results to wait for, for `take`."""
+        self._send_sync()
+        syncs, self._syncs = self._syncs, 0
+        return _results(self._pg, syncs)
+
+    def take(self, found: list[PGresult]) -> None:
+        """Take the results of everything sent; raises the first error of a statement."""
         sent, self._sent = self._sent, []
-        found = self.db.wait(_results(self._pg))
         for result in found:
             if result.status == ExecStatus.FATAL_ERROR:
                 for statement in self._preparing:  # after an error the server skips the rest
@@ -287,6 +333,10 @@ class PipelinedConnection:
                 raise error_from_result(result, encoding=self.db.info.encoding)
         self._preparing.clear()
         self._results = [result for result, kept in zip(found, sent, strict=True) if kept]
+
+    def _send_sync(self) -> None:
+        self._pg.pipeline_sync()
+        self._syncs += 1
 
     def rollback(self, error: BaseException) -> bool:
         """Roll back the open transaction; returns False if the connection is no longer usable.
@@ -348,15 +398,18 @@ def _begin_nothing() -> None:
     raise AssertionError("nothing is held back")
 
 
-def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
-    """Send what is waiting, and return the results up to the next Sync."""
+def _results(pgconn: PGconn, syncs: int) -> PQGen[list[PGresult]]:
+    """Send what is waiting, and return the results up to the last of the next Syncs."""
     yield from send(pgconn)
     found: list[PGresult] = []
     while True:
         results = yield from fetch_many(pgconn)
         if results and results[-1].status == ExecStatus.PIPELINE_SYNC:
-            return found
-        found += results[-1:]
+            syncs -= 1
+            if not syncs:
+                return found
+        else:
+            found += results[-1:]
 
 
 # The highest id in the blocks of leases that brokers have taken.

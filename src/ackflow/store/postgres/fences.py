@@ -38,6 +38,24 @@ BY_ADVISORY_LOCK = """l.locktype = 'advisory' and l.objsubid = 1 and l.database 
 SHARE_AND_TAKE = "select pg_advisory_xact_lock_shared($1), pg_advisory_xact_lock($2)"
 BY_ROW = "l.relation = 'fences'::regclass and cardinality($1::bigint[]) > 0)"
 
+# A standby that commits wait for may be behind the disk of this server.
+ON_DISK = """pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()
+    and current_setting('synchronous_standby_names') = ''"""
+# Run while the fences are held, so that the result is current and includes every earlier transaction.
+# The newest index entry is read first, so that dead rows before it are not visited.
+LOOK = f"""select f.fence, coalesce(w.n, 0), case when w.n <> f.known then w.hints end,
+    (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+    (select value from meta where key = 'schema'), {ON_DISK}
+from unnest($1::bigint[], $2::bigint[]) as f (fence, known)
+left join lateral (select n, hints from writes where fence = f.fence
+    order by fence desc, n desc limit 1) as w on true"""
+# It deletes the broker's last row, and the newest one if a transaction of a user wrote it.
+WROTE = f"""with before as (delete from writes where fence = $1 and n = any(array[$4, $6])
+        and broker in ($3, {OUTSIDE}))
+    insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
+OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
+join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
+
 
 Query = tuple[str, tuple[object, ...]]
 

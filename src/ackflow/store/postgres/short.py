@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from psycopg import errors as pg
 
 from ..protocol import Reach
-from .connection import PipelinedConnection
-from .fences import SCHEMA
+from .fences import SCHEMA, Query
 
 ENTER = "select enter_queue_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 # After a change by another broker, transactions of a queue take two round trips for so long: a failed
@@ -27,6 +26,8 @@ ENTER = "select enter_queue_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 SHARED_SECONDS = 30.0
 LATE = "late"  # the detail of the error if only the time differed
 MOST_MICROSECONDS = 100_000  # by which the broker's time may differ from the server's
+# After an event loop began a transaction that turned out to need an answer.
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.05, 5.0
 
 
 class ShortTransactions:
@@ -36,6 +37,8 @@ class ShortTransactions:
         self._versions = versions  # those of the store, by fence; 0: not read
         self._shared_until: dict[int, float] = {}
         self.enabled = False
+        self._not_before = 0.0
+        self._pause = FIRST_PAUSE_SECONDS
 
     def queue_of(
         self, reaches: Sequence[Reach | None], find: Callable[[Reach], bool]
@@ -59,24 +62,30 @@ class ShortTransactions:
         """Note that another broker has written to a queue."""
         self._shared_until[queue] = time.monotonic() + SHARED_SECONDS
 
-    def commit(
-        self,
-        channel: PipelinedConnection,
-        keys: Sequence[int],
-        queue: int,
-        now: int | None,
-        row: tuple[object, ...],
-    ) -> int:
-        """Commit what was held back, under the locks with these keys; returns the server's time.
+    def enter(
+        self, keys: Sequence[int], queue: int, now: int | None, row: tuple[object, ...]
+    ) -> Query:
+        """Return the statement that enters a queue under the locks with these keys.
 
         `now`: the time to compare with that of the server. `row`: the rest of the arguments of
-        `enter_queue`. SerializationFailure: something has changed, and nothing was written.
+        `enter_queue`. It fails with SerializationFailure if something has changed.
         """
         known = self._versions[SCHEMA], self._versions[queue], now
-        try:
-            ((server_time,),) = channel.run_held((ENTER, (*keys, queue, *known, *row)))
-        except pg.SerializationFailure as error:
-            if error.diag.message_detail != LATE:
-                self.note_shared(queue)
-            raise
-        return int(server_time)
+        return ENTER, (*keys, queue, *known, *row)
+
+    def refused(self, queue: int, error: pg.SerializationFailure) -> None:
+        if error.diag.message_detail != LATE:
+            self.note_shared(queue)
+
+    # transactions that an event loop begins
+
+    def may_launch(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    def launched(self, succeeded: bool) -> None:
+        """Count an attempt: one that needed an answer has cleared what was cached of the queue."""
+        if succeeded:
+            self._pause = FIRST_PAUSE_SECONDS
+        else:
+            self._not_before = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, MOST_PAUSE_SECONDS)

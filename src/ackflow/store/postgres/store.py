@@ -19,15 +19,16 @@ from psycopg import RawCursor
 from psycopg import errors as pg
 
 from ...clock import Clock
-from ...errors import InvalidArgument, OutcomeUnknown, SessionClosed
+from ...errors import InvalidArgument, SessionClosed
 from ...ids import QueueId
 from .. import hints, migrate
 from ..cache import Cache
 from ..durability import MayLose, chosen
-from ..protocol import EVERYTHING, CommitLost, Reach, WiderReach
+from ..protocol import EVERYTHING, CommitLost, Reach
 from ..tx import Tx
 from . import setup
 from .clock import ServerClock
+from .commits import BEGIN, Commits, Moved
 from .connection import (
     Connection,
     DatabaseUrl,
@@ -38,17 +39,16 @@ from .connection import (
     statements,
 )
 from .failures import translated
-from .fences import OUTSIDE, SCHEMA, Query, lock_key, locks_for
+from .fences import LOOK, ON_DISK, OUR_ROWS, SCHEMA, Query, lock_key, locks_for
 from .flush import SYNC, Flushes
 from .homes import Homes
 from .lease_ids import next_block
 from .notify import Notifier
 from .short import MOST_MICROSECONDS, ShortTransactions
-from .sync import Marker, SyncRecord, Unchecked
+from .sync import SyncRecord, Unchecked
 from .tx import FencedTx
 
 T = TypeVar("T")
-Rows = dict[int, int]  # the new versions of fences
 
 # `synchronous_commit` for verbs that must be on disk when they are answered, and for all others.
 LEVELS: dict[MayLose, tuple[str, str]] = {
@@ -57,27 +57,8 @@ LEVELS: dict[MayLose, tuple[str, str]] = {
     "recent": ("off", "off"),
     "everything": ("off", "off"),
 }
-# An older snapshot would not show what was committed while a transaction waited for its locks.
-BEGIN = "begin isolation level read committed"
 ON_CONNECT = "set default_transaction_isolation = 'read committed'; set synchronous_commit = off"
 SET_LEVEL = "select set_config('synchronous_commit', $1, true)"
-# A standby that commits wait for may be behind the disk of this server.
-ON_DISK = """pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()
-    and current_setting('synchronous_standby_names') = ''"""
-# Run while the fences are held, so that the result is current and includes every earlier transaction.
-# The newest index entry is read first, so that dead rows before it are not visited.
-LOOK = f"""select f.fence, coalesce(w.n, 0), case when w.n <> f.known then w.hints end,
-    (extract(epoch from clock_timestamp()) * 1000000)::bigint,
-    (select value from meta where key = 'schema'), {ON_DISK}
-from unnest($1::bigint[], $2::bigint[]) as f (fence, known)
-left join lateral (select n, hints from writes where fence = f.fence
-    order by fence desc, n desc limit 1) as w on true"""
-# It deletes the broker's last row, and the newest one if a transaction of a user wrote it.
-WROTE = f"""with before as (delete from writes where fence = $1 and n = any(array[$4, $6])
-        and broker in ($3, {OUTSIDE}))
-    insert into writes (fence, n, broker, hints) values ($1, $2, $3, $5)"""
-OUR_ROWS = """select w.fence, w.n from unnest($1::bigint[], $2::bigint[]) as m (fence, n)
-join writes w on w.fence = m.fence and w.n = m.n where w.broker = $3"""
 MOST_FENCES = 1_000  # with more in the cache, a transaction that is alone in the schema clears it
 MOST_TRIES = 3
 UNREAD = 0  # in place of a version that was not read: right for a fence that was never written
@@ -87,11 +68,7 @@ AWAY_SECONDS = 30.0
 log = logging.getLogger("ackflow")
 
 
-class _Moved(WiderReach):
-    """A queue was deleted and made again while a transaction waited for its fence."""
-
-
-class PostgresStore:
+class PostgresStore(Commits):
     """A schema in a PostgreSQL database, created if it is missing and the role may create it."""
 
     transact_at_once = None  # each statement waits for the server
@@ -119,7 +96,7 @@ class PostgresStore:
         # The keys of the locks for which a transaction waits.
         self._locking = self._locks.keys([SCHEMA])
         self._latest = 0
-        self._alone = threading.RLock()
+        self._alone = threading.Lock()
         self._readers: list[PipelinedConnection] = []
         self._writer: PipelinedConnection | None = None
         self._tx: FencedTx | None = None
@@ -203,7 +180,7 @@ class PostgresStore:
                     raise
                 locked = True
                 self._place.end_hung(self._locks.hung, self._locking)
-            except _Moved:
+            except Moved:
                 pass
             except (pg.DeadlockDetected, pg.UniqueViolation):
                 # With the transaction of a user, or by the same request key in two queues.
@@ -227,7 +204,9 @@ class PostgresStore:
             self._cache.shrink()
         try:
             if queue := self._short.queue_of(reaches, self._homes.find):
-                self._hold_back(channel, tx, queue, level, reaches)
+                self._hold_back(
+                    channel, tx, queue, lambda: self._begin_late(channel, tx, level, reaches)
+                )
             else:
                 self._begin(channel, tx, level, reaches)
             body(tx)
@@ -239,112 +218,31 @@ class PostgresStore:
             raise
         rows = self._rows(tx.written)
         # A single verb is synced in the same round trip, unless brokers share a flush.
-        alone = len(reaches) == 1 and not self._flushes.shared
-        at_once = synced and alone and bool(rows) and self.sync is not None
-        began = time.monotonic()
+        # A single verb is synced in the same round trip, unless brokers share a flush.
+        fast = self._flushes.fast or (len(reaches) == 1 and not self._flushes.shared)
+        at_once = synced and fast and bool(rows) and self.sync is not None
         self._commit(channel, tx, level, rows, at_once)
-        if at_once:
-            self._flushes.took(time.monotonic() - began)
         if tx.granted is None:
             # Nothing was asked about the fences of queues that it was the first to read.
             for queue in self._cache.of_queues - self._versions.keys():
                 self._versions[queue] = UNREAD
         self._locks.made(tx.granted or ())
-        self._latest = tx.latest = tx.now
         return tx
 
-    def _commit(
-        self, channel: PipelinedConnection, tx: FencedTx, level: str, rows: Rows, at_once: bool
-    ) -> None:
-        """Commit, and note the number of the commit and the new versions of its fences."""
-        record = self._record
-        number = record.begin() if rows else 0
-        short = channel.held is not None
-        record.mark(Marker(number, fence, n) for fence, n in rows.items())
-        try:
-            if short:
-                self._commit_short(channel, tx, rows, at_once or level == "on")
-            else:
-                for fence, n in rows.items():
-                    channel.write(WROTE, self._row(fence, n))
-                # Its locks are free while it waits for the disk.
-                channel.commit(SYNC if at_once else None)
-        except BaseException as error:
-            self._undo(channel, error)
-            refused = short and isinstance(error, psycopg.Error) and not is_lost(error)
-            if not rows or refused or not self._was_committed(rows):
-                record.discard(number)
-                if refused and isinstance(error, pg.SerializationFailure):
-                    raise _Moved from None
-                raise
-            if not isinstance(error, Exception):
-                self.interrupted = error
-            at_once = False
-        else:
-            self._versions.update(rows)
-        self._wrote.update(rows)
-        record.committed = max(record.committed, number)
-        if at_once:
-            record.confirm(number)
-        tx.number = number or record.committed
-
-    def _row(self, fence: int, n: int) -> tuple[object, ...]:
-        """Return the arguments for the row of a fence in `writes`."""
-        before, newest = self._wrote.get(fence, 0), self._versions.get(fence, 0)
-        return fence, n, self._me, before, self._hints(fence), newest
-
-    def _hold_back(
+    def _begin_late(
         self,
         channel: PipelinedConnection,
         tx: FencedTx,
-        queue: int,
         level: str,
         reaches: Sequence[Reach | None],
     ) -> None:
-        """Begin a transaction that is sent at its end, or when it needs an answer."""
-
-        def begin() -> None:
-            known = self._versions.copy()
-            granted, now, _ = self._lock(channel, level, reaches)
-            moved = any(self._versions.get(fence) != n for fence, n in known.items())
-            now = self.clock.follow(now) if isinstance(self.clock, ServerClock) else tx.now
-            if moved or abs(now - tx.now) > MOST_MICROSECONDS or granted is None:
-                raise _Moved
-
-        channel.hold_back(begin)
-        channel.wrote = False
-        tx.grant(frozenset({queue}))
-        tx.begin(self.clock.now(), False)
-
-    def _commit_short(
-        self, channel: PipelinedConnection, tx: FencedTx, rows: Rows, synced: bool
-    ) -> None:
-        ((queue, n),) = rows.items()
-        followed = self.clock if isinstance(self.clock, ServerClock) else None
-        self._locking = self._locks.keys([SCHEMA, queue])
-        row = n, self._me, self._wrote.get(queue, 0), self._hints(queue), synced
-        at = tx.now if followed else None
-        now = self._short.commit(channel, self._locking, queue, at, row)
-        if followed:
-            followed.follow(now)
-
-    def _rows(self, written: set[int]) -> dict[int, int]:
-        """Return the new versions of fences. They leave gaps of random size.
-
-        After a crash that lost a commit, another one does not get the version that it had.
-        """
-        if SCHEMA in written:
-            written = {SCHEMA}
-        return {
-            fence: self._versions.get(fence, 0) + 1 + self._chance.getrandbits(20)
-            for fence in sorted(written)
-        }
-
-    def _hints(self, fence: int) -> bytes | None:
-        if fence <= SCHEMA:
-            return None
-        met = time.monotonic() < self._met.get(fence, 0.0)
-        return hints.pack(self._cache, self._versions[SCHEMA], QueueId(fence), met)
+        """Lock what a running transaction has, which must not have changed since it began."""
+        known = self._versions.copy()
+        granted, now, _ = self._lock(channel, level, reaches)
+        moved = any(self._versions.get(fence) != n for fence, n in known.items())
+        now = self.clock.follow(now) if isinstance(self.clock, ServerClock) else tx.now
+        if moved or abs(now - tx.now) > MOST_MICROSECONDS or granted is None:
+            raise Moved
 
     def _begin(
         self,
@@ -407,7 +305,7 @@ class PostgresStore:
             if self._versions[SCHEMA] != known:  # names may mean other queues now
                 self._homes.ask(channel, reaches)
                 if not self._homes.find(first) or not first.fences <= granted:
-                    raise _Moved
+                    raise Moved
                 for reach in reaches:
                     if reach is not None:
                         self._homes.find(reach)
@@ -478,6 +376,7 @@ class PostgresStore:
             )
             self._tx.homes = self._homes.leases
             self._tx.next_block = lambda: next_block(channel, self._place.open, self._can.sequences)
+            self._tx.stocks_body_ids = self._can.sequences and not db.pooled
             self._tx.latest = self._latest
         return self._writer, self._tx
 
@@ -530,26 +429,6 @@ class PostgresStore:
         self._forget()
         if not channel.rollback(error):
             self._writer = None
-
-    def _was_committed(self, rows: dict[int, int]) -> bool:
-        """Return whether a transaction was committed whose commit got no response."""
-        try:
-            return self._patiently(lambda: self._is_written(rows))
-        except psycopg.Error as error:
-            raise OutcomeUnknown() from error
-
-    def _is_written(self, rows: dict[int, int]) -> bool:
-        channel = PipelinedConnection(self._place.open())
-        with contextlib.closing(channel):
-            channel.begin(BEGIN)
-            # The server may still be committing it; the locks are free once that has ended.
-            if SCHEMA in rows:
-                self._locks.take_schema(channel)
-            else:
-                self._locks.share_schema(channel, rows)
-            ours = channel.execute(OUR_ROWS, (bigints(rows), bigints(rows.values()), self._me))
-            channel.commit()
-        return bool(ours)
 
     def _read(self, body: Callable[[Tx], T]) -> T:
         channel = self._readers.pop() if self._readers else PipelinedConnection(self._place.open())

@@ -7,15 +7,18 @@ queue, a lane or a statement that is not permitted; `WiderReach` then makes it r
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ...ids import GroupId, LaneId, LeaseId, QueueId
+from ...ids import BodyId, GroupId, LaneId, LeaseId, QueueId
 from ..mapping import Row
 from ..protocol import Reach, WiderReach
-from ..records import Group, Lane, Lease, Queue
+from ..records import Group, Lane, Lease, Packed, Queue
 from ..tx import Tx
 from .connection import PipelinedConnection
 from .fences import SCHEMA
 from .homes import KNOWN
 
+# By nextval: a broker of an earlier version may use the sequence at the same time.
+BODY_IDS = """select nextval(pg_get_serial_sequence('bodies', 'id')) from generate_series(1, 64)"""
+FEW_BODY_IDS = 16  # a transaction of one round trip then takes more
 # Statements that touch rows of one queue only, or rows that no two queues share. A statement that is
 # not listed runs alone in the schema.
 OF_QUEUE = frozenset(
@@ -30,7 +33,7 @@ OF_QUEUE = frozenset(
     lanes_of_partition lease_by_id lease_by_token lease_of_token leased_count leased_with_gaps
     leased_without_gaps leases_of let_keep
     lock_end lowest_cursor lowest_unheld making_of_queue move_claims move_kept next_time next_work
-    next_work_in note_odd odd_lanes odd_run odd_segments old_keys old_txids over_or_due
+    next_work_in note_odd odd_lanes odd_run odd_segments old_keys old_txids over_or_due put_body
     partition_by_id partition_leased partition_named put_off_expiring put_tally put_txids
     queue_by_id queue_left queue_named queue_totals quiet_time quiet_work save_claim save_counts
     save_cursor save_kept save_lane save_lease segment_since segments_before segments_below
@@ -78,6 +81,9 @@ class FencedTx(Tx):
         self.compared: Collection[int] | None = None
         self.next_block: Callable[[], tuple[int, int]] = _no_block
         self._block = (0, 0)  # ids for leases: the next one, and the end
+        self.body_ids: list[int] = []  # taken in advance; lost with the connection
+        self.stocks_body_ids = False
+        self._takes = False
         super().__init__(channel.execute, channel.write, statements, *args, **kwargs)
 
     # fences
@@ -167,6 +173,28 @@ class FencedTx(Tx):
                 self.homes.clear()
             self.homes[lease.token] = group.queue
         return id
+
+    # bodies, whose ids are taken in advance: the server need not answer with one
+
+    def add_body(self, packed: Packed) -> BodyId:
+        if not self.stocks_body_ids:
+            return super().add_body(packed)
+        if not self.body_ids:
+            self.body_ids += (id for (id,) in self._channel.execute(BODY_IDS))
+        id = BodyId(self.body_ids.pop())
+        self.run("put_body", id, *packed)
+        return id
+
+    def take_body_ids(self) -> None:
+        """Take more with a transaction that is about to be sent, if only a few are left."""
+        self._takes = self.stocks_body_ids and len(self.body_ids) <= FEW_BODY_IDS
+        if self._takes:
+            self._channel.write(BODY_IDS)
+
+    def took_body_ids(self, index: int) -> None:
+        """Keep what that transaction took, by one of its statements."""
+        if self._takes:
+            self.body_ids += (id for (id,) in self._channel.rows_at(index))
 
     def lease_row(self, token: int) -> Row | None:
         return self.one("lease_of_token", token) or self.one("lease_by_token", token)

@@ -67,6 +67,7 @@ class SqliteStore:
     """A database file, or a private database in memory for the path `:memory:`."""
 
     by_queue = False  # SQLite has one lock
+    launch = None  # there is no server to wait for
 
     def __init__(
         self,

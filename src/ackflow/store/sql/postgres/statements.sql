@@ -2,6 +2,8 @@
 
 -- name: database_version
 select 'PostgreSQL ' || split_part(current_setting('server_version'), ' ', 1)
+-- name: put_body
+insert into bodies (id, ends, data, rest) values (?1, ?2, ?3, ?4)
 -- name: get_txids
 select t.txid, t.lane, t.seq, t.at from jsonb_array_elements_text(?2::jsonb) as j
 join txids t on t.partition = ?1 and t.txid = j.value

@@ -1,0 +1,188 @@
+"""PostgreSQL: an event loop that sends the pushes of its clients, and serves them meanwhile."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import ackflow
+from ackflow import Session
+from ackflow.broker.aio import LoopBroker
+from ackflow.broker.brief import MAX_BYTES
+from ackflow.broker.requests import PushRequest
+from ackflow.session import encoding
+from ackflow.store.postgres.commits import Commits
+from ackflow.store.postgres.connection import PipelinedConnection
+from ackflow.store.postgres.short import FIRST_PAUSE_SECONDS
+
+from . import server as servers
+from .test_sync import store_of
+
+
+@pytest.fixture
+def q(postgres_url: str) -> Iterator[Session]:
+    with ackflow.connect(postgres_url, upkeep=False) as session:
+        prepare(session)
+        yield session
+
+
+def prepare(q: Session) -> None:
+    q.push("jobs", "first")  # makes the queue
+    on_loop(q, lambda broker: broker.do(lambda _: None, False))  # starts the helpers
+    q.push("jobs", "begun")
+    store_of(q)._flushes._seconds = 0.0
+
+
+def on_loop(q: Session, main: Callable[[LoopBroker], Any]) -> Any:
+    async def run() -> Any:
+        broker = LoopBroker(q.broker)  # type: ignore[arg-type]
+        broker.leads = True
+        try:
+            return await main(broker)
+        finally:
+            broker.close()
+
+    return asyncio.run(run())
+
+
+def request(data: object, partition: str = "Default") -> PushRequest:
+    made, _ = encoding.request(
+        "jobs", [data], partition=partition, priority=0, delay=None, key=None
+    )
+    return made
+
+
+def stored(q: Session) -> list[Any]:
+    return sorted((m.data for m in q.pop("jobs", batch=1_000)), key=str)
+
+
+class Launches:
+    """Counts the transactions that the loop sent, and the threads that ran one."""
+
+    def __init__(self, q: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: list[int] = []
+        self.by_threads = 0
+        store = store_of(q)
+        launch, transact = store.launch, store.transact
+
+        def launched(body: Any, reaches: Any) -> Any:
+            flight = launch(body, reaches)
+            if flight is not None:
+                self.groups.append(len(reaches))
+            return flight
+
+        def transacted(*args: Any) -> Any:
+            self.by_threads += threading.current_thread() is not threading.main_thread()
+            return transact(*args)
+
+        monkeypatch.setattr(store, "launch", launched)
+        monkeypatch.setattr(store, "transact", transacted)
+
+
+async def waves(broker: LoopBroker) -> None:
+    """Push while pushes are on their way."""
+    first = [broker.push(request(n)) for n in range(3)]
+    await asyncio.sleep(0)
+    second = [broker.push(request(n)) for n in range(3, 7)]
+    await asyncio.gather(*first, *second)
+
+
+def test_what_arrives_while_pushes_are_on_their_way_is_the_next_group(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(q, monkeypatch)
+    on_loop(q, waves)
+    assert launches.groups == [3, 4]
+    assert launches.by_threads == 0
+    record = store_of(q)._record
+    assert record.synced == record.committed
+    assert stored(q) == [*range(7), "begun", "first"]
+
+
+def test_pushes_after_those_of_another_broker_are_run_again_by_a_thread(
+    q: Session, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ackflow.connect(postgres_url, upkeep=False) as other:
+        other.push("jobs", "other")
+    launches = Launches(q, monkeypatch)
+    on_loop(q, waves)
+    assert launches.groups == [3]
+    assert launches.by_threads >= 1
+    assert stored(q) == [*range(7), "begun", "first", "other"]
+
+
+def test_a_push_that_needs_an_answer_is_left_to_a_thread(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(q, monkeypatch)
+    on_loop(q, lambda broker: broker.push(request("new", "another partition")))
+    assert (launches.groups, launches.by_threads) == ([], 1)
+    assert store_of(q)._short._pause == 2 * FIRST_PAUSE_SECONDS, "the next attempt waits"
+    assert stored(q) == ["begun", "first", "new"]
+
+
+def test_pushes_too_large_for_one_turn_are_sent_one_after_the_other(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = "x" * (MAX_BYTES // 2)
+    q.push("jobs", large)  # takes ids for others
+    launches = Launches(q, monkeypatch)
+
+    async def push(broker: LoopBroker) -> None:
+        await asyncio.gather(*(broker.push(request(large)) for _ in range(3)))
+
+    on_loop(q, push)
+    assert launches.groups == [1, 1, 1]
+    assert len(stored(q)) == 6
+
+
+def test_a_loop_that_ends_waits_for_what_it_has_sent(q: Session) -> None:
+    async def leave(broker: LoopBroker) -> None:
+        broker.push(request("last"))
+        await asyncio.sleep(0)
+
+    on_loop(q, leave)
+    assert stored(q) == ["begun", "first", "last"]
+
+
+def test_a_lost_answer_is_no_reason_to_push_twice(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PipelinedConnection.take
+
+    def lose(channel: PipelinedConnection, found: Any) -> None:
+        monkeypatch.setattr(PipelinedConnection, "take", real)
+        real(channel, found)
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(PipelinedConnection, "take", lose)
+    on_loop(q, waves)
+    assert stored(q) == [*range(7), "begun", "first"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_pushes_on_their_way_to_a_server_that_is_killed_are_stored_once(
+    monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    with servers.running() as server, ackflow.connect(server.url, upkeep=False) as q:
+        prepare(q)
+        real = Commits._launched
+
+        def crash(store: Any, channel: Any, tx: Any, rows: Any) -> Any:
+            monkeypatch.setattr(Commits, "_launched", real)
+            if before:
+                server.kill()
+            coming = real(store, channel, tx, rows)
+            if not before:
+                channel.db.wait(coming)  # it is committed, and the answer is lost
+                server.kill()
+                coming = channel.coming()
+            threading.Thread(target=server.start).start()
+            return coming
+
+        monkeypatch.setattr(Commits, "_launched", crash)
+        on_loop(q, waves)
+        assert stored(q) == [*range(7), "begun", "first"]
