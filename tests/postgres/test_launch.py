@@ -117,8 +117,9 @@ def test_pushes_after_those_of_another_broker_are_run_again_by_a_thread(
 def test_a_push_that_needs_an_answer_is_left_to_a_thread(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launches = Launches(q, monkeypatch)
+    launches, connection = Launches(q, monkeypatch), store_of(q)._writer
     on_loop(q, lambda broker: broker.push(request("new", "another partition")))
+    assert store_of(q)._writer is connection
     assert (launches.groups, launches.by_threads) == ([], 1)
     assert store_of(q)._short._pause == 2 * FIRST_PAUSE_SECONDS, "the next attempt waits"
     assert stored(q) == ["begun", "first", "new"]
@@ -141,11 +142,13 @@ def test_pushes_too_large_for_one_turn_are_sent_one_after_the_other(
 
 def test_a_loop_that_ends_waits_for_what_it_has_sent(q: Session) -> None:
     async def leave(broker: LoopBroker) -> None:
-        broker.push(request("last"))
+        broker.push(request("sent"))
+        await asyncio.sleep(0)
+        broker.push(request("waiting"))
         await asyncio.sleep(0)
 
     on_loop(q, leave)
-    assert stored(q) == ["begun", "first", "last"]
+    assert stored(q) == ["begun", "first", "sent", "waiting"]
 
 
 def test_a_lost_answer_is_no_reason_to_push_twice(

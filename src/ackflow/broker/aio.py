@@ -174,7 +174,7 @@ class LoopBroker:
         await self.do(settle, False, token, [Mark(Verdict("release"))])
 
     def close(self) -> None:
-        if self._flight is not None:
+        while self._flight is not None:
             self._flight.finish()
             self._land()
         self._readers.shutdown(wait=False)

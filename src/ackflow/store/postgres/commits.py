@@ -81,9 +81,15 @@ class Commits:
         queue = (
             self._short.queue_of(reaches, self._homes.find) if self._short.may_launch() else None
         )
+        try:
+            fileno = channel.fileno
+        except psycopg.Error:  # it is lost, and a thread opens another one
+            return None
         if not queue or not self._alone.acquire(blocking=False):
             return None
         try:
+            if self._cache.crowded:
+                self._cache.shrink()
             self._hold_back(channel, tx, queue, refuse_to_wait)
             body(tx)
             tx.leave()
@@ -103,7 +109,7 @@ class Commits:
         number = self._number(rows)
         self._short.launched(True)
         return Flight(
-            channel.fileno,
+            fileno,
             lambda: self._launched(channel, tx, rows),
             lambda found: self._landed(channel, tx, rows, number, found),
             lambda error: self._recover(channel, tx, rows, number, error),

@@ -30,6 +30,7 @@ from .. import migrate
 from ..mapping import Row
 from ..protocol import WiderReach
 from .capabilities import without
+from .flight import NeedsAnswer
 
 CONNECT_SECONDS = 10
 PREPARED_AFTER = 2  # a statement is prepared when it has run so often
@@ -343,7 +344,7 @@ class PipelinedConnection:
 
         After an error of the server, or an interrupt during a statement, it is closed.
         """
-        if self.held is not None:  # nothing was sent
+        if self.held is not None or isinstance(error, NeedsAnswer):  # nothing was sent
             self.held = None
             return True
         idle = self._pg.transaction_status == TransactionStatus.IDLE
