@@ -8,6 +8,8 @@ messages of a number.
          └── start = n: the batch is in Spark's commit log, settle it ◄─┘
 """
 
+import functools
+import gc
 import logging
 import math
 import os
@@ -152,6 +154,7 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         session = sessions.session(self._options)
         context = TaskContext.get()
         if context is not None:
+            keep_modules()
             query, batch, run = batch_of(context)
             session.broker.do(
                 batches.bind, False, partition.reader, partition.epoch, partition.start,
@@ -357,6 +360,12 @@ def pages(
             continue
         yield handout
         left = ranges.clip(left, handout.runs[-1].hi, left[-1])
+
+
+@functools.cache
+def keep_modules() -> None:
+    """Keep what is loaded out of the collection that a Python worker does after each task."""
+    gc.freeze()
 
 
 def batch_of(context: TaskContext) -> tuple[str, int, str]:
