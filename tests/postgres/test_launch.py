@@ -1,6 +1,8 @@
 """PostgreSQL: an event loop that sends the pushes of its clients, and serves them meanwhile."""
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +12,13 @@ import pytest
 
 import ackflow
 from ackflow import Session
-from ackflow.broker.aio import LoopBroker
+from ackflow.broker.aio import READ, LoopBroker
 from ackflow.broker.brief import MAX_BYTES
 from ackflow.broker.requests import PushRequest
 from ackflow.session import encoding
 from ackflow.store.postgres.commits import Commits
 from ackflow.store.postgres.connection import PipelinedConnection
+from ackflow.store.postgres.flight import Flight
 from ackflow.store.postgres.short import FIRST_PAUSE_SECONDS
 
 from . import server as servers
@@ -189,3 +192,27 @@ def test_pushes_on_their_way_to_a_server_that_is_killed_are_stored_once(
         monkeypatch.setattr(Commits, "_launched", crash)
         on_loop(q, waves)
         assert stored(q) == [*range(7), "begun", "first"]
+
+
+def test_a_connection_that_is_lost_behind_some_data_ends_the_step_that_reads_it() -> None:
+    """An event loop may report such a connection once, and not watch it after that."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+    ours.setblocking(False)
+
+    def coming() -> Any:
+        while True:
+            yield READ
+            ours.recv(2)
+
+    flight = Flight(ours.fileno(), coming, lambda _: None, lambda _: None)
+    with ours:
+        flight.start()
+        assert flight.wants == READ
+        theirs.sendall(b"some")
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()  # with a reset
+        flight.step(READ)
+        assert not flight.wants
+        assert flight.land() is None  # it must be resolved

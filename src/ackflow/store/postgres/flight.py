@@ -16,6 +16,9 @@ T = TypeVar("T")
 Results = PQGen[list[PGresult]]
 
 
+_EVENTS = {1: select.POLLIN, 2: select.POLLOUT, 3: select.POLLIN | select.POLLOUT}
+
+
 class NeedsAnswer(Exception):
     """The verbs of a transaction need an answer of the server before it is sent."""
 
@@ -49,12 +52,18 @@ class Flight(Generic[T]):
         self.step(0)
 
     def step(self, ready: int) -> None:
-        """Go on; `ready`: the connection can be read (1) or written (2)."""
+        """Go on until it has to wait; `ready`: the connection can be read (1) or written (2).
+
+        It looks at the connection itself before it waits: uvloop reports a lost connection once, and
+        there may be data to read before the error.
+        """
         try:
             if self._coming is None:
                 self._coming = self._send()
                 self.wants = int(next(self._coming))
             else:
+                self.wants = int(self._coming.send(Ready(ready)))
+            while ready := self._ready():
                 self.wants = int(self._coming.send(Ready(ready)))
         except StopIteration as end:
             self.wants, self._found = 0, end.value
@@ -64,9 +73,17 @@ class Flight(Generic[T]):
     def finish(self) -> None:
         """Wait until it has ended."""
         while self.wants:
-            writes = [self.fileno] if self.wants & Ready.W else []
-            readable, writable, _ = select.select([self.fileno], writes, [])
-            self.step((Ready.R if readable else 0) | (Ready.W if writable else 0))
+            self.step(self._ready(None))
+
+    def _ready(self, milliseconds: int | None = 0) -> int:
+        """Return what it wants and can do, waiting so long for it (None: until it can)."""
+        poll = select.poll()
+        poll.register(self.fileno, _EVENTS[self.wants])
+        found = 0
+        for _, events in poll.poll(milliseconds):
+            found |= Ready.R if events & ~select.POLLOUT else 0
+            found |= Ready.W if events & select.POLLOUT else 0
+        return found
 
     def land(self) -> T | None:
         """Return the committed transaction; None: `resolve` must find out what became of it."""
