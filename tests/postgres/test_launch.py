@@ -176,6 +176,7 @@ def test_pushes_on_their_way_to_a_server_that_is_killed_are_stored_once(
     with servers.running() as server, ackflow.connect(server.url, upkeep=False) as q:
         prepare(q)
         real = Commits._launched
+        starting = threading.Thread(target=server.start)
 
         def crash(store: Any, channel: Any, tx: Any, rows: Any) -> Any:
             monkeypatch.setattr(Commits, "_launched", real)
@@ -186,12 +187,13 @@ def test_pushes_on_their_way_to_a_server_that_is_killed_are_stored_once(
                 channel.db.wait(coming)  # it is committed, and the answer is lost
                 server.kill()
                 coming = channel.coming()
-            threading.Thread(target=server.start).start()
+            starting.start()
             return coming
 
         monkeypatch.setattr(Commits, "_launched", crash)
         on_loop(q, waves)
         assert stored(q) == [*range(7), "begun", "first"]
+        starting.join()
 
 
 def test_a_connection_that_is_lost_behind_some_data_ends_the_step_that_reads_it() -> None:

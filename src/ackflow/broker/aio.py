@@ -421,7 +421,7 @@ class AwaitedBroker:
         self._loops: dict[asyncio.AbstractEventLoop, LoopBroker] = {}
 
     @property
-    def _loop_broker(self) -> LoopBroker:
+    def _on_this_loop(self) -> LoopBroker:
         """The broker on the running loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
@@ -436,8 +436,8 @@ class AwaitedBroker:
         if verb in IN_SLICES:
             return self._thread(partial(self._broker.do, verb, synced, *args, **kwargs))
         if verb is ack_and_pop:
-            return awaited(self._loop_broker.hand_out(verb, *args))
-        return awaited(self._loop_broker.do(verb, synced, *args, **kwargs))
+            return awaited(self._on_this_loop.hand_out(verb, *args))
+        return awaited(self._on_this_loop.do(verb, synced, *args, **kwargs))
 
     def look(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._thread(partial(self._broker.look, verb, *args, **kwargs))
@@ -446,10 +446,10 @@ class AwaitedBroker:
         return self._thread(partial(self._broker.query, verb, *args, **kwargs))
 
     def push(self, request: PushRequest) -> Answer:
-        return awaited(self._loop_broker.push(request))
+        return awaited(self._on_this_loop.push(request))
 
     def pop(self, request: PopRequest, wait: float = 0.0) -> Handout:
-        return awaited(self._loop_broker.pop(request, wait))
+        return awaited(self._on_this_loop.pop(request, wait))
 
     def upkeep(self) -> Upkeep:
         return self._thread(self._broker.upkeep)
@@ -461,9 +461,9 @@ class AwaitedBroker:
 
     async def returned(self) -> None:
         """Wait until all messages leased by cancelled pops are released."""
-        await self._loop_broker.returned()
+        await self._on_this_loop.returned()
 
     def _thread(self, call: Callable[[], T]) -> T:
-        on_loop = self._loop_broker
+        on_loop = self._on_this_loop
         on_loop.broker.check_open()
         return awaited(on_loop.thread(call))
