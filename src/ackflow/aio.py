@@ -435,12 +435,15 @@ class Session:
             for part in sorted(self._parts, key=lambda part: isinstance(part, Buffer)):
                 await part.close()
         finally:
-            await self._broker.returned()
-            self._closed = True
             try:
-                await asyncio.to_thread(self.sync.close)
+                await self._broker.returned()
             finally:
-                await spawn(self._broker.close)
+                self._closed = True
+                closing = asyncio.get_running_loop().run_in_executor(None, self.sync.close)
+                try:
+                    await asyncio.shield(closing)  # a cancelled one might never begin
+                finally:
+                    await spawn(self._broker.close)
 
     async def __aenter__(self) -> Self:
         return self

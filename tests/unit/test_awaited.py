@@ -98,6 +98,25 @@ def test_an_error_or_a_cancellation_reaches_the_call_and_its_caller() -> None:
     assert seen == [asyncio.CancelledError]
 
 
+def test_a_call_that_began_inside_another_one_goes_on_after_it() -> None:
+    """A task factory that starts tasks eagerly begins them where they are created."""
+
+    def inner() -> str:
+        awaited(asyncio.sleep(0))
+        awaited(asyncio.sleep(0))
+        return "inner"
+
+    async def story() -> None:
+        begun = spawn(inner)
+        await spawn(lambda: begun.send(None))
+        begun.send(None)
+        with pytest.raises(StopIteration, match="inner"):
+            begun.send(None)
+        assert [await spawn(lambda n=n: n) for n in range(5)] == list(range(5))  # type: ignore[misc]
+
+    asyncio.run(story())
+
+
 class Threads(list[Any]):
     """Messages that record which threads encode them."""
 
@@ -180,3 +199,121 @@ def test_calls_that_run_when_the_session_is_closed_end(tmp_path: Path, remote: b
     if running is not None:
         running.stop()
         running.session.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_close_that_is_cancelled_again_and_again_ends_the_session(
+    tmp_path: Path, remote: bool
+) -> None:
+    running = Running(ackflow.connect(tmp_path / "test.db", upkeep=False)) if remote else None
+
+    async def story() -> None:
+        for turns in range(12):
+            q = await aio.connect(running.url if running else tmp_path / "test.db")
+            waiting = asyncio.ensure_future(q.pop("q", wait=60))
+            await asyncio.sleep(0.01)
+            closing = asyncio.ensure_future(q.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            if not q._closed:
+                await q.close()  # it was cancelled before it began
+            async with asyncio.timeout(10):
+                with pytest.raises(SessionClosed):
+                    await waiting
+            with pytest.raises(SessionClosed):
+                await asyncio.to_thread(q.sync.push, "q", "never")
+
+    asyncio.run(story())
+    if running is not None:
+        running.stop()
+        running.session.close()
+
+
+def test_a_cancelled_pop_that_fails_reports_nothing_to_the_loop() -> None:
+    reported: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+        async with await aio.connect(":memory:", upkeep=False) as q:
+            pop = asyncio.ensure_future(q.pop("nowhere", create=False))
+            await asyncio.sleep(0)
+            pop.cancel()
+            await asyncio.wait([pop])
+            assert pop.cancelled()
+            del pop
+            gc.collect()
+
+    asyncio.run(story())
+    assert reported == []
+
+
+def test_pushes_that_wait_for_a_request_are_refused_when_the_session_is_closed(
+    tmp_path: Path,
+) -> None:
+    running = Running(ackflow.connect(tmp_path / "test.db", upkeep=False))
+    reported: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+        q = await aio.connect(running.url)
+        await q.push("q", 0)
+        pushes = [asyncio.ensure_future(q.push("q", n)) for n in range(10)]
+        await asyncio.sleep(0)
+        await q.close()
+        for ended in await asyncio.gather(*pushes, return_exceptions=True):
+            assert not isinstance(ended, BaseException) or isinstance(ended, SessionClosed)
+        del pushes
+        gc.collect()
+
+    asyncio.run(story())
+    running.stop()
+    running.session.close()
+    assert reported == []
+
+
+def test_nothing_is_awaited_between_the_lease_of_the_next_messages_and_their_return(
+    tmp_path: Path,
+) -> None:
+    running = Running(ackflow.connect(tmp_path / "test.db", upkeep=False))
+
+    async def story() -> None:
+        running.session.push("q", [1, 2])
+        async with await aio.connect(running.url) as q:
+            (message,) = await q.pop("q")
+            transport, sent = q._broker.transport, list[str]()
+            send = transport.send
+
+            def record(request: Any) -> Any:
+                sent.append(request.path)
+                return send(request)
+
+            transport.send = record  # type: ignore[method-assign]
+            _, (following,) = await q.ack_and_pop(message, "q")
+            assert following.data == 2
+            assert "ack_and_pop" in sent[-1]
+
+    asyncio.run(story())
+    running.stop()
+    running.session.close()
+
+
+def test_a_cancelled_pop_of_a_queue_that_does_not_exist_warns_of_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Running(ackflow.connect(tmp_path / "test.db", upkeep=False))
+
+    async def story() -> None:
+        async with await aio.connect(running.url) as q:
+            pop = asyncio.ensure_future(q.pop("nowhere", create=False))
+            await asyncio.sleep(0)
+            pop.cancel()
+            await asyncio.wait([pop])
+
+    asyncio.run(story())
+    running.stop()
+    running.session.close()
+    assert caplog.records == []

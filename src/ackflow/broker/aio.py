@@ -73,8 +73,10 @@ async def spawn(call: Callable[[], T]) -> T:
         try:
             answer = await step
         except BaseException as error:
+            running.parent = getcurrent()  # not where it began, if that was inside another call
             step = running.throw(error)
         else:
+            running.parent = getcurrent()
             step = running.switch(answer)
     running.gr_context = None
     if len(idle) < MAX_IDLE:
@@ -214,9 +216,14 @@ class LoopBroker:
             # A second cancellation ends this wait, not the release.
             returned = pending.give_up()
             self._returning.add(returned)
-            returned.add_done_callback(self._returning.discard)
+            returned.add_done_callback(self._has_returned)
             await asyncio.wait([returned])  # this neither cancels the future nor raises its error
             raise
+
+    def _has_returned(self, returned: "asyncio.Future[Any]") -> None:
+        self._returning.discard(returned)
+        if not returned.cancelled():
+            returned.exception()  # if the pop failed, which is not to be logged
 
     def _submit(
         self, verb: Any, args: tuple[Any, ...], synced: bool, merge: Any

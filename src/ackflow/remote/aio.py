@@ -13,7 +13,7 @@ from ..broker.core.ack_and_pop import ack_and_pop
 from ..broker.core.handout import Handout
 from ..broker.core.settle import settle
 from ..broker.requests import Mark, PopRequest, Verdict
-from ..errors import AckflowError, LeaseLost, SessionClosed
+from ..errors import AckflowError, LeaseLost, NotFound, SessionClosed
 from ..store.tx import Tx
 from .broker import RemoteBroker
 
@@ -73,8 +73,8 @@ class AwaitedRemoteBroker(RemoteBroker):
                 token = self._blocking.pop(request).token
                 if token is not None:
                     self._blocking.do(settle, False, token, [Mark(Verdict("release"))])
-            except (LeaseLost, SessionClosed):
-                pass  # it is over already
+            except (LeaseLost, NotFound, SessionClosed):
+                pass  # it is over already, or the pop found no queue
             except AckflowError as error:
                 log.warning(
                     "the lease of a cancelled pop could not be released and will expire: %s", error

@@ -46,6 +46,8 @@ class AsyncioTransport:
         self._breaker.check()
         attempt = 0
         while True:
+            if self._closed:
+                raise SessionClosed()
             try:
                 answer = await self._once(request)
             except (aiohttp.ClientError, TimeoutError, Unavailable) as error:

@@ -55,13 +55,14 @@ class NextBatch:
         else:
             marks = marks_of((message, verdict) for message in some)
         *first, last = list(in_slices(marks)) or [marks]
+        store = self.broker.store.id if marks else 0  # asked for before anything is leased
         with self._acks.measure(len(some)) as call:
             for part in first:
                 for outcome in self.broker.do(settle.settle_many, False, part, False):
-                    settled.add(self.broker.store.id, outcome)
+                    settled.add(store, outcome)
             handout = self.broker.do(ack_and_pop, False, last, request)
             for outcome in handout.outcomes:
-                settled.add(self.broker.store.id, outcome)
+                settled.add(store, outcome)
             call.successful = settled.settled + settled.noop
             call.refused = len(settled.refused)
         return settled, handout
