@@ -1,5 +1,6 @@
 """PostgreSQL: schema creation on first use, and databases that are refused."""
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 import ackflow
 from ackflow.errors import InvalidArgument, NotADatabase, SchemaTooNew, StorageAway
 from ackflow.store.postgres import connection, store
+from ackflow.store.tx import Tx
 
 from . import server as servers
 
@@ -23,6 +25,25 @@ def test_each_schema_is_a_database_of_its_own(postgres_url: str) -> None:
         q.push("jobs", 1)
         assert other.queues() == []
         assert q.broker.store.id != other.broker.store.id
+
+
+def test_a_read_that_ends_after_the_close_leaves_no_connection_open(postgres_url: str) -> None:
+    q = ackflow.connect(postgres_url, upkeep=False)
+    opened = q.broker.store
+    assert isinstance(opened, store.PostgresStore)
+    entered, closed = threading.Event(), threading.Event()
+
+    def body(tx: Tx) -> None:
+        entered.set()
+        closed.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(opened.read, body)
+        entered.wait()
+        q.close()
+        closed.set()
+        read.result()
+    assert opened._readers == []
 
 
 def test_many_may_make_the_same_new_schema_at_once(postgres_url: str) -> None:

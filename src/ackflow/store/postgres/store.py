@@ -155,10 +155,10 @@ class PostgresStore(Commits):
     def close(self) -> None:
         self._closed = True
         self._notifier.close()
-        for channel in [*self._readers, self._writer, self._syncer]:
+        self._close_readers()
+        for channel in [self._writer, self._syncer]:
             if channel is not None:
                 channel.close()
-        self._readers.clear()
 
     def _set_up(self) -> setup.Opened:
         return setup.open_schema(self._place, self._can, self._locks.kind, self.clock)
@@ -454,10 +454,21 @@ class PostgresStore(Commits):
             channel.commit(SYNC if behind else None)
         except BaseException as error:
             if channel.rollback(error):
-                self._readers.append(channel)
+                self._keep(channel)
             raise
-        self._readers.append(channel)
+        self._keep(channel)
         return answer
+
+    def _keep(self, reader: PipelinedConnection) -> None:
+        """Keep a connection for the next read, unless the store was closed during this one."""
+        self._readers.append(reader)
+        if self._closed:
+            self._close_readers()
+
+    def _close_readers(self) -> None:
+        with contextlib.suppress(IndexError):  # another thread took the last one
+            while self._readers:
+                self._readers.pop().close()
 
     @contextlib.contextmanager
     def _savepoint(self, channel: PipelinedConnection) -> Iterator[None]:
