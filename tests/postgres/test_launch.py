@@ -128,6 +128,26 @@ def test_a_push_that_needs_an_answer_is_left_to_a_thread(
     assert stored(q) == ["begun", "first", "new"]
 
 
+def test_payloads_of_a_transaction_that_was_dropped_are_not_handed_out(postgres_url: str) -> None:
+    """A thread then stores other messages in their place."""
+    with ackflow.connect(postgres_url, upkeep=False) as other:
+        other.push("jobs", "before", partition="not cached")
+    keyed, _ = encoding.request(
+        "jobs", ["keyed"], partition="Default", priority=0, delay=None, key="key"
+    )
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        prepare(q)
+        assert len(stored(q)) == 3
+        q.push("jobs", "cached")
+
+        async def push(broker: LoopBroker) -> None:
+            plain = [request("plain"), request("new", "not cached")]
+            await asyncio.gather(*(broker.push(one) for one in [*plain, keyed]))
+
+        on_loop(q, push)
+        assert stored(q) == ["cached", "keyed", "new", "plain"]
+
+
 def test_pushes_too_large_for_one_turn_are_sent_one_after_the_other(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ class Commits:
             if not tx.written:
                 refuse_to_wait()
         except BaseException as error:
-            self._cache.clear_queue(QueueId(queue))
+            self._cache.undo_in_queue(QueueId(queue))
             self._versions.pop(queue, None)
             if not channel.rollback(error):
                 self._writer = None
