@@ -189,6 +189,20 @@ def test_a_lost_answer_is_no_reason_to_push_twice(
     assert stored(q) == [*range(7), "begun", "first"]
 
 
+def test_pushes_are_stored_once_when_other_brokers_cannot_be_notified(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> threading.Thread:
+        raise RuntimeError("can't start new thread")
+
+    notifier = store_of(q)._notifier
+    with monkeypatch.context() as patch:
+        patch.setattr(notifier, "_sender", None)
+        patch.setattr(notifier, "_start", refuse)
+        on_loop(q, waves)
+    assert stored(q) == [*range(7), "begun", "first"]
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_pushes_on_their_way_to_a_server_that_is_killed_are_stored_once(
     monkeypatch: pytest.MonkeyPatch, before: bool

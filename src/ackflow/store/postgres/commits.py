@@ -132,9 +132,9 @@ class Commits:
         self._take_short(channel, tx)
         self._versions.update(rows)
         self._committed(tx, rows, number, True)
-        self._alone.release()
         if tx.touched:
             self._notifier.notify()
+        self._alone.release()
         return tx
 
     def _recover(
@@ -150,6 +150,8 @@ class Commits:
             with self._translated():
                 self._failed(channel, error, rows, number, True)
             self._committed(tx, rows, number, False)
+            if tx.touched:
+                self._notifier.notify()
         finally:
             self._alone.release()
         return tx
