@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from ackflow.session import encoding
 from ackflow.store.postgres.commits import Commits
 from ackflow.store.postgres.connection import PipelinedConnection
 from ackflow.store.postgres.flight import Flight
-from ackflow.store.postgres.short import FIRST_PAUSE_SECONDS
+from ackflow.store.postgres.short import FIRST_PAUSE_SECONDS, MOST_MICROSECONDS
 
 from . import server as servers
 from .test_sync import store_of
@@ -161,6 +162,20 @@ def test_pushes_too_large_for_one_turn_are_sent_one_after_the_other(
     on_loop(q, push)
     assert launches.groups == [1, 1, 1]
     assert len(stored(q)) == 6
+
+
+def test_a_busy_loop_that_reads_an_answer_late_keeps_the_time(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches, real = Launches(q, monkeypatch), Flight.land
+
+    def land(flight: Flight[Any]) -> Any:
+        time.sleep(1.5 * MOST_MICROSECONDS / 1e6)  # the clock of the server goes on
+        return real(flight)
+
+    monkeypatch.setattr(Flight, "land", land)
+    on_loop(q, waves)
+    assert (launches.groups, launches.by_threads) == ([3, 4], 0)
 
 
 def test_a_loop_that_ends_waits_for_what_it_has_sent(q: Session) -> None:
