@@ -1,12 +1,14 @@
 """PostgreSQL: an event loop that sends the pushes of its clients, and serves them meanwhile."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -216,6 +218,31 @@ def test_pushes_are_stored_once_when_other_brokers_cannot_be_notified(
         patch.setattr(notifier, "_start", refuse)
         on_loop(q, waves)
     assert stored(q) == [*range(7), "begun", "first"]
+
+
+def test_a_hung_broker_makes_pushes_wait_for_its_lock_only_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = "-c idle_in_transaction_session_timeout=100ms -c lock_timeout=1500ms"
+    url = f"{postgres_url}?options={quote(times)}"
+    with (
+        ackflow.connect(url, upkeep=False) as q,
+        contextlib.closing(psycopg.connect(postgres_url)) as hung,
+    ):
+        prepare(q)
+        store, errors = store_of(q), list[type]()
+        undo = store._undo
+
+        def undone(channel: PipelinedConnection, error: BaseException) -> None:
+            errors.append(type(error))
+            undo(channel, error)
+
+        monkeypatch.setattr(store, "_undo", undone)
+        keys = store._locks.keys([q.broker.look(lambda tx: tx.queue("jobs").id)])
+        hung.execute("select pg_advisory_xact_lock(%s)", keys)
+        on_loop(q, waves)
+        assert errors == [psycopg.errors.LockNotAvailable]
+        assert stored(q) == [*range(7), "begun", "first"]
 
 
 @pytest.mark.parametrize("before", [True, False])

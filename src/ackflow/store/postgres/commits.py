@@ -16,7 +16,7 @@ from psycopg import errors as pg
 from psycopg.pq.abc import PGresult
 
 from ...clock import Clock
-from ...errors import OutcomeUnknown
+from ...errors import OutcomeUnknown, StorageBusy
 from ...ids import QueueId
 from .. import hints
 from ..cache import Cache
@@ -152,6 +152,9 @@ class Commits:
             self._committed(tx, rows, number, False)
             if tx.touched:
                 self._notifier.notify()
+        except StorageBusy:  # it runs again, without a hung broker that had the lock
+            self._place.end_hung(self._locks.hung, self._locking)
+            raise
         finally:
             self._alone.release()
         return tx
