@@ -1,11 +1,14 @@
 """PostgreSQL: an event loop that sends the pushes of its clients, and serves them meanwhile."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -19,7 +22,7 @@ from ackflow.session import encoding
 from ackflow.store.postgres.commits import Commits
 from ackflow.store.postgres.connection import PipelinedConnection
 from ackflow.store.postgres.flight import Flight
-from ackflow.store.postgres.short import FIRST_PAUSE_SECONDS
+from ackflow.store.postgres.short import FIRST_PAUSE_SECONDS, MOST_MICROSECONDS
 
 from . import server as servers
 from .test_sync import store_of
@@ -128,6 +131,26 @@ def test_a_push_that_needs_an_answer_is_left_to_a_thread(
     assert stored(q) == ["begun", "first", "new"]
 
 
+def test_payloads_of_a_transaction_that_was_dropped_are_not_handed_out(postgres_url: str) -> None:
+    """A thread then stores other messages in their place."""
+    with ackflow.connect(postgres_url, upkeep=False) as other:
+        other.push("jobs", "before", partition="not cached")
+    keyed, _ = encoding.request(
+        "jobs", ["keyed"], partition="Default", priority=0, delay=None, key="key"
+    )
+    with ackflow.connect(postgres_url, upkeep=False) as q:
+        prepare(q)
+        assert len(stored(q)) == 3
+        q.push("jobs", "cached")
+
+        async def push(broker: LoopBroker) -> None:
+            plain = [request("plain"), request("new", "not cached")]
+            await asyncio.gather(*(broker.push(one) for one in [*plain, keyed]))
+
+        on_loop(q, push)
+        assert stored(q) == ["cached", "keyed", "new", "plain"]
+
+
 def test_pushes_too_large_for_one_turn_are_sent_one_after_the_other(
     q: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +164,20 @@ def test_pushes_too_large_for_one_turn_are_sent_one_after_the_other(
     on_loop(q, push)
     assert launches.groups == [1, 1, 1]
     assert len(stored(q)) == 6
+
+
+def test_a_busy_loop_that_reads_an_answer_late_keeps_the_time(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches, real = Launches(q, monkeypatch), Flight.land
+
+    def land(flight: Flight[Any]) -> Any:
+        time.sleep(1.5 * MOST_MICROSECONDS / 1e6)  # the clock of the server goes on
+        return real(flight)
+
+    monkeypatch.setattr(Flight, "land", land)
+    on_loop(q, waves)
+    assert (launches.groups, launches.by_threads) == ([3, 4], 0)
 
 
 def test_a_loop_that_ends_waits_for_what_it_has_sent(q: Session) -> None:
@@ -167,6 +204,45 @@ def test_a_lost_answer_is_no_reason_to_push_twice(
     monkeypatch.setattr(PipelinedConnection, "take", lose)
     on_loop(q, waves)
     assert stored(q) == [*range(7), "begun", "first"]
+
+
+def test_pushes_are_stored_once_when_other_brokers_cannot_be_notified(
+    q: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> threading.Thread:
+        raise RuntimeError("can't start new thread")
+
+    notifier = store_of(q)._notifier
+    with monkeypatch.context() as patch:
+        patch.setattr(notifier, "_sender", None)
+        patch.setattr(notifier, "_start", refuse)
+        on_loop(q, waves)
+    assert stored(q) == [*range(7), "begun", "first"]
+
+
+def test_a_hung_broker_makes_pushes_wait_for_its_lock_only_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = "-c idle_in_transaction_session_timeout=100ms -c lock_timeout=1500ms"
+    url = f"{postgres_url}?options={quote(times)}"
+    with (
+        ackflow.connect(url, upkeep=False) as q,
+        contextlib.closing(psycopg.connect(postgres_url)) as hung,
+    ):
+        prepare(q)
+        store, errors = store_of(q), list[type]()
+        undo = store._undo
+
+        def undone(channel: PipelinedConnection, error: BaseException) -> None:
+            errors.append(type(error))
+            undo(channel, error)
+
+        monkeypatch.setattr(store, "_undo", undone)
+        keys = store._locks.keys([q.broker.look(lambda tx: tx.queue("jobs").id)])
+        hung.execute("select pg_advisory_xact_lock(%s)", keys)
+        on_loop(q, waves)
+        assert errors == [psycopg.errors.LockNotAvailable]
+        assert stored(q) == [*range(7), "begun", "first"]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -191,6 +191,14 @@ class Cache:
         if self.sweeps and queue in self.sweeps:
             self.sweeps = None
 
+    def undo_in_queue(self, queue: QueueId) -> None:
+        """Clear a queue after a transaction that was dropped; it may have kept payloads."""
+        lanes = self.lanes
+        others = {lane.id for lane in lanes.values() if lane.queue != queue}
+        for lane, first in [place for place in self._bodies if place[0] not in others]:
+            self.forget_body(lane, first)
+        self.clear_queue(queue)
+
     def forget_exchanges(self) -> None:
         self.exchanges.clear()
         self.bindings.clear()

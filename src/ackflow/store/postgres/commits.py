@@ -16,7 +16,7 @@ from psycopg import errors as pg
 from psycopg.pq.abc import PGresult
 
 from ...clock import Clock
-from ...errors import OutcomeUnknown
+from ...errors import OutcomeUnknown, StorageBusy
 from ...ids import QueueId
 from .. import hints
 from ..cache import Cache
@@ -96,7 +96,7 @@ class Commits:
             if not tx.written:
                 refuse_to_wait()
         except BaseException as error:
-            self._cache.clear_queue(QueueId(queue))
+            self._cache.undo_in_queue(QueueId(queue))
             self._versions.pop(queue, None)
             if not channel.rollback(error):
                 self._writer = None
@@ -132,9 +132,9 @@ class Commits:
         self._take_short(channel, tx)
         self._versions.update(rows)
         self._committed(tx, rows, number, True)
-        self._alone.release()
         if tx.touched:
             self._notifier.notify()
+        self._alone.release()
         return tx
 
     def _recover(
@@ -150,6 +150,11 @@ class Commits:
             with self._translated():
                 self._failed(channel, error, rows, number, True)
             self._committed(tx, rows, number, False)
+            if tx.touched:
+                self._notifier.notify()
+        except StorageBusy:  # it runs again, without a hung broker that had the lock
+            self._place.end_hung(self._locks.hung, self._locking)
+            raise
         finally:
             self._alone.release()
         return tx
@@ -185,8 +190,10 @@ class Commits:
             ((began,),), ((ended,),) = channel.rows_at(-2), channel.rows_at(-1)
             self._flushes.took((ended - began) / 1e6)
         tx.took_body_ids(-3 if timed else -1)
-        if isinstance(self.clock, ServerClock):
-            self.clock.follow(now)
+        clock = self.clock
+        # A busy event loop reads the answer late: a time between the beginning and now is no news.
+        if isinstance(clock, ServerClock) and not tx.now <= now <= clock.now():
+            clock.follow(now)
 
     def _number(self, rows: Rows) -> int:
         """Return a number for a commit that is about to be sent; 0 if it writes nothing."""

@@ -60,7 +60,8 @@ class Notifier:
             return
         self._unsent = True
         if self._sender is None:
-            self._sender = self._start(self._send, "ackflow-notify")
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the others poll
+                self._sender = self._start(self._send, "ackflow-notify")
         self._requested.set()
 
     def listen(self) -> int:
