@@ -44,6 +44,18 @@ def q(tmp_path: Path) -> Iterator[ackflow.Session]:
     session.close()
 
 
+INTERRUPT = """
+import logging, os, signal
+
+class Interrupt(logging.Handler):
+    def emit(self, record):
+        if "is started" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGINT)
+
+logging.getLogger("ackflow.worker").addHandler(Interrupt())
+"""
+
+
 def counts(q: ackflow.Session) -> ackflow.model.Counts:
     groups = q.queue_stats("orders").groups
     return groups[0].counts if groups else ackflow.model.Counts()
@@ -212,6 +224,14 @@ def test_a_worker_names_the_queues_that_it_serves(
     process.wait_for("<Worker of mail> is started, 1 at a time")
     process.interrupt()
     assert process.end() == 0
+
+
+def test_an_interrupt_as_soon_as_the_worker_is_started_ends_it_with_0(
+    q: ackflow.Session, tmp_path: Path, work: Callable[..., Process]
+) -> None:
+    (tmp_path / "app.py").write_text(APP + INTERRUPT)
+    process = work("app:worker")
+    assert process.end() == 0, process.text()
 
 
 def test_a_database_that_is_not_there_is_said_before_the_worker_is_started(

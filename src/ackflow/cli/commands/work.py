@@ -113,6 +113,7 @@ def work(
     """
     # Imported here: other commands start faster without it.
     from ...worker.consumer.modes import MODES
+    from ...worker.extensions.logs import StartedLog
     from ...worker.loading import load_worker
     from ...worker.supervise import PARENT_PIPE, Supervisor, stop_with_parent
 
@@ -137,9 +138,9 @@ def work(
         chosen = found.select(options.queues, options.queue_set)
         found.prepare(chosen)
         queues = ", ".join(one.label for one in chosen)
-        log.info(
-            "<Worker of %s> is started, %d at a time; Ctrl-C stops it", queues, options.concurrency
-        )
+        found.add(StartedLog(
+            f"<Worker of {queues}> is started, {options.concurrency} at a time; Ctrl-C stops it"
+        ))  # fmt: skip
         counts = found.run(
             queues=options.queues, queue_set=options.queue_set, mode=options.mode,
             concurrency=options.concurrency, prefetch=options.prefetch,

@@ -1,11 +1,22 @@
-"""One log line for each processed message."""
+"""A log line when the consumer is started, and one for each processed message."""
 
 import logging
 
-from ..context import Context
+from ..context import Context, RunState
 from ..hooks import Extension
 
 log = logging.getLogger("ackflow.worker")
+
+
+class StartedLog(Extension):
+    """Log a line once signals stop the consumer."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def on_start(self, run: RunState) -> None:
+        """Log the line."""
+        log.info("%s", self._line)
 
 
 class ProcessedLog(Extension):
